@@ -1,0 +1,164 @@
+"""Every error that streamer raises, as one tree.
+
+    StreamerError
+    ├─ ConfigError(ValueError)             names the field, the value, the rule
+    ├─ ManifestError ─ ManifestVersionError, ManifestCorruptError
+    ├─ StoreError                          url, attempts, elapsed_seconds
+    │   ├─ ObjectNotFoundError(FileNotFoundError)
+    │   ├─ AccessDeniedError(PermissionError)
+    │   ├─ ObjectChangedError              version differs from the manifest: never retried, never cached
+    │   ├─ ThrottledError                  429/503: retried, lowers concurrency
+    │   ├─ StoreTimeoutError(TimeoutError)
+    │   └─ ShortReadError                  fewer bytes than asked: retried
+    ├─ IntegrityError                      where, expected, actual: bytes on disk are wrong
+    ├─ CacheError(OSError) ─ CacheFullError, CacheVersionError
+    ├─ ServiceError ─ EngineUnavailableError(ConnectionError), ProtocolError, ProtocolVersionError
+    ├─ DecodeError                         sample, object, range, decoder
+    ├─ StateError                          a resume that does not fit
+    ├─ WorkerError                         exit signal, samples in flight, memory
+    └─ ClosedError, BrokenError            you closed it; a background task died (see __cause__)
+
+A message says what happened, where, with which numbers, and what to do. The same facts are in
+`details`, plain values only, so that an error crosses a socket or a pipe whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Detail = str | int | float | bool | None
+
+
+class StreamerError(Exception):
+    """The root of the tree.
+
+    Args:
+        message: one or two sentences: what, where, the numbers, what to do.
+        details: the facts of the message as plain values, by name.
+    """
+
+    def __init__(self, message: str, **details: Detail) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: dict[str, Detail] = details
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Callable[..., StreamerError], tuple[object, ...]]:
+        return _rebuild, (type(self), self.message, self.details)
+
+
+def _rebuild(
+    kind: type[StreamerError], message: str, details: dict[str, Detail]
+) -> StreamerError:
+    return kind(message, **details)
+
+
+class ConfigError(StreamerError, ValueError):
+    """A setting that cannot be: names the field, the value and the rule."""
+
+
+class ManifestError(StreamerError):
+    """The table of what exists cannot be built or used."""
+
+
+class ManifestVersionError(ManifestError):
+    """A manifest written by another version of the format."""
+
+
+class ManifestCorruptError(ManifestError):
+    """A manifest whose bytes do not agree with its digest or with themselves."""
+
+
+class StoreError(StreamerError):
+    """A request to the object store failed; `details` has url, attempts, elapsed_seconds."""
+
+
+class ObjectNotFoundError(StoreError, FileNotFoundError):
+    """No such object or bucket."""
+
+
+class AccessDeniedError(StoreError, PermissionError):
+    """The store refused the credentials, or there are none."""
+
+
+class ObjectChangedError(StoreError):
+    """The object's version differs from the manifest's: never retried, never cached."""
+
+
+class ThrottledError(StoreError):
+    """The store asks for fewer requests (429, 503): retried, lowers concurrency."""
+
+
+class StoreTimeoutError(StoreError, TimeoutError):
+    """No progress for longer than allowed: retried on a new connection."""
+
+
+class ShortReadError(StoreError):
+    """Fewer bytes than asked: resumed at the last good byte."""
+
+
+class IntegrityError(StreamerError):
+    """Bytes on disk are not what they claim to be; the chunk is dropped and fetched once more."""
+
+
+class CacheError(StreamerError, OSError):
+    """The cache folder cannot be used as asked."""
+
+
+class CacheFullError(CacheError):
+    """The limit is too small for what must be open at once; the message has the bytes."""
+
+
+class CacheVersionError(CacheError):
+    """The cache folder was written by another version of the layout."""
+
+
+class ServiceError(StreamerError):
+    """The engine and its client did not understand each other."""
+
+
+class EngineUnavailableError(ServiceError, ConnectionError):
+    """No engine answers and none could be started; the message says what to check."""
+
+
+class ProtocolError(ServiceError):
+    """A frame that the protocol does not allow."""
+
+
+class ProtocolVersionError(ServiceError):
+    """Client and engine speak different versions; the message names both."""
+
+
+class DecodeError(StreamerError):
+    """A sample's bytes could not be turned into arrays."""
+
+
+class StateError(StreamerError):
+    """A saved state that does not fit this dataset or order; names the field."""
+
+
+class WorkerError(StreamerError):
+    """A worker process died or is stuck; names the signal and the samples in flight."""
+
+
+class ClosedError(StreamerError):
+    """You closed it, then used it."""
+
+
+class BrokenError(StreamerError):
+    """A background task died; its error is the cause."""
+
+
+def _tree(kind: type[StreamerError]) -> dict[str, type[StreamerError]]:
+    found = {kind.__name__: kind}
+    for child in kind.__subclasses__():
+        found.update(_tree(child))
+    return found
+
+
+def from_wire(kind: str, message: str, details: dict[str, Detail]) -> StreamerError:
+    """Rebuilds an error that crossed a socket; an unknown kind becomes a ServiceError."""
+    cls = _tree(StreamerError).get(kind, ServiceError)
+    return cls(message, **details)

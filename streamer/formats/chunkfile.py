@@ -1,0 +1,86 @@
+"""The layout of a chunk file on the SSD: written by the cache, read by every trainer.
+
+    offset 0            header, 64 bytes (below)
+    offset 64           the chunk's bytes, `local_bytes`
+    64 + local_bytes    one little-endian uint32 CRC-32 (zlib's) per sample, `samples` of them
+
+The header repeats key and lengths and ends with its own CRC, so a torn or swapped file is found; the CRC of
+each sample lets a reader check just the bytes it uses (20 us per 100 KB with zlib 1.3, 2026-11-20).
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+from streamer.errors import IntegrityError
+
+MAGIC = b"STRMCHNK"
+VERSION = 1
+HEADER_BYTES = 64
+CRC_BYTES = 4
+SUFFIX = ".chunk"
+
+# magic, version, codec, samples, key, local_bytes, payload_crc_of_crcs; then 12 spare bytes and the header's CRC
+_FIELDS = struct.Struct("<8sHHI16sQI")
+_CRC = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHeader:
+    """What the first 64 bytes of a chunk file say."""
+
+    key: bytes
+    local_bytes: int
+    samples: int
+    table_crc: int
+    codec: int = 0
+
+    @property
+    def file_bytes(self) -> int:
+        """Length of the whole file."""
+        return file_bytes(self.local_bytes, self.samples)
+
+    def encode(self) -> bytes:
+        """The 64 bytes."""
+        body = _FIELDS.pack(
+            MAGIC, VERSION, self.codec, self.samples, self.key, self.local_bytes, self.table_crc
+        ).ljust(HEADER_BYTES - _CRC.size, b"\0")
+        return body + _CRC.pack(zlib.crc32(body))
+
+    @classmethod
+    def decode(cls, raw: bytes, where: str) -> ChunkHeader:
+        """Reads a header.
+
+        Raises:
+            IntegrityError: not a chunk file, another version, or torn.
+        """
+        body, check = raw[: HEADER_BYTES - _CRC.size], raw[HEADER_BYTES - _CRC.size : HEADER_BYTES]
+        if len(raw) < HEADER_BYTES or _CRC.unpack(check)[0] != zlib.crc32(body):
+            raise IntegrityError(f"{where}: torn or foreign chunk header", where=where)
+        magic, version, codec, samples, key, local_bytes, table_crc = _FIELDS.unpack_from(body)
+        if magic != MAGIC or version != VERSION:
+            raise IntegrityError(
+                f"{where}: chunk file of version {version}, expected {VERSION}",
+                where=where,
+                expected=VERSION,
+                actual=version,
+            )
+        return cls(key, local_bytes, samples, table_crc, codec)
+
+
+def file_bytes(local_bytes: int, samples: int) -> int:
+    """Length of a chunk file in bytes."""
+    return HEADER_BYTES + local_bytes + samples * CRC_BYTES
+
+
+def crc_offset(local_bytes: int, sample: int) -> int:
+    """Where the CRC of the chunk's `sample`-th sample stands in the file."""
+    return HEADER_BYTES + local_bytes + sample * CRC_BYTES
+
+
+def relative_path(key: bytes) -> str:
+    """Name of a chunk below the cache folder: `chunks/ab/abcdef....chunk`."""
+    name = key.hex()
+    return f"chunks/{name[:2]}/{name}{SUFFIX}"

@@ -1,0 +1,66 @@
+"""The words of the manifest as types: object, extent, chunk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Codec(IntEnum):
+    """What happens to bytes between fetch and publish."""
+
+    IDENTITY = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRecord:
+    """A thing in the store.
+
+    Attributes:
+        url: the whole address, as fsspec takes it.
+        size: bytes.
+        version: what pins a read: `etag:...`, `generation:...`, `version:...` as the store gives it, or
+            `stat:<size>:<mtime_ns>` where it has none. Compared as text, whole.
+    """
+
+    url: str
+    size: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The half-open byte range `[start, stop)` of one object."""
+
+    object: ObjectRecord
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        """Bytes."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive samples that are fetched, cached and evicted together.
+
+    Attributes:
+        index: 0..M-1 in its manifest.
+        key: 16 bytes, digest(extents, object versions, codec): the name in the cache.
+        extents: where the bytes come from, in order.
+        first_sample: ordinal of its first sample.
+        samples: how many.
+        fetch_bytes: bytes on the network (the sum of the extents).
+        local_bytes: bytes on the SSD without header and checksums.
+    """
+
+    index: int
+    key: bytes
+    extents: tuple[Extent, ...]
+    first_sample: int
+    samples: int
+    fetch_bytes: int
+    local_bytes: int
+    codec: Codec = Codec.IDENTITY

@@ -1,0 +1,59 @@
+"""The seam of the stores: one ranged GET, pinned to a version."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from streamer.manifest.model import ObjectRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """What a store has sent and received since it was opened."""
+
+    requests: int
+    lists: int
+    received_bytes: int
+
+
+@runtime_checkable
+class ObjectStore(Protocol):
+    """Reads one kind of URL. Lives on the event loop that made it; made after the process starts.
+
+    Every read is pinned: a store that finds another version raises ObjectChangedError, and a store that
+    cannot find out compares size and Last-Modified. Nothing here retries.
+    """
+
+    def get(self, target: ObjectRecord, start: int, stop: int) -> AsyncIterator[memoryview]:
+        """Yields the bytes `[start, stop)` of `target` in order, in pieces as they arrive.
+
+        Closing the iterator early abandons the request (a hedge that lost, a body that stalled).
+
+        Raises:
+            ObjectNotFoundError, AccessDeniedError, ObjectChangedError: permanent.
+            ThrottledError, ShortReadError, StoreTimeoutError, StoreError: worth another try.
+        """
+        ...
+
+    def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
+        """Yields pages of the objects below `url` (a prefix, an object, or a glob), with size and version.
+
+        Raises:
+            ObjectNotFoundError: no such bucket or folder.
+            AccessDeniedError: the store refuses.
+        """
+        ...
+
+    async def put(self, url: str, content: bytes) -> None:
+        """Writes a small object (manifest parts) in one step."""
+        ...
+
+    def statistics(self) -> StoreStatistics:
+        """Counts since the store was opened."""
+        ...
+
+    async def aclose(self) -> None:
+        """Closes connections; idempotent."""
+        ...
