@@ -190,12 +190,14 @@ def _integer(env: Mapping[str, str], names: tuple[str, ...], default: int) -> in
 
 
 def _rank(env: Mapping[str, str]) -> RankConfig:
-    job = env.get("STREAMER_JOB") or env.get("TORCHELASTIC_RUN_ID") or env.get("SLURM_JOB_ID") or ""
+    master = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}" if {"MASTER_ADDR", "MASTER_PORT"} <= set(env) else ""
+    run_id = env.get("TORCHELASTIC_RUN_ID", "none").replace("none", "")
+    job = env.get("STREAMER_JOB") or run_id or env.get("SLURM_JOB_ID") or master
     return RankConfig(
         rank=_integer(env, ("RANK", "SLURM_PROCID"), 0),
         world_size=_integer(env, ("WORLD_SIZE", "SLURM_NTASKS"), 1),
         node=_integer(env, ("STREAMER_NODE", "GROUP_RANK", "SLURM_NODEID"), 0),
-        job="" if job == "none" else job,
+        job=job,
     )
 
 
@@ -222,6 +224,4 @@ def known_fields(kind: type[object], values: Mapping[str, object], where: str) -
     names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
     for name in values:
         if name not in names:
-            raise ConfigError(
-                f"{where} has no setting {name!r}; it has {', '.join(sorted(names))}", field=name
-            )
+            raise ConfigError(f"{where} has no setting {name!r}; it has {', '.join(sorted(names))}", field=name)

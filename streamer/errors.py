@@ -49,9 +49,7 @@ class StreamerError(Exception):
         return _rebuild, (type(self), self.message, self.details)
 
 
-def _rebuild(
-    kind: type[StreamerError], message: str, details: dict[str, Detail]
-) -> StreamerError:
+def _rebuild(kind: type[StreamerError], message: str, details: dict[str, Detail]) -> StreamerError:
     return kind(message, **details)
 
 

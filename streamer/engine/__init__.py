@@ -1,0 +1,1 @@
+"""Joins cache and fetch: sessions, schedules, leases, look-ahead."""

@@ -1,0 +1,1 @@
+"""The engine behind a unix socket."""

@@ -1,0 +1,1 @@
+"""The protocol of the socket: frames in, events out; no I/O in it."""

@@ -1,0 +1,113 @@
+"""One connection to an engine: blocking sends, received events in order, nothing else."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from pathlib import Path
+
+from streamer import errors
+from streamer.errors import EngineUnavailableError, ProtocolVersionError, ServiceError
+from streamer.version import VERSION
+from streamer.wire.frames import encode, event_decoder
+from streamer.wire.messages import PROTOCOL, Event, Failed, Hello, Message, Welcome
+
+_RECEIVE_BYTES = 256 * 1024
+# The engine always reads; only a stopped or dead one leaves a send waiting.
+_SEND_SECONDS = 30.0
+_HELLO_SECONDS = 10.0
+
+
+class DisconnectedError(Exception):
+    """The engine went away; the client connects again."""
+
+
+class Connection:
+    """A socket that has said hello. Used by one thread at a time.
+
+    Raises:
+        DisconnectedError: nobody answers at `path`.
+        ProtocolVersionError: the engine speaks another version.
+    """
+
+    def __init__(self, path: Path, job: str, token: str = "") -> None:
+        self.pid = os.getpid()
+        self._decoder = event_decoder()
+        self._pending: list[Event] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            self._socket.settimeout(_SEND_SECONDS)
+            self._socket.connect(str(path))
+            self.welcome = self._hello(job, token)
+        except PermissionError as error:
+            self.close()
+            raise EngineUnavailableError(
+                f"no permission to connect to the engine at {path}; is this user in its group?",
+                path=str(path),
+            ) from error
+        except OSError as error:
+            self.close()
+            raise DisconnectedError(f"{path}: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"Connection(fd={self._socket.fileno()}, pending={len(self._pending)})"
+
+    def fileno(self) -> int:
+        """For select; -1 when closed."""
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> None:
+        """Sends one message whole.
+
+        Raises:
+            DisconnectedError: the engine went away.
+        """
+        try:
+            self._socket.sendall(encode(message))
+        except OSError as error:
+            raise DisconnectedError(str(error)) from error
+
+    def receive(self, timeout_seconds: float | None) -> list[Event]:
+        """Returns the events that have arrived, after waiting at most `timeout_seconds` for the first.
+
+        Raises:
+            DisconnectedError: the engine went away.
+        """
+        if self._pending:
+            events, self._pending = self._pending, []
+            return events
+        if not select.select([self._socket], [], [], timeout_seconds)[0]:
+            return []
+        try:
+            received = self._socket.recv(_RECEIVE_BYTES)
+        except OSError as error:
+            raise DisconnectedError(str(error)) from error
+        if not received:
+            raise DisconnectedError("the engine closed the connection")
+        return list(self._decoder.feed(received))
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._socket.close()
+
+    def _hello(self, job: str, token: str) -> Welcome:
+        self.send(Hello(PROTOCOL, VERSION, self.pid, job, token))
+        while not (events := self.receive(_HELLO_SECONDS)):
+            raise DisconnectedError(f"no answer to hello in {_HELLO_SECONDS:.0f} s")
+        first, self._pending = events[0], events[1:]
+        if isinstance(first, Failed):
+            raise errors.from_wire(first.kind, first.message, first.details)
+        if not isinstance(first, Welcome):
+            raise ServiceError(f"the engine answered hello with {type(first).__name__}")
+        if first.protocol != PROTOCOL:
+            raise ProtocolVersionError(
+                f"the engine speaks protocol {first.protocol} (streamer {first.version}), this client {PROTOCOL} "
+                f"(streamer {VERSION}); install the same version on both sides",
+                engine=first.protocol,
+                client=PROTOCOL,
+            )
+        return first

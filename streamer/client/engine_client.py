@@ -1,0 +1,293 @@
+"""The synchronous client: what the trainer's processes know of the engine.
+
+No event loop (Jupyter has one), no thread. Whoever holds the client pumps it: every wait and `pump` reads what the
+engine sent. When the engine dies, the next pump connects to a new one and opens the sessions again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Self, TypeVar
+
+from streamer import errors
+from streamer.client.connection import Connection, DisconnectedError
+from streamer.client.launcher import connect
+from streamer.client.session import Session, SessionSpec
+from streamer.client.settings import ClientSettings
+from streamer.errors import ClosedError, EngineUnavailableError, ManifestError, ServiceError
+from streamer.wire.messages import (
+    Content,
+    Event,
+    Failed,
+    GetManifest,
+    GetStatistics,
+    IndexProgress,
+    ManifestReady,
+    Message,
+    Opened,
+    Read,
+    Ready,
+    Statistics,
+)
+
+logger = logging.getLogger(__name__)
+
+_ROOT_ID = "root-id"
+
+_Answer = TypeVar("_Answer", bound=Message)
+
+
+class EngineClient:
+    """One process's line to its engine. Used by one thread at a time; after a fork the child starts anew.
+
+    Args:
+        settings: how to reach or start the engine; nothing happens before the first use.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.settings = settings
+        self._job = settings.job or f"pid-{os.getpid()}"
+        self._connection: Connection | None = None
+        self._sessions: dict[int, Session] = {}
+        self._answers: dict[int, Event] = {}
+        self._numbers = itertools.count(1)
+        self._closed = False
+        self._restarts = 0
+        _clients.add(self)
+
+    def __repr__(self) -> str:
+        return f"EngineClient({self.settings.cache_dir}, sessions={len(self._sessions)}, restarts={self._restarts})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ questions
+
+    def manifest(self, request: GetManifest, progress: Callable[[IndexProgress], None] | None = None) -> Path:
+        """Finds or builds a manifest (`request.request` and `request.options` are filled in).
+
+        Returns:
+            The manifest's folder as this process sees it.
+
+        Raises:
+            ManifestError, StoreError, ConfigError: as the engine reports.
+        """
+        answer = self._ask(
+            lambda number: GetManifest(
+                number,
+                request.urls,
+                request.format,
+                self.settings.encoded_options(),
+                request.manifest,
+                request.build,
+                request.chunk_bytes,
+                request.limit_seconds,
+                request.wait_seconds,
+            ),
+            ManifestReady,
+            progress,
+        )
+        folder = self.roots()[0] / "manifests" / answer.digest
+        if not folder.is_dir():
+            raise ManifestError(
+                f"the engine has the manifest {answer.digest}, but {folder} is not visible to this process; "
+                "mount the cache folder here and set STREAMER_CACHE_DIR",
+                path=str(folder),
+            )
+        return folder
+
+    def open_session(self, spec: SessionSpec) -> Session:
+        """Opens a session; a refusal arrives as an error of its first `ready` or `wait`."""
+        self._check_open()
+        session = Session(self, next(self._numbers), spec)
+        self._connected()
+        self._sessions[session.number] = session
+        self.post_all(session.reopen_messages(self._job, self.settings.encoded_options()))
+        return session
+
+    def read(self, dataset: str, chunk: int, start: int, stop: int) -> bytes:
+        """Reads the chunk-local bytes [start, stop) from the cache or the store; for looking, at most 64 MiB."""
+        options = self.settings.encoded_options()
+        answer = self._ask(lambda number: Read(number, dataset, chunk, start, stop, options), Content)
+        return answer.content
+
+    def statistics(self) -> dict[str, object]:
+        """The engine's counters; see `streamer.engine.statistics` for the names."""
+        return dict(self._ask(GetStatistics, Statistics).values)
+
+    def roots(self) -> list[Path]:
+        """The cache folder as this process sees it, then the read-only layers."""
+        welcome = self._connected().welcome
+        for candidate in (self.settings.cache_dir, Path(welcome.root)):
+            with contextlib.suppress(OSError):
+                if (candidate / _ROOT_ID).read_text().strip() == welcome.root_id:
+                    return [candidate, *map(Path, welcome.layers)]
+        raise EngineUnavailableError(
+            f"the engine's cache folder {welcome.root} (root-id {welcome.root_id}) is visible neither there nor at "
+            f"{self.settings.cache_dir}; mount it here and set STREAMER_CACHE_DIR",
+            root=welcome.root,
+        )
+
+    # ------------------------------------------------------------ events
+
+    def fileno(self) -> int:
+        """For select; may change after a `pump`."""
+        return self._connected().fileno()
+
+    def pump(self, timeout_seconds: float | None = 0.0) -> None:
+        """Takes in what the engine sent, waiting at most `timeout_seconds` for it. Reconnects if the engine is gone."""
+        try:
+            events = self._connected().receive(timeout_seconds)
+        except DisconnectedError:
+            self._reconnect()
+            return
+        for event in events:
+            self._take(event)
+
+    def pump_until(self, reached: Callable[[], bool], timeout_seconds: float | None, what: str) -> None:
+        """Pumps until `reached()`.
+
+        Raises:
+            TimeoutError: not within `timeout_seconds`.
+        """
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while not reached():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError(f"{what}: not ready after {timeout_seconds} s")
+            self.pump(left)
+
+    def post(self, message: Message, quietly: bool = False) -> None:
+        """Sends; if the engine is gone, the sessions' state is sent to the next one instead."""
+        if quietly and (self._connection is None or self._closed):
+            return
+        try:
+            self._connected().send(message)
+        except DisconnectedError:
+            if not quietly:
+                self._reconnect()
+
+    def post_all(self, messages: Iterable[Message]) -> None:
+        """As `post`, for several."""
+        try:
+            connection = self._connected()
+            for message in messages:
+                connection.send(message)
+        except DisconnectedError:
+            self._reconnect()
+
+    def forget(self, session: Session) -> None:
+        """The session is closed."""
+        self._sessions.pop(session.number, None)
+
+    def close(self) -> None:
+        """Closes all sessions and the connection; idempotent."""
+        for session in list(self._sessions.values()):
+            session.close()
+        self._closed = True
+        self._drop()
+
+    # ------------------------------------------------------------ inside
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this engine client is closed")
+
+    def _connected(self) -> Connection:
+        self._check_open()
+        if self._connection is None:
+            self._connection = connect(self.settings)
+        return self._connection
+
+    def _reconnect(self) -> None:
+        logger.warning("the engine of %s went away; connecting again", self.settings.cache_dir)
+        while True:
+            self._drop()
+            self._restarts += 1
+            connection = self._connected()
+            with contextlib.suppress(DisconnectedError):
+                for session in self._sessions.values():
+                    for message in session.reopen_messages(self._job, self.settings.encoded_options()):
+                        connection.send(message)
+                return
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Ready(session=number) if number in self._sessions:
+                self._sessions[number].on_ready(event.through, event.rejects)
+            case Failed(session=number) if number in self._sessions:
+                self._sessions[number].on_error(_error(event))
+            case Failed(request=number) if number >= 0:
+                self._answers[number] = event
+            case Failed(session=-1):
+                raise _error(event)
+            case IndexProgress() | ManifestReady() | Content() | Statistics():
+                self._answers[event.request] = event
+            case Opened() | Ready() | Failed():
+                logger.debug("late event %s", type(event).__name__)
+            case _:
+                raise ServiceError(f"the engine sent {type(event).__name__} out of turn")
+
+    def _ask(
+        self,
+        question: Callable[[int], Message],
+        kind: type[_Answer],
+        progress: Callable[[IndexProgress], None] | None = None,
+    ) -> _Answer:
+        """Asks until answered; a question is asked again when the engine dies over it."""
+        number = next(self._numbers)
+        asked: Connection | None = None
+        while True:
+            if asked is not self._connected():
+                asked = self._connected()
+                self.post(question(number))
+                continue
+            self.pump(None)
+            match self._answers.pop(number, None):
+                case None:
+                    pass
+                case IndexProgress() as step:
+                    if progress is not None:
+                        progress(step)
+                case Failed() as failure:
+                    raise _error(failure)
+                case answer if isinstance(answer, kind):
+                    return answer
+                case other:
+                    raise ServiceError(f"the engine answered {kind.__name__} with {type(other).__name__}")
+
+    def _after_fork(self) -> None:
+        """The child of a fork: the socket is the parent's."""
+        self._drop()
+        self._sessions.clear()
+        self._answers.clear()
+
+
+def _error(event: Failed) -> errors.StreamerError:
+    return errors.from_wire(event.kind, event.message, event.details)
+
+
+_clients: weakref.WeakSet[EngineClient] = weakref.WeakSet()
+
+
+def _forget_parents() -> None:
+    for client in list(_clients):
+        client._after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_parents)

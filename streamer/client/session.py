@@ -1,0 +1,198 @@
+"""A session as its consumer sees it: steps wanted, steps ready, steps done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.errors import ClosedError, StreamerError
+from streamer.wire.messages import Advance, CloseSession, Extend, Message, OpenSession, Reject
+
+if TYPE_CHECKING:
+    from streamer.client.engine_client import EngineClient
+
+# 20 bytes an entry: 4 MB a frame.
+_ENTRIES_PER_FRAME = 200_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionSpec:
+    """Who consumes what.
+
+    Attributes:
+        dataset: digest of the manifest.
+        consumer: for people: "rank 3", "rank 3 worker 1 of 4".
+        order_id, global_batch, world_size, start: compared with the other sessions of the same job and stream
+            ("" and 0: not compared); a difference is a StateError on every one of them.
+        open_bytes: the most bytes that are open at once.
+        stream: tells the loaders of one job apart.
+    """
+
+    dataset: str
+    consumer: str
+    order_id: str = ""
+    global_batch: int = 0
+    world_size: int = 0
+    start: int = 0
+    open_bytes: int = 0
+    stream: str = ""
+
+
+@dataclass(frozen=True)
+class EpochSchedule:
+    """The chunks of one epoch in order of first need; `first` and `last` are steps, both inclusive.
+
+    Attributes:
+        chunk: uint32 (entries,). first: int64 (entries,), ascending. last: int64 (entries,).
+    """
+
+    epoch: int
+    chunk: npt.NDArray[np.uint32]
+    first: npt.NDArray[np.int64]
+    last: npt.NDArray[np.int64]
+
+    def from_step(self, step: int) -> EpochSchedule:
+        """What is left at `step`."""
+        ahead = self.last >= step
+        return EpochSchedule(self.epoch, self.chunk[ahead], self.first[ahead], self.last[ahead])
+
+    @property
+    def final_step(self) -> int:
+        """The last step that reads anything; -1 when empty."""
+        return int(self.last.max(initial=-1))
+
+
+class Session:
+    """One consumer's session. Made by `EngineClient.open_session`; used by the client's thread.
+
+    Steps are consecutive integers over all epochs of the session. The engine keeps every chunk of the steps
+    `done..ready` local. Survives the engine: after a restart the session is opened again where it stood.
+    """
+
+    def __init__(self, client: EngineClient, number: int, spec: SessionSpec) -> None:
+        self._client = client
+        self.number = number
+        self.spec = spec
+        self._epochs: list[EpochSchedule] = []
+        self._done = 0
+        self._want = -1
+        self._ready = -1
+        self._rejects = 0
+        self._error: StreamerError | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"Session({self.spec.consumer}, done={self._done}, ready={self._ready}, want={self._want})"
+
+    @property
+    def ready(self) -> int:
+        """Every chunk of the steps up to and including this one is local. Raises what the engine reported.
+
+        Raises:
+            StreamerError: the engine could not make a wanted chunk local.
+        """
+        if self._error is not None:
+            raise self._error
+        return self._ready
+
+    def extend(self, schedule: EpochSchedule) -> None:
+        """Tells the engine the chunks of the next epoch."""
+        self._check_open()
+        self._epochs = [known for known in self._epochs if known.final_step >= self._done]
+        self._epochs.append(schedule)
+        self._client.post_all(_extend_messages(self.number, schedule))
+
+    def want(self, step: int) -> None:
+        """Asks for everything up to and including `step`; returns at once."""
+        self._check_open()
+        if step > self._want:
+            self._want = step
+            self._client.post(Advance(self.number, self._done, self._want))
+
+    def done(self, step: int) -> None:
+        """Gives back the steps below `step`."""
+        self._check_open()
+        if step > self._done:
+            self._done = step
+            self._client.post(Advance(self.number, self._done, self._want))
+
+    def wait(self, step: int, timeout_seconds: float | None = None) -> None:
+        """Blocks until `ready >= step`.
+
+        Raises:
+            StreamerError: what the engine reported.
+            TimeoutError: not ready in time.
+        """
+        self.want(step)
+        self._client.pump_until(lambda: self.ready >= step, timeout_seconds, f"step {step} of {self!r}")
+
+    def reject(self, chunk: int, reason: str) -> None:
+        """Reports wrong bytes: the engine drops the chunk and fetches it again; `ready` goes back meanwhile."""
+        self._check_open()
+        # Nothing that was ready before the reject counts until the engine says so again.
+        self._ready = min(self._ready, self._done - 1)
+        self._rejects += 1
+        self._client.post(Reject(self.number, chunk, reason[:4096]))
+
+    def close(self) -> None:
+        """Ends the leases; idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._client.forget(self)
+            self._client.post(CloseSession(self.number), quietly=True)
+
+    # ------------------------------------------------------------ called by the client
+
+    def on_ready(self, through: int, rejects: int) -> None:
+        """The engine reports progress; a report from before the last reject does not count."""
+        if rejects == self._rejects:
+            self._ready = through
+
+    def on_error(self, error: StreamerError) -> None:
+        """The engine reports a failure."""
+        self._error = error
+
+    def reopen_messages(self, job: str, options: bytes) -> Iterator[Message]:
+        """What tells a new engine where this session stands."""
+        spec = self.spec
+        self._ready = self._done - 1
+        self._rejects = 0
+        yield OpenSession(
+            session=self.number,
+            job=job,
+            dataset=spec.dataset,
+            consumer=spec.consumer,
+            options=options,
+            order_id=spec.order_id,
+            global_batch=spec.global_batch,
+            world_size=spec.world_size,
+            start=spec.start,
+            open_bytes=spec.open_bytes,
+            stream=spec.stream,
+        )
+        for schedule in self._epochs:
+            yield from _extend_messages(self.number, schedule.from_step(self._done))
+        if self._want >= 0 or self._done > 0:
+            yield Advance(self.number, self._done, self._want)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"session of {self.spec.consumer} is closed")
+
+
+def _extend_messages(number: int, schedule: EpochSchedule) -> Iterator[Extend]:
+    count = len(schedule.chunk)
+    for start in range(0, max(count, 1), _ENTRIES_PER_FRAME):
+        stop = min(start + _ENTRIES_PER_FRAME, count)
+        yield Extend(
+            session=number,
+            epoch=schedule.epoch,
+            chunk=schedule.chunk[start:stop].astype("<u4").tobytes(),
+            first=schedule.first[start:stop].astype("<i8").tobytes(),
+            last=schedule.last[start:stop].astype("<i8").tobytes(),
+            complete=stop == count,
+        )

@@ -1,0 +1,102 @@
+"""What a client needs to know to find or start its engine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from streamer.config import Environment, Eviction
+from streamer.errors import ConfigError
+
+# sun_path has 108 bytes including the final zero (unix(7)).
+MAX_SOCKET_PATH_BYTES = 107
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSettings:
+    """How to reach an engine.
+
+    Attributes:
+        cache_dir: absolute; the cache folder of the embedded engine, or where a trainer sees a sidecar's.
+        runtime_dir: short folder for sockets, locks and logs.
+        engine: None or "auto": the embedded engine of `cache_dir`; "unix:/path": that one and no other.
+        cache_bytes: limit for an engine started by this client; None lets it choose.
+        storage_options: as fsspec takes them; sent to the engine, never logged.
+        job: the same text for all ranks of a job; "" if nothing tells.
+        connect_seconds: how long an engine may stay away before it is an error.
+    """
+
+    cache_dir: Path
+    runtime_dir: Path
+    engine: str | None = None
+    cache_bytes: int | None = None
+    eviction: Eviction = "hold"
+    storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
+    job: str = ""
+    connect_seconds: float = 60.0
+
+    @classmethod
+    def from_environment(cls, environment: Environment | None = None) -> ClientSettings:
+        """The defaults of this process."""
+        env = environment or Environment.read()
+        return cls(
+            cache_dir=Path(os.path.abspath(env.cache_dir)),
+            runtime_dir=env.runtime_dir,
+            engine=env.engine,
+            job=env.rank.job,
+        )
+
+    @property
+    def external(self) -> bool:
+        """The engine is somebody else's: connect, never start one."""
+        return self.engine is not None and self.engine not in ("auto", "embedded")
+
+    @property
+    def engine_id(self) -> str:
+        """Names socket, lock and log of the embedded engine in the runtime folder."""
+        return hashlib.blake2b(os.fsencode(os.path.realpath(self.cache_dir)), digest_size=6).hexdigest()
+
+    @property
+    def socket_path(self) -> Path:
+        """Where the engine listens.
+
+        Raises:
+            ConfigError: not a unix socket, or a path that the kernel cannot take.
+        """
+        if self.external:
+            scheme, _, path = str(self.engine).partition(":")
+            if scheme != "unix" or not path.startswith("/"):
+                raise ConfigError(
+                    f"engine={self.engine!r}: write unix:/path/to/socket, or leave it out",
+                    field="engine",
+                )
+            return _checked(Path(path))
+        return _checked(self.runtime_dir / f"{self.engine_id}.sock")
+
+    def encoded_options(self) -> bytes:
+        """The storage options as JSON.
+
+        Raises:
+            ConfigError: an option that is no plain value (an object cannot travel to the engine).
+        """
+        try:
+            return json.dumps(dict(self.storage_options), sort_keys=True).encode()
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"storage_options must hold plain values (texts, numbers, lists, dicts): {error}",
+                field="storage_options",
+            ) from error
+
+
+def _checked(path: Path) -> Path:
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"the socket path {path} has {len(os.fsencode(path))} bytes, the kernel takes {MAX_SOCKET_PATH_BYTES}; "
+            "set STREAMER_RUNTIME_DIR to a shorter folder",
+            field="runtime_dir",
+        )
+    return path

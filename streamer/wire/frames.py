@@ -1,0 +1,91 @@
+"""Frames of the socket without the socket: bytes in, messages out, and back.
+
+A frame is a big-endian uint32 length and that many bytes of msgpack. The decoder holds at most one frame;
+a longer length is refused before anything is stored.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import msgspec
+
+from streamer.errors import ProtocolError
+from streamer.wire.messages import Event, Message, Request
+
+_LENGTH = struct.Struct(">I")
+
+# A schedule of 200,000 chunks is 4 MB; longer ones come in several frames.
+MAX_REQUEST_BYTES = 8 << 20
+# One `Content` of 64 MiB.
+MAX_EVENT_BYTES = 65 << 20
+
+_encoder = msgspec.msgpack.Encoder()
+
+M = TypeVar("M")
+
+
+def encode(message: Message) -> bytes:
+    """One frame."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameDecoder(Generic[M]):
+    """Cuts a stream of bytes into messages. One per direction of a connection; no I/O.
+
+    Args:
+        decoder: knows the messages that may come.
+        max_bytes: longest frame allowed.
+    """
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[M], max_bytes: int) -> None:
+        self._decoder = decoder
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    def __repr__(self) -> str:
+        return f"FrameDecoder(buffered_bytes={len(self._buffer)}, max_bytes={self._max_bytes})"
+
+    def feed(self, received: bytes | bytearray | memoryview) -> Iterator[M]:
+        """Takes what was received and yields the messages that are complete.
+
+        Raises:
+            ProtocolError: a frame that is too long, not msgpack, or no message of this direction.
+        """
+        self._buffer += received
+        while (length := self._next_length()) is not None:
+            body = bytes(memoryview(self._buffer)[_LENGTH.size : _LENGTH.size + length])
+            del self._buffer[: _LENGTH.size + length]
+            yield self._decode(body)
+
+    def _next_length(self) -> int | None:
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        length: int = _LENGTH.unpack_from(self._buffer)[0]
+        if length > self._max_bytes:
+            raise ProtocolError(
+                f"a frame of {length} bytes exceeds the limit of {self._max_bytes}; "
+                "the peer does not speak streamer's protocol",
+                length=length,
+                limit=self._max_bytes,
+            )
+        return length if len(self._buffer) >= _LENGTH.size + length else None
+
+    def _decode(self, body: bytes) -> M:
+        try:
+            return self._decoder.decode(body)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise ProtocolError(f"a frame of {len(body)} bytes is no message: {error}") from error
+
+
+def request_decoder() -> FrameDecoder[Request]:
+    """Decodes what a client sends."""
+    return FrameDecoder(msgspec.msgpack.Decoder(Request), MAX_REQUEST_BYTES)
+
+
+def event_decoder() -> FrameDecoder[Event]:
+    """Decodes what the engine sends."""
+    return FrameDecoder(msgspec.msgpack.Decoder(Event), MAX_EVENT_BYTES)

@@ -1,0 +1,223 @@
+"""What client and engine say to each other: one frozen type per message, validated when decoded.
+
+Encoded as msgpack arrays by msgspec: a field of the wrong type or out of range is a ProtocolError, and nothing is
+ever unpickled. New fields go at the end, with a default; anything else raises PROTOCOL.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+# Raised when the meaning of a message changes. Client and engine must agree on it exactly.
+PROTOCOL = 1
+
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+Step = Annotated[int, Meta(ge=-1, le=2**62)]
+Name = Annotated[str, Meta(max_length=4096)]
+Detail = str | int | float | bool | None
+Scalar = str | int | float | bool | None
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Root of all messages."""
+
+
+# ---------------------------------------------------------------- client to engine
+
+
+class Hello(Message, tag=1, frozen=True):
+    """The first frame of a connection; may carry the token that the engine asks for."""
+
+    protocol: Count
+    version: Name
+    pid: Count
+    job: Name = ""
+    token: Name = ""
+
+
+class GetManifest(Message, tag=2, frozen=True):
+    """Find the manifest of a dataset, or build it; answered by ManifestReady, with IndexProgress on the way.
+
+    Attributes:
+        request: number that the answers repeat.
+        urls: prefixes or objects.
+        format: "auto", "folder" or "webdataset".
+        options: storage options as fsspec takes them, as JSON text (they may be secret: never logged).
+        manifest: url or path of a built manifest; "" to list the urls.
+        build: this node may build; otherwise it waits for `manifest` to appear.
+        limit_seconds: an index that would take longer is refused.
+        wait_seconds: how long to wait for a manifest that another node builds.
+    """
+
+    request: Count
+    urls: Annotated[list[Name], Meta(min_length=1, max_length=100_000)]
+    format: Name
+    options: bytes = b"{}"
+    manifest: Name = ""
+    build: bool = True
+    chunk_bytes: Count = 0
+    limit_seconds: Annotated[float, Meta(ge=0)] = 600.0
+    wait_seconds: Annotated[float, Meta(ge=0)] = 1800.0
+
+
+class OpenSession(Message, tag=3, frozen=True):
+    """One consumer's session; answered by Opened.
+
+    Attributes:
+        session: number chosen by the client, unique in its connection.
+        dataset: digest of the manifest.
+        consumer: who it is, for people: "rank 3" or "rank 3 worker 1 of 4".
+        order_id, global_batch, world_size, start: what sessions of one job and stream must agree on ("" and 0: not
+            compared).
+        open_bytes: the most bytes that are open at once in this session's schedule.
+        stream: tells the loaders of one job apart (training and validation on the same data).
+    """
+
+    session: Count
+    job: Name
+    dataset: Name
+    consumer: Name
+    options: bytes = b"{}"
+    order_id: Name = ""
+    global_batch: Count = 0
+    world_size: Count = 0
+    start: Count = 0
+    open_bytes: Count = 0
+    stream: Name = ""
+
+
+class Extend(Message, tag=4, frozen=True):
+    """The chunks of one epoch, in order of first need.
+
+    Attributes:
+        epoch: its number.
+        chunk: little-endian uint32 each.
+        first, last: little-endian int64 each: the steps, both inclusive, in which the chunk is read.
+        complete: no more entries follow for this epoch.
+    """
+
+    session: Count
+    epoch: Count
+    chunk: bytes
+    first: bytes
+    last: bytes
+    complete: bool = True
+
+
+class Advance(Message, tag=5, frozen=True):
+    """Steps below `done` are consumed; everything for steps up to and including `want` is asked for."""
+
+    session: Count
+    done: Count
+    want: Step
+
+
+class Reject(Message, tag=6, frozen=True):
+    """A reader found wrong bytes, or no file, where a chunk should be."""
+
+    session: Count
+    chunk: Count
+    reason: Name
+
+
+class CloseSession(Message, tag=7, frozen=True):
+    """The session's leases end."""
+
+    session: Count
+
+
+class Read(Message, tag=8, frozen=True):
+    """The bytes [start, stop) of one chunk, for looking at a sample; answered by Content. At most 64 MiB."""
+
+    request: Count
+    dataset: Name
+    chunk: Count
+    start: Count
+    stop: Count
+    options: bytes = b"{}"
+
+
+class GetStatistics(Message, tag=9, frozen=True):
+    """Answered by Statistics."""
+
+    request: Count
+
+
+Request = Hello | GetManifest | OpenSession | Extend | Advance | Reject | CloseSession | Read | GetStatistics
+
+# ---------------------------------------------------------------- engine to client
+
+
+class Welcome(Message, tag=64, frozen=True):
+    """Answers Hello: where the chunks are (the client may see the folder elsewhere; root_id tells)."""
+
+    protocol: Count
+    version: Name
+    pid: Count
+    root: Name
+    root_id: Name
+    layers: list[Name] = []
+    limit_bytes: Count = 0
+
+
+class IndexProgress(Message, tag=65, frozen=True):
+    """How far a manifest has come."""
+
+    request: Count
+    text: Name
+    done: Count
+    total: Count
+
+
+class ManifestReady(Message, tag=66, frozen=True):
+    """The manifest lies in `manifests/<digest>` below the root."""
+
+    request: Count
+    digest: Name
+
+
+class Opened(Message, tag=67, frozen=True):
+    """The session exists."""
+
+    session: Count
+
+
+class Ready(Message, tag=68, frozen=True):
+    """Every chunk needed in steps up to and including `through` is local and stays until it is consumed.
+
+    `rejects` counts the Rejects of this session that the engine has taken in: an older Ready says nothing about them.
+    """
+
+    session: Count
+    through: Step
+    rejects: Count = 0
+
+
+class Content(Message, tag=69, frozen=True):
+    """Answers Read."""
+
+    request: Count
+    content: bytes
+
+
+class Statistics(Message, tag=70, frozen=True):
+    """Answers GetStatistics: plain numbers and texts by name, one level of nesting."""
+
+    request: Count
+    values: dict[str, Scalar | dict[str, Scalar] | list[dict[str, Scalar]]]
+
+
+class Failed(Message, tag=71, frozen=True):
+    """An error, for the request or session that it belongs to (-1: the connection)."""
+
+    kind: Name
+    message: Annotated[str, Meta(max_length=65536)]
+    details: dict[str, Detail]
+    request: Annotated[int, Meta(ge=-1)] = -1
+    session: Annotated[int, Meta(ge=-1)] = -1
+
+
+Event = Welcome | IndexProgress | ManifestReady | Opened | Ready | Content | Statistics | Failed
