@@ -1,0 +1,197 @@
+"""The seam between the loader's two halves: what a batch is made of, and how batches are moved.
+
+A `Recipe` travels to a worker process and opens a `BatchSource` there; the ring and its workers know nothing of
+manifests, chunks or decoders. `PreparedStream` and `StepSession` are what the rank's own process needs: how many
+batches an epoch has, and when the chunks of a batch are local.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+
+class ChunkUnreadableError(Exception):
+    """A reader found a chunk gone or wrong: lease it again, then repeat the batch.
+
+    Raised by `BatchSource.load` instead of the bare FileNotFoundError or IntegrityError of the chunk's file, so that
+    an error of the same type from a user's transform is not taken for one.
+
+    Args:
+        chunk: its number in the manifest.
+        reason: what was found, for the engine's log.
+    """
+
+    def __init__(self, chunk: int, reason: str) -> None:
+        super().__init__(chunk, reason)
+        self.chunk = chunk
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"chunk {self.chunk}: {self.reason}"
+
+
+class BatchSource(Protocol):
+    """Makes samples. Lives in one worker (or the rank itself); used by one thread at a time."""
+
+    def batch(self, epoch: int, batch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """This rank's samples of a batch: their ordinals, and which of them are repeats that fill it up."""
+        ...
+
+    def load(self, epoch: int, ordinal: int) -> object:
+        """One decoded and transformed sample.
+
+        Raises:
+            ChunkUnreadableError: the bytes are gone or wrong.
+        """
+        ...
+
+    def close(self) -> None:
+        """Gives back what it holds."""
+        ...
+
+
+@runtime_checkable
+class StagedSource(Protocol):
+    """A source that knows where its time goes."""
+
+    def stage_nanoseconds(self) -> tuple[int, int, int]:
+        """Read, decode, transform: nanoseconds since it was opened, never falling."""
+        ...
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """A source of samples of fixed dtype and shape, which writes them where they are wanted: no array in between."""
+
+    def row_fields(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        """Field -> (numpy dtype, shape of one sample); empty: not this data, use `load`."""
+        ...
+
+    def load_rows(
+        self, epoch: int, ordinals: npt.NDArray[np.int64], rows: Mapping[str, npt.NDArray[np.generic]]
+    ) -> None:
+        """Fills row i of every field with sample `ordinals[i]`.
+
+        Raises:
+            ChunkUnreadableError: the bytes are gone or wrong.
+        """
+        ...
+
+
+class Recipe(Protocol):
+    """How to open a `BatchSource`; cloudpickled once to each worker, brings no torch along by itself."""
+
+    def open(self) -> BatchSource:
+        """Opens the source in the process where it is used."""
+        ...
+
+
+class Plan(Protocol):
+    """One epoch of one rank."""
+
+    @property
+    def batches(self) -> int:
+        """Number of batches."""
+        ...
+
+
+class StepSession(Protocol):
+    """The engine's promise that the chunks of a step are local. Used by one thread.
+
+    Steps count the batches of all epochs since the session began, without a gap at the end of an epoch.
+    """
+
+    @property
+    def ready(self) -> int:
+        """All chunks of the steps up to and including this one are local.
+
+        Raises:
+            StreamerError: what the engine reported.
+        """
+        ...
+
+    def step_of(self, epoch: int, batch: int) -> int:
+        """The step of a batch at or after the session's start."""
+        ...
+
+    def want(self, step: int) -> None:
+        """Asks for the chunks of all steps up to and including this one; returns at once."""
+        ...
+
+    def wait(self, step: int, timeout_seconds: float | None = None) -> None:
+        """Blocks until `ready >= step`.
+
+        Raises:
+            StreamerError: what the engine reported.
+            TimeoutError: not in time.
+        """
+        ...
+
+    def done(self, step: int) -> None:
+        """The steps below this one are consumed."""
+        ...
+
+    def reject(self, chunk: int, reason: str) -> None:
+        """A reader found this chunk gone or wrong; `ready` goes back until it is right."""
+        ...
+
+    def fileno(self) -> int:
+        """Readable when there is something for `pump`; may change after it."""
+        ...
+
+    def pump(self, timeout_seconds: float = 0.0) -> None:
+        """Takes in what the engine sent."""
+        ...
+
+    def close(self) -> None:
+        """Ends the leases; idempotent."""
+        ...
+
+
+class PreparedStream(Protocol):
+    """A dataset made ready for one batch size: everything about it but the moving of batches."""
+
+    @property
+    def seed(self) -> int:
+        """What the order and every sample's randomness are drawn from."""
+        ...
+
+    def plan(self, epoch: int) -> Plan:
+        """The batches of this rank in an epoch. After `resume`, the resumed epoch's plan still counts from its start."""
+        ...
+
+    def recipe(self) -> Recipe:
+        """For the workers."""
+        ...
+
+    def session(self, epoch: int, start_batch: int) -> StepSession:
+        """Opens a session whose step 0 is that batch."""
+        ...
+
+    def state(self, epoch: int, batch: int) -> dict[str, object]:
+        """What to save when `batch` batches of `epoch` were delivered."""
+        ...
+
+    def resume(self, state: Mapping[str, object]) -> tuple[int, int]:
+        """Takes a saved state over: returns the epoch and its first batch that is still to come.
+
+        Raises:
+            StateError: the state is of another dataset, order or seed, or lies inside one of the batches.
+        """
+        ...
+
+
+class Preparable(Protocol):
+    """What `StreamingDataLoader` asks of a dataset."""
+
+    def prepare(self, batch_size: int, drop_last: bool) -> PreparedStream:
+        """Does the I/O: finds the manifest, fixes the order."""
+        ...
+
+
+# What a user's `collate_fn` is: a list of samples in, a batch out.
+Collate = Callable[[list[object]], object]
