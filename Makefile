@@ -1,0 +1,54 @@
+# Everything works from a fresh clone with Python 3.11 and make: the targets build .venv themselves.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest -q
+.DEFAULT_GOAL := help
+.PHONY: help demo test check fmt bench test-faults test-clouds test-docker
+
+help:
+	@echo "make demo         train on a bucket, through the cache, in under 3 minutes; table and curves at the end"
+	@echo "make test         check, then every test that is neither slow nor needs a cloud or Docker"
+	@echo "make check        formatting, lint, types, the layers of the rooms"
+	@echo "make fmt          format the code and mend what lint can mend"
+	@echo "make bench        the benchmarks, one after the other; results in benchmarks/results/"
+	@echo "make test-faults  the slow tests: faults, kills, end to end"
+	@echo "make test-clouds  the tests against emulators of the clouds' stores"
+	@echo "make test-docker  the tests of the container images"
+
+# Quick when up to date: pip runs only after pyproject.toml or constraints.txt changed.
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+		echo "cannot make $(VENV): Python 3.11 or newer with its venv module is needed (PYTHON=$(PYTHON))"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/streamer demo
+
+test: check
+	$(PYTEST) $(TESTS)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy --no-error-summary
+	$(BIN)/lint-imports --no-logo > $(VENV)/layers.txt || { cat $(VENV)/layers.txt; exit 1; }
+
+fmt: $(STAMP)
+	$(BIN)/ruff format --quiet .
+	$(BIN)/ruff check --fix --quiet .
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/stream.py
+
+test-faults: $(STAMP)
+	$(PYTEST) -m slow --timeout 900 $(TESTS)
+
+test-clouds: $(STAMP)
+	$(PYTEST) -m clouds --timeout 300 $(TESTS)
+
+test-docker: $(STAMP)
+	$(PYTEST) -m docker --timeout 900 $(TESTS)

@@ -1,0 +1,36 @@
+"""Train on data in object storage that is larger than the local disk, and never let the GPU wait.
+
+    from streamer import StreamingDataset, StreamingDataLoader
+
+Importing this brings neither torch nor numpy: what a name needs is imported when the name is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from streamer.version import VERSION
+
+if TYPE_CHECKING:
+    from streamer.loader.dataloader import StreamingDataLoader as StreamingDataLoader
+    from streamer.loader.dataset import StreamingDataset as StreamingDataset
+
+__version__ = VERSION
+
+_HOMES = {
+    "StreamingDataset": "streamer.loader.dataset",
+    "StreamingDataLoader": "streamer.loader.dataloader",
+}
+
+__all__ = ["StreamingDataLoader", "StreamingDataset", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'streamer' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
