@@ -1,0 +1,349 @@
+"""Bytes and victims: which chunk enters which part of the cache, and which one leaves for it.
+
+The second half of the policy (see `policy` for the rule and its proof): knows chunks and groups, not sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+
+from streamer.cache.decision import Freed
+from streamer.cache.table import ChunkTable, Group, State
+
+# Beyond the mean: the misses among w chunks scatter by sqrt(w f (1-f)).
+STAGING_MARGIN = 1.1
+STAGING_CHUNKS = 2
+# How many victims of an emergency are found by one pass over the table.
+EMERGENCY_BATCH = 256
+
+# Per session, its look-ahead in order of use: the first is its head of line.
+Queues = list[list[int]]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Rows that left and rows that were promoted during one event."""
+
+    victims: list[int] = field(default_factory=list)
+    promoted: list[int] = field(default_factory=list)
+
+
+class Room:
+    """The two parts of the cache and their limits. Owned by one policy; plain synchronous code.
+
+    Invariants: kept + transit <= limit after every admission; an open chunk never leaves but by `forget`.
+    """
+
+    def __init__(self, limit_bytes: int, *, lru: bool) -> None:
+        self.table = ChunkTable(spare_due=not lru)
+        self.limit_bytes = limit_bytes
+        self.staging_bytes = 0
+        self.kept_bytes = 0
+        self.transit_bytes = 0
+        self.settling = False
+        self.tick = 0
+        self.chunks = [0] * len(State)
+        self.evicted = self.due_evicted = self.promoted = 0
+        self._lru = lru
+        self._emergency: list[int] = []
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything that is on disk or reserved."""
+        return self.kept_bytes + self.transit_bytes
+
+    @property
+    def kept_limit_bytes(self) -> int:
+        """C - S."""
+        return max(0, self.limit_bytes - self.staging_bytes)
+
+    # --- sums ------------------------------------------------------------------------------------------------
+
+    def plan(self, window_bytes: int) -> None:
+        """S and the quotas anew, for sessions whose open and look-ahead bytes sum to `window_bytes`."""
+        live = [group for group in self.table.groups if group.jobs]
+        data_bytes = sum(group.total_bytes for group in live)
+        self.staging_bytes = 0
+        if live and not self._lru:
+            share = min(1.0, self.limit_bytes / max(1, data_bytes))
+            largest = max(group.largest_bytes for group in live)
+            spread = int(STAGING_MARGIN * (1.0 - share) * window_bytes)
+            self.staging_bytes = min(self.limit_bytes, spread + STAGING_CHUNKS * largest)
+        self._share_out(live)
+
+    def _share_out(self, live: list[Group]) -> None:
+        """Max-min fair quotas: equal shares, but none more than its dataset; what is left over is shared again."""
+        left = self.kept_limit_bytes
+        for place, group in enumerate(sorted(live, key=lambda one: one.total_bytes)):
+            group.quota_bytes = min(group.total_bytes, left // (len(live) - place))
+            left -= group.quota_bytes
+
+    def enter(self, row: int, state: State) -> None:
+        """An absent chunk takes its bytes."""
+        cost = int(self.table.cost[row])
+        self._move(row, state)
+        if state in (State.KEPT, State.FETCHING_KEPT):
+            self.kept_bytes += cost
+            self.table.groups[self.table.owner[row]].kept_bytes += cost
+        else:
+            self.transit_bytes += cost
+
+    def leave(self, row: int) -> None:
+        """A chunk gives its bytes back."""
+        cost = int(self.table.cost[row])
+        state = self.table.state[row]
+        self._move(row, State.ABSENT)
+        if state in (State.KEPT, State.FETCHING_KEPT):
+            self.kept_bytes -= cost
+            self.table.groups[self.table.owner[row]].kept_bytes -= cost
+        elif state in (State.TRANSIT, State.FETCHING_TRANSIT):
+            self.transit_bytes -= cost
+
+    def publish(self, row: int) -> None:
+        """A fetched chunk has become readable."""
+        fetching_kept = self.table.state[row] == State.FETCHING_KEPT
+        self._move(row, State.KEPT if fetching_kept else State.TRANSIT)
+
+    def touch(self, row: int) -> None:
+        """The chunk was used now (plain LRU: that is its rank)."""
+        if self._lru:
+            self.tick += 1
+            self.table.rank[row] = self.tick
+
+    def _move(self, row: int, state: State) -> None:
+        self.chunks[self.table.state[row]] -= 1
+        self.chunks[state] += 1
+        self.table.state[row] = state
+
+    # --- admission -------------------------------------------------------------------------------------------
+
+    def admit(self, row: int) -> tuple[State, list[int]] | None:
+        """Room for an absent chunk without hurting anybody: kept, or else transit; None: no.
+
+        Returns:
+            The state it entered and the rows that left for it.
+        """
+        group = self.table.groups[self.table.owner[row]]
+        cost = int(self.table.cost[row])
+        needed = max(self.kept_bytes + cost - self.kept_limit_bytes, self.total_bytes + cost - self.limit_bytes)
+        victims = self._expendable(group, cost, needed)
+        if victims is not None:
+            return self._replace(row, State.FETCHING_KEPT, victims)
+        fits = self.total_bytes + cost <= self.limit_bytes
+        if fits and self.transit_bytes + cost <= self.staging_bytes:
+            return self._replace(row, State.FETCHING_TRANSIT, [])
+        return None
+
+    def force(self, row: int, queues: Queues) -> tuple[State, list[int]] | None:
+        """Room for a head of line, at the expense of what is not open; None: everything is open or being fetched."""
+        needed = self.total_bytes + int(self.table.cost[row]) - self.limit_bytes
+        victims: list[int] | None = []
+        if needed > 0:
+            victims = None if self.settling else self._collect(needed, self._by_hurt(queues))
+        if victims is None:
+            return None
+        state = State.FETCHING_KEPT if self._lru else State.FETCHING_TRANSIT
+        return self._replace(row, state, victims)
+
+    def _replace(self, row: int, state: State, victims: list[int]) -> tuple[State, list[int]]:
+        for victim in victims:
+            self._evict(victim)
+        self.enter(row, state)
+        return state, victims
+
+    def _evict(self, row: int) -> None:
+        due = self.table.state[row] == State.KEPT and self.table.due[row] > 0
+        self.due_evicted += int(due and not self._lru)
+        self.evicted += 1
+        self.leave(row)
+
+    def _expendable(self, group: Group, cost: int, needed: int) -> list[int] | None:
+        """Kept chunks nobody will miss: of finished datasets, then of live ones above their quota."""
+        if needed <= 0:
+            return []
+        if self.settling:
+            return None
+        if self._lru:
+            return self._collect(needed, self._spent_anywhere())
+        idle = [one for one in self.table.groups if not one.jobs]
+        rich = self._above_quota() if group.kept_bytes + cost <= group.quota_bytes else []
+        most = sum(one.kept_bytes for one in idle)
+        most += sum(one.kept_bytes - one.quota_bytes for one in rich)
+        if most < needed:
+            return None
+        return self._collect(needed, chain(self._finished(), self._surplus(rich)))
+
+    def _collect(self, needed: int, candidates: Iterable[int]) -> list[int] | None:
+        """Candidates until their bytes suffice; None, and nothing changed, if they do not."""
+        taken: list[int] = []
+        for row in candidates:
+            taken.append(row)
+            needed -= int(self.table.cost[row])
+            if needed <= 0:
+                return taken
+        for row in taken:
+            self.table.queue_spent(row)
+        return None
+
+    def _above_quota(self) -> list[Group]:
+        rich = [one for one in self.table.groups if one.jobs and one.kept_bytes > one.quota_bytes]
+        return sorted(rich, key=lambda one: one.quota_bytes - one.kept_bytes)
+
+    def _finished(self) -> Iterator[int]:
+        """Spent chunks that no live job's dataset has, the longest unused dataset first."""
+        finished = [group for group in self.table.groups if not group.jobs]
+        for group in sorted(finished, key=lambda one: one.last_used):
+            while (row := self.table.take_spent(group)) is not None:
+                yield row
+
+    def _surplus(self, rich: list[Group]) -> Iterator[int]:
+        for group in rich:
+            surplus = group.kept_bytes - group.quota_bytes
+            while surplus > 0 and (row := self.table.take_spent(group)) is not None:
+                surplus -= int(self.table.cost[row])
+                yield row
+
+    def _spent_anywhere(self) -> Iterator[int]:
+        """Spent chunks of all groups by rank."""
+        while True:
+            lowest = [
+                (self.table.rank[row], group.index)
+                for group in self.table.groups
+                if (row := self.table.lowest_spent(group)) is not None
+            ]
+            if not lowest:
+                return
+            taken = self.table.take_spent(self.table.groups[min(lowest)[1]])
+            assert taken is not None
+            yield taken
+
+    # --- emergencies -----------------------------------------------------------------------------------------
+
+    def _by_hurt(self, queues: Queues) -> Iterator[int]:
+        """Everything that is not open, what hurts least first; never a session's own head of line."""
+        yield from self._finished()
+        distance = _distances(queues)
+        far = sorted((row for row in distance if self._movable(row, distance)), key=lambda r: -distance[r])
+        yield from (row for row in far if self.table.state[row] == State.TRANSIT)
+        yield from self._spent_anywhere()
+        yield from self._due_kept()
+        yield from (row for row in far if self.table.state[row] == State.KEPT)
+
+    def _movable(self, row: int, distance: dict[int, int]) -> bool:
+        state = self.table.state[row]
+        local = state in (State.KEPT, State.TRANSIT)
+        return local and row not in self.table.open and distance[row] > 0
+
+    def _due_kept(self) -> Iterator[int]:
+        """Kept chunks that a running epoch has still ahead, by rank; one pass over the table finds many."""
+        fresh = False
+        while self._emergency or not fresh:
+            if not self._emergency:
+                fresh = True
+                self._emergency = self._lowest_kept()
+            elif self._is_idle(row := self._emergency.pop()):
+                yield row
+
+    def _is_idle(self, row: int) -> bool:
+        return self.table.state[row] == State.KEPT and row not in self.table.held
+
+    def _lowest_kept(self) -> list[int]:
+        rows = np.flatnonzero(self.table.state == State.KEPT)
+        rows = rows[~np.isin(rows, list(self.table.held))]
+        rows = rows[np.argsort(self.table.rank[rows], kind="stable")[:EMERGENCY_BATCH]]
+        found: list[int] = rows[::-1].tolist()
+        return found
+
+    # --- after a use -----------------------------------------------------------------------------------------
+
+    def idle(self, row: int, outcome: Outcome) -> None:
+        """Nobody holds the chunk any more: transit is promoted or leaves, kept may have become spent."""
+        if self.table.state[row] == State.TRANSIT:
+            self._retire(row, outcome)
+        else:
+            self.table.queue_spent(row)
+
+    def _retire(self, row: int, outcome: Outcome) -> None:
+        """A used transit chunk: kept if there is room or it outranks spent ones of its dataset, else unlinked."""
+        cost = int(self.table.cost[row])
+        needed = self.kept_bytes + cost - self.kept_limit_bytes
+        victims = self._collect(needed, self._outranked(row)) if needed > 0 else []
+        if victims is None:
+            victims = [row]
+        else:
+            self._promote(row, outcome)
+        for victim in victims:
+            self._evict(victim)
+        outcome.victims += victims
+
+    def _outranked(self, row: int) -> Iterator[int]:
+        group = self.table.groups[self.table.owner[row]]
+        rank = self.table.rank[row]
+        while (lowest := self.table.lowest_spent(group)) is not None:
+            if self.settling or self.table.rank[lowest] >= rank:
+                return
+            self.table.take_spent(group)
+            yield lowest
+
+    def _promote(self, row: int, outcome: Outcome) -> None:
+        self.leave(row)
+        self.enter(row, State.KEPT)
+        self.table.queue_spent(row)
+        self.promoted += 1
+        outcome.promoted.append(row)
+
+    def trim(self, outcome: Outcome) -> None:
+        """Spent chunks leave while kept is above C - S (S grew, or the limit shrank)."""
+        if self.settling or self.kept_bytes <= self.kept_limit_bytes:
+            return
+        for row in chain(self._finished(), self._surplus(self._above_quota()), self._spent_anywhere()):
+            if self.kept_bytes <= self.kept_limit_bytes:
+                self.table.queue_spent(row)
+                return
+            self._evict(row)
+            outcome.victims.append(row)
+
+    def shrink(self, queues: Queues, outcome: Outcome) -> None:
+        """Whatever is not open leaves while the sum is above the limit."""
+        if self.total_bytes <= self.limit_bytes:
+            return
+        for row in self._by_hurt(queues):
+            if self.total_bytes <= self.limit_bytes:
+                self.table.queue_spent(row)
+                return
+            self._evict(row)
+            outcome.victims.append(row)
+
+    # --- owners ----------------------------------------------------------------------------------------------
+
+    def adopt(self) -> None:
+        """Chunks of finished datasets that a live one has too become the live one's. O(chunks); once per job."""
+        groups = self.table.groups
+        live = np.array([bool(group.jobs) for group in groups])
+        changed: set[int] = set()
+        for group in groups:
+            owners = self.table.owner[group.rows]
+            orphans = ~live[owners] if group.jobs else np.zeros(len(owners), np.bool_)
+            if orphans.any():
+                changed.update(np.unique(owners[orphans]).tolist(), [group.index])
+                self.table.owner[group.rows[orphans]] = group.index
+        for index in changed:
+            self.table.rebuild(groups[index])
+
+    def freed(self, outcome: Outcome) -> Freed:
+        """The outcome as keys."""
+        key = self.table.key
+        return Freed(tuple(map(key, outcome.victims)), tuple(map(key, outcome.promoted)))
+
+
+def _distances(queues: Queues) -> dict[int, int]:
+    """Uses that come before each chunk's own, in the session that comes to it first."""
+    distance: dict[int, int] = {}
+    for queue in queues:
+        for place, row in enumerate(queue):
+            distance[row] = min(place, distance.get(row, place))
+    return distance
