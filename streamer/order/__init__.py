@@ -1,0 +1,36 @@
+"""Who reads what, when: pure functions of (seed, epoch, manifest, geometry). No asyncio, no torch.
+
+hashing.py    splitmix64, the only source of chance
+bijection.py  a permutation of [0, n) without a table
+spec.py       what fixes an order; the automatic choice of lanes and window
+cut.py        chunks to lanes
+deal.py       pieces of a lane to groups: the moving window of open chunks
+epoch.py      positions to ordinals
+seats.py      positions of a batch to ranks
+schedule.py   chunks to batches: what the engine is told
+plan.py       one rank's epoch
+state.py      where a run is: a few numbers
+quality.py    how good the shuffle is and what it costs, in words
+"""
+
+from streamer.order.epoch import EpochOrder
+from streamer.order.plan import BatchIndex, RankPlan, worker_batches
+from streamer.order.quality import explain, lane_spread, vif_bound
+from streamer.order.schedule import Schedule
+from streamer.order.spec import OrderSpec, shuffle_mode
+from streamer.order.state import Resume, State
+
+__all__ = [
+    "BatchIndex",
+    "EpochOrder",
+    "OrderSpec",
+    "RankPlan",
+    "Resume",
+    "Schedule",
+    "State",
+    "explain",
+    "lane_spread",
+    "shuffle_mode",
+    "vif_bound",
+    "worker_batches",
+]

@@ -1,0 +1,86 @@
+"""The cut: which chunks, and which part of them, belong to which lane."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamer.order.hashing import TAG_CUT, TAG_LANE, Chunks, Integers, fold, fold_each
+from streamer.order.spec import OrderSpec
+
+
+@dataclass(frozen=True, eq=False)
+class LaneCut:
+    """The non-empty chunks in hashed order, concatenated and cut into L lanes of equal length.
+
+    Lane l is `order[begin[l]:end[l]]`, where its first chunk starts at sample `head[l]` of the
+    chunk and its last one stops at sample `tail[l]`. Only these two can be parts of chunks, so the
+    cut costs 4 bytes per chunk and a few words per lane.
+
+    Attributes:
+        order: (M',) chunk numbers.
+        start: (L+1,) samples before each lane; the last is n.
+        begin, end: (L,) half-open runs of `order`; equal for an empty lane.
+        head, tail: (L,) chunk-local samples.
+        piece: (L+1,) pieces before each lane.
+    """
+
+    order: Chunks
+    start: Integers
+    begin: Integers
+    end: Integers
+    head: Integers
+    tail: Integers
+    piece: Integers
+
+    def lane(self, lane: int, chunk_samples: Integers) -> tuple[Chunks, Integers]:
+        """Chunk and size in samples of each piece of a lane, in the order of the cut."""
+        chunks = self.order[self.begin[lane] : self.end[lane]]
+        sizes = chunk_samples[chunks].astype(np.int64)
+        if sizes.size:
+            sizes[-1] = self.tail[lane]
+            sizes[0] -= self.head[lane]
+        return chunks, sizes
+
+
+def cut_lanes(spec: OrderSpec, chunk_samples: Integers, epoch: int) -> LaneCut:
+    """Cuts the dataset into lanes; the same for every epoch unless the cut is redrawn.
+
+    Args:
+        spec: the order.
+        chunk_samples: (M,) samples per chunk.
+        epoch: only looked at with cut="redrawn".
+    """
+    state = fold(spec.seed, TAG_CUT, *((epoch,) if spec.cut == "redrawn" else ()))
+    order = hashed_order(state, np.flatnonzero(chunk_samples).astype(np.uint32))
+    stops = np.cumsum(chunk_samples[order], dtype=np.int64)
+    start = lane_starts(int(stops[-1]), spec.lanes)
+    first, last = start[:-1], start[1:] - 1
+    begin = np.searchsorted(stops, first, side="right").astype(np.int64)
+    end = np.where(last < first, begin, np.searchsorted(stops, last, side="right") + 1)
+    before = np.concatenate([np.zeros(1, np.int64), stops[:-1]])
+    head = first - before[np.minimum(begin, len(order) - 1)]
+    tail = last + 1 - before[np.maximum(end - 1, 0)]
+    piece = np.concatenate([np.zeros(1, np.int64), np.cumsum(end - begin)])
+    return LaneCut(order, start, begin, end, head, tail, piece)
+
+
+def lane_starts(samples: int, lanes: int) -> Integers:
+    """(L+1,) samples before each lane: lane l holds n//L + (l < n%L)."""
+    lane = np.arange(lanes + 1, dtype=np.int64)
+    return lane * (samples // lanes) + np.minimum(lane, samples % lanes)
+
+
+def epoch_state(spec: OrderSpec, epoch: int) -> int:
+    """The hash state that ranks the chunks of one epoch.
+
+    No lane in it: both pieces of a cut chunk come up at nearly the same time, so that one fetch
+    serves both.
+    """
+    return fold(spec.seed, TAG_LANE, epoch)
+
+
+def hashed_order(state: int, chunks: Chunks) -> Chunks:
+    """Sorts chunk numbers by their hash; there are no ties, so any sort gives the same order."""
+    return chunks[np.argsort(fold_each(state, chunks))]

@@ -1,0 +1,106 @@
+"""The deal: how the pieces of a lane are mixed, k open at a time, and how to seek in that.
+
+Piece j of a lane is cut in k_j = max(1, min(k, j+1, size)) slices; slice t goes to group j+t. So
+the groups follow each other, each opens one new piece, and at most k pieces are open. Everything
+here follows from the prefix sum of the pieces' sizes: the samples before group g are those of the
+pieces before g-k+1 and at most k-1 terms. No array over samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamer.order.hashing import Integers
+
+# Elements of one (groups, k) matrix: 8 of them live at once, 4 MB in all.
+_MATRIX = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class Slices:
+    """The slices of some groups, oldest piece first; a slice that is not there has no samples.
+
+    Attributes:
+        piece: (G, k) piece number in the lane.
+        begin, end: (G, k) half-open run of the piece's own order.
+        size: (G, k) samples of the piece.
+        start: (G,) samples of the lane before the group.
+    """
+
+    piece: Integers
+    begin: Integers
+    end: Integers
+    size: Integers
+    start: Integers
+
+
+@dataclass(frozen=True, eq=False)
+class Deal:
+    """The groups of all lanes of one epoch. Pieces are numbered through all lanes.
+
+    Attributes:
+        window: k.
+        prefix: (T+1,) samples before each piece, through all lanes.
+        first: (L+1,) pieces before each lane.
+        start: (L+1,) samples before each lane.
+    """
+
+    window: int
+    prefix: Integers
+    first: Integers
+    start: Integers
+
+    def slices(self, lanes: Integers, groups: Integers) -> Slices:
+        """Looks up groups; at most `rows()` at a time.
+
+        Args:
+            lanes: (G,) lane of each group.
+            groups: (G,) group number in its lane, from 0; past the last group all is empty.
+        """
+        k = self.window
+        turn = np.arange(k - 1, -1, -1, dtype=np.int64)
+        piece = groups[:, None] - turn
+        pieces = (self.first[lanes + 1] - self.first[lanes])[:, None]
+        flat = self.first[lanes][:, None] + np.clip(piece, 0, np.maximum(pieces - 1, 0))
+        size = self.prefix[flat + 1] - self.prefix[flat]
+        size[(piece < 0) | (piece >= pieces)] = 0
+        share = slice_count(piece, size, k)
+        begin = _slice_start(size, turn, share)
+        end = _slice_start(size, turn + 1, share)
+        oldest = self.first[lanes] + np.clip(groups - k + 1, 0, pieces[:, 0])
+        start = self.prefix[oldest] - self.start[lanes] + begin.sum(axis=1)
+        return Slices(piece, begin, end, size, start)
+
+    def find(self, lanes: Integers, indices: Integers) -> Integers:
+        """The groups that hold the `indices`-th samples of `lanes`, both (N,)."""
+        found = np.empty(len(lanes), dtype=np.int64)
+        for part in self.parts(len(lanes)):
+            found[part] = self._find(lanes[part], indices[part])
+        return found
+
+    def _find(self, lanes: Integers, indices: Integers) -> Integers:
+        # Group g starts between the pieces g-k+1 and g of the undealt lane: k candidates.
+        low = np.searchsorted(self.prefix, self.start[lanes] + indices, side="right") - 1
+        low = low - self.first[lanes]
+        high = low + self.window
+        while np.any(high - low > 1):
+            middle = (low + high) >> 1
+            before = self.slices(lanes, middle).start <= indices
+            low, high = np.where(before, middle, low), np.where(before, high, middle)
+        return low
+
+    def parts(self, rows: int) -> list[slice]:
+        """Cuts so many rows in slices that keep a (rows, k) matrix small."""
+        step = max(1, _MATRIX // self.window)
+        return [slice(i, i + step) for i in range(0, rows, step)]
+
+
+def slice_count(piece: Integers, size: Integers, window: int) -> Integers:
+    """k_j: into how many slices piece j goes; small at the start, so that the window grows."""
+    return np.maximum(1, np.minimum(np.minimum(piece + 1, size), window))
+
+
+def _slice_start(size: Integers, turn: Integers, share: Integers) -> Integers:
+    return (size * np.minimum(turn, share) + share - 1) // share

@@ -1,0 +1,259 @@
+"""One epoch's global order: from positions to sample ordinals, at random, without a table."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from streamer.errors import ConfigError, ManifestError
+from streamer.order.bijection import permute
+from streamer.order.cut import LaneCut, cut_lanes, epoch_state, lane_starts
+from streamer.order.deal import Deal, Slices
+from streamer.order.hashing import TAG_GROUP, TAG_PIECE, Chunks, Flags, Integers, Words, fold, fold_each
+from streamer.order.spec import OrderSpec
+
+# Samples worked on at once: 20 arrays of this length live together, 3 MB.
+_BLOCK = 1 << 14
+
+
+class EpochOrder:
+    """The order of one epoch, a bijection from positions 0..n-1 to sample ordinals 0..n-1.
+
+    Costs 16 bytes per chunk, and the hashing of the lanes that are asked for; nothing per sample.
+    Owned by one thread: the lanes' tables are filled on first use.
+
+    Args:
+        spec: what fixes the order.
+        chunk_samples: (M,) samples per chunk; kept, not copied.
+        epoch: from 0.
+        chunk_first: (M+1,) their prefix sum, if the caller has it; saves 8 bytes per chunk.
+
+    Raises:
+        ManifestError: no samples.
+        ConfigError: epoch < 0, or shuffle="sample" over chunks of several samples.
+    """
+
+    def __init__(
+        self,
+        spec: OrderSpec,
+        chunk_samples: Integers,
+        epoch: int,
+        *,
+        chunk_first: Integers | None = None,
+    ) -> None:
+        self.spec = spec
+        self.epoch = epoch
+        self.chunk_samples = chunk_samples
+        self.chunk_first = _prefix(chunk_samples) if chunk_first is None else chunk_first
+        _check(spec, chunk_samples, epoch)
+        self.samples = int(self.chunk_first[-1])
+        self._cut: LaneCut | None = None
+
+    def __repr__(self) -> str:
+        spec = self.spec
+        return (
+            f"EpochOrder(epoch={self.epoch}, samples={self.samples}, shuffle={spec.shuffle!r}, "
+            f"lanes={spec.lanes}, window={spec.window}, order_id={spec.order_id})"
+        )
+
+    def at(self, epoch: int) -> EpochOrder:
+        """The order of another epoch, sharing what does not change from epoch to epoch."""
+        other = EpochOrder(self.spec, self.chunk_samples, epoch, chunk_first=self.chunk_first)
+        if self.spec.cut == "fixed":
+            other._cut = self._cut
+        return other
+
+    def ordinals(self, positions: Integers) -> Integers:
+        """The samples at some positions.
+
+        Args:
+            positions: (N,) in any order, repeats allowed; >= n are padding and repeat the last
+                samples of their lane.
+
+        Returns:
+            (N,) int64 sample ordinals.
+
+        Raises:
+            ConfigError: a negative position.
+        """
+        real = self.real_positions(np.asarray(positions, dtype=np.int64))
+        if self.spec.shuffle == "none":
+            return real
+        lanes = real % self.spec.lanes
+        places = self.lane_start[lanes] + real // self.spec.lanes
+        self.fill(np.unique(lanes))
+        found = np.empty(len(places), dtype=np.int64)
+        arranged = np.argsort(places, kind="stable")
+        for i in range(0, len(places), _BLOCK):
+            block = arranged[i : i + _BLOCK]
+            found[block] = self._decode(places[block])
+        return found
+
+    def real_positions(self, positions: Integers) -> Integers:
+        """Maps padding onto the positions it repeats: p >= n to p - L ceil((p-n+1)/L).
+
+        That is the end of the same lane, so the same rank has its chunk open. Fewer samples than
+        lanes leave no such place in most lanes: then p mod n.
+        """
+        if positions.size and positions.min() < 0:
+            raise ConfigError(f"position {positions.min()} is negative", field="position")
+        beyond = positions - self.samples + 1
+        if positions.size == 0 or beyond.max() <= 0:
+            return positions
+        lanes = self.spec.lanes
+        repeated = positions - lanes * -(-beyond // lanes)
+        repeated = np.where(repeated < 0, positions % self.samples, repeated)
+        return np.where(beyond > 0, repeated, positions)
+
+    # -------------------------------------------------------------- tables of the epoch
+
+    @cached_property
+    def lane_start(self) -> Integers:
+        """(L+1,) samples before each lane."""
+        return lane_starts(self.samples, self.spec.lanes)
+
+    @property
+    def cut(self) -> LaneCut:
+        """Which pieces each lane has."""
+        if self._cut is None:
+            self._cut = cut_lanes(self.spec, self.chunk_samples, self.epoch)
+        return self._cut
+
+    @cached_property
+    def deal(self) -> Deal:
+        """The groups of all lanes; only `fill`ed lanes can be asked for."""
+        cut = self.cut
+        # A lane not yet filled holds its start throughout, so that the prefix sum stays sorted.
+        prefix = np.repeat(cut.start, np.append(np.diff(cut.piece), 1))
+        return Deal(self.spec.lane_window, prefix, cut.piece, cut.start)
+
+    @cached_property
+    def piece_chunks(self) -> Chunks:
+        """(T,) the chunk of each piece, through all lanes; only `fill`ed lanes are set."""
+        return np.zeros(int(self.cut.piece[-1]), dtype=np.uint32)
+
+    @cached_property
+    def _filled(self) -> Flags:
+        return np.zeros(self.spec.lanes, dtype=np.bool_)
+
+    @cached_property
+    def _head_chunks(self) -> Integers:
+        """(L,) the chunk that a lane begins with in the middle, in the order of the cut."""
+        cut = self.cut
+        return cut.order[np.minimum(cut.begin, len(cut.order) - 1)].astype(np.int64)
+
+    @cached_property
+    def _lane_keys(self) -> tuple[Words, Words]:
+        """(L,) hash states of the groups and of the pieces of each lane."""
+        lanes = np.arange(self.spec.lanes, dtype=np.uint64)
+        group = fold(self.spec.seed, TAG_GROUP, self.epoch)
+        piece = fold(self.spec.seed, TAG_PIECE, self.epoch)
+        return fold_each(group, lanes), fold_each(piece, lanes)
+
+    def fill(self, lanes: Integers) -> None:
+        """Orders the pieces of some lanes for this epoch, once."""
+        for lane in lanes[~self._filled[lanes]].tolist():
+            self._fill_lane(lane)
+
+    def _fill_lane(self, lane: int) -> None:
+        chunks, sizes = self.cut.lane(lane, self.chunk_samples)
+        arranged = np.argsort(fold_each(epoch_state(self.spec, self.epoch), chunks))
+        run = slice(int(self.cut.piece[lane]), int(self.cut.piece[lane + 1]))
+        self.piece_chunks[run] = chunks[arranged]
+        self.deal.prefix[run.start + 1 : run.stop + 1] = np.cumsum(sizes[arranged]) + self.cut.start[lane]
+        self._filled[lane] = True
+
+    # -------------------------------------------------------------- from places to ordinals
+
+    def _decode(self, places: Integers) -> Integers:
+        """Ordinals of sorted places; place = samples before the lane + index in the lane."""
+        lanes, groups = self._groups(places)
+        found = np.empty(len(places), dtype=np.int64)
+        done = 0
+        for part in self.deal.parts(len(lanes)):
+            slices = self.deal.slices(lanes[part], groups[part])
+            starts = self.lane_start[lanes[part]] + slices.start
+            sizes = (slices.end - slices.begin).sum(axis=1)
+            stop = int(np.searchsorted(places, starts[-1] + sizes[-1]))
+            rows = np.searchsorted(starts, places[done:stop], side="right") - 1
+            ranks = places[done:stop] - starts[rows]
+            keys = fold_each(self._lane_keys[0][lanes[part]], groups[part])
+            drawn = permute(ranks, sizes[rows], keys[rows])
+            found[done:stop] = self._pick(lanes[part], slices, rows, drawn)
+            done = stop
+        return found
+
+    def _groups(self, places: Integers) -> tuple[Integers, Integers]:
+        """Lane and number of every group that holds one of the sorted places, in their order."""
+        breaks = np.flatnonzero(np.diff(places) > 1)
+        heads = places[np.append(0, breaks + 1)]
+        tails = places[np.append(breaks, len(places) - 1)]
+        lanes = np.searchsorted(self.lane_start, heads, side="right") - 1
+        # A run may go on into the next lanes: cut it there.
+        heads, tails, lanes = _split_runs(heads, tails, lanes, self.lane_start)
+        ends = np.concatenate([heads, tails]) - np.tile(self.lane_start[lanes], 2)
+        first, last = np.split(self.deal.find(np.tile(lanes, 2), ends), 2)
+        counts = last - first + 1
+        lanes = np.repeat(lanes, counts)
+        groups = np.repeat(first, counts) + _counting(counts)
+        # Two runs may share a group.
+        fresh = np.append(True, (np.diff(lanes) != 0) | (np.diff(groups) != 0))
+        return lanes[fresh], groups[fresh]
+
+    def _pick(self, lanes: Integers, slices: Slices, rows: Integers, drawn: Integers) -> Integers:
+        """The `drawn`-th sample of each group, counted through its slices, oldest first."""
+        counts = (slices.end - slices.begin).ravel()
+        before = np.cumsum(counts) - counts
+        target = before[rows * self.spec.lane_window] + drawn
+        cell = np.searchsorted(before, target, side="right") - 1
+        index = slices.begin.ravel()[cell] + target - before[cell]
+        piece, lane = slices.piece.ravel()[cell], lanes[rows]
+        keys = fold_each(self._lane_keys[1][lane], piece)
+        index = permute(index, slices.size.ravel()[cell], keys)
+        chunk = self.piece_chunks[self.cut.piece[lane] + piece].astype(np.int64)
+        offset = np.where(chunk == self._head_chunks[lane], self.cut.head[lane], 0)
+        ordinals: Integers = self.chunk_first[chunk] + offset + index
+        return ordinals
+
+
+def _check(spec: OrderSpec, chunk_samples: Integers, epoch: int) -> None:
+    if epoch < 0:
+        raise ConfigError(f"epoch={epoch} is negative", field="epoch")
+    if chunk_samples.sum() == 0:
+        raise ManifestError(
+            f"manifest {spec.manifest_digest} has no samples in {len(chunk_samples)} chunks; "
+            "check the url and the selection",
+            manifest=spec.manifest_digest,
+        )
+    if spec.shuffle == "sample" and (largest := int(chunk_samples.max())) > 1:
+        raise ConfigError(
+            f'shuffle="sample" needs a manifest with one sample per chunk; a chunk of '
+            f"{spec.manifest_digest} has {largest}",
+            field="shuffle",
+        )
+
+
+def _prefix(sizes: Integers) -> Integers:
+    first = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=first[1:])
+    return first
+
+
+def _counting(counts: Integers) -> Integers:
+    """0..c-1 for each count c, one after the other."""
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1], dtype=np.int64) - np.repeat(ends - counts, counts)
+
+
+def _split_runs(
+    heads: Integers, tails: Integers, lanes: Integers, starts: Integers
+) -> tuple[Integers, Integers, Integers]:
+    """Cuts runs of places (both ends inclusive) at the starts of the lanes."""
+    last = np.searchsorted(starts, tails, side="right") - 1
+    counts = last - lanes + 1
+    lanes = np.repeat(lanes, counts) + _counting(counts)
+    heads = np.maximum(np.repeat(heads, counts), starts[lanes])
+    tails = np.minimum(np.repeat(tails, counts), starts[lanes + 1] - 1)
+    filled = heads <= tails
+    return heads[filled], tails[filled], lanes[filled]

@@ -1,0 +1,175 @@
+"""One rank's epoch: its samples batch by batch, and the chunks they need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamer.errors import ConfigError
+from streamer.order.epoch import EpochOrder
+from streamer.order.hashing import Chunks, Flags, Integers
+from streamer.order.schedule import Batches, Schedule, lane_needs, merge, run_needs
+from streamer.order.seats import Seating
+
+# Samples computed at once: a call costs ~0.7 ms for any small number (2 cores, 2026-11), so
+# batches below this are made in blocks; above it, nothing more is gained.
+_BLOCK_SAMPLES = 4096
+# Cells of the (batches, lanes) matrix of a block: 1 MB.
+_BLOCK_CELLS = 1 << 17
+
+
+@dataclass(frozen=True, eq=False)
+class BatchIndex:
+    """One rank's samples of one batch.
+
+    Attributes:
+        positions: (B/R,) places in the epoch; from n on they are padding.
+        ordinals: (B/R,) samples.
+        repeated: (B/R,) True where the sample only fills the batch up.
+    """
+
+    positions: Integers
+    ordinals: Integers
+    repeated: Flags
+
+
+class RankPlan:
+    """What one rank reads in one epoch; every rank has the same number of batches.
+
+    Owned by one thread; keeps one block of computed batches.
+
+    Args:
+        order: the epoch.
+        global_batch: B, samples over all ranks.
+        world: R, ranks; must divide B. Any R gives the same global batches.
+        rank: this rank.
+        drop_last: leave an incomplete last batch out instead of filling it with marked repeats.
+        start: the position of batch 0; not 0 only after a resume with another global batch.
+
+    Raises:
+        ConfigError: R does not divide B; no such rank; start outside 0..n.
+    """
+
+    def __init__(
+        self,
+        order: EpochOrder,
+        global_batch: int,
+        world: int,
+        rank: int,
+        drop_last: bool = False,
+        *,
+        start: int = 0,
+    ) -> None:
+        self.order = order
+        self.seating = Seating(order.spec.lanes, global_batch, world, rank)
+        self.drop_last = drop_last
+        if not 0 <= start <= order.samples:
+            raise ConfigError(f"start={start} is not in 0..{order.samples}", field="start")
+        self.start = start
+        self.batches = batch_count(order.samples - start, global_batch, drop_last)
+        self._block = range(0)
+        self._positions: Integers = np.empty((0, self.seating.seats), dtype=np.int64)
+        self._ordinals: Integers = self._positions
+
+    def __repr__(self) -> str:
+        seating = self.seating
+        return (
+            f"RankPlan(epoch={self.order.epoch}, rank={seating.rank}/{seating.world}, "
+            f"global_batch={seating.global_batch}, batches={self.batches}, start={self.start}, "
+            f"drop_last={self.drop_last})"
+        )
+
+    @property
+    def samples(self) -> int:
+        """Samples this rank yields in the epoch, repeats included."""
+        return self.batches * self.seating.seats
+
+    def position(self, batch: int) -> int:
+        """Position delivered when all batches before `batch` are: what a `State` keeps."""
+        return self.start + batch * self.seating.global_batch
+
+    def batch(self, batch: int) -> BatchIndex:
+        """This rank's samples of a batch, 0 <= batch < batches.
+
+        Raises:
+            IndexError: no such batch.
+        """
+        if not 0 <= batch < self.batches:
+            raise IndexError(f"batch {batch} is not in 0..{self.batches - 1}")
+        if batch not in self._block:
+            self._compute(batch)
+        row = batch - self._block.start
+        positions = self._positions[row]
+        return BatchIndex(positions, self._ordinals[row], positions >= self.order.samples)
+
+    def schedule(self, start_batch: int = 0, stop_batch: int | None = None) -> Schedule:
+        """The chunks of this rank's batches start_batch..stop_batch-1, clipped to these batches.
+
+        Costs as much as the chunks of these batches, wherever they are.
+
+        Raises:
+            IndexError: not 0 <= start_batch <= stop_batch <= batches.
+        """
+        stop = self.batches if stop_batch is None else stop_batch
+        if not 0 <= start_batch <= stop <= self.batches:
+            raise IndexError(f"batches {start_batch}..{stop} are not in 0..{self.batches}")
+        if start_batch == stop:
+            return merge([])
+        run = Batches(self.start, self.seating.global_batch, start_batch, stop)
+        needs = [*self._needs(run), *self._padding_needs(stop)]
+        return merge(needs)
+
+    def _needs(self, run: Batches) -> list[tuple[Chunks, Integers, Integers]]:
+        seating, order = self.seating, self.order
+        if order.spec.shuffle == "none":
+            seats = slice(seating.rank * seating.seats, (seating.rank + 1) * seating.seats)
+            return [run_needs(order.chunk_first, seats, run, order.samples)]
+        return list(lane_needs(order, seating.rank_lanes(run.first_position), run))
+
+    def _padding_needs(self, stop: int) -> list[tuple[Chunks, Integers, Integers]]:
+        """Repeats can lie in a lane's chunk that only another rank draws from: looked up one by one."""
+        if self.position(stop) <= self.order.samples:
+            return []
+        last = self.batch(stop - 1)
+        ordinals = np.unique(last.ordinals[last.repeated])
+        chunks = np.searchsorted(self.order.chunk_first, ordinals, side="right") - 1
+        batch = np.full(len(chunks), stop - 1, dtype=np.int64)
+        return [(chunks.astype(np.uint32), batch, batch)]
+
+    def _compute(self, batch: int) -> None:
+        seating = self.seating
+        count = min(_BLOCK_SAMPLES // seating.seats, _BLOCK_CELLS // seating.lanes)
+        first = batch - batch % max(1, count)
+        self._block = range(first, min(first + max(1, count), self.batches))
+        starts = np.arange(self._block.start, self._block.stop, dtype=np.int64)
+        positions = seating.positions(self.start + starts * seating.global_batch)
+        ordinals = self.order.ordinals(positions.ravel()).reshape(positions.shape)
+        positions.flags.writeable = ordinals.flags.writeable = False
+        self._positions, self._ordinals = positions, ordinals
+
+
+def batch_count(samples: int, global_batch: int, drop_last: bool) -> int:
+    """Batches of so many samples: whole ones only, or the last one filled up."""
+    return samples // global_batch if drop_last else -(-samples // global_batch)
+
+
+def worker_batches(start_batch: int, stop_batch: int, worker: int, workers: int) -> range:
+    """The batches that worker `worker` of `workers` of a plain DataLoader yields, whole.
+
+    torch asks its workers in turn, beginning with worker 0, so this restores the order of the
+    batches for any number of workers. Where the dataset was not told the batch size, the plan has
+    global_batch = world: one sample of this rank per "batch", and torch makes the batches.
+
+    Args:
+        start_batch: first batch after a resume, else 0.
+        stop_batch: one past the last.
+        worker: torch's worker id; 0 without workers.
+        workers: number of workers; 1 without workers.
+
+    Raises:
+        ConfigError: no such worker.
+    """
+    if not 0 <= worker < workers:
+        raise ConfigError(f"worker={worker} is not in 0..{workers - 1}", field="num_workers")
+    return range(start_batch + worker, stop_batch, workers)

@@ -1,0 +1,210 @@
+"""How good an order is and what it costs, before a byte is read; and the same in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamer.config import format_bytes
+from streamer.errors import ConfigError
+from streamer.order.hashing import Integers
+from streamer.order.seats import Seating
+from streamer.order.spec import OrderSpec
+
+# Below this a request per sample costs more time and money than it can be worth (DESIGN 6.10).
+SAMPLE_SHUFFLE_FLOOR_BYTES = 256 * 1024
+# S3 standard, us-east-1, 2025: 0.0004 USD per 1,000 GET requests.
+GET_PRICE_USD = 0.4e-6
+# The chunk a request fetches in block order.
+_BLOCK_REQUEST_BYTES = 8 * 1024 * 1024
+
+
+def vif_bound(spec: OrderSpec, chunk_samples: Integers, global_batch: int, *, correlation: float = 1.0) -> float:
+    """Upper bound of the variance of a batch's mean, as a multiple of that of a full shuffle.
+
+    1 + rho (B/L - 1) (1/k - L/M), while B is at most half of the open samples: a batch takes B/L
+    samples of each lane, from k of its M/L chunks.
+
+    Args:
+        spec: the order.
+        chunk_samples: (M,) samples per chunk.
+        global_batch: B.
+        correlation: rho, the correlation of samples of one chunk; 1: chunks sorted by label.
+
+    Source: checked by measurement in benchmarks/order.py.
+    """
+    if spec.shuffle == "none":
+        return 1.0 + correlation * (global_batch - 1)
+    lane_chunks = np.count_nonzero(chunk_samples) / spec.lanes
+    lane_batch = max(global_batch / spec.lanes, 1.0)
+    return 1.0 + correlation * (lane_batch - 1) * max(0.0, 1 / spec.lane_window - 1 / lane_chunks)
+
+
+def bound_holds(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> bool:
+    """Whether B is at most half of the samples of K chunks, where `vif_bound` was checked."""
+    mean = float(chunk_samples.sum()) / max(1, int(np.count_nonzero(chunk_samples)))
+    return global_batch <= spec.lanes * spec.lane_window * mean / 2
+
+
+@dataclass(frozen=True)
+class LaneSpread:
+    """How the lanes lie on the nodes.
+
+    Attributes:
+        nodes: machines with equal numbers of consecutive ranks.
+        crossing: lanes that more than one node draws from: their chunks are fetched that often.
+        store_factor: store bytes of an epoch over all nodes / bytes of the dataset, without cache.
+        cure: a number of lanes near the present one that no two nodes share; None: nothing to cure,
+            or no cure (without shuffle).
+    """
+
+    nodes: int
+    crossing: tuple[int, ...]
+    store_factor: float
+    cure: int | None
+
+    def __str__(self) -> str:
+        if self.cure is None and self.crossing:
+            return (
+                f"{self.nodes} nodes read a run of every batch each: without shuffle most chunks "
+                f"are fetched by all of them, store bytes up to {self.store_factor:.2f} x dataset"
+            )
+        if not self.crossing:
+            return f"{self.nodes} nodes share no lane: store bytes 1.00 x dataset"
+        lanes = ", ".join(map(str, self.crossing[:8]))
+        more = f" and {len(self.crossing) - 8} more" if len(self.crossing) > 8 else ""
+        return (
+            f"{self.nodes} nodes share the lanes {lanes}{more}: store bytes up to "
+            f"{self.store_factor:.2f} x dataset; lanes={self.cure} makes it 1.00 "
+            "(another order: only for a new run)"
+        )
+
+
+def lane_spread(spec: OrderSpec, global_batch: int, nodes: int) -> LaneSpread:
+    """Predicts which lanes cross nodes.
+
+    Raises:
+        ConfigError: the nodes cannot share the batch equally.
+    """
+    if spec.shuffle == "none":
+        # The only lane is everybody's: a chunk of several batches is needed by every node.
+        return LaneSpread(nodes, (0,) if nodes > 1 else (), float(nodes), None)
+    drawn: Counter[int] = Counter()
+    for node in range(nodes):
+        seating = Seating(spec.lanes, global_batch, nodes, node)
+        drawn.update(seating.rank_lanes(0).tolist())
+    crossing = tuple(sorted(lane for lane, count in drawn.items() if count > 1))
+    factor = sum(drawn.values()) / max(1, len(drawn))
+    return LaneSpread(nodes, crossing, factor, near_lanes(spec, global_batch, nodes) if crossing else None)
+
+
+def near_lanes(spec: OrderSpec, global_batch: int, nodes: int) -> int:
+    """The multiple of `nodes` that divides B and is nearest to L, the larger of two as near."""
+    fits = [n for n in range(nodes, global_batch + 1, nodes) if global_batch % n == 0]
+    return min(reversed(fits), key=lambda lanes: max(lanes / spec.lanes, spec.lanes / lanes))
+
+
+def check_window(spec: OrderSpec, chunk_local_bytes: Integers, nodes: int, cache_bytes: int) -> None:
+    """Refuses a cache that cannot hold the chunks a node has open, plus one to move on.
+
+    Args:
+        spec: the order.
+        chunk_local_bytes: (M,) bytes of each chunk on the disk.
+        nodes: machines that share the window.
+        cache_bytes: the limit of one machine's cache.
+
+    Raises:
+        ConfigError: names both settings, the bytes, and a window that fits.
+    """
+    lanes = -(-spec.lanes // nodes) + (spec.lanes % nodes > 0)
+    count = min(lanes * spec.lane_window + 1, len(chunk_local_bytes))
+    largest = np.partition(chunk_local_bytes, len(chunk_local_bytes) - count)[-count:]
+    needed = int(largest.sum())
+    if needed <= cache_bytes:
+        return
+    fitting = int(spec.window * cache_bytes / needed)
+    cure = f"shuffle_window={fitting}" if spec.lane_window > 1 else f"lanes={max(1, spec.lanes // 2)}"
+    raise ConfigError(
+        f"cache_bytes={format_bytes(cache_bytes)} cannot hold the chunks that are open together on "
+        f"one node: {count} chunks, {format_bytes(needed)} (shuffle_window={spec.window} over "
+        f"{nodes} nodes, {spec.lanes} lanes); give the cache more, or pass {cure} on all nodes",
+        field="cache_bytes",
+        cache_bytes=cache_bytes,
+        needed_bytes=needed,
+    )
+
+
+def check_sample_shuffle(samples: int, total_bytes: int) -> None:
+    """Refuses shuffle="sample" where a request per sample is too dear.
+
+    Args:
+        samples: n.
+        total_bytes: bytes of all samples.
+
+    Raises:
+        ConfigError: mean sample below 256 KiB; has the price of both.
+    """
+    mean = total_bytes / max(1, samples)
+    if mean >= SAMPLE_SHUFFLE_FLOOR_BYTES:
+        return
+    blocks = -(-total_bytes // _BLOCK_REQUEST_BYTES)
+    raise ConfigError(
+        f'shuffle="sample" asks the store for every sample: {samples:,} requests per epoch '
+        f"({samples * GET_PRICE_USD:,.2f} USD on S3) for {format_bytes(mean)} each, instead of "
+        f'{blocks:,} ({blocks * GET_PRICE_USD:,.2f} USD) with shuffle="block"; it is allowed from '
+        f"{format_bytes(SAMPLE_SHUFFLE_FLOOR_BYTES)} per sample on",
+        field="shuffle",
+    )
+
+
+def explain(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_bytes: int, nodes: int = 1) -> str:
+    """The order in words: what `streamer index --explain` and the log say.
+
+    Args:
+        spec: the order.
+        chunk_samples: (M,) samples per chunk.
+        global_batch: B.
+        total_bytes: bytes of all chunks.
+        nodes: machines.
+    """
+    rows = {"order": _order_row(spec), "dataset": _dataset_row(chunk_samples, total_bytes)}
+    if spec.shuffle != "none":
+        rows["lanes"] = f"{spec.lanes}: {global_batch / spec.lanes:g} samples of a batch from each"
+        rows["window"] = _window_row(spec, chunk_samples, total_bytes)
+        rows["mixing"] = _mixing_row(spec, chunk_samples, global_batch)
+    if nodes > 1:
+        rows["nodes"] = str(lane_spread(spec, global_batch, nodes))
+    return "\n".join(f"{name:<8} {text}" for name, text in rows.items())
+
+
+def _order_row(spec: OrderSpec) -> str:
+    return f"{spec.order_id}: seed {spec.seed}, shuffle {spec.shuffle}, {spec.cut} cut"
+
+
+def _dataset_row(chunk_samples: Integers, total_bytes: int) -> str:
+    samples, chunks = int(chunk_samples.sum()), max(1, int(np.count_nonzero(chunk_samples)))
+    return (
+        f"{samples:,} samples in {chunks:,} chunks, {format_bytes(total_bytes)}: "
+        f"{samples / chunks:,.1f} samples, {format_bytes(total_bytes / chunks)} per chunk"
+    )
+
+
+def _window_row(spec: OrderSpec, chunk_samples: Integers, total_bytes: int) -> str:
+    chunks = max(1, int(np.count_nonzero(chunk_samples)))
+    opened = min(spec.lanes * spec.lane_window, chunks)
+    return (
+        f"{opened} chunks open over all nodes ({spec.lane_window} per lane, "
+        f"shuffle_window={spec.window}): {format_bytes(opened * total_bytes / chunks)} of cache"
+    )
+
+
+def _mixing_row(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> str:
+    worst, mild = (vif_bound(spec, chunk_samples, global_batch, correlation=rho) for rho in (1.0, 0.1))
+    checked = bound_holds(spec, chunk_samples, global_batch)
+    caution = "" if checked else " (a guess: the batch exceeds half of the open samples)"
+    return (
+        f"variance of a batch's mean at most {worst:.2f} x a full shuffle's with chunks sorted by "
+        f"label, {mild:.2f} x at a correlation of 0.1{caution}"
+    )

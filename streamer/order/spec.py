@@ -1,0 +1,169 @@
+"""What fixes an order: manifest, seed, shuffle, lanes, window. Not ranks, nodes, workers, cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from streamer.errors import ConfigError, ManifestError
+from streamer.order.hashing import Integers
+
+Shuffle: TypeAlias = Literal["block", "sample", "none"]
+Cut: TypeAlias = Literal["fixed", "redrawn"]
+
+# Raised whenever the same parts would give another order; part of every order_id.
+ORDER_FORMAT = 1
+
+
+def shuffle_mode(shuffle: bool | str) -> Shuffle:
+    """Reads `shuffle=` as users write it: True is "block", False is "none".
+
+    Raises:
+        ConfigError: another word.
+    """
+    if isinstance(shuffle, bool):
+        return "block" if shuffle else "none"
+    for mode in get_args(Shuffle):
+        if shuffle == mode:
+            return mode  # type: ignore[no-any-return]
+    raise ConfigError(f'shuffle={shuffle!r} is not one of True, False, "block", "sample", "none"', field="shuffle")
+
+
+@dataclass(frozen=True)
+class OrderSpec:
+    """The parts of an order; equal parts give the same order on any machines, for every epoch.
+
+    Attributes:
+        manifest_digest: digest of the manifest or selection the ordinals count in.
+        seed: 0 <= seed < 2**64.
+        shuffle: "block" (chunks and windows of chunks), "sample" (over one-sample chunks), "none".
+        lanes: L, the canonical streams of an epoch, >= 1; 1 when "none".
+        window: K, chunks open together over all nodes, >= 1; 1 when "none".
+        cut: "fixed": a chunk stays in its lane for the whole run, so node caches stay useful;
+            "redrawn": dealt to the lanes anew in every epoch, where nodes share caches.
+
+    Raises:
+        ConfigError: a part outside of these rules.
+    """
+
+    manifest_digest: str
+    seed: int
+    shuffle: Shuffle
+    lanes: int
+    window: int
+    cut: Cut = "fixed"
+
+    def __post_init__(self) -> None:
+        shuffle_mode(self.shuffle)
+        if not 0 <= self.seed < 1 << 64:
+            raise ConfigError(f"seed={self.seed} is not in 0..2**64-1", field="seed")
+        if self.cut not in get_args(Cut):
+            raise ConfigError(f'cut={self.cut!r} is not "fixed" or "redrawn"', field="cut")
+        _at_least_one("lanes", self.lanes)
+        _at_least_one("shuffle_window", self.window)
+        if self.shuffle == "none" and (self.lanes, self.window) != (1, 1):
+            raise ConfigError(
+                f"lanes={self.lanes} and shuffle_window={self.window} have no meaning with "
+                "shuffle=False; leave them out",
+                field="lanes",
+            )
+
+    @classmethod
+    def auto(
+        cls,
+        manifest_digest: str,
+        chunk_samples: Integers,
+        batch_size: int,
+        seed: int,
+        shuffle: bool | str = "block",
+        *,
+        lanes: int | None = None,
+        window: int | None = None,
+        cut: Cut = "fixed",
+    ) -> OrderSpec:
+        """Chooses lanes and window from the manifest and the global batch, and from nothing else.
+
+        Facts of one node (free disk, cache size, ranks) must not enter: nodes would silently
+        disagree on the order. To resume with another global batch, pass the state's lanes and
+        window.
+
+        Args:
+            manifest_digest: identity of the manifest or selection.
+            chunk_samples: (M,) samples per chunk; empty chunks do not count.
+            batch_size: the global batch B, samples over all ranks.
+            seed: 0 <= seed < 2**64.
+            shuffle: as users write it.
+            lanes: overrides L.
+            window: overrides K.
+            cut: see the class.
+
+        Raises:
+            ConfigError: a value outside its rule.
+            ManifestError: no samples.
+        """
+        _at_least_one("batch_size", batch_size)
+        mode = shuffle_mode(shuffle)
+        chunks = int(np.count_nonzero(chunk_samples))
+        if chunks == 0:
+            raise ManifestError(
+                f"manifest {manifest_digest} has no samples in {len(chunk_samples)} chunks; "
+                "check the url and the selection",
+                manifest=manifest_digest,
+            )
+        if mode == "none":
+            return cls(manifest_digest, seed, mode, lanes or 1, window or 1, cut)
+        return cls(
+            manifest_digest,
+            seed,
+            mode,
+            auto_lanes(chunks, batch_size) if lanes is None else lanes,
+            auto_window(chunks, batch_size) if window is None else window,
+            cut,
+        )
+
+    @cached_property
+    def order_id(self) -> str:
+        """32 hex characters: the digest of all parts and of the format of the order."""
+        text = json.dumps({"order": ORDER_FORMAT, **self.parts()}, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    @property
+    def lane_window(self) -> int:
+        """k: the pieces open together in one lane, >= 1."""
+        return max(1, self.window // self.lanes)
+
+    def parts(self) -> dict[str, str | int]:
+        """The parts by name, plain values."""
+        return {
+            "manifest": self.manifest_digest,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "lanes": self.lanes,
+            "window": self.window,
+            "cut": self.cut,
+        }
+
+
+def auto_lanes(chunks: int, batch_size: int) -> int:
+    """L: the largest divisor of B with at least ~32 chunks per lane, at most 256.
+
+    Up to 8 lanes for any batch, then one per 64 samples: each lane splits over no more than one
+    node, and 32 chunks are what a lane's own window needs to mix.
+    """
+    limit = min(max(8, min(256, batch_size // 64)), max(1, chunks // 32))
+    return max(d for d in range(1, limit + 1) if batch_size % d == 0)
+
+
+def auto_window(chunks: int, batch_size: int) -> int:
+    """K: as many chunks as the batch has samples, in 64..1024, at most a 16th of the dataset."""
+    return min(max(batch_size, 64), 1024, max(1, chunks // 16))
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{name}={value} must be at least 1", field=name)
