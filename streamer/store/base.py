@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -26,10 +26,10 @@ class ObjectStore(Protocol):
     cannot find out compares size and Last-Modified. Nothing here retries.
     """
 
-    def get(self, target: ObjectRecord, start: int, stop: int) -> AsyncIterator[memoryview]:
+    def get(self, target: ObjectRecord, start: int, stop: int) -> AsyncGenerator[memoryview, None]:
         """Yields the bytes `[start, stop)` of `target` in order, in pieces as they arrive.
 
-        Closing the iterator early abandons the request (a hedge that lost, a body that stalled).
+        Closing the generator early abandons the request (a hedge that lost, a body that stalled).
 
         Raises:
             ObjectNotFoundError, AccessDeniedError, ObjectChangedError: permanent.
@@ -37,7 +37,7 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
+    def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         """Yields pages of the objects below `url` (a prefix, an object, or a glob), with size and version.
 
         Raises:

@@ -1,0 +1,184 @@
+"""The fetcher: chunks and ranges from any store, bounded in requests and bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from streamer.config import FetchConfig
+from streamer.errors import ClosedError
+from streamer.fetch import plan
+from streamer.fetch.endpoint import Endpoint
+from streamer.fetch.gate import Due, Gate, Line
+from streamer.fetch.memory import budget_bytes
+from streamer.fetch.statistics import FetchStatistics, Tally
+from streamer.fetch.transfer import Transfer
+from streamer.manifest.model import Chunk, Extent
+from streamer.store.base import ObjectStore
+from streamer.store.urls import split
+
+OpenStore = Callable[[str], ObjectStore]
+
+
+class Fetched:
+    """The bytes of a chunk and the memory they were given; close it when they are written.
+
+    Attributes:
+        parts: views whose concatenation is the chunk's bytes.
+    """
+
+    def __init__(self, parts: list[memoryview], memory: Gate, reserved_bytes: int) -> None:
+        self.parts = parts
+        self._memory = memory
+        self._reserved_bytes = reserved_bytes
+
+    def __repr__(self) -> str:
+        return f"Fetched({len(self.parts)} parts, {self._reserved_bytes} bytes reserved)"
+
+    def __enter__(self) -> Fetched:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drops the bytes and gives their memory back; idempotent."""
+        reserved, self._reserved_bytes = self._reserved_bytes, 0
+        self.parts = []
+        if reserved:
+            self._memory.release(reserved)
+
+
+class Fetcher:
+    """Many ranged GETs: windows per endpoint, retries, hedges. Async context manager, on one event loop.
+
+    Args:
+        config: bounds and budgets.
+        open_store: opens the store of a root ("s3://bucket"); called once per root. The fetcher closes it.
+    """
+
+    def __init__(self, config: FetchConfig, open_store: OpenStore) -> None:
+        self._config = config
+        self._open_store = open_store
+        self._endpoints: dict[str, Endpoint] = {}
+        self._memory = Gate(config.memory_bytes or budget_bytes())
+        self._tally = Tally()
+        self._open = False
+
+    def __repr__(self) -> str:
+        return f"Fetcher({list(self._endpoints.values())}, memory={self._memory})"
+
+    async def __aenter__(self) -> Fetcher:
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Closes the stores; idempotent. Fetches still running fail."""
+        self._open = False
+        endpoints, self._endpoints = list(self._endpoints.values()), {}
+        for endpoint in endpoints:
+            await endpoint.store.aclose()
+
+    async def fetch(self, chunk: Chunk, *, due: Due | None = None) -> Fetched:
+        """Fetches the bytes of a chunk's extents, in order.
+
+        Args:
+            chunk: its extents may lie in several objects; ranges run concurrently.
+            due: when its first reader needs it, in seconds on the loop's clock; read again while it waits.
+                None: now.
+
+        Raises:
+            StoreError: see Transfer.run; the other ranges of the chunk are cancelled.
+            ClosedError: the fetcher is not open.
+        """
+        ranges = plan.requests(chunk.extents, self._config.range_bytes)
+        line = Line(due or _now)
+        reserved = sum(extent.length for extent in ranges)
+        await self._memory.acquire(line, reserved)
+        try:
+            parts = await self._fetch_all(ranges, line)
+        except BaseException:
+            self._memory.release(reserved)
+            raise
+        return Fetched(parts, self._memory, reserved)
+
+    async def read(self, extent: Extent, *, due: Due | None = None) -> bytes:
+        """Fetches one range as bytes: index reads and other small things. No copy when it came in one piece.
+
+        Raises:
+            StoreError, ClosedError: as fetch.
+        """
+        line = Line(due or _now)
+        await self._memory.acquire(line, extent.length)
+        try:
+            ranges = plan.requests([extent], self._config.range_bytes)
+            return b"".join(await self._fetch_all(ranges, line))
+        finally:
+            self._memory.release(extent.length)
+
+    def store(self, url: str) -> ObjectStore:
+        """The open store that serves `url`, for listings and puts."""
+        return self._endpoint(url).store
+
+    def statistics(self) -> FetchStatistics:
+        """Counts since it was opened, gauges now."""
+        endpoints, tally = self._endpoints.values(), self._tally
+        middle, high, highest = tally.first_byte.quantiles(0.5, 0.95, 0.99)
+        return FetchStatistics(
+            requests=tally.requests,
+            received_bytes=tally.received_bytes,
+            retries=tally.retries,
+            hedges=tally.hedges,
+            hedge_wins=tally.hedge_wins,
+            throttled=tally.throttled,
+            stalled=tally.stalled,
+            failures=tally.failures,
+            window=sum(endpoint.control.size for endpoint in endpoints),
+            in_flight=sum(endpoint.gate.used for endpoint in endpoints),
+            waiting=sum(endpoint.gate.waiting for endpoint in endpoints) + self._memory.waiting,
+            reserved_bytes=self._memory.used,
+            reserved_peak_bytes=self._memory.peak,
+            first_byte_p50_seconds=middle,
+            first_byte_p95_seconds=high,
+            first_byte_p99_seconds=highest,
+        )
+
+    async def _fetch_all(self, ranges: Sequence[Extent], line: Line) -> list[memoryview]:
+        if len(ranges) == 1:
+            return await self._transfer(ranges[0], line).run()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._transfer(extent, line).run()) for extent in ranges]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from failures.exceptions[0].__cause__
+        return [part for task in tasks for part in task.result()]
+
+    def _transfer(self, extent: Extent, line: Line) -> Transfer:
+        endpoint = self._endpoint(extent.object.url)
+        return Transfer(extent, line, endpoint, self._config, self._tally)
+
+    def _endpoint(self, url: str) -> Endpoint:
+        if not self._open:
+            raise ClosedError("the fetcher is closed; use it inside its `async with`")
+        root = split(url).root
+        if root not in self._endpoints:
+            self._endpoints[root] = Endpoint(root, self._open_store(root), self._config)
+        return self._endpoints[root]
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

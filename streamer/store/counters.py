@@ -1,0 +1,25 @@
+"""What a store counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamer.store.base import StoreStatistics
+
+
+@dataclass(slots=True)
+class Counters:
+    """Mutable twin of StoreStatistics; one owner, one loop."""
+
+    requests: int = 0
+    lists: int = 0
+    received_bytes: int = 0
+
+    def received(self, piece: memoryview) -> int:
+        """Counts a piece; returns its length."""
+        self.received_bytes += piece.nbytes
+        return piece.nbytes
+
+    def frozen(self) -> StoreStatistics:
+        """The counts now."""
+        return StoreStatistics(self.requests, self.lists, self.received_bytes)

@@ -1,0 +1,117 @@
+"""One table from what a store answers to the errors of streamer; shared by every store.
+
+Messages name the url and what to check. They carry no text of the foreign error, because that may quote signed
+urls; its text, with secrets struck out, stays in `__cause__`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from streamer.errors import (
+    AccessDeniedError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    ShortReadError,
+    StoreError,
+    StoreTimeoutError,
+    StreamerError,
+    ThrottledError,
+)
+from streamer.manifest.model import ObjectRecord
+from streamer.store.urls import shown
+
+Mapper = Callable[[str, Exception, ObjectRecord | None], StreamerError]
+
+_SECRET = re.compile(
+    r"((?:sig|signature|x-amz-signature|x-amz-security-token|x-amz-credential|x-goog-signature|access_token"
+    r"|token|key|secret|password|authorization)\"?\s*[=:]\s*\"?)[^&\s\"',]+",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a store said instead of bytes.
+
+    Attributes:
+        status: of HTTP; None when there was no answer at all.
+        code: the store's own word, e.g. "SlowDown"; shown to people.
+        retry_after_seconds: as the store asked.
+    """
+
+    status: int | None
+    code: str = ""
+    retry_after_seconds: float | None = None
+
+
+def error_of(url: str, answer: Answer) -> StoreError:
+    """The error for an answer; a StoreError's `details` has url, status and, when asked for, retry_after_seconds."""
+    kind, advice = _KINDS.get(answer.status or 0, (StoreError, ""))
+    if answer.code in _EXPIRED:
+        kind, advice = AccessDeniedError, "the credentials have expired; renew them"
+    said = " ".join(str(word) for word in (answer.status, answer.code) if word)
+    return kind(
+        f"{shown(url)}: the store answered {said or 'nothing'}" + (f"; {advice}" if advice else ""),
+        url=shown(url),
+        status=answer.status,
+        code=answer.code or None,
+        retry_after_seconds=answer.retry_after_seconds,
+    )
+
+
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
+_ACCESS = "check the credentials (key, secret, token, profile, anon=True) and the bucket's policy"
+_SLOWER = "it asks for fewer requests"
+_KINDS: dict[int, tuple[type[StoreError], str]] = {
+    301: (StoreError, "the bucket lives in another region; set client_kwargs={'region_name': ...}"),
+    307: (StoreError, "the bucket lives in another region; set client_kwargs={'region_name': ...}"),
+    400: (StoreError, "check the region, the endpoint and the credentials"),
+    401: (AccessDeniedError, _ACCESS),
+    403: (AccessDeniedError, _ACCESS),
+    404: (ObjectNotFoundError, "check the bucket and the key"),
+    408: (StoreTimeoutError, ""),
+    410: (ObjectNotFoundError, "it was deleted"),
+    412: (ObjectChangedError, "the object changed since it was indexed; index it again"),
+    416: (ObjectChangedError, "the object is shorter than the manifest says; index it again"),
+    429: (ThrottledError, _SLOWER),
+    503: (ThrottledError, _SLOWER),
+    504: (StoreTimeoutError, ""),
+}
+
+
+def unreachable(url: str, reason: str) -> StoreError:
+    """No connection, or it broke: worth another try."""
+    return StoreError(f"{shown(url)}: {reason}; check the endpoint and the network", url=shown(url), status=None)
+
+
+def short_read(url: str, start: int, stop: int, received: int) -> ShortReadError:
+    """The body ended early."""
+    return ShortReadError(
+        f"{shown(url)}: the body of [{start}, {stop}) ended after {received} of {stop - start} bytes",
+        url=shown(url),
+        start=start,
+        stop=stop,
+        received=received,
+    )
+
+
+@contextmanager
+def translating(mapper: Mapper, url: str, target: ObjectRecord | None = None) -> Iterator[None]:
+    """Turns every foreign error inside into ours, by the store's one `mapper`."""
+    try:
+        yield
+    except StreamerError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the edge: whatever a library raises becomes ours
+        raise mapper(url, error, target) from redacted(error)
+
+
+def redacted(error: BaseException) -> BaseException:
+    """The foreign error as a cause; a copy without secrets when its text may hold one."""
+    text = str(error)
+    clean = _SECRET.sub(r"\1***", text)
+    return error if clean == text else RuntimeError(f"{type(error).__name__}: {clean}")

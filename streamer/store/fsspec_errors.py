@@ -1,0 +1,70 @@
+"""From the exceptions of fsspec and the libraries below it to ours, at this one place."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Mapping
+
+from streamer.errors import StoreTimeoutError, StreamerError
+from streamer.manifest.model import ObjectRecord
+from streamer.store import failures, versions
+from streamer.store.urls import shown
+
+_STATUS_OF_ERRNO = {errno.ENOENT: 404, errno.EACCES: 403, errno.EPERM: 403, errno.EBUSY: 503}
+
+
+def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
+    """Our error for a foreign one: by the HTTP answer in its chain, else by type and errno."""
+    answer = _answer(error)
+    if answer.status == 412 and target is not None:
+        return versions.changed(target, None)
+    if answer.status is not None:
+        return failures.error_of(url, answer)
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
+        return StoreTimeoutError(f"{shown(url)}: timed out", url=shown(url), status=None)
+    return failures.unreachable(url, f"the request failed ({type(error).__name__})")
+
+
+def _answer(error: BaseException | None) -> failures.Answer:
+    """The first HTTP answer in the chain of causes; s3fs and gcsfs translate theirs into OSErrors and keep it there."""
+    step = error
+    while step is not None:
+        if (found := _http_answer(step)) is not None:
+            return found
+        step = step.__cause__ or step.__context__
+    return failures.Answer(_status_of_type(error))
+
+
+def _http_answer(error: BaseException) -> failures.Answer | None:
+    response = getattr(error, "response", None)  # botocore's ClientError: a dict
+    if isinstance(response, Mapping) and "ResponseMetadata" in response:
+        metadata = response["ResponseMetadata"]
+        headers = metadata.get("HTTPHeaders", {})
+        code = str(response.get("Error", {}).get("Code", ""))
+        return failures.Answer(metadata.get("HTTPStatusCode"), code, _seconds(headers.get("retry-after")))
+    for name in ("status", "status_code", "code"):  # aiohttp, azure, gcsfs
+        status = getattr(error, name, None)
+        if isinstance(status, int) and 300 <= status < 600:
+            headers = getattr(error, "headers", None) or {}
+            return failures.Answer(status, "", _seconds(headers.get("Retry-After")))
+    return None
+
+
+def _seconds(text: str | None) -> float | None:
+    """Retry-After in seconds; its date form is not used by object stores and is ignored."""
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
+
+
+def _status_of_type(error: BaseException | None) -> int | None:
+    if isinstance(error, FileNotFoundError):
+        return 404
+    if isinstance(error, PermissionError) or type(error).__name__ in _NO_CREDENTIALS:
+        return 403
+    return _STATUS_OF_ERRNO.get(error.errno or 0) if isinstance(error, OSError) else None
+
+
+_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError")

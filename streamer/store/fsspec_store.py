@@ -1,0 +1,212 @@
+"""Any url that fsspec knows: the universal fallback, and the reference for S3.
+
+Async filesystems run on our own loop without threads; sync ones in threads. fsspec's caches are never used: they
+can return zeros, truncated or stale bytes (2026.9.0), and its own parallel read waits in batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from streamer.errors import ConfigError, ObjectNotFoundError
+from streamer.manifest.model import ObjectRecord
+from streamer.store import failures, patterns, urls, versions
+from streamer.store.base import StoreStatistics
+from streamer.store.counters import Counters
+from streamer.store.failures import translating
+from streamer.store.fsspec_errors import mapped
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+PAGE_OBJECTS = 1000
+
+
+class RangeReader(Protocol):
+    """How one kind of filesystem reads a pinned range; raises foreign errors as they come."""
+
+    async def read(self, target: ObjectRecord, start: int, stop: int) -> bytes:
+        """The bytes `[start, stop)`, of the pinned version or ObjectChangedError."""
+        ...
+
+
+class FsspecStore:
+    """One fsspec filesystem. Lives on one event loop; the filesystem is made at first use, never shared.
+
+    Args:
+        root: what it serves, e.g. "s3://bucket".
+        protocol: fsspec's name of the filesystem.
+        options: as fsspec takes them; never shown.
+    """
+
+    def __init__(self, root: str, protocol: str, options: Mapping[str, object]) -> None:
+        self._root = root
+        self._protocol = protocol
+        self._options = dict(options)
+        self._files: FileCalls | None = None
+        self._reader: RangeReader | None = None
+        self._counters = Counters()
+
+    def __repr__(self) -> str:
+        return f"FsspecStore({self._root!r}, {self._protocol!r}, {self._counters})"
+
+    async def get(self, target: ObjectRecord, start: int, stop: int) -> AsyncGenerator[memoryview, None]:
+        """See ObjectStore.get; the range arrives as one piece."""
+        reader = self._reading()
+        self._counters.requests += 1
+        with translating(mapped, target.url, target):
+            content = await reader.read(target, start, stop)
+        piece = memoryview(content)
+        self._counters.received(piece)
+        yield piece[: stop - start]
+        if piece.nbytes != stop - start:
+            raise failures.short_read(target.url, start, stop, piece.nbytes)
+
+    async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
+        """See ObjectStore.list."""
+        pattern = patterns.Pattern.of(url)
+        self._counters.lists += 1
+        with translating(mapped, url):
+            found = await self._connected().find(url if pattern.single else pattern.folder)
+        records = [self._record(name, entry) for name, entry in sorted(found.items())]
+        if not records and pattern.single:
+            raise ObjectNotFoundError(
+                f"{urls.shown(url)}: nothing there; check the bucket and the prefix", url=urls.shown(url)
+            )
+        kept = [record for record in records if pattern.matches(record.url)]
+        for first in range(0, len(kept), PAGE_OBJECTS):
+            yield kept[first : first + PAGE_OBJECTS]
+
+    async def put(self, url: str, content: bytes) -> None:
+        """See ObjectStore.put."""
+        self._counters.requests += 1
+        with translating(mapped, url):
+            await self._connected().pipe(url, content)
+
+    def statistics(self) -> StoreStatistics:
+        """See ObjectStore.statistics."""
+        return self._counters.frozen()
+
+    async def aclose(self) -> None:
+        """Closes the filesystem's session."""
+        files, self._files, self._reader = self._files, None, None
+        if files is not None:
+            await files.aclose()
+
+    def _connected(self) -> FileCalls:
+        if self._files is None:
+            self._files = FileCalls(_filesystem(self._protocol, self._options))
+        return self._files
+
+    def _reading(self) -> RangeReader:
+        if self._reader is None:
+            files = self._connected()
+            self._reader = _s3_reader(files) or CheckedReader(files)
+        return self._reader
+
+    def _record(self, name: str, entry: Mapping[str, object]) -> ObjectRecord:
+        url = name if "://" in name else f"{self._protocol}://{name.lstrip('/')}"
+        size = entry.get("size")
+        return ObjectRecord(url, size if isinstance(size, int) else 0, versions.of_listing(entry))
+
+
+def _filesystem(protocol: str, options: Mapping[str, object]) -> AbstractFileSystem:
+    """A filesystem of our own: no instance shared with others, no listing kept."""
+    import fsspec
+
+    try:
+        kind = fsspec.get_filesystem_class(protocol)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"no filesystem for {protocol}:// ({error})", field="url") from error
+    extra: dict[str, object] = {"asynchronous": True} if kind.async_impl else {}
+    if protocol == "memory":  # its files are the class's, its instances hold nothing
+        return kind(**options)
+    return kind(skip_instance_cache=True, use_listings_cache=False, **extra, **options)
+
+
+class FileCalls:
+    """A filesystem behind one set of awaitable calls: its coroutines as they are, sync ones in threads."""
+
+    def __init__(self, filesystem: AbstractFileSystem) -> None:
+        self.filesystem = filesystem
+        self._is_async = bool(filesystem.async_impl)
+        # The library's own retries would hide 503s from the window and multiply with ours.
+        if hasattr(filesystem, "retries"):
+            filesystem.retries = 1
+
+    async def cat(self, url: str, start: int, stop: int) -> bytes:
+        """A range by `_cat_file`: one request."""
+        if self._is_async:
+            content = await self.filesystem._cat_file(url, start=start, end=stop)
+        else:
+            content = await asyncio.to_thread(self.filesystem.cat_file, url, start=start, end=stop)
+        return bytes(content) if not isinstance(content, bytes) else content
+
+    async def describe(self, url: str) -> dict[str, object]:
+        """The filesystem's info, fresh."""
+        if self._is_async:
+            return dict(await self.filesystem._info(url))
+        return dict(await asyncio.to_thread(self.filesystem.info, url))
+
+    async def find(self, url: str) -> dict[str, dict[str, object]]:
+        """All files below `url` with their infos."""
+        if self._is_async:
+            return dict(await self.filesystem._find(url, detail=True))
+        return dict(await asyncio.to_thread(self.filesystem.find, url, detail=True))
+
+    async def pipe(self, url: str, content: bytes) -> None:
+        """Writes a file in one step."""
+        if self._is_async:
+            await self.filesystem._pipe_file(url, content)
+        else:
+            await asyncio.to_thread(self.filesystem.pipe_file, url, content)
+
+    async def aclose(self) -> None:
+        """Closes an s3fs or aiohttp session where there is one."""
+        session = getattr(self.filesystem, "_s3", None) or getattr(self.filesystem, "_session", None)
+        if session is not None and self._is_async:
+            await session.close()
+
+
+class CheckedReader:
+    """For filesystems that cannot pin a read: the version is compared after each read.
+
+    An object does not return to an older version, so bytes read before a check that finds the manifest's
+    version are that version's.
+    """
+
+    def __init__(self, files: FileCalls) -> None:
+        self._files = files
+
+    async def read(self, target: ObjectRecord, start: int, stop: int) -> bytes:
+        """See RangeReader.read."""
+        content = await self._files.cat(target.url, start, stop)
+        entry = await self._files.describe(target.url)
+        if entry.get("size") != target.size:
+            raise versions.changed(target, f"{versions.of_listing(entry)} ({entry.get('size')} bytes)")
+        versions.require(target, versions.of_listing(entry))
+        return content
+
+
+class S3Reader:
+    """s3fs without its detours: one get_object with If-Match per range, no HEAD, no copy into a buffer."""
+
+    def __init__(self, files: FileCalls) -> None:
+        self._filesystem = files.filesystem
+
+    async def read(self, target: ObjectRecord, start: int, stop: int) -> bytes:
+        """See RangeReader.read."""
+        bucket, key, _ = self._filesystem.split_path(target.url)
+        pin = {"IfMatch": tag} if (tag := versions.if_match(target.version)) else {}
+        answer = await self._filesystem._call_s3(
+            "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **pin
+        )
+        async with answer["Body"] as body:
+            versions.require(target, versions.of_listing(answer))
+            return bytes(await body.read())
+
+
+def _s3_reader(files: FileCalls) -> S3Reader | None:
+    return S3Reader(files) if hasattr(files.filesystem, "_call_s3") else None

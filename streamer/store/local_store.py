@@ -1,0 +1,114 @@
+"""Files of this machine (or a mount): pread in threads, pinned by the open file's stat."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Iterator, Sequence
+
+from streamer.errors import ObjectNotFoundError
+from streamer.manifest.model import ObjectRecord
+from streamer.store import failures, patterns, urls, versions
+from streamer.store.base import StoreStatistics
+from streamer.store.counters import Counters
+from streamer.store.failures import translating
+from streamer.store.fsspec_errors import mapped
+
+PAGE_OBJECTS = 1000
+
+
+class LocalStore:
+    """The local file system. Reads and listings run in the loop's default threads."""
+
+    def __init__(self) -> None:
+        self._counters = Counters()
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self._counters})"
+
+    async def get(self, target: ObjectRecord, start: int, stop: int) -> AsyncGenerator[memoryview, None]:
+        """See ObjectStore.get; the range arrives as one piece."""
+        self._counters.requests += 1
+        with translating(mapped, target.url):
+            piece = memoryview(await asyncio.to_thread(_read, target, start, stop))
+        self._counters.received(piece)
+        yield piece
+        if piece.nbytes != stop - start:
+            raise failures.short_read(target.url, start, stop, piece.nbytes)
+
+    async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
+        """See ObjectStore.list."""
+        self._counters.lists += 1
+        pattern = patterns.Pattern.of(urls.split(url).key)
+        with translating(mapped, url):
+            found = await asyncio.to_thread(_walk, urls.split(url).key, pattern)
+        for first in range(0, len(found), PAGE_OBJECTS):
+            yield found[first : first + PAGE_OBJECTS]
+
+    async def put(self, url: str, content: bytes) -> None:
+        """See ObjectStore.put; the file appears by rename."""
+        self._counters.requests += 1
+        with translating(mapped, url):
+            await asyncio.to_thread(_write, urls.split(url).key, content)
+
+    def statistics(self) -> StoreStatistics:
+        """See ObjectStore.statistics."""
+        return self._counters.frozen()
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+def _read(target: ObjectRecord, start: int, stop: int) -> bytearray:
+    descriptor = os.open(urls.split(target.url).key, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _require(target, descriptor)
+        content = bytearray(stop - start)
+        filled = _fill(descriptor, memoryview(content), start)
+        _require(target, descriptor)
+    finally:
+        os.close(descriptor)
+    return content[:filled] if filled < len(content) else content
+
+
+def _fill(descriptor: int, view: memoryview, offset: int) -> int:
+    filled = 0
+    while filled < len(view) and (count := os.preadv(descriptor, [view[filled:]], offset + filled)):
+        filled += count
+    return filled
+
+
+def _require(target: ObjectRecord, descriptor: int) -> None:
+    status = os.fstat(descriptor)
+    versions.require(target, versions.stat_version(status.st_size, status.st_mtime_ns))
+
+
+def _walk(path: str, pattern: patterns.Pattern) -> list[ObjectRecord]:
+    if pattern.single and os.path.isfile(path):
+        return [_record(path)]
+    start = path if pattern.single else pattern.folder
+    if not os.path.isdir(start):
+        raise ObjectNotFoundError(f"{start}: no such file or folder", url=start)
+    return [_record(name) for name in sorted(_files(start)) if pattern.matches(name)]
+
+
+def _files(folder: str) -> Iterator[str]:
+    for parent, _, names in os.walk(folder, onerror=_raise):
+        yield from (os.path.join(parent, name) for name in names)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _record(path: str) -> ObjectRecord:
+    status = os.stat(path)
+    return ObjectRecord(path, status.st_size, versions.stat_version(status.st_size, status.st_mtime_ns))
+
+
+def _write(path: str, content: bytes) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    temporary = f"{path}.{os.getpid()}.part"
+    with open(temporary, "wb") as file:
+        file.write(content)
+    os.replace(temporary, path)

@@ -1,0 +1,52 @@
+"""From obstore's exceptions to ours, at this one place."""
+
+from __future__ import annotations
+
+import re
+
+from streamer.errors import ConfigError, StoreError, StreamerError
+from streamer.manifest.model import ObjectRecord
+from streamer.store import failures, versions
+
+# obstore 0.12 has no attribute for the status; its message begins "... status code: 503 Service Unavailable: <body>".
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_STATUS_OF_TYPE = {
+    "FileNotFoundError": 404,
+    "NotFoundError": 404,
+    "PreconditionError": 412,
+    "PermissionDeniedError": 403,
+    "UnauthenticatedError": 401,
+}
+
+
+def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
+    """Our error for obstore's; by type first, then by the status in the first line of its text."""
+    if type(error).__name__ in ("UnknownConfigurationKeyError", "InvalidPathError", "ValueError"):
+        return ConfigError(f"{url}: obstore cannot take this url or option: {error}", field="url")
+    answer = _answer(error)
+    if answer.status == 412 and target is not None:
+        return versions.changed(target, None)
+    return _unanswered(url, error) if answer.status is None else failures.error_of(url, answer)
+
+
+def _answer(error: Exception) -> failures.Answer:
+    text = str(error)
+    found = _STATUS.search(text.partition("\n\nDebug source")[0])
+    status = int(found[1]) if found else _STATUS_OF_TYPE.get(type(error).__name__)
+    code = _CODE.search(text)
+    return failures.Answer(status, code[1] if code else "")
+
+
+def _unanswered(url: str, error: Exception) -> StoreError:
+    kinds = ("Connect", "Timeout", "Decode", "Interrupted", "Request")
+    kind = next((kind for kind in kinds if f"kind: {kind}" in str(error)), "Unknown")
+    return failures.unreachable(url, _REASONS.get(kind, f"the request failed ({kind})"))
+
+
+_REASONS = {
+    "Connect": "no connection",
+    "Timeout": "timed out",
+    "Decode": "the connection broke in the body",
+    "Interrupted": "the connection broke",
+}

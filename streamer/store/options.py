@@ -1,0 +1,271 @@
+"""fsspec's storage options in obstore's words; pure.
+
+What cannot be said in obstore's words is named, so that the caller takes fsspec for the whole root instead of
+dropping an option in silence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from streamer.store.urls import Address
+
+Options = Mapping[str, object]
+
+# They tune fsspec's own buffering and pooling, which we do not use: no effect on which bytes are read.
+_WITHOUT_EFFECT = frozenset(
+    [
+        "default_block_size",
+        "default_cache_type",
+        "default_fill_cache",
+        "use_listings_cache",
+        "listings_expiry_time",
+        "max_paths",
+        "max_concurrency",
+        "cache_regions",
+        "asynchronous",
+        "loop",
+        "skip_instance_cache",
+        "project",
+        "access",
+        "consistency",
+        "block_size",
+        "cache_timeout",
+        "use_ssl",
+        "version_aware",
+        "fixed_upload_size",
+        "local_expiry_check",
+        "encoded",
+        "size_policy",
+    ]
+)
+_CONFIG_WITHOUT_EFFECT = frozenset(["retries", "max_pool_connections", "read_timeout", "tcp_keepalive"])
+
+
+@dataclass(slots=True)
+class Translation:
+    """The outcome.
+
+    Attributes:
+        config: obstore's store configuration; holds secrets, never shown.
+        client: obstore's client options.
+        profile: of AWS; the credentials are then found as boto does.
+        ca_file: PEM file to trust in addition to the system's.
+        unknown: options without a counterpart; empty means that obstore can serve.
+    """
+
+    config: dict[str, object] = field(default_factory=dict)
+    client: dict[str, object] = field(default_factory=dict)
+    profile: str | None = None
+    ca_file: str | None = None
+    unknown: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"Translation({sorted(self.config)}, unknown={self.unknown})"
+
+    def endpoint(self, name: str, url: object) -> None:
+        """An endpoint of one's own; plain http only when it says so."""
+        self.config[name] = str(url).rstrip("/")
+        self.client["allow_http"] = str(url).startswith("http://")
+
+    def verify(self, value: object) -> None:
+        """The `verify` of boto: a CA file, or True; False is refused to obstore and left to fsspec."""
+        if isinstance(value, str):
+            self.ca_file = value
+        elif value is not True and value is not None:
+            self.unknown.append("verify")
+
+
+def translate(address: Address, options: Options) -> Translation:
+    """Maps the options for one root."""
+    outcome = Translation()
+    table = _TABLES[_FAMILY[address.scheme]]
+    for name, value in options.items():
+        if name in table:
+            if value is not None:
+                table[name](outcome, value)
+        elif name not in _WITHOUT_EFFECT:
+            outcome.unknown.append(name)
+    return outcome
+
+
+def family(scheme: str) -> str | None:
+    """The family "s3", "gs", "az" or "http" for the schemes that obstore serves; None for others."""
+    return _FAMILY.get(scheme)
+
+
+_FAMILY = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gs",
+    "gcs": "gs",
+    "az": "az",
+    "abfs": "az",
+    "abfss": "az",
+    "http": "http",
+    "https": "http",
+}
+
+Setter = Callable[[Translation, object], None]
+
+
+def _config(name: str) -> Setter:
+    def put(outcome: Translation, value: object) -> None:
+        outcome.config[name] = str(value)
+
+    return put
+
+
+def _anonymous(outcome: Translation, value: object) -> None:
+    if value:
+        outcome.config["skip_signature"] = True
+
+
+def _each(prefix: str, table: Mapping[str, Setter], ignored: frozenset[str] = frozenset()) -> Setter:
+    """A nested mapping of options, such as s3fs' client_kwargs."""
+
+    def put(outcome: Translation, value: object) -> None:
+        for name, inner in value.items() if isinstance(value, Mapping) else ():
+            if name in table:
+                table[name](outcome, inner)
+            elif name not in ignored:
+                outcome.unknown.append(f"{prefix}.{name}")
+
+    return put
+
+
+def _requester_pays(outcome: Translation, value: object) -> None:
+    if value:
+        outcome.config["request_payer"] = True
+
+
+def _profile(outcome: Translation, value: object) -> None:
+    outcome.profile = str(value)
+
+
+def _addressing(outcome: Translation, value: object) -> None:
+    if value in ("virtual", "path"):
+        outcome.config["virtual_hosted_style_request"] = value == "virtual"
+
+
+def _connect_timeout(outcome: Translation, value: object) -> None:
+    outcome.client["connect_timeout"] = f"{value}s"
+
+
+def _google_token(outcome: Translation, value: object) -> None:
+    if value == "anon":
+        outcome.config["skip_signature"] = True
+    elif isinstance(value, Mapping) and value.get("type") == "service_account":
+        outcome.config["service_account_key"] = json.dumps(dict(value))
+    elif isinstance(value, str) and value.endswith(".json"):
+        outcome.config["application_credentials"] = value
+    elif value not in ("google_default", "cloud"):
+        outcome.unknown.append("token")
+
+
+def _google_payer(outcome: Translation, value: object) -> None:
+    if isinstance(value, str):
+        outcome.client["default_headers"] = {"x-goog-user-project": value}
+    elif value:
+        outcome.unknown.append("requester_pays")
+
+
+def _azure_connection(outcome: Translation, value: object) -> None:
+    parts = dict(part.split("=", 1) for part in str(value).split(";") if "=" in part)
+    for name, setter in _AZURE_CONNECTION.items():
+        if name in parts:
+            setter(outcome, parts[name])
+
+
+def _azure_credential(outcome: Translation, value: object) -> None:
+    if not isinstance(value, str):
+        outcome.unknown.append("credential")
+    else:
+        outcome.config["sas_key" if "sig=" in value else "account_key"] = value.removeprefix("?")
+
+
+def _sas(outcome: Translation, value: object) -> None:
+    outcome.config["sas_key"] = str(value).removeprefix("?")
+
+
+def _account_host(outcome: Translation, value: object) -> None:
+    outcome.endpoint("endpoint", f"https://{value}")
+
+
+def _headers(outcome: Translation, value: object) -> None:
+    if isinstance(value, Mapping):
+        outcome.client["default_headers"] = {str(name): str(text) for name, text in value.items()}
+
+
+def _ca(outcome: Translation, value: object) -> None:
+    outcome.verify(value)
+
+
+def _s3_endpoint(outcome: Translation, value: object) -> None:
+    outcome.endpoint("endpoint", value)
+
+
+def _google_endpoint(outcome: Translation, value: object) -> None:
+    outcome.endpoint("base_url", value)
+
+
+_AZURE_CONNECTION: dict[str, Setter] = {
+    "AccountName": _config("account_name"),
+    "AccountKey": _config("account_key"),
+    "SharedAccessSignature": _sas,
+    "BlobEndpoint": _s3_endpoint,
+}
+
+_TABLES: dict[str, dict[str, Setter]] = {
+    "s3": {
+        "key": _config("access_key_id"),
+        "username": _config("access_key_id"),
+        "secret": _config("secret_access_key"),
+        "password": _config("secret_access_key"),
+        "token": _config("token"),
+        "anon": _anonymous,
+        "endpoint_url": _s3_endpoint,
+        "requester_pays": _requester_pays,
+        "profile": _profile,
+        "client_kwargs": _each(
+            "client_kwargs",
+            {
+                "endpoint_url": _s3_endpoint,
+                "region_name": _config("region"),
+                "aws_access_key_id": _config("access_key_id"),
+                "aws_secret_access_key": _config("secret_access_key"),
+                "aws_session_token": _config("token"),
+                "verify": _ca,
+            },
+            frozenset({"use_ssl"}),
+        ),
+        "config_kwargs": _each(
+            "config_kwargs",
+            {
+                "connect_timeout": _connect_timeout,
+                "s3": _each("config_kwargs.s3", {"addressing_style": _addressing}),
+            },
+            _CONFIG_WITHOUT_EFFECT,
+        ),
+    },
+    "gs": {
+        "token": _google_token,
+        "endpoint_url": _google_endpoint,
+        "requester_pays": _google_payer,
+    },
+    "az": {
+        "account_name": _config("account_name"),
+        "account_key": _config("account_key"),
+        "sas_token": _sas,
+        "tenant_id": _config("tenant_id"),
+        "client_id": _config("client_id"),
+        "client_secret": _config("client_secret"),
+        "anon": _anonymous,
+        "connection_string": _azure_connection,
+        "credential": _azure_credential,
+        "account_host": _account_host,
+    },
+    "http": {"headers": _headers, "client_kwargs": _each("client_kwargs", {"headers": _headers})},
+}

@@ -1,0 +1,91 @@
+"""Globs and brace ranges in urls, as pure functions: what to list and what to keep."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from streamer.errors import ConfigError
+
+_BRACE = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+# A brace range of more urls than this is a slip of the finger.
+MAX_URLS = 1_000_000
+
+
+def expand(url: str) -> list[str]:
+    """All urls of `a{000..127}.tar` and `a{x,y}`, in order; the url itself when it has no braces.
+
+    Zeros in front fix the width, as in bash.
+
+    Raises:
+        ConfigError: a range that runs backwards, or more than a million urls.
+    """
+    return list(_expand(url, url))
+
+
+def _expand(url: str, whole: str) -> Iterator[str]:
+    found = _BRACE.search(url)
+    if found is None:
+        yield url
+        return
+    for choice in _choices(found[1], whole):
+        yield from _expand(url[: found.start()] + choice + url[found.end() :], whole)
+
+
+def _choices(inside: str, whole: str) -> list[str]:
+    numbers = _RANGE.fullmatch(inside)
+    if numbers is None:
+        return inside.split(",")
+    first, last = int(numbers[1]), int(numbers[2])
+    if not first <= last <= first + MAX_URLS:
+        raise ConfigError(f"{{{inside}}} in {whole!r} must rise and name at most {MAX_URLS:,} urls", field="url")
+    width = len(numbers[1]) if numbers[1].startswith("0") else 0
+    return [f"{number:0{width}d}" for number in range(first, last + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """What to list for a url and which of it to keep.
+
+    Attributes:
+        folder: the deepest folder that holds everything, ending in "/" (or the root).
+        single: neither glob nor braces: an object or a folder.
+    """
+
+    folder: str
+    single: bool
+    expression: re.Pattern[str] | None
+
+    @classmethod
+    def of(cls, url: str) -> Pattern:
+        """Reads a url with `*`, `?`, `**`, `[...]`, `{a,b}`, `{00..99}`."""
+        special = re.search(r"[*?\[{]", url)
+        if special is None:
+            return cls(url if url.endswith("/") else url + "/", True, None)
+        folder = url[: special.start()].rpartition("/")[0] + "/"
+        return cls(folder, False, re.compile("|".join(map(_expression, expand(url)))))
+
+    def matches(self, url: str) -> bool:
+        """Whether the object belongs to the pattern; folder markers (keys that end in "/") never do."""
+        if url.endswith("/"):
+            return False
+        return self.expression is None or self.expression.fullmatch(url) is not None
+
+
+_TOKENS = re.compile(r"\*\*/?|\*|\?|\[[^\]]+\]|[^*?\[]+|\[")
+
+
+def _expression(glob: str) -> str:
+    return "".join(map(_token, _TOKENS.findall(glob)))
+
+
+def _token(token: str) -> str:
+    fixed = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    if token in fixed:
+        return fixed[token]
+    if token.startswith("[") and token.endswith("]"):
+        inside = token[1:-1].replace("\\", "\\\\")
+        return f"[^{inside[1:]}]" if inside.startswith("!") else f"[{inside}]"
+    return re.escape(token)

@@ -1,0 +1,63 @@
+"""Taking urls apart: scheme, root (what one client serves) and key."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from streamer.errors import ConfigError
+
+FILE_SCHEMES = ("file", "local")
+HTTP_SCHEMES = ("http", "https")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A url in its parts.
+
+    Attributes:
+        scheme: "s3", "https", ...; "file" for a bare path.
+        root: what one client serves: "s3://bucket", "https://host:port", "file://".
+        key: the rest without a leading slash, as the store knows it; an absolute path for "file".
+    """
+
+    scheme: str
+    root: str
+    key: str
+
+
+def split(url: str) -> Address:
+    """Takes `url` apart; a bare path is a file.
+
+    Raises:
+        ConfigError: empty, or a scheme without a bucket or host.
+    """
+    if not url:
+        raise ConfigError("an empty url names no object", field="url")
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return Address("file", "file://", os.path.abspath(url) + ("/" if url.endswith("/") else ""))
+    scheme = scheme.lower()
+    if scheme in FILE_SCHEMES:
+        return Address("file", "file://", "/" + rest.lstrip("/"))
+    if scheme == "memory":
+        return Address(scheme, "memory://", rest.lstrip("/"))
+    return _split_remote(url, scheme, rest)
+
+
+def _split_remote(url: str, scheme: str, rest: str) -> Address:
+    host, _, key = rest.partition("/")
+    if not host:
+        raise ConfigError(f"{url!r} has no bucket; write {scheme}://bucket/prefix/", field="url")
+    if scheme in HTTP_SCHEMES and "?" not in key:
+        key = unquote(key)
+    return Address(scheme, f"{scheme}://{host}", key)
+
+
+def shown(url: str) -> str:
+    """The url as a message may show it: without query (signatures) and without credentials."""
+    bare = url.partition("?")[0]
+    scheme, separator, rest = bare.partition("://")
+    host, slash, key = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{key}" if separator and "@" in host else bare

@@ -1,0 +1,81 @@
+"""The text that pins a read: etag, generation, version id, or size and time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from streamer.errors import ObjectChangedError
+from streamer.manifest.model import ObjectRecord
+from streamer.store.urls import shown
+
+ETAG, VERSION, GENERATION, STAT = "etag:", "version:", "generation:", "stat:"
+
+_TIME_NAMES = ("mtime", "LastModified", "last_modified", "updated", "created")
+
+
+def etag_version(etag: str) -> str:
+    """`etag:` and the tag without quotes; a weak tag keeps its W/ and its quotes."""
+    return ETAG + (etag if etag.startswith("W/") else etag.strip('"'))
+
+
+def stat_version(size: int, modified_ns: int) -> str:
+    """`stat:<size>:<mtime_ns>`, for stores that have no versions."""
+    return f"{STAT}{size}:{modified_ns}"
+
+
+def nanoseconds(moment: datetime | float) -> int:
+    """A time as integer nanoseconds, exact for whole microseconds."""
+    if isinstance(moment, datetime):
+        return int(moment.timestamp()) * 1_000_000_000 + moment.microsecond * 1000
+    return int(moment * 1e9)
+
+
+def of_listing(entry: Mapping[str, object]) -> str:
+    """The version in an fsspec info, whatever the filesystem calls it."""
+    for name in ("ETag", "etag", "e_tag"):
+        if isinstance(etag := entry.get(name), str) and etag:
+            return etag_version(etag)
+    if generation := entry.get("generation"):
+        return f"{GENERATION}{generation}"
+    return stat_version(_size(entry), _modified_ns(entry))
+
+
+def _size(entry: Mapping[str, object]) -> int:
+    size = entry.get("size")
+    return size if isinstance(size, int) else 0
+
+
+def _modified_ns(entry: Mapping[str, object]) -> int:
+    for name in _TIME_NAMES:
+        if isinstance(moment := entry.get(name), (datetime, float, int)):
+            return nanoseconds(moment)
+    return 0
+
+
+def if_match(version: str) -> str | None:
+    """The If-Match header that pins `version`; None where a strong tag is missing (RFC 9110 13.1.1)."""
+    if not version.startswith(ETAG) or version.startswith(ETAG + "W/"):
+        return None
+    return f'"{version.removeprefix(ETAG)}"'
+
+
+def require(target: ObjectRecord, found: str) -> None:
+    """Compares what the store has with what the manifest says.
+
+    Raises:
+        ObjectChangedError: another version; names both.
+    """
+    if found != target.version:
+        raise changed(target, found)
+
+
+def changed(target: ObjectRecord, found: str | None) -> ObjectChangedError:
+    """The error for an object that is no longer the manifest's."""
+    return ObjectChangedError(
+        f"{shown(target.url)} changed since it was indexed: the manifest has {target.version} "
+        f"({target.size} bytes), the store {found or 'another version'}; index it again",
+        url=shown(target.url),
+        expected=target.version,
+        actual=found,
+    )
