@@ -1,0 +1,39 @@
+"""Folder: every object is one sample, its class the folder below the dataset's url."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streamer.formats.base import Field, Indexing, SampleName, Span
+from streamer.manifest.model import ObjectRecord
+
+# The field of a file whose name has no extension.
+NO_EXTENSION = "bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Raw files."""
+
+    name: str = "folder"
+    whole_objects: bool = True
+
+    def accepts(self, key: str) -> bool:
+        """All files but hidden ones (`.DS_Store`, `._a.jpg`) and the markers of empty folders."""
+        basename = key.rsplit("/", 1)[-1]
+        return bool(basename) and not basename.startswith(".")
+
+    def index(self, target: ObjectRecord) -> Indexing:
+        """The object is the sample; needs no byte of it."""
+        yield Span(0, target.size)
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
+        """One field, named by the extension in lower case; the key is the path below the dataset's url."""
+        return name.object_key, [Field(extension(name.object_key), content)]
+
+
+def extension(key: str) -> str:
+    """The last extension of a path in lower case: "jpg" of "a/b.c.JPG"."""
+    stem, dot, ending = key.rsplit("/", 1)[-1].rpartition(".")
+    return ending.lower() if dot and stem and ending else NO_EXTENSION

@@ -1,0 +1,154 @@
+"""WebDataset: tars in which consecutive members with the same key are one sample.
+
+The key is the member's path up to the first dot of its basename, the field is the rest in lower case, as the
+`webdataset` library has it. Hidden files, names without a dot and `__metadata__` members are no samples; a key
+that comes back later in the tar is another sample. A sample's bytes are its members with their headers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+from streamer.errors import DecodeError, ManifestError
+from streamer.formats.base import Field, Indexing, Need, SampleName, Span
+from streamer.formats.tar import Member, TarError, members_of, read_members
+from streamer.manifest.model import ObjectRecord
+
+SUFFIX = ".tar"
+COMPRESSED_SUFFIXES = (
+    *(f".tar.{ending}" for ending in ("gz", "zst", "zstd", "xz", "bz2", "lz4", "br", "z")),
+    *(".tgz", ".tzst", ".txz", ".tbz", ".tbz2"),
+)
+_MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ\x00": "xz",
+    b"BZh": "bzip2",
+    b"\x04\x22\x4d\x18": "lz4",
+}
+# Directories and the like between two samples are read with the second one, so that the chunk stays one range.
+_GAP_BYTES = 64 << 10
+_META_NAME = re.compile(r"__[^/]*__($|/)")
+
+
+@dataclass(frozen=True, slots=True)
+class WebDataset:
+    """Uncompressed tars."""
+
+    name: str = "webdataset"
+    whole_objects: bool = False
+
+    def accepts(self, key: str) -> bool:
+        """Names that are tars, packed ones too: those are refused by `index`, not left out in silence."""
+        lower = key.lower()
+        return lower.endswith((SUFFIX, *COMPRESSED_SUFFIXES))
+
+    def index(self, target: ObjectRecord) -> Indexing:
+        """Finds the samples of one tar.
+
+        Raises:
+            ManifestError: compressed, cut off or broken; names object and offset.
+        """
+        if target.url.lower().endswith(COMPRESSED_SUFFIXES):
+            raise _refusal(target, "is compressed; unpack it to a plain .tar", 0)
+        try:
+            yield from _group(_sniff(target))
+        except TarError as error:
+            raise _refusal(target, f"cannot be read: {error.reason}", error.offset) from error
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
+        """Takes the members of one sample apart.
+
+        Raises:
+            DecodeError: bytes that are not the members of one sample.
+        """
+        key: str | None = None
+        fields = []
+        try:
+            for member in members_of(content):
+                parts = split_name(member.name) if member.is_file else None
+                if parts is None:
+                    continue
+                if key is not None and parts[0] != key:
+                    raise TarError(f"a sample with two keys, {key!r} and {parts[0]!r}", member.start)
+                key = parts[0]
+                fields.append(Field(parts[1], content[member.content_start : member.content_stop]))
+        except TarError as error:
+            raise DecodeError(f"not a WebDataset sample: {error}", offset=error.offset) from error
+        if key is None:
+            raise DecodeError(f"no file among the {len(content)} bytes of a sample")
+        return key, fields
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Key and field of a member, or None for one that belongs to no sample."""
+    slash = name.rfind("/")
+    dot = name.find(".", slash + 1)
+    if dot <= slash + 1 or (name.startswith("__") and _META_NAME.match(name)):
+        return None
+    return name[:dot], name[dot + 1 :].lower()
+
+
+def _sniff(target: ObjectRecord) -> Generator[Need | Member, memoryview | None, None]:
+    """The members of a tar; says which compression it is instead of a wrong checksum."""
+    walk = read_members(target.size)
+    answer: memoryview | None = None
+    first = True
+    while True:
+        try:
+            item = walk.send(answer)
+        except StopIteration:
+            return
+        answer = yield item
+        if first and answer is not None:
+            first = False
+            for magic, compression in _MAGIC.items():
+                if bytes(answer[: len(magic)]) == magic:
+                    reason = f"is compressed with {compression}; unpack it to a plain .tar"
+                    raise _refusal(target, reason, 0)
+
+
+def _group(walk: Generator[Need | Member, memoryview | None, None]) -> Indexing:
+    """Joins consecutive members with the same key to spans."""
+    key: str | None = None
+    start = stop = 0
+    gap_start: int | None = None
+    fields: set[str] = set()
+    answer: memoryview | None = None
+    while True:
+        try:
+            item = walk.send(answer)
+        except StopIteration:
+            break
+        if isinstance(item, Need):
+            answer = yield item
+            continue
+        answer = None
+        parts = split_name(item.name) if item.is_file else None
+        if parts is None:
+            gap_start = item.start if gap_start is None else gap_start
+            continue
+        if parts[0] != key:
+            if key is not None:
+                yield Span(start, stop)
+            key, fields = parts[0], set()
+            start = item.start
+            if gap_start is not None and start - gap_start <= _GAP_BYTES:
+                start = gap_start
+        if parts[1] in fields:
+            raise TarError(f"sample {key!r} has two fields {parts[1]!r}", item.start)
+        fields.add(parts[1])
+        stop, gap_start = item.stop, None
+    if key is not None:
+        yield Span(start, stop)
+
+
+def _refusal(target: ObjectRecord, what: str, offset: int) -> ManifestError:
+    return ManifestError(
+        f"{target.url} {what} (at byte {offset} of {target.size})",
+        url=target.url,
+        offset=offset,
+        size=target.size,
+    )

@@ -1,0 +1,191 @@
+"""Tables as Arrow IPC streams: written with nanoarrow, read as numpy views over one mapping.
+
+A file is a schema message, one record batch and the end mark, so any Arrow library reads it
+(`pyarrow.ipc.open_stream`). Columns are not nullable and not compressed, therefore a column is its buffer.
+nanoarrow's own reader copies (20 MB of file cost 58 MB of anonymous memory, 2026-11-20): reading is
+`ipc_layout.py` plus `numpy.frombuffer`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal, Never
+
+import nanoarrow
+import numpy as np
+from nanoarrow.ipc import StreamWriter
+from numpy.typing import NDArray
+
+from streamer.errors import ManifestCorruptError
+from streamer.manifest.ipc_layout import BatchLayout, read_layout
+
+ColumnType = Literal["uint8", "uint32", "int32", "int64", "binary", "key16"]
+Schema = Mapping[str, ColumnType]
+
+KEY_BYTES = 16
+_MAX_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryColumn:
+    """Byte strings of any length: value i is `content[offsets[i]:offsets[i + 1]]`.
+
+    Attributes:
+        offsets: int32 or int64, shape (n + 1,); int32 while the content has less than 2 GiB.
+        content: uint8.
+    """
+
+    offsets: NDArray[np.int32] | NDArray[np.int64]
+    content: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, values: list[bytes]) -> BinaryColumn:
+        """Packs byte strings."""
+        lengths = np.fromiter(map(len, values), np.int64, len(values))
+        offsets = np.zeros(len(values) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        content = np.frombuffer(b"".join(values), np.uint8)
+        return cls(offsets.astype(np.int32) if offsets[-1] <= _MAX_INT32 else offsets, content)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> bytes:
+        return self.content[int(self.offsets[row]) : int(self.offsets[row + 1])].tobytes()
+
+
+Column = NDArray[np.generic] | BinaryColumn
+Table = dict[str, Column]
+
+
+def digest_of(table: Table) -> str:
+    """The identity of a table's content, whatever library wrote the file: 32 hex characters."""
+    state = blake2b(digest_size=16)
+    for name, column in table.items():
+        for part in _buffers(column):
+            state.update(f"{name}:{part.dtype.str}:{part.shape}\n".encode())
+            state.update(np.ascontiguousarray(part).tobytes())
+    return state.hexdigest()
+
+
+def write_table(path: Path, table: Table) -> int:
+    """Writes one table as an Arrow IPC stream and syncs it; returns the file's length in bytes."""
+    rows = {len(column) for column in table.values()}
+    assert len(rows) == 1, f"columns of {path.name} differ in length: {rows}"
+    (length,) = rows
+    schema = nanoarrow.struct({name: _arrow_type(column) for name, column in table.items()}, nullable=False)
+    children = [_arrow_array(column) for column in table.values()]
+    batch = nanoarrow.c_array_from_buffers(
+        schema, length, [None], null_count=0, children=children, validation_level="none"
+    )
+    with path.open("wb") as file:
+        with StreamWriter.from_writable(file) as writer:
+            writer.write_array(batch)
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
+
+
+def map_table(path: Path, schema: Schema) -> Table:
+    """Maps a file and returns its columns as read-only views; costs no memory per row.
+
+    Raises:
+        ManifestCorruptError: not such a file, another schema, or an offset that points outside.
+    """
+    try:
+        with path.open("rb") as file:
+            mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    except (OSError, ValueError) as error:
+        raise ManifestCorruptError(f"{path}: cannot be mapped: {error}", path=str(path)) from error
+    layout = read_layout(mapping, str(path))
+    if [field.name for field in layout.fields] != list(schema):
+        found = ", ".join(field.name for field in layout.fields)
+        raise ManifestCorruptError(f"{path}: has columns {found}; expected {', '.join(schema)}", path=str(path))
+    cursor = _Cursor(mapping, layout, str(path))
+    return {name: cursor.column(kind) for name, kind in schema.items()}
+
+
+class _Cursor:
+    """Takes the buffers of a batch, column by column."""
+
+    def __init__(self, mapping: mmap.mmap, layout: BatchLayout, where: str) -> None:
+        self._mapping, self._layout, self._where = mapping, layout, where
+        self._fields = iter(layout.fields)
+        self._ranges = iter(layout.buffers)
+
+    def column(self, kind: ColumnType) -> Column:
+        field = next(self._fields)
+        if field.kind not in _ACCEPTED[kind]:
+            self._fail(f"column {field.name} is {field.kind}, expected {kind}")
+        self._next()  # validity: empty, as nothing is nullable
+        if kind == "binary":
+            return self._binary(8 if field.kind == "large_binary" else 4)
+        if kind == "key16":
+            return self._array(np.dtype("u1"), self._layout.rows * KEY_BYTES).reshape(-1, KEY_BYTES)
+        return self._array(np.dtype(kind).newbyteorder("<"), self._layout.rows)
+
+    def _binary(self, offset_bytes: int) -> BinaryColumn:
+        found = self._array(np.dtype(f"<i{offset_bytes}"), self._layout.rows + 1)
+        offsets = found.view(np.int64) if offset_bytes == 8 else found.view(np.int32)
+        start, stop = self._next()
+        content = np.frombuffer(self._mapping, np.uint8, stop - start, start)
+        if int(offsets[0]) != 0 or int(offsets[-1]) > len(content):
+            self._fail(f"byte strings end at {offsets[-1]} of {len(content)}")
+        return BinaryColumn(offsets, content)
+
+    def _array(self, dtype: np.dtype[np.generic], count: int) -> NDArray[np.generic]:
+        start, stop = self._next()
+        if count * dtype.itemsize > stop - start:
+            self._fail(f"a buffer of {stop - start} bytes for {count} values of {dtype}")
+        return np.frombuffer(self._mapping, dtype, count, start)
+
+    def _next(self) -> tuple[int, int]:
+        found = next(self._ranges, None)
+        if found is None:
+            self._fail("fewer buffers than its schema needs")
+        return found
+
+    def _fail(self, what: str) -> Never:
+        raise ManifestCorruptError(f"{self._where}: {what}", path=self._where)
+
+
+_ACCEPTED: dict[ColumnType, frozenset[str]] = {
+    "uint8": frozenset({"uint8"}),
+    "uint32": frozenset({"uint32"}),
+    "int32": frozenset({"int32"}),
+    "int64": frozenset({"int64"}),
+    "binary": frozenset({"binary", "large_binary"}),
+    "key16": frozenset({f"fixed_size_binary[{KEY_BYTES}]"}),
+}
+
+
+def _buffers(column: Column) -> tuple[NDArray[np.generic], ...]:
+    if isinstance(column, BinaryColumn):
+        # The width of the offsets follows from the content; the identity must not depend on it.
+        return column.offsets.astype(np.int64), column.content
+    return (column,)
+
+
+def _arrow_type(column: Column) -> object:
+    if isinstance(column, BinaryColumn):
+        wide = column.offsets.dtype == np.int64
+        return (nanoarrow.large_binary if wide else nanoarrow.binary)(nullable=False)
+    if column.ndim == 2:
+        return nanoarrow.fixed_size_binary(column.shape[1], nullable=False)
+    return getattr(nanoarrow, column.dtype.name)(nullable=False)
+
+
+def _arrow_array(column: Column) -> object:
+    values: list[NDArray[np.uint8] | None]
+    if isinstance(column, BinaryColumn):
+        values = [None, column.offsets.view(np.uint8), column.content]
+    else:
+        values = [None, np.ascontiguousarray(column).reshape(-1).view(np.uint8)]
+    return nanoarrow.c_array_from_buffers(
+        _arrow_type(column), len(column), values, null_count=0, validation_level="none"
+    )

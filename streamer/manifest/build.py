@@ -1,0 +1,174 @@
+"""Builds a manifest: list, index, pack, publish."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from streamer.errors import ConfigError, ManifestError
+from streamer.manifest.assemble import Rows, rows_of_containers, rows_of_objects
+from streamer.manifest.indexing import WINDOW_BYTES, Budget, Container, index_container
+from streamer.manifest.listing import Listing, list_objects
+from streamer.manifest.packing import Cut, choose_chunk_bytes, hash_keys, pack_objects
+from streamer.manifest.ports import (
+    ChooseFormat,
+    Estimate,
+    Indexer,
+    Lister,
+    OnChunk,
+    OnEstimate,
+    OnProgress,
+    Progress,
+    RangeReader,
+)
+from streamer.manifest.publish import publish
+from streamer.manifest.table import Manifest
+from streamer.manifest.tasks import bounded_map
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """How a manifest is built.
+
+    Attributes:
+        chunk_bytes: bytes, or "auto" for the rule of DESIGN section 3.
+        concurrency: requests in flight while indexing and listing.
+        memory_bytes: windows held together; at least one container's (see indexing.py).
+        on_estimate: told the cost after the listing; may raise to stop.
+        on_progress: told after each object.
+        on_chunk: offered chunks whose bytes were read for the index, with those bytes.
+    """
+
+    chunk_bytes: int | Literal["auto"] = "auto"
+    # 16 x 90 MB/s is 10 Gbit/s (DESIGN section 10).
+    concurrency: int = 16
+    # 16 containers of two windows each; a GPU node has a hundred times this.
+    memory_bytes: int = 256 << 20
+    on_estimate: OnEstimate | None = None
+    on_progress: OnProgress | None = None
+    on_chunk: OnChunk | None = None
+
+
+async def build(
+    urls: str | Sequence[str],
+    root: Path,
+    *,
+    lister: Lister,
+    reader: RangeReader,
+    choose_format: ChooseFormat,
+    options: BuildOptions | None = None,
+) -> Manifest:
+    """Indexes a dataset and publishes its manifest as `<root>/<digest>/`.
+
+    The result follows from the listing and the objects' bytes alone, whatever completes first.
+
+    Args:
+        urls: a prefix, object or glob, or several; containers keep the order of the urls.
+        root: folder of manifests on the local disk; made if missing.
+        lister: lists urls; an ObjectStore.
+        reader: reads ranges; a Fetcher.
+        choose_format: given the object names, returns the format; `formats.chooser("auto")`.
+        options: sizes, bounds and callbacks.
+
+    Raises:
+        ManifestError: nothing to index, an archive that cannot be read, or a root that cannot be written.
+        ConfigError: no urls, or a mixture that "auto" cannot tell.
+        StoreError: from the store.
+    """
+    options = options or BuildOptions()
+    wanted = (urls,) if isinstance(urls, str) else tuple(urls)
+    if not wanted:
+        raise ConfigError("urls is empty; name at least one prefix or object", field="urls")
+    listing, chosen = await list_objects(wanted, lister, choose_format, options.concurrency)
+    chunk_bytes = choose_chunk_bytes(options.chunk_bytes, listing.sizes, chosen.whole_objects)
+    if options.on_estimate:
+        options.on_estimate(_estimate(listing, chosen, chunk_bytes))
+    if chosen.whole_objects:
+        rows = _pack(listing, chosen, chunk_bytes, options)
+    else:
+        rows = await _Indexed(listing, chosen, chunk_bytes, reader, options).rows()
+    if not rows.samples:
+        raise ManifestError(
+            f"{len(listing)} objects below {', '.join(wanted)} have no sample in them",
+            urls=", ".join(wanted),
+            objects=len(listing),
+        )
+    return Manifest.open(publish(rows, root))
+
+
+def _estimate(listing: Listing, chosen: Indexer, chunk_bytes: int) -> Estimate:
+    total = int(listing.sizes.sum())
+    reads = not chosen.whole_objects
+    return Estimate(
+        objects=len(listing),
+        total_bytes=total,
+        read_bytes=total if reads else 0,
+        requests=int((-(-listing.sizes // WINDOW_BYTES)).sum()) if reads else 0,
+        chunk_bytes=chunk_bytes,
+    )
+
+
+def _pack(listing: Listing, chosen: Indexer, chunk_bytes: int, options: BuildOptions) -> Rows:
+    order, first = pack_objects(hash_keys(listing.keys), listing.sizes, chunk_bytes)
+    if options.on_progress:
+        total, count = int(listing.sizes.sum()), len(listing)
+        options.on_progress(Progress(count, count, total, total, 0, count))
+    return rows_of_objects(listing, chosen.name, chunk_bytes, order, first)
+
+
+class _Indexed:
+    """One pass over all containers; counts what it does for the progress."""
+
+    def __init__(
+        self,
+        listing: Listing,
+        chosen: Indexer,
+        chunk_bytes: int,
+        reader: RangeReader,
+        options: BuildOptions,
+    ) -> None:
+        self._listing, self._chosen, self._chunk_bytes = listing, chosen, chunk_bytes
+        self._reader, self._options = reader, options
+        kept_bytes = 2 * chunk_bytes if options.on_chunk else 0
+        self._budget = Budget.of(options.memory_bytes, options.concurrency, len(listing), kept_bytes)
+        self._total_bytes = int(listing.sizes.sum())
+        self._done = self._done_bytes = self._read_bytes = self._samples = 0
+
+    async def rows(self) -> Rows:
+        numbers = range(len(self._listing))
+        cuts = await bounded_map(self._index, numbers, self._budget.objects_at_once)
+        return rows_of_containers(self._listing, self._chosen.name, self._chunk_bytes, cuts)
+
+    async def _index(self, number: int) -> Cut:
+        record = self._listing.record(number)
+        cut = await index_container(
+            Container(record, self._chosen.name, self._chunk_bytes),
+            self._chosen,
+            self._reader,
+            ahead=self._budget.ahead,
+            on_chunk=self._options.on_chunk,
+            on_read=self._count_read,
+        )
+        self._done += 1
+        self._done_bytes += record.size
+        self._samples += len(cut.sample_start)
+        self._report()
+        return cut
+
+    def _count_read(self, count: int) -> None:
+        self._read_bytes += count
+
+    def _report(self) -> None:
+        if self._options.on_progress:
+            self._options.on_progress(
+                Progress(
+                    objects_done=self._done,
+                    objects=len(self._listing),
+                    bytes_done=self._done_bytes,
+                    total_bytes=self._total_bytes,
+                    read_bytes=self._read_bytes,
+                    samples=self._samples,
+                )
+            )

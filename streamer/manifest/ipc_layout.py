@@ -1,0 +1,164 @@
+"""Where the buffers of an Arrow IPC stream lie: its message metadata, walked with every offset checked.
+
+Source: Arrow columnar format, "IPC Streaming Format" and format/{Message,Schema}.fbs. The numbers below are
+the slots of those flatbuffers tables (field k stands at vtable offset 4 + 2 k).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from mmap import mmap
+from typing import Never
+
+from flatbuffers.table import Table
+
+from streamer.errors import ManifestCorruptError
+
+_CONTINUATION = 0xFFFFFFFF
+_PREFIX = struct.Struct("<II")
+_TWO_LONGS = struct.Struct("<qq")
+_SCHEMA, _RECORD_BATCH = 1, 3
+_INT, _BINARY, _FIXED_SIZE_BINARY, _LARGE_BINARY = 2, 4, 15, 19
+# Metadata of a table with a dozen columns takes 2 KiB.
+_METADATA_LIMIT = 1 << 20
+_COLUMNS_LIMIT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class FieldLayout:
+    """A column's name and type, e.g. "int64", "binary", "fixed_size_binary[16]"."""
+
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """The one record batch of a file: rows, columns and the byte ranges of all buffers in the file."""
+
+    rows: int
+    fields: tuple[FieldLayout, ...]
+    buffers: tuple[tuple[int, int], ...]
+
+
+def read_layout(content: mmap | bytes, where: str) -> BatchLayout:
+    """Finds schema and record batch of a stream.
+
+    Raises:
+        ManifestCorruptError: anything that is not such a stream, or points outside of it.
+    """
+    try:
+        return _Stream(content, where).layout()
+    except (struct.error, IndexError, ValueError, TypeError, OverflowError) as error:
+        raise ManifestCorruptError(f"{where}: not an Arrow stream: {error}", path=where) from error
+
+
+class _Stream:
+    def __init__(self, content: mmap | bytes, where: str) -> None:
+        self._content, self._where = content, where
+        self._length = len(content)
+
+    def layout(self) -> BatchLayout:
+        kind, schema, _, position = self._message(0)
+        if kind != _SCHEMA:
+            self._fail("does not begin with a schema", 0)
+        fields = tuple(self._field(t) for t in self._tables(schema, 1))
+        kind, batch, body, end = self._message(position)
+        if kind != _RECORD_BATCH:
+            self._fail("has no record batch after the schema", position)
+        rows, buffers = self._batch(batch, body, end)
+        return BatchLayout(rows, fields, buffers)
+
+    def _message(self, position: int) -> tuple[int, Table, int, int]:
+        """Returns header type, header, start and end of the body of the message at `position`."""
+        mark, length = _PREFIX.unpack(self._content[position : position + _PREFIX.size])
+        start = position + _PREFIX.size
+        body = start + length
+        if mark != _CONTINUATION or not 8 <= length <= _METADATA_LIMIT or body > self._length:
+            self._fail("has a broken message prefix", position)
+        metadata = bytes(self._content[start:body])
+        message = self._at(metadata, struct.unpack_from("<I", metadata)[0])
+        body_bytes = self._scalar(message, 3, "<q")
+        if not 0 <= body_bytes <= self._length - body:
+            self._fail(f"is cut off: a body of {body_bytes} bytes at", body)
+        header = self._child(message, 2)
+        return self._scalar(message, 1, "<B"), header, body, body + body_bytes
+
+    def _field(self, field: Table) -> FieldLayout:
+        kind = self._scalar(field, 2, "<B")
+        details = self._child(field, 3)
+        return FieldLayout(self._text(field, 0), self._type_name(kind, details))
+
+    def _type_name(self, kind: int, details: Table) -> str:
+        if kind == _INT:
+            signed = self._scalar(details, 1, "<?")
+            return f"{'' if signed else 'u'}int{self._scalar(details, 0, '<i')}"
+        if kind == _FIXED_SIZE_BINARY:
+            return f"fixed_size_binary[{self._scalar(details, 0, '<i')}]"
+        return {_BINARY: "binary", _LARGE_BINARY: "large_binary"}.get(kind, f"type {kind}")
+
+    def _batch(self, batch: Table, body: int, end: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+        rows = self._scalar(batch, 0, "<q")
+        if rows < 0 or self._slot(batch, 3):
+            self._fail(f"has {rows} rows, or is compressed; batch at", body)
+        start, count = self._vector(batch, 2, _TWO_LONGS.size)
+        ranges = []
+        for i in range(count):
+            offset, length = _TWO_LONGS.unpack_from(batch.Bytes, start + i * _TWO_LONGS.size)
+            if offset < 0 or length < 0 or body + offset + length > end:
+                self._fail(f"buffer {i} [{offset}, {offset + length}) lies outside of its body at", body)
+            ranges.append((body + offset, body + offset + length))
+        return rows, tuple(ranges)
+
+    # Steps through a flatbuffer. Each returns only positions inside the metadata.
+
+    def _at(self, metadata: bytes, position: int) -> Table:
+        if not 0 <= position <= len(metadata) - 4:
+            self._fail("metadata points outside of itself", position)
+        vtable = position - struct.unpack_from("<i", metadata, position)[0]
+        if not 0 <= vtable <= len(metadata) - 4:
+            self._fail("metadata has a table outside of itself", vtable)
+        if vtable + struct.unpack_from("<H", metadata, vtable)[0] > len(metadata):
+            self._fail("metadata has a table that is cut off", vtable)
+        return Table(metadata, position)
+
+    def _slot(self, table: Table, field: int) -> int:
+        """Position of a field in the metadata; 0 if the table does not have it."""
+        offset: int = table.Offset(4 + 2 * field)
+        return table.Pos + offset if offset else 0
+
+    def _scalar(self, table: Table, field: int, layout: str) -> int:
+        slot = self._slot(table, field)
+        return int(struct.unpack_from(layout, table.Bytes, slot)[0]) if slot else 0
+
+    def _child(self, table: Table, field: int) -> Table:
+        slot = self._slot(table, field)
+        if not slot:
+            self._fail(f"metadata lacks field {field} of the table at", table.Pos)
+        return self._at(table.Bytes, slot + struct.unpack_from("<I", table.Bytes, slot)[0])
+
+    def _vector(self, table: Table, field: int, item_bytes: int) -> tuple[int, int]:
+        """Position of the first item and how many there are, all of them inside the metadata."""
+        slot = self._slot(table, field)
+        if not slot:
+            return 0, 0
+        start = slot + struct.unpack_from("<I", table.Bytes, slot)[0]
+        count = struct.unpack_from("<I", table.Bytes, start)[0]
+        if start + 4 + count * item_bytes > len(table.Bytes):
+            self._fail(f"metadata has a vector of {count} items at", start)
+        return start + 4, count
+
+    def _tables(self, table: Table, field: int) -> list[Table]:
+        start, count = self._vector(table, field, 4)
+        if count > _COLUMNS_LIMIT:
+            self._fail(f"has {count} columns, at most {_COLUMNS_LIMIT};", start)
+        places = range(start, start + 4 * count, 4)
+        return [self._at(table.Bytes, p + struct.unpack_from("<I", table.Bytes, p)[0]) for p in places]
+
+    def _text(self, table: Table, field: int) -> str:
+        start, count = self._vector(table, field, 1)
+        return bytes(table.Bytes[start : start + count]).decode()
+
+    def _fail(self, what: str, position: int) -> Never:
+        raise ManifestCorruptError(f"{self._where}: {what} (byte {position})", path=self._where, position=position)

@@ -1,0 +1,170 @@
+"""The manifest on disk: `<digest>/root.json` and Arrow files, one of each table per part.
+
+    root.json                 version, digest, what the dataset is, and the parts with their digests
+    objects-00000.arrows      key, version, size                          one row per object
+    extents-00000.arrows      object, start, stop                         not for whole objects: they are the extents
+    chunks-00000.arrows       key, first_sample, first_extent, fetch_bytes, local_bytes, codec
+    samples-00000.arrows      start (and label)                           4 bytes per sample in tars
+
+The digest is that of the content (names, types and values), not of the files: it does not change with the library
+that wrote them, and knows no time and no machine. Numbers of objects, extents, chunks and samples count through
+all parts.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import NoReturn
+
+import msgspec
+
+from streamer.errors import ManifestCorruptError, ManifestError, ManifestVersionError
+from streamer.manifest.arrow import Schema
+
+MAGIC = "streamer-manifest"
+VERSION = 1
+ROOT_NAME = "root.json"
+TABLE_SUFFIX = ".arrows"
+# 20,000 class names and 100,000 urls fit; a hostile file does not fill the memory.
+ROOT_LIMIT_BYTES = 16 << 20
+PART_SAMPLES = 10_000_000
+
+OBJECTS: Schema = {"key": "binary", "version": "binary", "size": "int64"}
+EXTENTS: Schema = {"object": "uint32", "start": "int64", "stop": "int64"}
+CHUNKS: Schema = {
+    "key": "key16",
+    "first_sample": "int64",
+    "first_extent": "int64",
+    "fetch_bytes": "int64",
+    "local_bytes": "int64",
+    "codec": "uint8",
+}
+SAMPLES: Schema = {"start": "uint32"}
+LABELLED_SAMPLES: Schema = {"start": "uint32", "label": "int32"}
+
+
+def schemas(whole_objects: bool) -> dict[str, Schema]:
+    """The tables of a part."""
+    if whole_objects:
+        return {"objects": OBJECTS, "chunks": CHUNKS, "samples": LABELLED_SAMPLES}
+    return {"objects": OBJECTS, "extents": EXTENTS, "chunks": CHUNKS, "samples": SAMPLES}
+
+
+class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The rows `[first, first + count)` of a table that lie in one part, and their digest."""
+
+    first: int
+    count: int
+    digest: str
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """At most 10^7 samples with their chunks, extents and objects, by table."""
+
+    tables: dict[str, Run]
+
+
+class Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All that the digest covers."""
+
+    format: str
+    whole_objects: bool
+    urls: list[str]
+    base: str
+    classes: list[str]
+    chunk_bytes: int
+    total_bytes: int
+    parts: list[Part]
+
+    def digest(self) -> str:
+        """32 hex characters."""
+        return blake2b(msgspec.json.encode([MAGIC, VERSION, self]), digest_size=16).hexdigest()
+
+    def count(self, table: str) -> int:
+        """Rows of a table in all parts."""
+        return sum(part.tables[table].count for part in self.parts if table in part.tables)
+
+
+class Root(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """root.json."""
+
+    magic: str
+    version: int
+    digest: str
+    file_bytes: dict[str, int]
+    content: Content
+
+
+class _Preamble(msgspec.Struct, frozen=True):
+    magic: str
+    version: int
+
+
+def file_name(table: str, part: int) -> str:
+    """Name of one part of a table."""
+    return f"{table}-{part:05d}{TABLE_SUFFIX}"
+
+
+def encode_root(content: Content, file_bytes: dict[str, int]) -> bytes:
+    """The bytes of root.json.
+
+    Raises:
+        ManifestError: longer than readers accept.
+    """
+    root = Root(MAGIC, VERSION, content.digest(), file_bytes, content)
+    raw = msgspec.json.format(msgspec.json.encode(root), indent=1)
+    if len(raw) > ROOT_LIMIT_BYTES:
+        raise ManifestError(
+            f"{len(content.urls)} urls and {len(content.classes)} classes make {ROOT_NAME} {len(raw)} bytes long, "
+            f"more than {ROOT_LIMIT_BYTES}; name a prefix or a glob instead of single objects",
+            urls=len(content.urls),
+            classes=len(content.classes),
+        )
+    return raw
+
+
+def decode_root(raw: bytes, where: str) -> Root:
+    """Reads and checks root.json.
+
+    Raises:
+        ManifestVersionError: of another version; says which.
+        ManifestCorruptError: not such a file, or it contradicts itself.
+    """
+    if len(raw) > ROOT_LIMIT_BYTES:
+        _corrupt(where, f"{len(raw)} bytes long, more than {ROOT_LIMIT_BYTES}")
+    try:
+        preamble = msgspec.json.decode(raw, type=_Preamble)
+        if preamble.magic == MAGIC and preamble.version != VERSION:
+            raise ManifestVersionError(
+                f"{where}: manifest of version {preamble.version}, this streamer reads {VERSION}; index again",
+                path=where,
+                found=preamble.version,
+                expected=VERSION,
+            )
+        root = msgspec.json.decode(raw, type=Root)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise ManifestCorruptError(f"{where}: not a manifest: {error}", path=where) from error
+    _check(root, where)
+    return root
+
+
+def _check(root: Root, where: str) -> None:
+    if root.magic != MAGIC:
+        _corrupt(where, f"begins with {root.magic[:40]!r}, not {MAGIC!r}")
+    if (actual := root.content.digest()) != root.digest:
+        _corrupt(where, f"says digest {root.digest[:40]}, its content has {actual}")
+    names = schemas(root.content.whole_objects).keys()
+    expected = {file_name(table, i) for i in range(len(root.content.parts)) for table in names}
+    if root.file_bytes.keys() != expected or min(root.file_bytes.values(), default=1) < 1:
+        _corrupt(where, "its list of files does not fit its parts")
+    for table in names:
+        following = 0
+        for part in root.content.parts:
+            run = part.tables.get(table)
+            if run is None or run.first != following or run.count < 0:
+                _corrupt(where, f"the parts of table {table} do not follow each other")
+            following += run.count
+
+
+def _corrupt(where: str, what: str) -> NoReturn:
+    raise ManifestCorruptError(f"{where}: {what}", path=where)

@@ -1,0 +1,189 @@
+"""What a dataset's urls name: all objects, in an order that does not depend on the store's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.errors import ManifestError
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.ports import ChooseFormat, Indexer, Lister
+from streamer.manifest.tasks import bounded_map
+
+_GLOB = "*?["
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The objects of a dataset; the columns have one entry per object.
+
+    Attributes:
+        urls: as given.
+        base: what all object urls begin with; "" if they have no folder in common.
+        keys: the rest of each url, UTF-8.
+        versions: UTF-8.
+        sizes: int64, bytes.
+        labels: int32, class numbers by the folder below the url; -1: none.
+        classes: sorted names.
+    """
+
+    urls: tuple[str, ...]
+    base: str
+    keys: list[bytes]
+    versions: list[bytes]
+    sizes: NDArray[np.int64]
+    labels: NDArray[np.int32]
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def record(self, index: int) -> ObjectRecord:
+        """Object number `index`."""
+        return ObjectRecord(self.base + _text(self.keys[index]), int(self.sizes[index]), _text(self.versions[index]))
+
+    def url(self, index: int) -> bytes:
+        """The whole address of an object, UTF-8."""
+        return _bytes(self.base) + self.keys[index]
+
+
+@dataclass(slots=True)
+class _Found:
+    """The objects below one url, by key; `folder` is what their urls begin with."""
+
+    url: str
+    folder: str
+    keys: list[str]
+    versions: list[bytes]
+    sizes: NDArray[np.int64]
+
+
+async def list_objects(
+    urls: Sequence[str], lister: Lister, choose_format: ChooseFormat, concurrency: int
+) -> tuple[Listing, Indexer]:
+    """Lists all urls, a few at a time, and chooses the format by what is there.
+
+    Raises:
+        ManifestError: a url without objects, or an object named by two urls.
+    """
+    found = await bounded_map(lambda url: _list_one(url, lister), urls, concurrency)
+    chosen = choose_format(key for part in found for key in part.keys)
+    kept = [_accepted(part, chosen) for part in found]
+    return _join(tuple(urls), kept), chosen
+
+
+async def _list_one(url: str, lister: Lister) -> _Found:
+    records = [record async for page in lister.list(url) for record in page]
+    if not records:
+        raise ManifestError(f"no objects below {url}; is the prefix right?", url=url)
+    records.sort(key=lambda record: record.url)
+    folder = _folder(url, records)
+    return _Found(
+        url=url,
+        folder=folder,
+        keys=[record.url[len(folder) :] for record in records],
+        versions=[_bytes(record.version) for record in records],
+        sizes=np.fromiter((record.size for record in records), np.int64, len(records)),
+    )
+
+
+def _folder(url: str, records: Sequence[ObjectRecord]) -> str:
+    """The folder that a url names, as the store spells it."""
+    magic = min((place for mark in _GLOB if (place := url.find(mark)) >= 0), default=len(url))
+    stem = url[:magic]
+    if magic < len(url) or any(record.url == url for record in records):
+        stem = stem[: stem.rfind("/") + 1]
+    for spelling in _spellings(stem):
+        if all(record.url.startswith(spelling) for record in (records[0], records[-1])):
+            return spelling
+    return _common_folder([records[0].url, records[-1].url])
+
+
+def _spellings(stem: str) -> list[str]:
+    """A folder as a user may write it, and as a store may."""
+    if stem.startswith("file://"):
+        stem = stem.removeprefix("file://")
+    if "://" in stem:
+        return [stem if stem.endswith("/") else f"{stem}/"]
+    absolute = os.path.abspath(stem).rstrip("/") + "/"
+    real = os.path.realpath(stem).rstrip("/") + "/"
+    return [absolute, f"file://{absolute}", real, f"file://{real}"]
+
+
+def _common_folder(paths: Sequence[str]) -> str:
+    """The longest folder that all paths are in; "" if they share no more than a scheme."""
+    levels = zip(*(path.split("/")[:-1] for path in paths), strict=False)
+    shared = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
+    folder = "".join(f"{name}/" for name in shared)
+    return "" if folder.endswith("://") else folder
+
+
+def _accepted(part: _Found, chosen: Indexer) -> _Found:
+    # An object that the user names himself is taken whatever its name is.
+    keep = [
+        i for i, key in enumerate(part.keys) if chosen.accepts(key) or (len(part.keys) == 1 and part.url.endswith(key))
+    ]
+    if not keep:
+        example = f"{part.folder}{part.keys[0]}"
+        raise ManifestError(
+            f"none of the {len(part.keys)} objects below {part.url} fits format {chosen.name!r} "
+            f"(the first is {example})",
+            url=part.url,
+            objects=len(part.keys),
+        )
+    if len(keep) == len(part.keys):
+        return part
+    return _Found(
+        part.url,
+        part.folder,
+        [part.keys[i] for i in keep],
+        [part.versions[i] for i in keep],
+        part.sizes[keep],
+    )
+
+
+def _join(urls: tuple[str, ...], parts: list[_Found]) -> Listing:
+    base = _common_folder([part.folder for part in parts]) if parts else ""
+    keys = [_bytes(f"{part.folder[len(base) :]}{key}") for part in parts for key in part.keys]
+    _refuse_doubles(keys, base, len(parts))
+    names = [_class_name(key) for part in parts for key in part.keys]
+    classes = tuple(sorted({name for name in names if name}))
+    numbers = {name: number for number, name in enumerate(classes)}
+    return Listing(
+        urls=urls,
+        base=base,
+        keys=keys,
+        versions=[version for part in parts for version in part.versions],
+        sizes=np.concatenate([part.sizes for part in parts]),
+        labels=np.fromiter((numbers.get(name, -1) for name in names), np.int32, len(names)),
+        classes=classes,
+    )
+
+
+def _class_name(key: str) -> str:
+    """The folder right below the url, as torchvision's ImageFolder has it; "" for a file without one."""
+    return key.partition("/")[0] if "/" in key else ""
+
+
+def _refuse_doubles(keys: list[bytes], base: str, parts: int) -> None:
+    if parts < 2 or len(set(keys)) == len(keys):
+        return
+    seen: set[bytes] = set()
+    double = next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+    raise ManifestError(
+        f"{base}{_text(double)} is named by more than one of the {parts} urls; name every object once",
+        url=f"{base}{_text(double)}",
+    )
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")

@@ -1,0 +1,201 @@
+"""How samples become chunks: pure functions of sizes, places and hashes.
+
+Whole objects are packed by the hash of their key, as leaves of a binary tree over the hash space: a leaf that
+holds more than 1.5 chunk_bytes, or more than 512 objects, is halved. So a chunk is the set of all keys below one
+hash prefix, and a new file changes the chunk it falls into and no other (a running content-defined cut would do
+the same on average, but its chunks vary from a quarter to the double; these are within 0.75-1.5 of chunk_bytes
+while objects are small against them).
+
+Containers are cut where a sample begins in the next of equal slices of the object, so that a chunk depends on its
+object only, can be cut while the object is still being read, and no small rest remains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.errors import ConfigError
+from streamer.manifest.model import Codec
+
+Int64Array = NDArray[np.int64]
+
+# DESIGN section 3. 8 MiB: the optimum of cost and speed of a request; 512 chunks: enough to shuffle and to share
+# among lanes; 1.5 million: what catalog and schedules hold.
+START_CHUNK_BYTES = 8 << 20
+LEAST_CHUNK_BYTES = 256 << 10
+MOST_CHUNK_BYTES = 64 << 20
+ENOUGH_CHUNKS = 512
+TOO_MANY_CHUNKS = 1_500_000
+OBJECTS_PER_CHUNK = 512
+# Sample starts inside a chunk are uint32, and a chunk is at most twice as long as asked.
+CHUNK_BYTES_RANGE = (1 << 10, 1 << 30)
+_LEAF_FILL = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Samples cut into chunks; rows are samples, chunks or extents, in order.
+
+    Attributes:
+        first_sample: int64, shape (m + 1,): where each chunk begins, and the number of samples.
+        first_extent: int64, shape (m + 1,): likewise.
+        extent_start, extent_stop: int64: byte ranges in the object.
+        sample_start: uint32, shape (n,): chunk-local.
+        chunk_bytes: int64, shape (m,).
+    """
+
+    first_sample: Int64Array
+    first_extent: Int64Array
+    extent_start: Int64Array
+    extent_stop: Int64Array
+    sample_start: NDArray[np.uint32]
+    chunk_bytes: Int64Array
+
+    @property
+    def chunks(self) -> int:
+        """How many."""
+        return len(self.chunk_bytes)
+
+
+def choose_chunk_bytes(wanted: int | Literal["auto"], sizes: Int64Array, whole_objects: bool) -> int:
+    """The chunk size: as wanted, or by the rule of `chunk_bytes="auto"`.
+
+    Args:
+        wanted: bytes, or "auto".
+        sizes: of all objects, bytes.
+        whole_objects: whether small objects share chunks.
+
+    Raises:
+        ConfigError: not "auto" and not within 1 KiB..1 GiB.
+    """
+    least, most = CHUNK_BYTES_RANGE
+    if wanted != "auto":
+        if not least <= wanted <= most:
+            raise ConfigError(
+                f"chunk_bytes={wanted!r} is not 'auto' and not within {least}..{most} bytes",
+                field="chunk_bytes",
+            )
+        return wanted
+    chosen = START_CHUNK_BYTES
+    while chosen > LEAST_CHUNK_BYTES and _expected(sizes, chosen, whole_objects) < ENOUGH_CHUNKS:
+        chosen //= 2
+    while chosen < MOST_CHUNK_BYTES and _expected(sizes, chosen, whole_objects) > TOO_MANY_CHUNKS:
+        chosen *= 2
+    return chosen
+
+
+def _expected(sizes: Int64Array, chunk_bytes: int, whole_objects: bool) -> int:
+    if not whole_objects:
+        return int((-(-sizes // chunk_bytes)).sum())
+    small = sizes[sizes <= chunk_bytes]
+    shared = max(int(small.sum()) // chunk_bytes, len(small) // OBJECTS_PER_CHUNK)
+    return shared + len(sizes) - len(small)
+
+
+def hash_keys(keys: Sequence[bytes]) -> NDArray[np.uint64]:
+    """The hash that places an object: uint64, shape (len(keys),)."""
+    raw = b"".join([blake2b(key, digest_size=8).digest() for key in keys])
+    return np.frombuffer(raw, ">u8").astype(np.uint64)
+
+
+def pack_objects(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int) -> tuple[Int64Array, Int64Array]:
+    """Packs whole objects.
+
+    Returns:
+        The order of the objects (a permutation), and the places in it where chunks begin, closed by n.
+    """
+    by_hash = np.argsort(hashes, kind="stable")
+    large = sizes[by_hash] > chunk_bytes
+    small = by_hash[~large]
+    firsts = _leaves(hashes[small], sizes[small], chunk_bytes)
+    order = np.concatenate([small, by_hash[large]])
+    return order, np.concatenate([firsts, np.arange(len(small), len(order) + 1)])
+
+
+def _leaves(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int) -> Int64Array:
+    """Where the leaves begin, for hashes in ascending order; level by level."""
+    total = np.concatenate([[0], np.cumsum(sizes)])
+    limit = int(chunk_bytes * _LEAF_FILL)
+    low = np.array([0] if len(hashes) else [], np.int64)
+    high = np.array([len(hashes)] if len(hashes) else [], np.int64)
+    done = [np.empty(0, np.int64)]
+    for bit in range(63, -1, -1):
+        full = (total[high] - total[low] > limit) | (high - low > OBJECTS_PER_CHUNK)
+        done.append(low[~full])
+        low, high = low[full], high[full]
+        if not len(low):
+            break
+        prefix = hashes[low] >> np.uint64(bit) | np.uint64(1)
+        middle = np.searchsorted(hashes, prefix << np.uint64(bit)).astype(np.int64)
+        # All hashes of [low, high) agree above `bit`, so the middle is where that bit becomes 1.
+        middle = np.clip(middle, low, high)
+        low, high = np.concatenate([low, middle]), np.concatenate([middle, high])
+        low, high = low[low < high], high[low < high]
+    return np.sort(np.concatenate([*done, low]))
+
+
+def cut_spans(starts: Int64Array, stops: Int64Array, object_bytes: int, chunk_bytes: int) -> Int64Array:
+    """Where chunks begin among the samples of one object.
+
+    A sample larger than `chunk_bytes` is alone; else a chunk has the samples that begin in the same slice. Looks
+    only at a sample and the one before, so a cut never changes when more samples follow.
+    """
+    slices = max(1, -(-object_bytes // chunk_bytes))
+    slice_bytes = max(1, -(-object_bytes // slices))
+    slot = starts // slice_bytes
+    large = stops - starts > chunk_bytes
+    begins = np.ones(len(starts), bool)
+    begins[1:] = (slot[1:] != slot[:-1]) | large[1:] | large[:-1]
+    return np.flatnonzero(begins)
+
+
+def cut_object(starts: Int64Array, stops: Int64Array, object_bytes: int, chunk_bytes: int) -> Cut:
+    """Cuts the samples of one object into chunks; samples that touch share an extent."""
+    first = cut_spans(starts, stops, object_bytes, chunk_bytes)
+    opens = np.ones(len(starts), bool)
+    opens[1:] = starts[1:] != stops[:-1]
+    opens[first] = True
+    extents = np.flatnonzero(opens)
+    lasts = np.concatenate([extents[1:], [len(starts)]]).astype(np.int64) - 1
+    edges = np.concatenate([first, [len(starts)]]).astype(np.int64)
+    position = np.concatenate([[0], np.cumsum(stops - starts)]).astype(np.int64)
+    base = np.repeat(position[first], np.diff(edges))
+    return Cut(
+        first_sample=edges,
+        first_extent=np.searchsorted(extents, edges).astype(np.int64),
+        extent_start=starts[extents],
+        extent_stop=stops[lasts] if len(starts) else stops,
+        sample_start=(position[:-1] - base).astype(np.uint32),
+        chunk_bytes=np.diff(position[edges]),
+    )
+
+
+def chunk_key(
+    format_name: str,
+    extents: Sequence[tuple[bytes, bytes]],
+    ranges: Int64Array,
+    sample_start: NDArray[np.uint32],
+    codec: Codec = Codec.IDENTITY,
+) -> bytes:
+    """The name of a chunk in the cache: 16 bytes, a digest of everything its bytes and cuts follow from.
+
+    Args:
+        format_name: decides where samples begin.
+        extents: url and version of each extent's object.
+        ranges: int64, shape (k, 2): start and stop of each extent.
+        sample_start: uint32, chunk-local.
+        codec: what happens to the bytes between fetch and publish.
+    """
+    state = blake2b(digest_size=16, person=b"streamer-chunk-1")
+    state.update(b"%s %d %d %d\n" % (format_name.encode(), codec, len(extents), len(sample_start)))
+    for url, version in extents:
+        state.update(b"%d %d\n%s%s" % (len(url), len(version), url, version))
+    state.update(np.ascontiguousarray(ranges, "<i8").tobytes())
+    state.update(np.ascontiguousarray(sample_start, "<u4").tobytes())
+    return state.digest()

@@ -1,0 +1,248 @@
+"""A subset of a manifest's samples: sorted ordinals in a mapped file, with an identity of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+from functools import cached_property, reduce
+from hashlib import blake2b
+from pathlib import Path
+from re import compile as compile_pattern
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
+from streamer.manifest.arrow import map_table, write_table
+from streamer.manifest.packing import hash_keys
+from streamer.manifest.publish import settle_file, workplace
+from streamer.manifest.table import Manifest
+
+Int64Array = NDArray[np.int64]
+_SUFFIX = ".arrows"
+# Rows looked at together: bounds what a selection holds besides its result.
+_BLOCK_SAMPLES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Which samples: all conditions together; None does not restrict.
+
+    Attributes:
+        keys: glob patterns of the path below the url, any of which fits (raw files only).
+        labels: class numbers or names (raw files only).
+        sizes: at least and at most so many bytes, both inclusive; None on a side leaves it open.
+        indices: ordinals.
+        fraction: the part `[start, stop)` of 0..1 by a hash of each sample: (0, 0.9) and (0.9, 1) share none and
+            miss none, and a sample stays on its side when the dataset grows.
+        seed: draws another split.
+    """
+
+    keys: Sequence[str] | None = None
+    labels: Sequence[int | str] | None = None
+    sizes: tuple[int | None, int | None] | None = None
+    indices: Iterable[int] | None = None
+    fraction: tuple[float, float] | None = None
+    seed: int = 0
+
+
+class Selection:
+    """Samples 0..n'-1 of a subset, in the order of the manifest; immutable.
+
+    Attributes:
+        manifest: what it selects from.
+        ordinals: int64, shape (n',), ascending: the base ordinal of each sample.
+        digest: 32 hex characters, of the manifest's digest and the ordinals.
+        path: the mapped file, below the manifest's folder's parent.
+    """
+
+    def __init__(self, manifest: Manifest, ordinals: Int64Array, digest: str, path: Path) -> None:
+        self.manifest, self.ordinals, self.digest, self.path = manifest, ordinals, digest, path
+
+    @classmethod
+    def create(cls, manifest: Manifest, where: Where) -> Self:
+        """Selects, and writes `<manifest>.<digest>.arrows` next to the manifest's folder.
+
+        Raises:
+            ConfigError: a condition that cannot be, or that selects nothing.
+            ManifestError: the file cannot be written.
+        """
+        ordinals = _select(manifest, where)
+        if not len(ordinals):
+            raise ConfigError(f"the selection has none of the {manifest.samples} samples: {where}", field="select")
+        digest = _digest(manifest, ordinals)
+        path = manifest.path.parent / f"{manifest.digest}.{digest}{_SUFFIX}"
+        with workplace(path.parent) as place:
+            write_table(place / path.name, {"ordinal": ordinals})
+            settle_file(place / path.name, path)
+        return cls.open(manifest, digest)
+
+    @classmethod
+    def open(cls, manifest: Manifest, digest: str, *, verify: bool = False) -> Self:
+        """Maps a selection that was created before; `verify` compares its ordinals with the digest.
+
+        Raises:
+            ManifestError: there is none of that digest.
+            ManifestCorruptError: its file is not what it should be.
+        """
+        path = manifest.path.parent / f"{manifest.digest}.{digest}{_SUFFIX}"
+        if not path.is_file():
+            raise ManifestError(f"no selection {digest} at {path}", path=str(path))
+        ordinals = np.asarray(map_table(path, {"ordinal": "int64"})["ordinal"]).view(np.int64)
+        if verify and (_digest(manifest, ordinals) != digest or not _ascending(ordinals, manifest.samples)):
+            raise ManifestCorruptError(f"{path}: its ordinals do not have digest {digest}", path=str(path))
+        return cls(manifest, ordinals, digest, path)
+
+    def __repr__(self) -> str:
+        return f"Selection({self.digest[:8]}, {self.samples} of {self.manifest.samples} samples)"
+
+    @property
+    def samples(self) -> int:
+        """How many: n'."""
+        return len(self.ordinals)
+
+    @cached_property
+    def chunk_samples(self) -> Int64Array:
+        """Selected samples per chunk of the manifest: int64, shape (M,), 0 for chunks that are not needed."""
+        edges = np.searchsorted(self.ordinals, self.manifest.chunk_first)
+        return np.diff(edges).astype(np.int64)
+
+    def to_base(self, ordinals: Int64Array) -> Int64Array:
+        """The manifest's ordinals of samples of this selection: int64, same shape."""
+        return self.ordinals[ordinals]
+
+
+def _select(manifest: Manifest, where: Where) -> Int64Array:
+    if where.indices is None:
+        candidates = np.arange(manifest.samples, dtype=np.int64)
+    else:
+        candidates = np.unique(np.fromiter(where.indices, np.int64))
+        if len(candidates) and not 0 <= candidates[0] <= candidates[-1] < manifest.samples:
+            raise ConfigError(
+                f"indices {candidates[0]}..{candidates[-1]} of {manifest.samples} samples",
+                field="indices",
+            )
+    tests = list(_tests(manifest, where))
+    if not tests:
+        return candidates
+    blocks = range(0, len(candidates), _BLOCK_SAMPLES)
+    kept = [_fitting(candidates[start : start + _BLOCK_SAMPLES], tests) for start in blocks]
+    return np.concatenate([np.empty(0, np.int64), *kept])
+
+
+_Test = Callable[[Int64Array], NDArray[np.bool_]]
+
+
+def _fitting(ordinals: Int64Array, tests: list[_Test]) -> Int64Array:
+    return reduce(lambda left, test: left[test(left)], tests, ordinals)
+
+
+def _tests(manifest: Manifest, where: Where) -> Iterable[_Test]:
+    """The conditions, the cheap ones first."""
+    if where.labels is not None:
+        yield _label_test(manifest, where.labels)
+    if where.sizes is not None:
+        yield _size_test(manifest, where.sizes)
+    if where.fraction is not None:
+        yield _fraction_test(manifest, where.fraction, where.seed)
+    if where.keys is not None:
+        yield _key_test(manifest, where.keys)
+
+
+def _label_test(manifest: Manifest, labels: Sequence[int | str]) -> _Test:
+    _whole_objects_only(manifest, "labels")
+    numbers = {name: number for number, name in enumerate(manifest.classes)}
+    unknown = [
+        label
+        for label in labels
+        if (isinstance(label, str) and label not in numbers)
+        or (isinstance(label, int) and not -1 <= label < len(manifest.classes))
+    ]
+    if unknown:
+        raise ConfigError(f"labels={unknown!r} are not among the {len(manifest.classes)} classes", field="labels")
+    wanted = [numbers[label] if isinstance(label, str) else label for label in labels]
+    return lambda ordinals: np.isin(manifest.labels[ordinals], wanted)
+
+
+def _size_test(manifest: Manifest, sizes: tuple[int | None, int | None]) -> _Test:
+    least, most = sizes
+
+    def test(ordinals: Int64Array) -> NDArray[np.bool_]:
+        _, start, stop = manifest.locate(ordinals)
+        length = stop - start
+        fits = np.ones(len(length), bool)
+        if least is not None:
+            fits &= length >= least
+        if most is not None:
+            fits &= length <= most
+        return fits
+
+    return test
+
+
+def _fraction_test(manifest: Manifest, fraction: tuple[float, float], seed: int) -> _Test:
+    lower, upper = fraction
+    if not 0 <= lower < upper <= 1:
+        raise ConfigError(f"fraction={fraction} is not 0 <= start < stop <= 1", field="fraction")
+
+    def test(ordinals: Int64Array) -> NDArray[np.bool_]:
+        # 53 bits: exact in a float.
+        place = (_sample_hash(manifest, ordinals, seed) >> np.uint64(11)) / float(1 << 53)
+        return (place >= lower) & (place < upper)
+
+    return test
+
+
+def _key_test(manifest: Manifest, patterns: Sequence[str]) -> _Test:
+    _whole_objects_only(manifest, "keys")
+    matches = compile_pattern("|".join(map(translate, patterns))).match if patterns else None
+
+    def test(ordinals: Int64Array) -> NDArray[np.bool_]:
+        if matches is None:
+            return np.zeros(len(ordinals), bool)
+        names = (manifest.name(i).object_key for i in ordinals.tolist())
+        return np.fromiter((matches(n) is not None for n in names), bool, len(ordinals))
+
+    return test
+
+
+def _sample_hash(manifest: Manifest, ordinals: Int64Array, seed: int) -> NDArray[np.uint64]:
+    """A hash of what a sample is, not of its ordinal: path of a raw file, or place in its chunk."""
+    if manifest.whole_objects:
+        keys = [manifest.name(i).object_key.encode() for i in ordinals.tolist()]
+        base, place = hash_keys(keys), np.zeros(len(keys), np.uint64)
+    else:
+        chunk, _, _ = manifest.locate(ordinals)
+        words = np.ascontiguousarray(manifest.chunk_keys[:, :8]).view("<u8").reshape(-1)
+        base, place = words[chunk], (ordinals - manifest.chunk_first[chunk]).astype(np.uint64)
+    return _splitmix64(_splitmix64(base ^ _splitmix64(np.array([seed & (2**64 - 1)], np.uint64))) + place)
+
+
+def _splitmix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014."""
+    mixed = state + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def _whole_objects_only(manifest: Manifest, field: str) -> None:
+    if not manifest.whole_objects:
+        raise ConfigError(
+            f"{field}= needs names, which format {manifest.format!r} keeps inside its containers; "
+            "select by indices, sizes or fraction",
+            field=field,
+        )
+
+
+def _digest(manifest: Manifest, ordinals: Int64Array) -> str:
+    state = blake2b(manifest.digest.encode(), digest_size=16, person=b"streamer-select1")
+    state.update(np.ascontiguousarray(ordinals, "<i8").tobytes())
+    return state.hexdigest()
+
+
+def _ascending(ordinals: Int64Array, samples: int) -> bool:
+    rises = bool((np.diff(ordinals) > 0).all())
+    return rises and len(ordinals) > 0 and ordinals[0] >= 0 and bool(ordinals[-1] < samples)

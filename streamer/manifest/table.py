@@ -1,0 +1,303 @@
+"""The manifest as readers see it: numpy views over mapped files."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import cached_property
+from pathlib import Path
+from typing import Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.errors import ManifestCorruptError, ManifestError
+from streamer.manifest.arrow import BinaryColumn, Table, digest_of, map_table
+from streamer.manifest.layout import ROOT_NAME, Root, Run, decode_root, file_name, schemas
+from streamer.manifest.model import Chunk, Codec, Extent, ObjectRecord
+from streamer.manifest.ports import SampleName
+
+Int64Array = NDArray[np.int64]
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+class Manifest:
+    """Objects, chunks and samples of one dataset.
+
+    Immutable and safe to use from any thread; holds one read-only mapping per file, shared by all processes of
+    a machine. Opening costs no time or memory per sample.
+
+    Attributes:
+        digest: 32 hex characters, the identity of the content.
+        path: the folder.
+        format: name of the container format.
+        urls: what was indexed.
+        classes: class names by label, sorted; empty for containers.
+        chunk_bytes: what the chunks were cut to.
+        total_bytes: sizes of all objects together.
+        samples, chunks, objects: how many.
+    """
+
+    def __init__(self, path: Path, root: Root, tables: list[dict[str, Table]]) -> None:
+        content = root.content
+        self._content, self._parts = content, tables
+        self.path, self.digest, self.format = path, root.digest, content.format
+        self.urls, self.classes = tuple(content.urls), tuple(content.classes)
+        self.chunk_bytes, self.total_bytes = content.chunk_bytes, content.total_bytes
+        self.samples, self.chunks, self.objects = map(content.count, ("samples", "chunks", "objects"))
+        self._firsts = {
+            table: [part.tables[table].first for part in content.parts] for table in schemas(content.whole_objects)
+        }
+
+    @classmethod
+    def open(cls, path: Path, *, verify: bool = False) -> Self:
+        """Maps a manifest folder.
+
+        Args:
+            path: the folder with root.json.
+            verify: also compares the content of every table with its digest (1 GB/s); else only versions,
+                lengths and layout are checked.
+
+        Raises:
+            ManifestError: there is no manifest.
+            ManifestVersionError: of another version.
+            ManifestCorruptError: a file is missing, cut off, or not what it should be.
+        """
+        where = path / ROOT_NAME
+        try:
+            raw = where.read_bytes()
+        except OSError as error:
+            raise ManifestError(f"no manifest at {path}: {error.strerror}", path=str(path)) from error
+        root = decode_root(raw, str(where))
+        kinds = schemas(root.content.whole_objects)
+        tables = [{table: _open_table(path, root, table, i) for table in kinds} for i in range(len(root.content.parts))]
+        found = cls(path, root, tables)
+        if verify:
+            found.verify()
+        return found
+
+    def verify(self) -> None:
+        """Compares the content of every table with its digest.
+
+        Raises:
+            ManifestCorruptError: names the file.
+        """
+        for i, (part, tables) in enumerate(zip(self._content.parts, self._parts, strict=True)):
+            for name, table in tables.items():
+                expected, actual = part.tables[name].digest, digest_of(table)
+                if actual != expected:
+                    where = str(self.path / file_name(name, i))
+                    raise ManifestCorruptError(
+                        f"{where}: content has digest {actual}, expected {expected}; index again",
+                        path=where,
+                        expected=expected,
+                        actual=actual,
+                    )
+
+    def __repr__(self) -> str:
+        return (
+            f"Manifest({self.digest[:8]}, {self.format}, {self.samples} samples, {self.chunks} chunks, "
+            f"{self.objects} objects, {self.total_bytes} bytes)"
+        )
+
+    @property
+    def whole_objects(self) -> bool:
+        """True: every object is one sample, and sample i is object i."""
+        return self._content.whole_objects
+
+    @property
+    def parts(self) -> int:
+        """How many parts the tables are stored in."""
+        return len(self._parts)
+
+    @cached_property
+    def chunk_first(self) -> Int64Array:
+        """Ordinal of each chunk's first sample, and the number of samples: int64, shape (M + 1,)."""
+        firsts = [_int64(tables["chunks"], "first_sample") for tables in self._parts]
+        return _frozen(np.concatenate([*firsts, np.array([self.samples], np.int64)]))
+
+    @cached_property
+    def chunk_samples(self) -> Int64Array:
+        """Samples per chunk: int64, shape (M,)."""
+        return _frozen(np.diff(self.chunk_first))
+
+    @cached_property
+    def chunk_local_bytes(self) -> Int64Array:
+        """Bytes per chunk on the SSD, without header and checksums: int64, shape (M,)."""
+        return self._joined("local_bytes").view(np.int64)
+
+    @cached_property
+    def chunk_keys(self) -> NDArray[np.uint8]:
+        """Names of the chunks in the cache: uint8, shape (M, 16)."""
+        return self._joined("key").view(np.uint8)
+
+    @cached_property
+    def labels(self) -> NDArray[np.int32]:
+        """Class numbers by sample, -1 for none: int32, shape (n,); empty for containers."""
+        if not self.whole_objects:
+            return np.empty(0, np.int32)
+        found = [_array(tables["samples"], "label") for tables in self._parts]
+        return _frozen(found[0] if len(found) == 1 else np.concatenate(found)).view(np.int32)
+
+    def chunk(self, index: int) -> Chunk:
+        """Chunk number `index`, 0..M-1, with its extents.
+
+        Raises:
+            IndexError: no such chunk.
+        """
+        if not 0 <= index < self.chunks:
+            raise IndexError(f"chunk {index} of {self.chunks}")
+        part = bisect_right(self._firsts["chunks"], index) - 1
+        table, row = self._parts[part]["chunks"], index - self._firsts["chunks"][part]
+        first = int(self.chunk_first[index])
+        samples = int(self.chunk_first[index + 1]) - first
+        return Chunk(
+            index=index,
+            key=_array(table, "key")[row].tobytes(),
+            extents=self._whole_extents(first, samples) if self.whole_objects else self._extents(part, row),
+            first_sample=first,
+            samples=samples,
+            fetch_bytes=int(_array(table, "fetch_bytes")[row]),
+            local_bytes=int(_array(table, "local_bytes")[row]),
+            codec=Codec(int(_array(table, "codec")[row])),
+        )
+
+    def sample_offsets(self, chunk: int) -> Int64Array:
+        """Chunk-local boundaries: sample i of the chunk is `[o[i], o[i + 1])`; int64, shape (samples + 1,)."""
+        first, stop = int(self.chunk_first[chunk]), int(self.chunk_first[chunk + 1])
+        offsets = np.empty(stop - first + 1, np.int64)
+        offsets[:-1] = self._starts(np.arange(first, stop))
+        offsets[-1] = self.chunk_local_bytes[chunk]
+        return offsets
+
+    def locate(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Finds samples in their chunks.
+
+        Args:
+            ordinals: int64, shape (k,), each in 0..n-1, in any order.
+
+        Returns:
+            Chunk number, and chunk-local start and stop in bytes; int64, shape (k,) each.
+
+        Raises:
+            IndexError: an ordinal outside of 0..n-1.
+        """
+        ordinals = np.asarray(ordinals, np.int64)
+        self._check(ordinals)
+        chunk = np.searchsorted(self.chunk_first, ordinals, side="right") - 1
+        following = ordinals + 1
+        last = self.chunk_first[chunk + 1] == following
+        stop = self.chunk_local_bytes[chunk]
+        stop[~last] = self._starts(following[~last])
+        return chunk, self._starts(ordinals), stop
+
+    def sample_extents(self, ordinal: int) -> tuple[Extent, ...]:
+        """Where one sample lies in the store; empty for a sample of 0 bytes."""
+        chunk, start, stop = (int(a[0]) for a in self.locate(np.array([ordinal])))
+        found, position = [], 0
+        for extent in self.chunk(chunk).extents:
+            lower = max(start - position, 0)
+            upper = min(stop - position, extent.length)
+            if lower < upper:
+                found.append(Extent(extent.object, extent.start + lower, extent.start + upper))
+            position += extent.length
+        return tuple(found)
+
+    def name(self, ordinal: int) -> SampleName:
+        """What is known of a sample besides its bytes: path and label of a raw file, nothing in containers."""
+        if not 0 <= ordinal < self.samples:
+            raise IndexError(f"sample {ordinal} of {self.samples}")
+        if not self.whole_objects:
+            return SampleName()
+        part = bisect_right(self._firsts["samples"], ordinal) - 1
+        row = ordinal - self._firsts["samples"][part]
+        label = int(_array(self._parts[part]["samples"], "label")[row])
+        return SampleName(_text(self._parts[part]["objects"], "key", row), label)
+
+    def object(self, index: int) -> ObjectRecord:
+        """Object number `index`, 0..objects-1.
+
+        Raises:
+            IndexError: no such object.
+        """
+        if not 0 <= index < self.objects:
+            raise IndexError(f"object {index} of {self.objects}")
+        part = bisect_right(self._firsts["objects"], index) - 1
+        table, row = self._parts[part]["objects"], index - self._firsts["objects"][part]
+        return ObjectRecord(
+            url=self._content.base + _text(table, "key", row),
+            size=int(_array(table, "size")[row]),
+            version=_text(table, "version", row),
+        )
+
+    def _whole_extents(self, first: int, samples: int) -> tuple[Extent, ...]:
+        records = map(self.object, range(first, first + samples))
+        return tuple(Extent(record, 0, record.size) for record in records if record.size)
+
+    def _extents(self, part: int, row: int) -> tuple[Extent, ...]:
+        firsts, table = (
+            _array(self._parts[part]["chunks"], "first_extent"),
+            self._parts[part]["extents"],
+        )
+        base = self._firsts["extents"][part]
+        end = base + len(_array(table, "object"))
+        stop = int(firsts[row + 1]) if row + 1 < len(firsts) else end
+        rows = range(int(firsts[row]) - base, stop - base)
+        numbers, starts, stops = (_array(table, name) for name in ("object", "start", "stop"))
+        return tuple(Extent(self.object(int(numbers[r])), int(starts[r]), int(stops[r])) for r in rows)
+
+    def _starts(self, ordinals: Int64Array) -> Int64Array:
+        if len(self._parts) == 1:
+            return _array(self._parts[0]["samples"], "start")[ordinals].astype(np.int64)
+        starts = np.empty(len(ordinals), np.int64)
+        owner = np.searchsorted(self._firsts["samples"], ordinals, side="right") - 1
+        for part in np.unique(owner):
+            mine = owner == part
+            rows = ordinals[mine] - self._firsts["samples"][part]
+            starts[mine] = _array(self._parts[part]["samples"], "start")[rows]
+        return starts
+
+    def _check(self, ordinals: Int64Array) -> None:
+        if len(ordinals) and (ordinals.min() < 0 or ordinals.max() >= self.samples):
+            raise IndexError(f"ordinals {ordinals.min()}..{ordinals.max()} of {self.samples} samples")
+
+    def _joined(self, column: str) -> NDArray[np.generic]:
+        found = [_array(tables["chunks"], column) for tables in self._parts]
+        return _frozen(found[0] if len(found) == 1 else np.concatenate(found))
+
+
+def _open_table(path: Path, root: Root, name: str, part: int) -> Table:
+    where = path / file_name(name, part)
+    expected = root.file_bytes[where.name]
+    actual = where.stat().st_size if where.is_file() else -1
+    if actual != expected:
+        found = "is missing" if actual < 0 else f"has {actual} bytes"
+        raise ManifestCorruptError(
+            f"{where} {found}, expected {expected}; index again", path=str(where), expected=expected
+        )
+    kinds = schemas(root.content.whole_objects)[name]
+    table = map_table(where, kinds)
+    run: Run = root.content.parts[part].tables[name]
+    if any(len(column) != run.count for column in table.values()):
+        raise ManifestCorruptError(f"{where}: not the {run.count} rows expected", path=str(where))
+    return table
+
+
+def _array(table: Table, name: str) -> NDArray[np.generic]:
+    column = table[name]
+    assert isinstance(column, np.ndarray)
+    return column
+
+
+def _int64(table: Table, name: str) -> Int64Array:
+    return _array(table, name).view(np.int64)
+
+
+def _text(table: Table, name: str, row: int) -> str:
+    column = table[name]
+    assert isinstance(column, BinaryColumn)
+    return column[row].decode("utf-8", "surrogateescape")
+
+
+def _frozen(values: NDArray[Scalar]) -> NDArray[Scalar]:
+    values.flags.writeable = False
+    return values

@@ -1,0 +1,61 @@
+"""A manifest as a few files that any store can hold: out with `put`, in with `get`, checked on the way in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from streamer.errors import ManifestCorruptError
+from streamer.manifest.layout import ROOT_NAME, TABLE_SUFFIX, decode_root, file_name, schemas
+from streamer.manifest.publish import settle, workplace, write_synced
+from streamer.manifest.table import Manifest
+
+_NAME = re.compile(rf"[a-z]+-[0-9]{{5,9}}{re.escape(TABLE_SUFFIX)}")
+
+
+def export_files(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
+    """Yields (relative name, content) of every file, one in memory at a time.
+
+    root.json comes last: a reader that finds it at the destination finds all the others there, too.
+    """
+    names = [file_name(table, part) for part in range(manifest.parts) for table in schemas(manifest.whole_objects)]
+    for name in [*names, ROOT_NAME]:
+        yield name, (manifest.path / name).read_bytes()
+
+
+def listed_files(root_json: bytes, where: str) -> Mapping[str, int]:
+    """The files that a root.json wants besides itself, with their lengths in bytes.
+
+    Args:
+        root_json: its content, at most `layout.ROOT_LIMIT_BYTES` are accepted.
+        where: what to call it in errors, e.g. its url.
+
+    Raises:
+        ManifestVersionError: of another version.
+        ManifestCorruptError: not a root.json.
+    """
+    return decode_root(root_json, where).file_bytes
+
+
+def install_files(root: Path, files: Iterable[tuple[str, bytes]], where: str) -> Manifest:
+    """Writes received files as `<root>/<digest>/` after checking every digest; all or nothing.
+
+    Args:
+        root: folder of manifests on the local disk.
+        files: (relative name, content) as `export_files` yields them, in any order.
+        where: where they come from, for errors.
+
+    Raises:
+        ManifestVersionError: of another version.
+        ManifestCorruptError: a file is missing, foreign, or not what the digest says.
+    """
+    with workplace(root) as place:
+        for name, content in files:
+            if name != ROOT_NAME and not _NAME.fullmatch(name):
+                raise ManifestCorruptError(f"{where}: {name[:80]!r} is no file of a manifest", path=where)
+            write_synced(place / name, content)
+        if not (place / ROOT_NAME).is_file():
+            raise ManifestCorruptError(f"{where}: has no {ROOT_NAME}", path=where)
+        digest = Manifest.open(place, verify=True).digest
+        return Manifest.open(settle(place, root / digest))
