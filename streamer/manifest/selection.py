@@ -63,7 +63,7 @@ class Selection:
 
     @classmethod
     def create(cls, manifest: Manifest, where: Where) -> Self:
-        """Selects, and writes `<manifest>.<digest>.arrows` next to the manifest's folder.
+        """Selects the samples that meet all conditions; see `of` for what is written.
 
         Raises:
             ConfigError: a condition that cannot be, or that selects nothing.
@@ -97,6 +97,10 @@ class Selection:
 
     def __repr__(self) -> str:
         return f"Selection({self.digest[:8]}, {self.samples} of {self.manifest.samples} samples)"
+
+    def __reduce__(self) -> tuple[Callable[[Manifest, str], Selection], tuple[Manifest, str]]:
+        # A worker maps the same file.
+        return type(self).open, (self.manifest, self.digest)
 
     @property
     def samples(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Self, TypeVar
@@ -98,6 +99,10 @@ class Manifest:
             f"Manifest({self.digest[:8]}, {self.format}, {self.samples} samples, {self.chunks} chunks, "
             f"{self.objects} objects, {self.total_bytes} bytes)"
         )
+
+    def __reduce__(self) -> tuple[Callable[[Path], Manifest], tuple[Path]]:
+        # A worker maps the same files.
+        return type(self).open, (self.path,)
 
     @property
     def whole_objects(self) -> bool:

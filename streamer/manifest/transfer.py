@@ -38,12 +38,12 @@ def listed_files(root_json: bytes, where: str) -> Mapping[str, int]:
     return decode_root(root_json, where).file_bytes
 
 
-def install_files(root: Path, files: Iterable[tuple[str, bytes]], where: str) -> Manifest:
+def install_files(files: Iterable[tuple[str, bytes]], root: Path, where: str = "the received manifest") -> Manifest:
     """Writes received files as `<root>/<digest>/` after checking every digest; all or nothing.
 
     Args:
-        root: folder of manifests on the local disk.
         files: (relative name, content) as `export_files` yields them, in any order.
+        root: folder of manifests on the local disk.
         where: where they come from, for errors.
 
     Raises:
