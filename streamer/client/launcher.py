@@ -76,7 +76,7 @@ def _connect_patiently(settings: ClientSettings) -> Connection:
             if time.monotonic() > deadline:
                 raise EngineUnavailableError(
                     f"no engine answers at {settings.socket_path} after {settings.connect_seconds:.0f} s ({error}); "
-                    "is `streamer serve` running? check that STREAMER_ENGINE names its socket and that the folder is mounted",
+                    "is `streamer serve` running? does STREAMER_ENGINE name its socket, is the folder mounted?",
                     path=str(settings.socket_path),
                 ) from error
         # Another container's socket can only be tried: no event tells that it appeared.

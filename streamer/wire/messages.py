@@ -204,10 +204,10 @@ class Content(Message, tag=69, frozen=True):
 
 
 class Statistics(Message, tag=70, frozen=True):
-    """Answers GetStatistics: plain numbers and texts by name, one level of nesting."""
+    """Answers GetStatistics: plain numbers and texts by name, and lists of such tables."""
 
     request: Count
-    values: dict[str, Scalar | dict[str, Scalar] | list[dict[str, Scalar]]]
+    values: dict[str, Scalar | list[dict[str, Scalar]]]
 
 
 class Failed(Message, tag=71, frozen=True):

@@ -1,0 +1,86 @@
+"""The datasets that an engine serves: manifest, what its chunks cost, how its store is reached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.errors import ManifestError
+from streamer.formats import chunkfile
+from streamer.manifest import Manifest
+
+
+class Dataset:
+    """One manifest in use.
+
+    Attributes:
+        file_bytes: int64 (chunks,): the length of each chunk's file.
+        options: storage options of whoever opened it last.
+    """
+
+    def __init__(self, manifest: Manifest, options: Mapping[str, object]) -> None:
+        self.manifest = manifest
+        self.options = options
+        self.file_bytes: npt.NDArray[np.int64] = (
+            chunkfile.HEADER_BYTES + manifest.chunk_local_bytes + manifest.chunk_samples * chunkfile.CRC_BYTES
+        )
+        self.total_bytes = int(self.file_bytes.sum())
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.manifest.digest}, {self.manifest.chunks} chunks)"
+
+    def key(self, chunk: int) -> bytes:
+        """The name of a chunk in the cache.
+
+        Raises:
+            ManifestError: there is no such chunk.
+        """
+        if not 0 <= chunk < self.manifest.chunks:
+            raise ManifestError(f"dataset {self.manifest.digest} has {self.manifest.chunks} chunks, no chunk {chunk}")
+        return bytes(self.manifest.chunk_keys[chunk].tobytes())
+
+
+class Datasets:
+    """Opens manifests of the cache folder, each once.
+
+    Args:
+        root: the cache folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._open: dict[str, Dataset] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, digest: str, options: Mapping[str, object]) -> Dataset:
+        """The dataset of a manifest that lies in the cache folder.
+
+        Raises:
+            ManifestError: no such manifest here, or it cannot be read.
+        """
+        if not digest.isalnum():
+            raise ManifestError(f"{digest!r} is no digest of a manifest")
+        known = self._open.get(digest)
+        if known is None:
+            folder = self._root / "manifests" / digest
+            if not folder.is_dir():
+                raise ManifestError(f"no manifest {digest} in {self._root}; ask for it by url or manifest= first")
+            known = self._open[digest] = Dataset(Manifest.open(folder), options)
+        elif options:
+            known.options = options
+        return known
+
+    def all(self) -> list[Dataset]:
+        """Every dataset opened so far."""
+        return list(self._open.values())
+
+
+def options_key(options: Mapping[str, object]) -> str:
+    """Equal for equal options."""
+    return json.dumps(dict(options), sort_keys=True, default=repr)

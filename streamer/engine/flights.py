@@ -1,0 +1,122 @@
+"""Chunks on their way: one flight per chunk key, however many sessions wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from streamer.cache.chunk_cache import ChunkCache
+from streamer.engine.datasets import Dataset
+from streamer.engine.session import EngineSession
+from streamer.engine.stores import Fetchers
+from streamer.errors import BrokenError, StreamerError
+
+logger = logging.getLogger(__name__)
+
+Landed = Callable[["Flight", StreamerError | None], None]
+
+
+@dataclass(slots=True)
+class Passenger:
+    """A session that waits for a flight, and the step at which it needs the chunk."""
+
+    session: EngineSession
+    chunk: int
+    step: int
+
+
+@dataclass(slots=True)
+class Flight:
+    """One chunk between store and SSD."""
+
+    key: bytes
+    dataset: Dataset
+    chunk: int
+    passengers: list[Passenger] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+    def due(self) -> float:
+        """When the first of its passengers needs it, on the loop's clock; the end of time when all have left."""
+        return min((p.session.due_at(p.step) for p in self.passengers), default=math.inf)
+
+
+class Flights:
+    """Fetches and publishes. Owned by the engine, on its loop.
+
+    Args:
+        landed: called when a flight is over, with the error if it failed.
+    """
+
+    def __init__(self, cache: ChunkCache, fetchers: Fetchers, tasks: asyncio.TaskGroup, landed: Landed) -> None:
+        self._cache = cache
+        self._fetchers = fetchers
+        self._tasks = tasks
+        self._landed = landed
+        self._in_air: dict[bytes, Flight] = {}
+        self._unlinking: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._in_air)
+
+    def launch(self, key: bytes, passenger: Passenger, victims: Iterable[bytes] = ()) -> None:
+        """Starts the flight of a chunk; the files of `victims` are gone before it lands."""
+        self.unlink(victims)
+        flight = Flight(key, passenger.session.dataset, passenger.chunk, [passenger])
+        self._in_air[key] = flight
+        flight.task = self._tasks.create_task(self._fly(flight), name=f"flight {key.hex()}")
+
+    def join(self, key: bytes, passenger: Passenger) -> bool:
+        """Adds a passenger to a flight under way; False: there is none."""
+        flight = self._in_air.get(key)
+        if flight is not None:
+            flight.passengers.append(passenger)
+        return flight is not None
+
+    def leave(self, session: EngineSession) -> None:
+        """The session is gone; its flights go on for the others and for the cache."""
+        for flight in self._in_air.values():
+            flight.passengers = [p for p in flight.passengers if p.session is not session]
+
+    def unlink(self, keys: Iterable[bytes]) -> None:
+        """Removes files in the background; nothing is written before they are gone."""
+        victims = list(keys)
+        if victims:
+            task = self._tasks.create_task(self._cache.evict(victims))
+            self._unlinking.add(task)
+            task.add_done_callback(self._unlinking.discard)
+
+    async def cancel(self) -> None:
+        """Ends all flights."""
+        for flight in self._in_air.values():
+            if flight.task is not None:
+                flight.task.cancel()
+
+    async def _fly(self, flight: Flight) -> None:
+        error: StreamerError | None = None
+        try:
+            await self._bring(flight)
+        except StreamerError as failure:
+            error = failure
+        except Exception as failure:
+            logger.exception("flight of chunk %s failed", flight.key.hex())
+            error = BrokenError(f"the engine failed over chunk {flight.chunk}: {failure!r}; see its log")
+        finally:
+            del self._in_air[flight.key]
+        self._landed(flight, error)
+
+    async def _bring(self, flight: Flight) -> None:
+        manifest = flight.dataset.manifest
+        chunk = manifest.chunk(flight.chunk)
+        fetcher = await self._fetchers.of(flight.dataset.options)
+        with await fetcher.fetch(chunk, due=flight.due) as fetched:
+            await self._room_is_made()
+            await self._cache.publish(
+                flight.key, fetched.parts, manifest.sample_offsets(flight.chunk), dataset=manifest.digest
+            )
+
+    async def _room_is_made(self) -> None:
+        while self._unlinking:
+            await asyncio.wait(set(self._unlinking))

@@ -1,0 +1,241 @@
+"""Manifests for those who ask: found in the folder, taken from a url, or built."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamer.config import MiB, format_bytes
+from streamer.errors import ManifestError, ObjectNotFoundError
+from streamer.formats import chooser
+from streamer.manifest import Manifest, build, export_files, install_files
+from streamer.manifest.build import BuildOptions
+from streamer.manifest.model import Extent, ObjectRecord
+from streamer.manifest.ports import IndexedChunk, Progress
+
+if TYPE_CHECKING:
+    from streamer.engine.engine import Engine
+    from streamer.fetch import Fetcher
+
+logger = logging.getLogger(__name__)
+
+Report = Callable[[str, int, int], None]
+
+ROOT_NAME = "root.json"
+# Below this an index takes seconds on any link that can train: not worth a measurement of the link.
+_SMALL_BYTES = 1 << 30
+_PROBE_RANGES = 16
+_PROBE_BYTES = 4 * MiB
+# Another node's manifest can only be looked for: no store tells that an object appeared.
+_LOOK_SECONDS = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManifestRequest:
+    """Which manifest; see `wire.messages.GetManifest`."""
+
+    urls: tuple[str, ...]
+    format: str = "auto"
+    options: Mapping[str, object] = field(default_factory=dict, repr=False)
+    manifest: str = ""
+    build: bool = True
+    chunk_bytes: int | None = None
+    limit_seconds: float = 600.0
+    wait_seconds: float = 1800.0
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for requests that have the same answer."""
+        return (self.urls, self.format, self.manifest, self.chunk_bytes)
+
+
+class Indexing:
+    """Answers requests for manifests, equal ones together. Owned by the engine, on its loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._root = engine.cache.root / "manifests"
+        self._locks: dict[tuple[object, ...], asyncio.Lock] = {}
+        self._found: dict[tuple[object, ...], tuple[float, str]] = {}
+        self.read_bytes = 0
+        self.requests = 0
+
+    async def manifest(self, request: ManifestRequest, report: Report) -> str:
+        """Digest of the manifest; it lies in `manifests/<digest>` then.
+
+        Raises:
+            ManifestError, ConfigError, StoreError: it cannot be had.
+        """
+        asked = time.monotonic()
+        async with self._locks.setdefault(request.identity, asyncio.Lock()):
+            found_at, digest = self._found.get(request.identity, (-1.0, ""))
+            if found_at < asked:  # what was found after this request came is fresh enough for it
+                digest = await self._find(request, report)
+                self._found[request.identity] = (time.monotonic(), digest)
+            return digest
+
+    async def _find(self, request: ManifestRequest, report: Report) -> str:
+        fetcher = await self._engine.fetchers.of(request.options)
+        if not request.manifest:
+            return await self._build(request, fetcher, report)
+        deadline = time.monotonic() + request.wait_seconds
+        while (digest := await self._take(request.manifest, fetcher)) is None:
+            if request.build:
+                digest = await self._build(request, fetcher, report)
+                await self._give(digest, request.manifest, fetcher)
+                return digest
+            if time.monotonic() > deadline:
+                raise ManifestError(
+                    f"no manifest at {request.manifest} after {request.wait_seconds:.0f} s; node 0 builds it, or "
+                    f"`streamer index {request.urls[0]} --out {request.manifest}`",
+                    url=request.manifest,
+                )
+            report(f"waiting for the manifest at {request.manifest}", 0, 0)
+            await asyncio.sleep(_LOOK_SECONDS)
+        return digest
+
+    # ------------------------------------------------------------ manifests at a url
+
+    async def _take(self, url: str, fetcher: Fetcher) -> str | None:
+        """Copies a built manifest into the folder; None: there is none."""
+        records: list[ObjectRecord] = []
+        with suppress(ObjectNotFoundError):
+            records = [record async for page in fetcher.store(url).list(url) for record in page]
+        if not any(record.url.endswith(f"/{ROOT_NAME}") for record in records):
+            return None
+        files = [
+            (record.url.rsplit("/", 1)[-1], await fetcher.read(Extent(record, 0, record.size))) for record in records
+        ]
+        return install_files(self._root, files, url).digest
+
+    async def _give(self, digest: str, url: str, fetcher: Fetcher) -> None:
+        """Copies a manifest to a url, its root last: who sees the root sees all of it."""
+        files = sorted(export_files(Manifest.open(self._root / digest)), key=lambda item: item[0] == ROOT_NAME)
+        for name, content in files:
+            await fetcher.store(url).put(f"{url.rstrip('/')}/{name}", content)
+
+    # ------------------------------------------------------------ built here
+
+    async def _build(self, request: ManifestRequest, fetcher: Fetcher, report: Report) -> str:
+        lister = _Recorder(fetcher)
+        for url in request.urls:
+            await lister.record(url)
+        known = self._root / "sources" / lister.digest(request)
+        with suppress(OSError, ManifestError):
+            return Manifest.open(self._root / known.read_text()).digest
+        await self._check_cost(request, lister, fetcher, report)
+        manifest = await build(
+            request.urls,
+            self._root,
+            lister=lister,
+            reader=_Counted(fetcher, self),
+            choose_format=chooser(request.format),
+            options=BuildOptions(
+                chunk_bytes=request.chunk_bytes or "auto",
+                on_progress=lambda step: report(_progress(step), step.bytes_done, step.total_bytes),
+                on_chunk=self._warm,
+            ),
+        )
+        _remember(known, manifest.digest)
+        return manifest.digest
+
+    async def _check_cost(self, request: ManifestRequest, lister: _Recorder, fetcher: Fetcher, report: Report) -> None:
+        """Says what the index costs; refuses one that takes too long in passing."""
+        total = sum(record.size for record in lister.records)
+        chosen = chooser(request.format)(record.url for record in lister.records)
+        count = len(lister.records)
+        if chosen.whole_objects:
+            report(f"index {count} objects ({format_bytes(total)}): the listing is enough", 0, total)
+            return
+        if total < _SMALL_BYTES:
+            report(f"index {count} objects: read {format_bytes(total)} once", 0, total)
+            return
+        rate = await _measured_rate(lister.records, _Counted(fetcher, self))
+        seconds = total / rate
+        text = f"index {count} objects: read {format_bytes(total)}, {seconds / 60:.1f} min at {format_bytes(rate)}/s"
+        report(text, 0, total)
+        if seconds > request.limit_seconds:
+            raise ManifestError(
+                f"{text}: more than index_limit ({request.limit_seconds / 60:.0f} min). Build it once: "
+                f"`streamer index {request.urls[0]} --out URL`, then pass manifest=URL",
+                seconds=seconds,
+                limit_seconds=request.limit_seconds,
+            )
+
+    async def _warm(self, chunk: IndexedChunk, parts: list[memoryview]) -> None:
+        """A chunk that was read for the index is kept while there is room."""
+        await self._engine.keep_indexed(chunk, parts)
+
+
+class _Recorder:
+    """Lists once, and plays the same pages back to the builder."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+        self._pages: dict[str, list[Sequence[ObjectRecord]]] = {}
+        self.records: list[ObjectRecord] = []
+
+    async def record(self, url: str) -> None:
+        """Lists one url."""
+        if url not in self._pages:
+            self._pages[url] = [page async for page in self._fetcher.store(url).list(url)]
+            self.records += [record for page in self._pages[url] for record in page]
+
+    async def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
+        """As a store would."""
+        for page in self._pages[url]:
+            yield page
+
+    def digest(self, request: ManifestRequest) -> str:
+        """What the result depends on: the listing, the format, the sizes of chunks."""
+        state = hashlib.blake2b(repr((request.urls, request.format, request.chunk_bytes)).encode(), digest_size=16)
+        for record in self.records:
+            state.update(f"{record.url}\0{record.size}\0{record.version}\n".encode("utf-8", "surrogateescape"))
+        return state.hexdigest()
+
+
+class _Counted:
+    """Reads ranges for the builder; index traffic is counted apart."""
+
+    def __init__(self, fetcher: Fetcher, indexing: Indexing) -> None:
+        self._fetcher = fetcher
+        self._indexing = indexing
+
+    async def read(self, extent: Extent) -> bytes:
+        """Exactly the bytes of `extent`."""
+        content = await self._fetcher.read(extent)
+        self._indexing.read_bytes += len(content)
+        self._indexing.requests += 1
+        return content
+
+
+async def _measured_rate(records: Sequence[ObjectRecord], reader: _Counted) -> float:
+    """Bytes per second of a few parallel ranges from the largest object."""
+    largest = max(records, key=lambda record: record.size)
+    starts = range(0, min(largest.size, _PROBE_RANGES * _PROBE_BYTES), _PROBE_BYTES)
+    begun = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        reads = [
+            group.create_task(reader.read(Extent(largest, start, min(start + _PROBE_BYTES, largest.size))))
+            for start in starts
+        ]
+    return sum(len(read.result()) for read in reads) / (time.monotonic() - begun)
+
+
+def _progress(step: Progress) -> str:
+    return f"{step.objects_done} of {step.objects} objects, {step.samples} samples"
+
+
+def _remember(path: Path, digest: str) -> None:
+    """The same listing has the same manifest: the next start does not read the data again."""
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_suffix(".new")
+    temporary.write_text(digest)
+    temporary.rename(path)

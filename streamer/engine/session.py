@@ -1,0 +1,178 @@
+"""One consumer in the engine: who it is, where it stands, how soon it needs what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.engine.track import Columns, Track
+from streamer.errors import StateError, StreamerError
+
+if TYPE_CHECKING:
+    from streamer.engine.datasets import Dataset
+    from streamer.engine.engine import Engine
+
+# Weight of the newest measurement in the mean time of a step.
+_STEP_WEIGHT = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionRequest:
+    """What a consumer says when it opens a session; see `wire.messages.OpenSession`."""
+
+    job: str
+    dataset: str
+    consumer: str
+    options: Mapping[str, object] = field(default_factory=dict, repr=False)
+    order_id: str = ""
+    global_batch: int = 0
+    world_size: int = 0
+    start: int = 0
+    open_bytes: int = 0
+    stream: str = ""
+
+    def check_agrees(self, other: SessionRequest) -> None:
+        """Sessions of one job and stream read the same epoch in the same order.
+
+        Raises:
+            StateError: names the field and both values.
+        """
+        if (self.job, self.stream, self.dataset) != (other.job, other.stream, other.dataset):
+            return
+        for name in ("order_id", "global_batch", "world_size", "start"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine and theirs and mine != theirs:
+                raise StateError(
+                    f"{self.consumer} and {other.consumer} of one job disagree: {name} is {mine!r} and {theirs!r}; "
+                    "all ranks must pass the same data, seed, batch size and state",
+                    field=name,
+                    mine=str(mine),
+                    theirs=str(theirs),
+                )
+
+
+@dataclass(slots=True)
+class EpochCount:
+    """What one session needed in one epoch."""
+
+    needs: int = 0
+    hits: int = 0
+    needed_bytes: int = 0
+    hit_bytes: int = 0
+
+
+class EngineSession:
+    """A session as the engine keeps it. Owned by the engine, on its loop; made by `Engine.open_session`.
+
+    Args:
+        name: unique in the engine.
+        on_ready: called with (through, rejects) when the line moves.
+        on_error: called once with what ends the session.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        request: SessionRequest,
+        dataset: Dataset,
+        callbacks: tuple[Callable[[int, int], None], Callable[[StreamerError], None]],
+    ) -> None:
+        self.name = name
+        self.request = request
+        self.dataset = dataset
+        self.track = Track(dataset.manifest.chunks)
+        self.keys: dict[bytes, int] = {}
+        self.lookahead_bytes = 0
+        self.running_epoch: int | None = None
+        self.admitted = False
+        self.failed: StreamerError | None = None
+        self.counts: dict[int, EpochCount] = {}
+        self.heard_at = engine.now()
+        self._engine = engine
+        self._on_ready, self._on_error = callbacks
+        self._announced = (-1, 0)
+        self._rejects = 0
+        self._step_seconds = 0.1
+        self._done_at = engine.now()
+
+    def __repr__(self) -> str:
+        return f"EngineSession({self.name}, {self.track!r})"
+
+    # ------------------------------------------------------------ what the consumer says
+
+    def extend(self, epoch: int, columns: Columns, complete: bool) -> None:
+        """The schedule of one epoch, or a part of it."""
+        self.track.extend(epoch, columns, complete)
+        if complete:
+            self._engine.admit(self, columns)
+        self._engine.kick()
+
+    def advance(self, done: int, want: int) -> None:
+        """Progress."""
+        now = self._engine.now()
+        self.heard_at = now
+        if done > self.track.done:
+            pace = (now - self._done_at) / (done - self.track.done)
+            self._step_seconds += _STEP_WEIGHT * (pace - self._step_seconds)
+            self._done_at = now
+        self.track.advance(done, want)
+        self._engine.kick()
+
+    def reject(self, chunk: int, reason: str) -> None:
+        """Its reader found wrong bytes, or no file."""
+        self._rejects += 1
+        self._engine.rejected(self, chunk, reason)
+
+    def close(self) -> None:
+        """All its leases end; idempotent."""
+        self._engine.close_session(self)
+
+    # ------------------------------------------------------------ for the engine
+
+    def announce(self) -> None:
+        """Tells the consumer how far it may read, if that is news."""
+        news = (self.track.through(), self._rejects)
+        if self.failed is None and news != self._announced:
+            self._announced = news
+            self._on_ready(*news)
+
+    def fail(self, error: StreamerError) -> None:
+        """Ends the session with an error that reaches its reader."""
+        if self.failed is None:
+            self.failed = error
+            self._on_error(error)
+
+    def count(self, epoch: int, size_bytes: int, *, hit: bool) -> None:
+        """One need."""
+        count = self.counts.setdefault(epoch, EpochCount())
+        count.needs += 1
+        count.needed_bytes += size_bytes
+        if hit:
+            count.hits += 1
+            count.hit_bytes += size_bytes
+
+    def due_at(self, step: int) -> float:
+        """When the consumer will read `step`, on the loop's clock, at its present pace."""
+        return self._done_at + max(0, step - self.track.done) * self._step_seconds
+
+    def ahead_bytes(self) -> int:
+        """Bytes held beyond what the consumer asked for."""
+        return int(self.dataset.file_bytes[self.track.ahead_chunks()].sum()) if self.track.ahead_chunks() else 0
+
+
+def open_bytes(columns: Columns, file_bytes: npt.NDArray[np.int64]) -> int:
+    """The most bytes that the uses of a schedule have open at one step."""
+    chunk, first, last = columns
+    if not len(chunk):
+        return 0
+    size = file_bytes[chunk]
+    steps = np.concatenate([first, last + 1])
+    change = np.concatenate([size, -size])
+    # At one step what closes goes before what opens.
+    order = np.lexsort((change, steps))
+    return int(np.cumsum(change[order]).max())

@@ -1,0 +1,66 @@
+"""`python -m streamer.service`: the embedded engine as a client starts it; configuration as JSON on stdin."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from streamer.config import CacheConfig, EngineConfig
+from streamer.errors import BrokenError, ConfigError, StreamerError
+
+
+def main() -> int:
+    """Detaches, runs the engine, and reports on `--ready-fd` that it listens or why it does not."""
+    parser = argparse.ArgumentParser(prog="streamer.service", description=__doc__)
+    parser.add_argument("--embedded", action="store_true", required=True)
+    parser.add_argument("--ready-fd", type=int, required=True)
+    ready_fd = parser.parse_args().ready_fd
+    if os.fork():
+        # The starter waits for this half; the engine is nobody's child, so it never becomes a zombie of a trainer.
+        os._exit(0)
+    try:
+        _run(json.load(sys.stdin), ready_fd)
+    except StreamerError as error:
+        _report(ready_fd, {"kind": type(error).__name__, "message": str(error), "details": error.details})
+        return 1
+    except BaseException as error:
+        _report(ready_fd, {"kind": BrokenError.__name__, "message": f"the engine failed to start: {error!r}"})
+        raise
+    return 0
+
+
+def _run(settings: object, ready_fd: int) -> None:
+    import uvloop
+
+    from streamer.service.lifecycle import run
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
+    config = _configuration(settings)
+    uvloop.run(run(config, lambda: _report(ready_fd, {"ready": True})))
+
+
+def _configuration(settings: object) -> EngineConfig:
+    if not isinstance(settings, dict):
+        raise ConfigError("the configuration on stdin is no mapping", field="stdin")
+    cache = CacheConfig(
+        directory=Path(settings["cache_dir"]),
+        limit_bytes=settings.get("cache_bytes"),
+        eviction=settings.get("eviction", "hold"),
+    )
+    return EngineConfig(cache=cache, socket_path=Path(settings["socket"]))
+
+
+def _report(descriptor: int, line: dict[str, object]) -> None:
+    try:
+        os.write(descriptor, json.dumps(line).encode() + b"\n")
+    except OSError:
+        return  # reported before, or the starter is gone: the log has it
+    os.close(descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

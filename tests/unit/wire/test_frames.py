@@ -1,0 +1,75 @@
+"""Frames: whatever comes in is a message or a ProtocolError."""
+
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.errors import ProtocolError
+from streamer.wire import frames
+from streamer.wire.messages import Advance, Extend, Failed, Hello, Ready, Reject, Statistics
+
+MESSAGES = [
+    Hello(1, "0.1", 3, "job"),
+    Extend(1, 0, b"abcd", b"12345678", b"12345678", complete=False),
+    Advance(1, 3, -1),
+    Reject(1, 7, "torn"),
+]
+
+
+def test_messages_survive_the_wire_in_pieces_of_any_size():
+    """However the kernel cuts the stream, the same messages come out in the same order."""
+    stream = b"".join(map(frames.encode, MESSAGES))
+    for size in (1, 3, 7, len(stream)):
+        decoder = frames.request_decoder()
+        pieces = [stream[i : i + size] for i in range(0, len(stream), size)]
+        assert [message for piece in pieces for message in decoder.feed(piece)] == MESSAGES
+
+
+def test_events_survive_the_wire():
+    """Nested statistics and errors arrive as they were."""
+    sent = [
+        Statistics(1, {"needs": 3, "sessions": [{"done": 4}]}),
+        Failed("StoreError", "no", {"a": 1}),
+        Ready(1, 5, 2),
+    ]
+    assert list(frames.event_decoder().feed(b"".join(map(frames.encode, sent)))) == sent
+
+
+def test_a_long_frame_is_refused_before_it_is_stored():
+    """A length beyond the limit is an error at its header."""
+    decoder = frames.request_decoder()
+    with pytest.raises(ProtocolError, match="exceeds the limit"):
+        list(decoder.feed(struct.pack(">I", frames.MAX_REQUEST_BYTES + 1)))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"hello",
+        msgspec.msgpack.encode([99]),
+        msgspec.msgpack.encode([5, 1, "done", 2]),
+        msgspec.msgpack.encode([5, 1, -2, 2]),
+        msgspec.msgpack.encode([5, 1]),
+        b"\xdd\xff\xff\xff\xff",
+    ],
+)
+def test_what_is_no_message_is_a_protocol_error(body):
+    """Wrong types, unknown tags, missing fields, numbers out of range, lying lengths."""
+    with pytest.raises(ProtocolError, match="is no message"):
+        list(frames.request_decoder().feed(struct.pack(">I", len(body)) + body))
+
+
+@given(st.lists(st.binary(max_size=64), max_size=8))
+def test_any_bytes_end_in_a_message_or_a_protocol_error(pieces):
+    """No input raises anything else, and nothing but an unfinished frame stays buffered."""
+    decoder = frames.request_decoder()
+    try:
+        for piece in pieces:
+            list(decoder.feed(piece))
+    except ProtocolError:
+        return
+    assert "buffered_bytes" in repr(decoder)
