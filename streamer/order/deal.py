@@ -1,7 +1,10 @@
 """The deal: how the pieces of a lane are mixed, k open at a time, and how to seek in that.
 
-Piece j of a lane is cut in k_j = max(1, min(k, j+1, size)) slices; slice t goes to group j+t. So
-the groups follow each other, each opens one new piece, and at most k pieces are open. Everything
+Piece j of a lane is cut in k_j = min(k, j+1) slices; slice t goes to group j+t. So the groups
+follow each other, each opens one new piece, and at most k pieces are open. A piece of fewer samples
+than slices leaves some slices empty: it is spread over the window as the others are. (Cutting it
+in `size` slices instead would close it early: with 4 samples per chunk, K=256, L=8, B=256 the
+variance of a batch's mean was 3.33 x that of a full shuffle instead of 1.04 x; 2026-11.) Everything
 here follows from the prefix sum of the pieces' sizes: the samples before group g are those of the
 pieces before g-k+1 and at most k-1 terms. No array over samples.
 """
@@ -98,8 +101,11 @@ class Deal:
 
 
 def slice_count(piece: Integers, size: Integers, window: int) -> Integers:
-    """k_j: into how many slices piece j goes; small at the start, so that the window grows."""
-    return np.maximum(1, np.minimum(np.minimum(piece + 1, size), window))
+    """k_j: into how many slices piece j goes; small at the start, so that the window grows.
+
+    A piece of one sample has it in the first slice, whatever their number: then 1, which is exact.
+    """
+    return np.where(size > 1, np.maximum(1, np.minimum(piece + 1, window)), 1)
 
 
 def _slice_start(size: Integers, turn: Integers, share: Integers) -> Integers:

@@ -25,7 +25,8 @@ def vif_bound(spec: OrderSpec, chunk_samples: Integers, global_batch: int, *, co
     """Upper bound of the variance of a batch's mean, as a multiple of that of a full shuffle.
 
     1 + rho (B/L - 1) (1/k - L/M), while B is at most half of the open samples: a batch takes B/L
-    samples of each lane, from k of its M/L chunks.
+    samples of each lane, from k of its M/L chunks. Never above 1 + rho (s - 1), what whole chunks
+    of s samples would give.
 
     Args:
         spec: the order.
@@ -38,8 +39,8 @@ def vif_bound(spec: OrderSpec, chunk_samples: Integers, global_batch: int, *, co
     if spec.shuffle == "none":
         return 1.0 + correlation * (global_batch - 1)
     lane_chunks = np.count_nonzero(chunk_samples) / spec.lanes
-    lane_batch = max(global_batch / spec.lanes, 1.0)
-    return 1.0 + correlation * (lane_batch - 1) * max(0.0, 1 / spec.lane_window - 1 / lane_chunks)
+    alike = (global_batch / spec.lanes - 1) * (1 / spec.lane_window - 1 / lane_chunks)
+    return 1.0 + correlation * min(max(0.0, alike), float(chunk_samples.max()) - 1)
 
 
 def bound_holds(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> bool:

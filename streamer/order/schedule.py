@@ -1,7 +1,7 @@
 """What the engine is told: from which batch to which batch a rank needs a chunk.
 
 Chunk arithmetic only, for the chunks of the asked batches: never narrower than the truth, and
-wider by less than one group of a lane, because slices are rounded up to whole samples.
+wider by less than one sample per open chunk, because slices are rounded up to whole samples.
 """
 
 from __future__ import annotations
@@ -128,11 +128,13 @@ def _needs_of_lane(
     oldest = max(0, low - k + 1)
     piece = np.arange(oldest, min(high + 1, pieces), dtype=np.int64)
     prefix = order.deal.prefix[head + oldest : head + int(piece[-1]) + 2]
-    share = slice_count(piece, np.diff(prefix), k)
-    before, slack = _group_starts(np.diff(prefix), share)
+    size = np.diff(prefix)
+    share = slice_count(piece, size, k)
+    before, slack = _group_starts(size, share)
     before += prefix[0] - order.lane_start[lane]
     begin = np.maximum(before[piece - oldest], run[0])
-    after = piece - oldest + share
+    # The last slice with a sample in it; with fewer samples than slices it comes before slice k_j.
+    after = piece - oldest + share * (size - 1) // size + 1
     end = np.minimum(before[after] + slack[after], run[1])
     used = begin < end
     stride = order.spec.lanes
@@ -144,15 +146,18 @@ def _needs_of_lane(
 def _group_starts(size: Integers, share: Integers) -> tuple[Integers, Integers]:
     """Bounds of the samples that these pieces give before each group, counted from the first piece.
 
-    A piece gives ceil(s u / k_j) in its first u groups: floor(s / k_j) in each is summed exactly,
-    the rest as a line, which the rounding exceeds by less than one sample per piece still open.
+    A piece gives ceil(s u / k_j) in its first u groups. Where s < k_j, each sample is counted in
+    its group. Else floor(s / k_j) per group is summed exactly and the rest as a line, which the
+    rounding exceeds by less than one sample per piece still open.
 
     Returns:
         (pieces + max share + 1,) int64 lower bounds, and what must be added for an upper bound.
     """
-    rest = size % share
-    open_pieces = _level(np.ones_like(size) * (rest > 0), share)
-    given = np.cumsum(_level(size // share, share)) + _sum_lines(rest, share)
+    rest = np.where(size < share, 0, size % share)
+    open_pieces = _level((rest > 0).astype(np.int64), share)
+    level = _level(size // share, share)
+    _add_sparse(level, size, share)
+    given = np.cumsum(level) + _sum_lines(rest, share)
     before = np.concatenate([np.zeros(1, np.int64), given])
     # Group g has begun g - j slices of piece j: open before it are the pieces of group g - 1.
     slack = np.concatenate([np.zeros(1, np.int64), open_pieces + 1])
@@ -167,6 +172,16 @@ def _level(amount: Integers, share: Integers) -> Integers:
     np.subtract.at(change, np.arange(pieces) + share, amount)
     level: Integers = np.cumsum(change)
     return level
+
+
+def _add_sparse(level: Integers, size: Integers, share: Integers) -> None:
+    """Adds the samples of the pieces with fewer samples than slices: sample i is in slice i k_j // s."""
+    sparse = np.flatnonzero(size < share)
+    sample = 0
+    while sparse.size:
+        np.add.at(level, sparse + sample * share[sparse] // size[sparse], 1)
+        sample += 1
+        sparse = sparse[size[sparse] > sample]
 
 
 def _sum_lines(rest: Integers, share: Integers) -> Integers:

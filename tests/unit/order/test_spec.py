@@ -1,0 +1,114 @@
+"""What fixes an order, and the automatic choice of lanes and window."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from streamer.errors import ConfigError, ManifestError
+from streamer.order.spec import OrderSpec, auto_lanes, auto_window, shuffle_mode
+
+SPEC = OrderSpec("a" * 32, 17, "block", 8, 64)
+
+
+def test_equal_parts_have_equal_ids() -> None:
+    """The id depends on the parts only."""
+    assert OrderSpec("a" * 32, 17, "block", 8, 64).order_id == SPEC.order_id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"manifest_digest": "b" * 32},
+        {"seed": 18},
+        {"shuffle": "sample"},
+        {"lanes": 4},
+        {"window": 63},
+        {"cut": "redrawn"},
+    ],
+)
+def test_every_part_changes_the_id(change: dict[str, str | int]) -> None:
+    """No part is left out of the digest."""
+    assert dataclasses.replace(SPEC, **change).order_id != SPEC.order_id  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "batch", "lanes", "window"),
+    [
+        (1, 1, 1, 1),
+        (1, 256, 1, 1),
+        (100, 256, 2, 6),
+        (1_000, 256, 8, 62),
+        (17_100, 256, 8, 256),
+        (17_100, 1024, 16, 1024),
+        (17_100, 1536, 24, 1024),
+        (100_000, 16_384, 256, 1024),
+        (100_000, 7 * 13, 7, 91),
+        (100_000, 13, 1, 64),
+        (100_000, 8, 8, 64),
+    ],
+)
+def test_auto_follows_the_rule_of_the_design(chunks: int, batch: int, lanes: int, window: int) -> None:
+    """L is the largest divisor of B not above min(max(8, min(256, B//64)), M//32); K has its bounds."""
+    spec = OrderSpec.auto("m", np.ones(chunks, dtype=np.int64), batch, 0)
+    assert (spec.lanes, spec.window) == (lanes, window)
+    assert (auto_lanes(chunks, batch), auto_window(chunks, batch)) == (lanes, window)
+
+
+def test_overrides_replace_the_automatic_choice() -> None:
+    """`lanes=` and `shuffle_window=` are taken as they are."""
+    spec = OrderSpec.auto("m", np.ones(5, dtype=np.int64), 64, 0, lanes=24, window=100)
+    assert (spec.lanes, spec.window, spec.lane_window) == (24, 100, 4)
+
+
+def test_empty_chunks_do_not_count() -> None:
+    """Only chunks with samples can be mixed."""
+    sizes = np.zeros(6400, dtype=np.int64)
+    sizes[::64] = 3
+    assert OrderSpec.auto("m", sizes, 256, 0) == OrderSpec.auto("m", np.full(100, 3), 256, 0)
+
+
+def test_without_shuffle_there_is_one_lane() -> None:
+    """The identity needs neither lanes nor a window, and refuses them."""
+    spec = OrderSpec.auto("m", np.ones(1000, dtype=np.int64), 256, 0, shuffle=False)
+    assert (spec.shuffle, spec.lanes, spec.window) == ("none", 1, 1)
+    with pytest.raises(ConfigError, match="no meaning with shuffle=False"):
+        OrderSpec.auto("m", np.ones(1000, dtype=np.int64), 256, 0, shuffle=False, lanes=4)
+
+
+def test_no_samples_is_an_error_of_the_manifest() -> None:
+    """An empty dataset has no order."""
+    with pytest.raises(ManifestError, match="no samples in 3 chunks"):
+        OrderSpec.auto("m", np.zeros(3, dtype=np.int64), 256, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"seed": -1}, "seed"),
+        ({"seed": 1 << 64}, "seed"),
+        ({"lanes": 0}, "lanes"),
+        ({"window": 0}, "shuffle_window"),
+        ({"shuffle": "blocks"}, "shuffle"),
+        ({"cut": "new"}, "cut"),
+    ],
+)
+def test_a_part_outside_its_rule_is_named(change: dict[str, str | int], field: str) -> None:
+    """The error has the field as the user writes it."""
+    with pytest.raises(ConfigError, match=field) as caught:
+        dataclasses.replace(SPEC, **change)  # type: ignore[arg-type]
+    assert caught.value.details["field"] == field
+
+
+def test_a_batch_of_nothing_is_refused() -> None:
+    """The batch has at least one sample."""
+    with pytest.raises(ConfigError, match="batch_size=0"):
+        OrderSpec.auto("m", np.ones(3, dtype=np.int64), 0, 0)
+
+
+def test_shuffle_is_read_as_users_write_it() -> None:
+    """True and False are words for block and none."""
+    words: list[bool | str] = [True, False, "block", "sample", "none"]
+    assert [shuffle_mode(w) for w in words] == ["block", "none", "block", "sample", "none"]
