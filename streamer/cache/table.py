@@ -47,6 +47,11 @@ def charged_bytes(file_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
     return blocks * BLOCK_BYTES + CHUNK_ALLOWANCE_BYTES
 
 
+def charge(file_bytes: int) -> int:
+    """`charged_bytes` of one file."""
+    return -(-file_bytes // BLOCK_BYTES) * BLOCK_BYTES + CHUNK_ALLOWANCE_BYTES
+
+
 def as_keys(raw: ArrayLike) -> Keys:
     """Keys as an array of 16-byte strings, from a list of bytes, (M, 16) uint8, V16 or S16."""
     if isinstance(raw, list):

@@ -1,0 +1,470 @@
+"""The cache folder in use: publishes, finds and unlinks chunk files, and never takes more than its limit.
+
+What stays and what leaves is the policy's business; this room only carries it out and guards the bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.cache.catalog import Catalog, CatalogRow
+from streamer.cache.contents import DatasetFiles, reconcile
+from streamer.cache.fallback import REFUSALS, Fallback
+from streamer.cache.folder import Folder, chunk_files, open_folder, open_layer, used_bytes
+from streamer.cache.table import charge
+from streamer.cache.verify import verify_file
+from streamer.cache.writer import Buffer, ChunkBytes, write_chunk
+from streamer.config import CacheConfig, format_bytes
+from streamer.errors import CacheError, CacheFullError, ClosedError, IntegrityError
+from streamer.formats.chunkfile import file_bytes
+
+logger = logging.getLogger(__name__)
+
+# Markers, 20 folders of a block each, an empty catalog (48 KiB) and its log (at most 256 KiB, see `catalog`).
+FIXED_BYTES = 512 << 10
+FILE_THREADS = 2
+# The default limit: this share of the free space and of what the cache holds already.
+DEFAULT_SHARE = 0.8
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A chunk that is readable now.
+
+    Attributes:
+        root: the folder it lies in: the cache folder, or the fallback when the disk refused it.
+        file_bytes: length of the file.
+    """
+
+    root: Path
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatistics:
+    """Files and bytes now, and counts since the start."""
+
+    limit_bytes: int
+    charged_bytes: int
+    chunks: int
+    layer_chunks: int
+    fallback_chunks: int
+    published_chunks: int
+    written_bytes: int
+    unlinked_chunks: int
+    dropped_at_start: int
+    damaged_chunks: int
+    refused_writes: int
+    catalog_failures: int
+
+
+@dataclass(slots=True)
+class _Counters:
+    published_chunks: int = 0
+    written_bytes: int = 0
+    unlinked_chunks: int = 0
+    dropped_at_start: int = 0
+    damaged_chunks: int = 0
+    refused_writes: int = 0
+    catalog_failures: int = 0
+
+
+@dataclass(slots=True)
+class _Changes:
+    """Rows that the catalog does not have yet."""
+
+    added: dict[bytes, CatalogRow]
+    removed: set[bytes]
+    used: set[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.used)
+
+
+class ChunkCache:
+    """Owner of one cache folder; lives on one loop, inside its `async with`. File work runs in its own threads.
+
+    Args:
+        config: where, how much, which layers.
+
+    Attributes:
+        root: the folder.
+    """
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.config = config
+        self.root = config.directory
+        self._layers: list[Folder] = []
+        self._below: dict[bytes, int] = {}
+        self._chunks: dict[bytes, int] = {}
+        self._in_memory: dict[bytes, int] = {}
+        self._found: list[DatasetFiles] = []
+        self._charged = 0
+        self._overhead = FIXED_BYTES
+        self._whole_limit = 0
+        self._busy: dict[bytes, asyncio.Event] = {}
+        self._unlinks: set[asyncio.Event] = set()
+        self._seen: set[str] = set()
+        self._changes = _Changes({}, set(), set())
+        self._count = _Counters()
+        self._open = False
+
+    def __repr__(self) -> str:
+        return (
+            f"ChunkCache({str(self.root)!r}, {len(self._chunks)} chunks,"
+            f" {format_bytes(self._charged)} of {format_bytes(self.limit_bytes)})"
+        )
+
+    # --- life ------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        self._files = ThreadPoolExecutor(FILE_THREADS, "streamer-cache")
+        self._catalog_thread = ThreadPoolExecutor(1, "streamer-catalog")
+        try:
+            await self._in_thread(self._catalog_thread, self._start)
+        except BaseException:
+            self._stop_threads()
+            raise
+        self._open = True
+        self._dirty = asyncio.Event()
+        self._tasks = asyncio.TaskGroup()
+        await self._tasks.__aenter__()
+        self._tasks.create_task(self._keep_catalog(), name="cache catalog")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._open = False
+        self._dirty.set()
+        try:
+            await self._tasks.__aexit__(None, None, None)
+            await self._in_thread(self._catalog_thread, self._stop)
+        finally:
+            self._stop_threads()
+
+    def _start(self) -> None:
+        self._folder = open_folder(self.config.directory, self.config.group)
+        self._catalog = Catalog(self._folder.path / "catalog")
+        found = reconcile(self._folder, self._catalog)
+        self._count.dropped_at_start = found.dropped
+        self._chunks = {key: row.file_bytes for key, row in found.rows.items()}
+        self._charged = sum(map(charge, self._chunks.values()))
+        self._found = list(found.by_dataset())
+        self._fallback = Fallback(self._folder.root_id)
+        self._fallback.remove()
+        for path in self.config.layers:
+            self._layers.append(open_layer(path))
+            for key, _ in chunk_files(self._layers[-1]):
+                self._below.setdefault(key, len(self._layers) - 1)
+        self._whole_limit = self._choose_limit()
+        self._overhead = FIXED_BYTES + used_bytes(self._folder.path / "manifests")
+
+    def _choose_limit(self) -> int:
+        if self.config.limit_bytes is not None:
+            return self.config.limit_bytes
+        return int(DEFAULT_SHARE * (self.free_bytes() + self._charged))
+
+    def _stop(self) -> None:
+        self._catalog.close()
+        self._fallback.remove()
+
+    def _stop_threads(self) -> None:
+        self._files.shutdown()
+        self._catalog_thread.shutdown()
+
+    # --- what is there ---------------------------------------------------------------------------------------
+
+    @property
+    def limit_bytes(self) -> int:
+        """What chunk files may take, as `table.charge` counts them: the whole limit less manifests and catalog."""
+        return max(0, self._whole_limit - self._overhead)
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """Every folder a chunk may lie in, in the order a reader should try them: the cache, memory, the layers."""
+        memory = [self._fallback.path] if self._fallback.folder else []
+        return (self._folder.path, *memory, *(layer.path for layer in self._layers))
+
+    @property
+    def root_id(self) -> str:
+        """What the folder calls itself; a reader that mounted it elsewhere compares."""
+        return self._folder.root_id
+
+    def catalog(self) -> list[DatasetFiles]:
+        """What was there at the start: (dataset id, keys, lengths of the files), those used longest ago first."""
+        return self._found
+
+    def layer_keys(self) -> list[bytes]:
+        """Chunks of the read-only layers."""
+        return list(self._below)
+
+    def contains(self, key: bytes) -> bool:
+        """True: readable now, here or in a layer."""
+        return key in self._chunks or key in self._in_memory or key in self._below
+
+    def path(self, key: bytes) -> Path | None:
+        """The file of a chunk; None: it is not here."""
+        if key in self._chunks:
+            return self._folder.chunk_path(key)
+        if key in self._in_memory and self._fallback.folder:
+            return self._fallback.folder.chunk_path(key)
+        return self._layers[self._below[key]].chunk_path(key) if key in self._below else None
+
+    def free_bytes(self) -> int:
+        """Free space of the filesystem, as this user may take it."""
+        found = os.statvfs(self._folder.path)
+        return found.f_bavail * found.f_frsize
+
+    def statistics(self) -> CacheStatistics:
+        """Counts now and since the start."""
+        return CacheStatistics(
+            limit_bytes=self.limit_bytes,
+            charged_bytes=self._charged,
+            chunks=len(self._chunks),
+            layer_chunks=len(self._below),
+            fallback_chunks=len(self._in_memory),
+            **{name: getattr(self._count, name) for name in _Counters.__slots__},
+        )
+
+    # --- publish and evict -----------------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        key: bytes,
+        parts: Sequence[Buffer],
+        sample_offsets: NDArray[np.int64],
+        *,
+        codec: int = 0,
+        dataset: str = "",
+    ) -> Published:
+        """Makes a chunk readable: checksums, one file, one rename. Its bytes are reserved before anything is written.
+
+        Safe to cancel: the thread that writes is waited for, so `parts` may be reused afterwards.
+
+        Args:
+            key: 16 bytes.
+            parts: the chunk's bytes in order.
+            sample_offsets: (samples + 1,) chunk-local boundaries, from 0 to the length of the parts.
+            codec: how the bytes are stored (`Codec`).
+            dataset: the manifest's digest, for the catalog.
+
+        Returns:
+            Where it lies: in the cache folder, or in memory when the disk refused it (full, failing).
+
+        Raises:
+            CacheFullError: no room within the limit; evict, then try again.
+            CacheError: the disk refused it and memory did not take it either; evict, then try again.
+        """
+        chunk = ChunkBytes(key, parts, sample_offsets, codec)
+        length = file_bytes(chunk.local_bytes, len(sample_offsets) - 1)
+        async with self._alone([key]):
+            if key not in self._chunks:
+                await self._reserve(length)
+                if dataset not in self._seen:
+                    self.use(dataset)
+                return await self._publish(chunk, length, dataset)
+            return Published(self._folder.path, self._chunks[key])
+
+    async def _publish(self, chunk: ChunkBytes, length: int, dataset: str) -> Published:
+        try:
+            await self._in_thread(self._files, write_chunk, chunk, self._folder)
+        except BaseException as error:
+            self._folder.chunk_path(chunk.key).unlink(missing_ok=True)  # a cancel may come after the rename
+            self._charged -= charge(length)
+            if isinstance(error, OSError) and error.errno in REFUSALS:
+                return await self._publish_in_memory(chunk, length, error)
+            raise
+        self._chunks[chunk.key] = length
+        self._changes.removed.discard(chunk.key)
+        self._changes.added[chunk.key] = CatalogRow(length, dataset)
+        self._dirty.set()
+        self._count.published_chunks += 1
+        self._count.written_bytes += length
+        return Published(self._folder.path, length)
+
+    async def _publish_in_memory(self, chunk: ChunkBytes, length: int, error: OSError) -> Published:
+        if not self._count.refused_writes:
+            logger.warning(
+                "the cache folder %s refuses writes (%s): chunks pass through memory while it does",
+                self._folder.path,
+                error.strerror,
+            )
+        self._count.refused_writes += 1
+        folder = await self._in_thread(self._files, self._fallback.open, self.config.group)
+        if sum(self._in_memory.values()) + length > self._fallback.capacity_bytes():
+            raise CacheError(
+                f"chunk {chunk.key.hex()} ({format_bytes(length)}) fits neither on the disk of {self._folder.path}"
+                f" ({error.strerror}) nor in {self._fallback.path}; free space there",
+                where=str(self._folder.path),
+                errno=error.errno,
+            ) from error
+        self._in_memory[chunk.key] = length
+        try:
+            await self._in_thread(self._files, write_chunk, chunk, folder)
+        except BaseException:
+            del self._in_memory[chunk.key]
+            folder.chunk_path(chunk.key).unlink(missing_ok=True)
+            raise
+        return Published(folder.path, length)
+
+    async def _reserve(self, length: int) -> None:
+        wanted = charge(length)
+        while self._unlinks and self._charged + wanted > self.limit_bytes:
+            await next(iter(self._unlinks)).wait()
+        if self._charged + wanted > self.limit_bytes:
+            raise CacheFullError(
+                f"no room for a chunk of {format_bytes(length)}: {format_bytes(self._charged)} of"
+                f" {format_bytes(self.limit_bytes)} are taken in {self._folder.path}",
+                limit_bytes=self.limit_bytes,
+                taken_bytes=self._charged,
+                wanted_bytes=wanted,
+            )
+        self._charged += wanted
+
+    async def evict(self, keys: Iterable[bytes]) -> None:
+        """Unlinks chunks in one thread job; unknown keys are ignored. They cannot be found from the first moment.
+
+        Raises:
+            CacheError: a file could not be unlinked; its bytes stay counted.
+        """
+        wanted = [key for key in keys if key not in self._below]
+        failed: dict[bytes, OSError] = {}
+        async with self._alone(wanted) as turn:
+            paths = {key: path for key in wanted if (path := self.path(key)) is not None}
+            lengths = {key: self._chunks.pop(key) for key in paths if key in self._chunks}
+            for key in paths:
+                self._in_memory.pop(key, None)
+            self._unlinks.add(turn)
+            try:
+                await self._in_thread(self._files, _unlink_all, paths, failed)
+            finally:
+                self._unlinks.discard(turn)
+                self._unlinked({key: length for key, length in lengths.items() if key not in failed})
+        if failed:
+            raise CacheError(
+                f"cannot unlink {len(failed)} chunk files in {self._folder.path}: {next(iter(failed.values()))}",
+                where=str(self._folder.path),
+            )
+
+    def _unlinked(self, lengths: dict[bytes, int]) -> None:
+        self._charged -= sum(map(charge, lengths.values()))
+        self._count.unlinked_chunks += len(lengths)
+        for key in lengths:
+            self._changes.added.pop(key, None)
+        self._changes.removed.update(lengths)
+        self._dirty.set()
+
+    def use(self, dataset: str) -> None:
+        """The dataset is in use now: after a restart the datasets unused for longest go first."""
+        self._seen.add(dataset)
+        self._changes.used.add(dataset)
+        self._dirty.set()
+
+    # --- integrity -------------------------------------------------------------------------------------------
+
+    async def verify(self, key: bytes) -> bool:
+        """Reads the whole chunk and compares it with its checksums.
+
+        Returns:
+            False: it is wrong, or gone (counted; `evict` it and fetch it again).
+        """
+        path = self.path(key)
+        if path is None:
+            return False
+        try:
+            await self._in_thread(self._files, verify_file, path, key)
+        except (IntegrityError, OSError) as error:
+            if self.path(key) == path:  # not evicted meanwhile
+                self._count.damaged_chunks += 1
+                logger.warning("a chunk in the cache is wrong: %s", error)
+            return False
+        return True
+
+    # --- the page cache --------------------------------------------------------------------------------------
+
+    async def readahead(self, key: bytes) -> None:
+        """Asks the kernel to read a chunk's pages that are due; harmless when it is not here."""
+        await self._advise(key, os.POSIX_FADV_WILLNEED)
+
+    async def drop(self, key: bytes) -> None:
+        """Tells the kernel that a chunk's pages will not be used soon; harmless when it is not here."""
+        await self._advise(key, os.POSIX_FADV_DONTNEED)
+
+    async def _advise(self, key: bytes, advice: int) -> None:
+        if (path := self.path(key)) is not None:
+            await self._in_thread(self._files, _advise, path, advice)
+
+    # --- threads ---------------------------------------------------------------------------------------------
+
+    async def _keep_catalog(self) -> None:
+        """Writes rows as they come, many in one transaction while the one before is under way."""
+        while self._open or self._changes:
+            await self._dirty.wait()
+            self._dirty.clear()
+            changes, self._changes = self._changes, _Changes({}, set(), set())
+            if not changes:
+                continue
+            try:
+                await self._in_thread(
+                    self._catalog_thread, self._catalog.write, changes.added, changes.removed, changes.used
+                )
+            except CacheError as error:
+                self._count.catalog_failures += 1
+                logger.warning("%s; the next start rebuilds it from the files", error)
+
+    async def _in_thread(self, pool: ThreadPoolExecutor, work: Callable[..., T], *args: object) -> T:
+        """Runs in a thread. A cancel waits for the thread's end, so that nothing is written after it."""
+        future = asyncio.get_running_loop().run_in_executor(pool, work, *args)
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            while not future.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
+            raise
+        return future.result()
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, keys: Sequence[bytes]) -> AsyncIterator[asyncio.Event]:
+        """One writer or unlinker per key at a time; waits for all keys, then takes all."""
+        if not self._open:
+            raise ClosedError(f"the cache {self.root} is closed")
+        while others := [self._busy[key] for key in keys if key in self._busy]:
+            await others[0].wait()
+        done = asyncio.Event()
+        self._busy.update(dict.fromkeys(keys, done))
+        try:
+            yield done
+        finally:
+            for key in keys:
+                self._busy.pop(key, None)
+            done.set()
+
+
+def _unlink_all(paths: Mapping[bytes, Path], failed: dict[bytes, OSError]) -> None:
+    for key, path in paths.items():
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            failed[key] = error
+
+
+def _advise(path: Path, advice: int) -> None:
+    with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, advice)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,55 @@
+"""Where chunks go while the disk refuses them: a small folder in memory, so that training goes on.
+
+Same layout as the cache folder, one more root for the readers. Made when it is first needed, removed at the end and at
+the next start; bounded, because it is memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from streamer.cache.folder import Folder, open_folder
+
+# Full, failing, over quota, turned read-only: what a disk does without our doing.
+REFUSALS = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS})
+MEMORY_FOLDER = Path("/dev/shm")
+# At most this, and at most a quarter of what is free there.
+FALLBACK_BYTES = 512 << 20
+
+
+class Fallback:
+    """The folder in memory. Owned by one `ChunkCache`; its methods run in threads, one at a time.
+
+    Args:
+        root_id: the cache folder's: the name of the folder here, so that the next engine finds leftovers.
+    """
+
+    def __init__(self, root_id: str, memory: Path = MEMORY_FOLDER) -> None:
+        self.path = memory / f"streamer-{os.geteuid()}-{root_id}"
+        self.folder: Folder | None = None
+
+    def __repr__(self) -> str:
+        return f"Fallback({str(self.path)!r}, {'in use' if self.folder else 'unused'})"
+
+    def open(self, group: str | None) -> Folder:
+        """The folder, made when missing.
+
+        Raises:
+            CacheError: there is no memory folder.
+        """
+        if self.folder is None:
+            self.folder = open_folder(self.path, group)
+        return self.folder
+
+    def capacity_bytes(self) -> int:
+        """How much may be written there now, on top of what is there."""
+        free = os.statvfs(self.path.parent)
+        return min(FALLBACK_BYTES, free.f_bavail * free.f_frsize // 4)
+
+    def remove(self) -> None:
+        """Removes the folder and what is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.folder = None

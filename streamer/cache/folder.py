@@ -1,0 +1,294 @@
+"""The cache folder: how it is laid out, who may own it, and what is in it.
+
+    <cache_dir>/            0700 (0750 with a group)
+      streamer-cache        the marker: "streamer cache 1"; another number is another layout
+      root-id               32 hex digits: a reader that mounts the folder elsewhere knows that it is this one
+      chunks/a/<key>.chunk  0600 (0640 with a group); 16 folders, by the first digit of the key
+      manifests/<digest>/   the manifests
+      catalog/              diskcache (0700)
+      tmp/                  files being written; emptied at start
+
+Synchronous; runs in a thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from streamer.errors import CacheError, CacheVersionError, ConfigError, IntegrityError
+from streamer.formats.chunkfile import HEADER_BYTES, SUFFIX, ChunkHeader, relative_path
+
+LAYOUT_VERSION = 1
+MARKER = "streamer-cache"
+_MARKER_TEXT = "streamer cache "
+ROOT_ID = "root-id"
+SUBFOLDERS = ("chunks", "manifests", "tmp", "catalog")
+_DIGITS = "0123456789abcdef"
+
+# A rename there is not atomic for readers on other hosts, locks and SQLite's log do not work: one folder per machine.
+NETWORK_FILESYSTEMS = frozenset(
+    ["nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "afs", "pvfs2"]
+    + ["orangefs", "panfs"]
+    + [f"fuse.{name}" for name in ("glusterfs", "sshfs", "s3fs", "gcsfuse", "mountpoint-s3", "juicefs", "ceph")]
+    + [f"fuse.{name}" for name in ("rclone", "blobfuse2", "lustre")]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Modes of what is created, and the group that may read, if any."""
+
+    folder_mode: int = 0o700
+    file_mode: int = 0o600
+    group_id: int | None = None
+
+    def apply_to_file(self, descriptor: int) -> None:
+        """Mode and group of a new file, whatever the umask says."""
+        if self.group_id is not None:
+            os.fchown(descriptor, -1, self.group_id)
+        os.fchmod(descriptor, self.file_mode)
+
+    @classmethod
+    def of(cls, group: str | None) -> Access:
+        """For a group's name; None: the owner alone.
+
+        Raises:
+            ConfigError: no such group.
+        """
+        if group is None:
+            return cls()
+        try:
+            return cls(0o750, 0o640, grp.getgrnam(group).gr_gid)
+        except KeyError as error:
+            raise ConfigError(f"group={group!r} does not exist on this machine", field="group") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """An opened cache folder."""
+
+    path: Path
+    root_id: str
+    access: Access
+
+    def chunk_path(self, key: bytes) -> Path:
+        """Where the chunk of that key lies, if it is there."""
+        return self.path / relative_path(key)
+
+    def temporary_path(self, key: bytes) -> Path:
+        """A fresh name in tmp/."""
+        return self.path / "tmp" / f"{key.hex()}.{secrets.token_hex(4)}"
+
+
+def open_folder(path: Path, group: str | None = None) -> Folder:
+    """Opens the folder, creating what is missing, and empties tmp/.
+
+    Raises:
+        CacheError: on a network filesystem, not writable, or owned by somebody else.
+        CacheVersionError: written by another version of the layout, or not a cache folder.
+        ConfigError: no such group.
+    """
+    access = Access.of(group)
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=access.folder_mode)
+        _refuse_network(path)
+        _refuse_foreign(path)
+        _check_marker(path)
+        _apply(path, access)
+        _make_subfolders(path, access)
+        root_id = _root_id(path, access)
+        _empty(path / "tmp")
+    except (CacheError, ConfigError):
+        raise
+    except OSError as error:
+        raise _cannot_use(path, error) from error
+    return Folder(path, root_id, access)
+
+
+def open_layer(path: Path) -> Folder:
+    """Opens a read-only folder of the same layout; nothing is written.
+
+    Raises:
+        CacheError: it cannot be read.
+        CacheVersionError: another layout.
+    """
+    try:
+        version = (path / MARKER).read_text()
+        root_id = (path / ROOT_ID).read_text().strip()
+    except OSError as error:
+        raise CacheError(f"cannot read the cache layer {path}: {error.strerror}") from error
+    _check_version(path, version)
+    return Folder(path, root_id, Access())
+
+
+def _cannot_use(path: Path, error: OSError) -> CacheError:
+    return CacheError(
+        f"cannot use the cache folder {path}: {error.strerror} ({error.filename}); choose another cache_dir"
+        " or correct its permissions",
+        where=str(path),
+        errno=error.errno,
+    )
+
+
+def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
+    """The kind of filesystem under a path: the longest mount point above it; "" when unknown."""
+    text = Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo
+    real = os.path.realpath(path)
+    best, kind = "", ""
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        mount = before.split()[4].encode().decode("unicode_escape")
+        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best):
+            best, kind = mount, after.split()[0]
+    return kind
+
+
+def _refuse_network(path: Path) -> None:
+    kind = filesystem_type(path)
+    if kind in NETWORK_FILESYSTEMS:
+        raise CacheError(
+            f"the cache folder {path} lies on {kind}, a network filesystem;"
+            " choose a cache_dir on a disk of this machine",
+            where=str(path),
+            filesystem=kind,
+        )
+
+
+def _refuse_foreign(path: Path) -> None:
+    owner = path.stat().st_uid
+    if owner != os.geteuid():
+        raise CacheError(
+            f"the cache folder {path} belongs to user {owner}, this is user {os.geteuid()}; choose another cache_dir",
+            where=str(path),
+            owner=owner,
+            user=os.geteuid(),
+        )
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
+def _check_marker(path: Path) -> None:
+    marker = path / MARKER
+    if marker.exists():
+        _check_version(path, marker.read_text())
+    elif any(not _harmless(entry.name) for entry in path.iterdir()):
+        raise CacheVersionError(
+            f"{path} is not empty and not a streamer cache (no file {MARKER!r}); choose another cache_dir, or empty it",
+            where=str(path),
+        )
+    else:
+        _write_once(marker, f"{_MARKER_TEXT}{LAYOUT_VERSION}\n")
+
+
+def _harmless(name: str) -> bool:
+    """What a fresh disk, or a kill during the very first start, leaves behind."""
+    return name == "lost+found" or name.startswith(MARKER + ".")
+
+
+def _check_version(path: Path, text: str) -> None:
+    if text.strip() != f"{_MARKER_TEXT}{LAYOUT_VERSION}":
+        raise CacheVersionError(
+            f"the cache folder {path} says {text.strip()[:40]!r}, this program writes"
+            f" '{_MARKER_TEXT}{LAYOUT_VERSION}'; remove the folder or choose another cache_dir",
+            where=str(path),
+            expected=LAYOUT_VERSION,
+            actual=text.strip()[:40],
+        )
+
+
+def _write_once(path: Path, text: str) -> None:
+    """Whole or not at all: a kill in between leaves no half marker."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    temporary.write_text(text)
+    os.rename(temporary, path)
+
+
+def _apply(path: Path, access: Access) -> None:
+    if access.group_id is not None:
+        os.chown(path, -1, access.group_id)
+    os.chmod(path, access.folder_mode)
+
+
+def _make_subfolders(path: Path, access: Access) -> None:
+    names = [*SUBFOLDERS, *(f"chunks/{digit}" for digit in _DIGITS)]
+    for name in names:
+        folder = path / name
+        folder.mkdir(exist_ok=True)
+        if name == "catalog":
+            os.chmod(folder, 0o700)
+        else:
+            _apply(folder, access)
+
+
+def _root_id(path: Path, access: Access) -> str:
+    file = path / ROOT_ID
+    if not file.exists():
+        _write_once(file, secrets.token_hex(16) + "\n")
+    os.chmod(file, access.file_mode)
+    return file.read_text().strip()
+
+
+def _empty(folder: Path) -> None:
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            os.unlink(entry.path)
+
+
+def chunk_files(folder: Folder) -> Iterator[tuple[bytes, int]]:
+    """Key and length of every chunk file; anything else below chunks/ is passed over."""
+    for digit in _DIGITS:
+        try:
+            entries = os.scandir(folder.path / "chunks" / digit)
+        except FileNotFoundError:
+            continue
+        with entries:
+            for entry in entries:
+                name = entry.name
+                if name.endswith(SUFFIX) and len(name) == 32 + len(SUFFIX) and entry.is_file(follow_symlinks=False):
+                    yield bytes.fromhex(name.removesuffix(SUFFIX)), entry.stat(follow_symlinks=False).st_size
+
+
+def read_header(folder: Folder, key: bytes, length: int) -> ChunkHeader:
+    """The header of a chunk file, checked against the file's name and length.
+
+    Raises:
+        IntegrityError: torn, truncated, swapped.
+        OSError: it cannot be read.
+    """
+    path = folder.chunk_path(key)
+    with open(path, "rb") as file:
+        header = ChunkHeader.decode(file.read(HEADER_BYTES), str(path))
+    if header.key != key or header.file_bytes != length:
+        raise IntegrityError(
+            f"{path}: the header is of chunk {header.key.hex()} with {header.file_bytes} bytes,"
+            f" the file has {length} bytes",
+            where=str(path),
+            expected=header.file_bytes,
+            actual=length,
+        )
+    return header
+
+
+def used_bytes(path: Path, *, chunks: bool = True) -> int:
+    """What the folder takes on the disk (`st_blocks`), folders included; without chunk files if asked."""
+    total = 0
+    stack = [path]
+    while stack:
+        folder = stack.pop()
+        total += folder.lstat().st_blocks * 512
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                stack.append(Path(entry.path))
+            elif chunks or not entry.name.endswith(SUFFIX):
+                total += entry.stat(follow_symlinks=False).st_blocks * 512
+    return total

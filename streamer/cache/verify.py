@@ -1,0 +1,51 @@
+"""Are a chunk file's bytes what they were? Synchronous; runs in a thread."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+from streamer.errors import IntegrityError
+from streamer.formats.chunkfile import HEADER_BYTES, ChunkHeader
+
+_PIECE_BYTES = 1 << 20
+
+
+def verify_file(path: Path, key: bytes) -> ChunkHeader:
+    """Reads the whole file and compares it with its checksums.
+
+    Raises:
+        IntegrityError: torn, truncated, swapped or flipped; says which.
+        FileNotFoundError: there is none.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        header = ChunkHeader.decode(os.pread(descriptor, HEADER_BYTES, 0), str(path))
+        _same(path, "key", key.hex(), header.key.hex())
+        _same(path, "length", header.file_bytes, os.fstat(descriptor).st_size)
+        table_at = HEADER_BYTES + header.local_bytes
+        _same(path, "checksum of its bytes", header.payload_crc, _crc(descriptor, HEADER_BYTES, table_at))
+        _same(path, "checksum of its table", header.table_crc, _crc(descriptor, table_at, header.file_bytes))
+    finally:
+        os.close(descriptor)
+    return header
+
+
+def _same(path: Path, what: str, expected: str | int, actual: str | int) -> None:
+    if expected != actual:
+        raise IntegrityError(
+            f"{path}: {what} is {actual}, expected {expected}", where=str(path), expected=expected, actual=actual
+        )
+
+
+def _crc(descriptor: int, start: int, stop: int) -> int:
+    buffer = memoryview(bytearray(min(_PIECE_BYTES, max(0, stop - start))))
+    crc = 0
+    while start < stop:
+        count = os.preadv(descriptor, [buffer[: stop - start]], start)
+        if not count:
+            break
+        crc = zlib.crc32(buffer[:count], crc)
+        start += count
+    return crc

@@ -1,0 +1,132 @@
+"""Writes one chunk file: checksums, header, bytes, table; then the rename that publishes it. Runs in a thread."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.cache.folder import Access, Folder
+from streamer.errors import CacheError
+from streamer.formats.chunkfile import ChunkHeader
+
+# POSIX allows 1,024 buffers per call on Linux.
+_BUFFERS_PER_CALL = 1024
+
+Buffer = memoryview | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkBytes:
+    """A chunk that is to be published.
+
+    Attributes:
+        key: 16 bytes.
+        parts: its bytes in order; their concatenation is the chunk.
+        sample_offsets: (samples + 1,) chunk-local boundaries, from 0 to the length of the parts.
+        codec: how the bytes are stored (`Codec`).
+    """
+
+    key: bytes
+    parts: Sequence[Buffer]
+    sample_offsets: NDArray[np.int64]
+    codec: int = 0
+
+    @property
+    def local_bytes(self) -> int:
+        """Length of the parts together."""
+        return sum(len(part) for part in self.parts)
+
+
+def sample_checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """CRC-32 of each sample, samples that cross parts included."""
+    found = np.empty(len(offsets) - 1, "<u4")
+    views = [memoryview(part).cast("B") for part in parts]
+    part = 0
+    part_start = 0
+    for sample, stop in enumerate(offsets[1:].tolist()):
+        at, crc = int(offsets[sample]), 0
+        while at < stop:
+            if at >= part_start + len(views[part]):
+                part_start += len(views[part])
+                part += 1
+                continue
+            piece = views[part][at - part_start : stop - part_start]
+            crc = zlib.crc32(piece, crc)
+            at += len(piece)
+        found[sample] = crc
+    return found
+
+
+def _payload_checksum(parts: Sequence[Buffer]) -> int:
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return crc
+
+
+def write_chunk(chunk: ChunkBytes, folder: Folder) -> int:
+    """Writes and publishes; on any failure nothing is left.
+
+    No fsync: after a power loss a torn file is found by its checksums and fetched again.
+
+    Returns:
+        Length of the file.
+
+    Raises:
+        CacheError: the offsets do not cover the bytes.
+        OSError: as the disk says (ENOSPC, EIO, ...).
+    """
+    offsets = chunk.sample_offsets
+    if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != chunk.local_bytes:
+        raise CacheError(
+            f"chunk {chunk.key.hex()} has {chunk.local_bytes} bytes, its samples do not cover them exactly",
+            local_bytes=chunk.local_bytes,
+        )
+    table = sample_checksums(chunk.parts, offsets).tobytes()
+    header = ChunkHeader(
+        key=chunk.key,
+        local_bytes=chunk.local_bytes,
+        samples=len(offsets) - 1,
+        table_crc=zlib.crc32(table),
+        payload_crc=_payload_checksum(chunk.parts),
+        codec=int(chunk.codec),
+    )
+    temporary = folder.temporary_path(chunk.key)
+    try:
+        _write(temporary, [header.encode(), *chunk.parts, table], header.file_bytes, folder.access)
+        os.rename(temporary, folder.chunk_path(chunk.key))
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return header.file_bytes
+
+
+def _write(path: Path, buffers: list[Buffer], length: int, access: Access) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, access.file_mode)
+    try:
+        access.apply_to_file(descriptor)
+        # The final length first: XFS preallocates beyond the end of a growing file, which would count.
+        os.ftruncate(descriptor, length)
+        _write_all(descriptor, [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)])
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, views: list[memoryview]) -> None:
+    at = 0
+    first = 0
+    while first < len(views):
+        written = os.pwritev(descriptor, views[first : first + _BUFFERS_PER_CALL], at)
+        at += written
+        while first < len(views) and written >= len(views[first]):
+            written -= len(views[first])
+            first += 1
+        if written:
+            views[first] = views[first][written:]
