@@ -1,0 +1,19 @@
+"""Bytes -> arrays: turns the fields of a sample into values by their extension.
+
+| extension | value |
+| --- | --- |
+| jpg jpeg png webp bmp gif tif ... | uint8 array, height x width x RGB (decode/images.py: how odd ones come out) |
+| cls cls2 index inx id | int |
+| json jsn, jsonl | what the JSON says; list of the lines |
+| txt text transcript | str |
+| npy, npz, safetensors | numpy array; dict of arrays |
+| pt pth, pkl pickle | refused unless `allow_pickle=True` |
+| any other | bytes |
+
+Imports neither torch nor any decoder until a field needs it.
+"""
+
+from streamer.decode.dispatch import DecodeRule, FieldDecoder, SampleDecoder
+from streamer.decode.images import ImageDecoder, decode_image
+
+__all__ = ["DecodeRule", "FieldDecoder", "ImageDecoder", "SampleDecoder", "decode_image"]

@@ -1,0 +1,144 @@
+"""Which decoder a field gets, and the error when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from streamer.decode import arrays, images, texts
+from streamer.errors import ConfigError, DecodeError
+from streamer.formats.base import Field
+
+FieldDecoder = Callable[[bytes], object]
+# "auto": by extension. None: bytes as they are. A mapping: these extensions so (None: bytes), others by themselves.
+# A callable is given (field name, bytes).
+DecodeRule = Literal["auto"] | None | Mapping[str, FieldDecoder | None] | Callable[[str, bytes], object]
+
+_Reader = Callable[[memoryview], object]
+
+_PICKLES: dict[str, _Reader] = {
+    "pt": arrays.decode_torch,
+    "pth": arrays.decode_torch,
+    "pkl": arrays.decode_pickle,
+    "pickle": arrays.decode_pickle,
+}
+_AUTO: dict[str, _Reader] = {
+    **dict.fromkeys(images.EXTENSIONS, images.decode_image),
+    # The integers that WebDataset decodes too (webdataset.autodecode, "basichandlers").
+    **dict.fromkeys(["cls", "cls2", "index", "inx", "id"], texts.decode_class),
+    **dict.fromkeys(["txt", "text", "transcript"], texts.decode_text),
+    **dict.fromkeys(["json", "jsn"], texts.decode_json),
+    "jsonl": texts.decode_jsonl,
+    "npy": arrays.decode_npy,
+    "npz": arrays.decode_npz,
+    "safetensors": arrays.decode_safetensors,
+    **dict.fromkeys(_PICKLES, arrays.refuse_pickle),
+}
+
+
+class SampleDecoder:
+    """Decodes the fields of samples by one rule. Stateless after construction: any thread.
+
+    Args:
+        rule: see `DecodeRule`.
+        allow_pickle: read `.pt` and `.pkl` fields, which runs the code they contain.
+
+    Raises:
+        ConfigError: not a rule.
+    """
+
+    def __init__(self, rule: DecodeRule = "auto", *, allow_pickle: bool = False) -> None:
+        check_rule(rule)
+        self.rule = rule
+        self.allow_pickle = allow_pickle
+        self._readers = _table(rule, allow_pickle)
+
+    def __repr__(self) -> str:
+        return f"SampleDecoder({self.rule!r}, allow_pickle={self.allow_pickle})"
+
+    def __call__(self, key: str, fields: Sequence[Field]) -> dict[str, object]:
+        """Returns `{"__key__": key, field name: value, ...}`.
+
+        Raises:
+            DecodeError: a field's bytes are not what its name says; the decoder's error is the cause.
+            ConfigError: a pickle that is not allowed.
+        """
+        sample: dict[str, object] = {"__key__": key}
+        for field in fields:
+            sample[field.name] = self._value(key, field)
+        return sample
+
+    def _value(self, key: str, field: Field) -> object:
+        reader = self._reader(field.name)
+        try:
+            return reader(field.content)
+        except ConfigError:
+            raise
+        except Exception as error:  # a decoder, perhaps the user's own, may raise anything
+            raise _refused(key, field, reader, error) from error
+
+    def _reader(self, name: str) -> _Reader:
+        if callable(self.rule):
+            call = self.rule
+            return lambda content: call(name, bytes(content))
+        return self._readers.get(extension(name), bytes)
+
+
+def extension(name: str) -> str:
+    """What decides about the decoder: the last part of a field's name ("seg.png" -> "png"), in small letters."""
+    return name.rpartition(".")[2].lower()
+
+
+def check_rule(rule: DecodeRule) -> None:
+    """Refuses what cannot be a rule, without importing a decoder.
+
+    Raises:
+        ConfigError: names the value and what is allowed.
+    """
+    if rule is None or rule == "auto" or callable(rule):
+        return
+    if not isinstance(rule, Mapping):
+        raise ConfigError(
+            f"decode={rule!r}: use 'auto', None (raw bytes), a function of (field name, bytes), or a dict from "
+            "extension to function",
+            field="decode",
+        )
+    for name, reader in rule.items():
+        if reader is not None and not callable(reader):
+            raise ConfigError(f"decode[{name!r}]={reader!r} is neither a function of bytes nor None", field="decode")
+
+
+def _table(rule: DecodeRule, allow_pickle: bool) -> dict[str, _Reader]:
+    if rule is None:
+        return {}
+    table = dict(_AUTO)
+    if allow_pickle:
+        table.update(_PICKLES)
+    if isinstance(rule, Mapping):
+        table.update({extension(name): _of_bytes(reader) for name, reader in rule.items()})
+    return table
+
+
+def _of_bytes(reader: FieldDecoder | None) -> _Reader:
+    """The user's decoders get bytes: what every library takes, and nothing that is written again later."""
+    if reader is None:
+        return bytes
+    if isinstance(reader, images.ImageDecoder):
+        return reader
+    call = reader
+    return lambda content: call(bytes(content))
+
+
+def _name_of(reader: _Reader) -> str:
+    return getattr(reader, "__qualname__", type(reader).__qualname__)
+
+
+def _refused(key: str, field: Field, reader: _Reader, error: Exception) -> DecodeError:
+    return DecodeError(
+        f"sample {key!r}: field {field.name!r} ({len(field.content)} bytes) is refused by {_name_of(reader)}: "
+        f"{type(error).__name__}: {error}",
+        sample=key,
+        field=field.name,
+        field_bytes=len(field.content),
+        decoder=_name_of(reader),
+    )

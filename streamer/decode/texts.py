@@ -1,0 +1,44 @@
+"""Texts and labels: txt -> str, json -> object, cls -> int."""
+
+from __future__ import annotations
+
+import json
+
+Content = bytes | bytearray | memoryview
+
+
+def decode_text(content: Content) -> str:
+    """Reads UTF-8.
+
+    Raises:
+        UnicodeDecodeError: other bytes.
+    """
+    return str(content, "utf-8")
+
+
+def decode_json(content: Content) -> object:
+    """Reads one JSON document.
+
+    Raises:
+        ValueError: not JSON.
+    """
+    document: object = json.loads(bytes(content))
+    return document
+
+
+def decode_jsonl(content: Content) -> list[object]:
+    """Reads one JSON document per line; empty lines are no documents.
+
+    Raises:
+        ValueError: a line that is not JSON.
+    """
+    return [json.loads(line) for line in bytes(content).splitlines() if line.strip()]
+
+
+def decode_class(content: Content) -> int:
+    """Reads a class number written in digits, as WebDataset's `cls` files have it.
+
+    Raises:
+        ValueError: not a whole number.
+    """
+    return int(bytes(content))

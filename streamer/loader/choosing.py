@@ -1,0 +1,59 @@
+"""Selections of selections: each condition counts in what the one before it left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.errors import ConfigError
+from streamer.manifest.selection import Selection, Where
+from streamer.manifest.table import Manifest
+
+Ordinals = npt.NDArray[np.int64]
+Indices = Sequence[int] | slice | Ordinals | npt.NDArray[np.bool_]
+# Indices count in the previous selection, all else is a property of the sample.
+Choice = tuple[Indices | None, Where]
+
+
+def choose(manifest: Manifest, choices: Sequence[Choice]) -> Selection | None:
+    """Applies selections one after the other; None when there are none.
+
+    Raises:
+        ConfigError: a condition that cannot be, or that leaves nothing.
+        ManifestError: the selection cannot be written next to the manifest.
+    """
+    selection: Selection | None = None
+    for indices, where in choices:
+        candidates = None if selection is None else selection.ordinals
+        if indices is not None:
+            candidates = pick(np.arange(manifest.samples) if candidates is None else candidates, indices)
+        selection = Selection.create(manifest, replace(where, indices=candidates))
+    return selection
+
+
+def pick(ordinals: Ordinals, indices: Indices) -> Ordinals:
+    """Those of `ordinals` that `indices` name; negative ones count from the end, as in a list.
+
+    Raises:
+        ConfigError: an index that is none, or bools of another number.
+    """
+    if isinstance(indices, slice):
+        return ordinals[indices]
+    wanted = np.asarray(indices)
+    if wanted.dtype == np.bool_ and wanted.shape != ordinals.shape:
+        raise ConfigError(f"indices has {wanted.size} bools for {ordinals.size} samples", field="indices")
+    if wanted.dtype != np.bool_:
+        wanted = _checked(wanted.astype(np.int64), ordinals.size)
+    picked: Ordinals = ordinals[wanted]
+    return picked
+
+
+def _checked(wanted: Ordinals, samples: int) -> Ordinals:
+    if wanted.size and not -samples <= wanted.min() <= wanted.max() < samples:
+        raise ConfigError(
+            f"indices go from {wanted.min()} to {wanted.max()}; there are {samples} samples", field="indices"
+        )
+    return wanted

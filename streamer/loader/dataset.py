@@ -1,0 +1,331 @@
+"""StreamingDataset: a dataset in object storage, larger than the local disk, as an iterable of samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import cloudpickle  # type: ignore[import-untyped]
+from torch.utils.data import IterableDataset, get_worker_info
+
+from streamer.decode.dispatch import DecodeRule
+from streamer.loader.choosing import Indices
+from streamer.loader.epochs import EpochCell, WorkerTicket
+from streamer.loader.iterate import ErrorBudget, Progress, SampleIterator, resumed_share
+from streamer.loader.making import Transform
+from streamer.loader.opening import Opening
+from streamer.loader.options import DatasetOptions, OnError, as_urls
+from streamer.loader.prepared import Prepared
+from streamer.loader.steps import Share
+from streamer.manifest.selection import Where
+from streamer.order.plan import batch_count
+
+Url = str | os.PathLike[str]
+
+
+class StreamingDataset(IterableDataset[object]):
+    """Samples of a dataset in object storage, through the machine's cache, in an exact order.
+
+    Works under `StreamingDataLoader`, under a plain `torch.utils.data.DataLoader` with any number of workers (fork or
+    spawn), under torchdata's `StatefulDataLoader`, and in a bare `for`. Over all ranks and workers, every sample comes
+    once per epoch. Constructing does no I/O; the first `len`, `iter` or index finds or starts the engine.
+
+    Epochs: every `iter()` is the next epoch, from 0 on; `set_epoch(e)` makes the next one `e`, also for persistent
+    workers. With a plain DataLoader, give the dataset the same `batch_size`: its workers then yield whole batches in
+    the global order, the same for any number of workers. Not told, every sample still comes once, but batches depend on
+    `num_workers`, and a run cannot go on with another number of ranks.
+
+    Last batch: filled with repeats, so that all ranks make equally many steps; or left out with `drop_last`.
+
+    Args:
+        url: a prefix or an object, or several; any fsspec url, or a local path.
+        manifest: url or path of a built manifest (`streamer index`); None: found or built at first use.
+        format: "folder" (one object, one sample), "webdataset" (tars), "auto" (from the names).
+        cache_dir: where chunks live on this machine; None: $STREAMER_CACHE_DIR, else the XDG cache folder.
+        cache_bytes: limit, as bytes or "200GB"; "auto": 80 % of the free space. Of the engine that this process starts.
+        storage_options: as fsspec takes them.
+        shuffle: True or "block", "sample" (see the docs for its price), False.
+        seed: fixes the order, and the `rng` of transforms.
+        batch_size: samples of a batch on one rank, for plain DataLoaders.
+        lanes, shuffle_window: override the automatic choice (chunks open over all nodes).
+        decode: "auto" (by extension), None (bytes), a function of (field name, bytes), or a dict of functions by
+            extension; see `streamer.decode`.
+        transform: sample dict -> anything. A parameter called `rng` is given a numpy Generator that depends only on
+            seed, epoch and sample.
+        allow_pickle: decode .pt and .pkl fields, which runs code that they contain.
+        drop_last: leave the last, incomplete batch out; for plain DataLoaders.
+        rank, world_size: override torch.distributed and the environment (torchrun, SLURM); both or neither.
+        on_error: "raise", or "skip": another sample of the batch takes the place of one that cannot be decoded.
+        error_budget: samples skipped per process before it raises.
+        engine: "unix:/path" of a standing engine; None: $STREAMER_ENGINE, else one is started.
+        index_limit: seconds; an index that would take longer is not built in passing.
+        stream: tells two datasets of one job apart that have the same data and shuffle but different batches.
+
+    Raises:
+        ConfigError: an argument that cannot be.
+    """
+
+    _resume: dict[str, object] | None
+    _prepared: Prepared | None
+    _progress: Progress | None
+
+    def __init__(
+        self,
+        url: Url | Sequence[Url],
+        *,
+        manifest: Url | None = None,
+        format: str = "auto",  # noqa: A002 - the word of the domain
+        cache_dir: Url | None = None,
+        cache_bytes: str | int = "auto",
+        storage_options: Mapping[str, object] | None = None,
+        shuffle: bool | str = True,
+        seed: int = 17,
+        batch_size: int | None = None,
+        lanes: int | None = None,
+        shuffle_window: int | None = None,
+        decode: DecodeRule = "auto",
+        transform: Transform | None = None,
+        allow_pickle: bool = False,
+        drop_last: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        on_error: OnError = "raise",
+        error_budget: int = 100,
+        engine: str | None = None,
+        index_limit: float = 600.0,
+        stream: str = "",
+    ) -> None:
+        options = DatasetOptions(
+            urls=as_urls(url),
+            manifest=None if manifest is None else os.fspath(manifest),
+            format=format,
+            cache_dir=None if cache_dir is None else os.fspath(cache_dir),
+            cache_bytes=cache_bytes,
+            storage_options=dict(storage_options or {}),
+            shuffle=shuffle,
+            seed=seed,
+            batch_size=batch_size,
+            lanes=lanes,
+            shuffle_window=shuffle_window,
+            decode=decode,
+            transform=transform,
+            allow_pickle=allow_pickle,
+            drop_last=drop_last,
+            rank=rank,
+            world_size=world_size,
+            on_error=on_error,
+            error_budget=error_budget,
+            engine=engine,
+            index_limit=index_limit,
+            stream=stream,
+        )
+        # One job for this process and its workers, where torchrun or SLURM name none.
+        self._start(Opening(options, (), f"pid-{os.getpid()}"), EpochCell())
+
+    def __repr__(self) -> str:
+        options, choices = self._opening.options, len(self._opening.choices)
+        return f"StreamingDataset({', '.join(options.urls)}, shuffle={options.shuffle!r}, selections={choices})"
+
+    # ------------------------------------------------------------ what there is
+
+    def __len__(self) -> int:
+        """Samples that this rank yields per epoch, over all its workers: padded, or without the last batch."""
+        prepared = self._plain()
+        return batch_count(self.samples, prepared.global_batch, prepared.drop_last) * prepared.seats
+
+    @property
+    def samples(self) -> int:
+        """Samples that take part, over all ranks."""
+        return self._opening.samples
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the class folders, sorted, as torchvision's ImageFolder has them; empty for containers."""
+        return list(self._opening.manifest.classes)
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Class name -> "label"."""
+        return {name: number for number, name in enumerate(self.classes)}
+
+    def __getitem__(self, index: int) -> object:
+        """Looks at one sample: a small ranged read. For looking, not for training: it goes around the cache's plan.
+
+        Args:
+            index: 0..samples-1 in the order of the manifest, or negative from the end.
+
+        Raises:
+            IndexError: no such sample.
+        """
+        if not -self.samples <= index < self.samples:
+            raise IndexError(f"sample {index} of {self.samples}")
+        return self._opening.look(self.epoch, index % self.samples)
+
+    def get(self, key: str) -> object:
+        """Looks at the first sample with this "__key__".
+
+        The names of tar members are in the archives only, so these are read chunk by chunk until the key is found.
+
+        Raises:
+            KeyError: no sample has it.
+        """
+        return self._opening.look(self.epoch, self._opening.find(key))
+
+    def select(
+        self,
+        *,
+        indices: Indices | None = None,
+        keys: str | Sequence[str] | None = None,
+        labels: Sequence[str | int] | None = None,
+        min_bytes: int | None = None,
+        max_bytes: int | None = None,
+        fraction: tuple[float, float] | None = None,
+        seed: int = 0,
+    ) -> StreamingDataset:
+        """Returns a dataset of the samples that meet all conditions; decided at first use. Can be repeated.
+
+        The new dataset has its own order and its own epochs, and shares the cache.
+
+        Args:
+            indices: numbers 0..samples-1 of this dataset: a sequence, slice, array of numbers or of bools.
+            keys: a glob over keys ("dogs/*.jpg"), or several of which one must fit (not in containers).
+            labels: class names or numbers (not in containers).
+            min_bytes: least stored size of a sample.
+            max_bytes: largest stored size of a sample, inclusive.
+            fraction: a random part, half-open: (0, 0.9) to train and (0.9, 1) to validate have nothing in common.
+            seed: which random parts.
+
+        Raises:
+            ConfigError: conditions that cannot be.
+        """
+        where = Where(
+            keys=[keys] if isinstance(keys, str) else keys,
+            labels=labels,
+            sizes=None if min_bytes is None and max_bytes is None else (min_bytes, max_bytes),
+            fraction=fraction,
+            seed=seed,
+        )
+        other = StreamingDataset.__new__(StreamingDataset)
+        mine = self._opening
+        other._start(Opening(mine.options, (*mine.choices, (indices, where)), mine.job), EpochCell())
+        return other
+
+    # ------------------------------------------------------------ epochs and state
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next `iter()` is, in whatever process."""
+        return self._epochs.next_epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next `iter()` epoch `epoch`, also in persistent workers.
+
+        Raises:
+            ConfigError: negative.
+        """
+        self._epochs.set(epoch)
+        self._resume = None
+
+    def begin_epoch(self) -> int:
+        """Takes the next epoch, as `iter()` does; for loaders that read through `prepare`."""
+        return self._epochs.begin()
+
+    def state_dict(self) -> dict[str, object]:
+        """Where the last `iter()` of this process stands, or the next one begins.
+
+        With worker processes the main process cannot know: use StreamingDataLoader or StatefulDataLoader.
+        """
+        if self._resume is not None:
+            return dict(self._resume)
+        progress = Progress(self.epoch, Share()) if self._progress is None else self._progress
+        return progress.state(self._plain())
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Makes the next `iter()` go on there; checked then."""
+        self._resume = dict(state)
+
+    # ------------------------------------------------------------ reading
+
+    def __iter__(self) -> SampleIterator:
+        """The samples of this process's share of the next epoch.
+
+        Raises:
+            StreamerError: the engine, the manifest or a loaded state does not fit; on every rank, where
+                torch.distributed is initialised.
+        """
+        worker = get_worker_info()
+        prepared = self._plain() if worker is not None else self._opening.compared(self._plain, self._resume)
+        share = Share() if worker is None else Share(worker.id, worker.num_workers)
+        self._progress = self._resumed(prepared, share) or Progress(self._begin(), share)
+        return SampleIterator(prepared, self._progress, self._budget, self._go_on_after)
+
+    def prepare(self, batch_size: int, drop_last: bool = False) -> Prepared:
+        """Does the I/O for a loader: finds the manifest, fixes the order for this batch size. Collective.
+
+        Args:
+            batch_size: samples of a batch on this rank.
+            drop_last: leave out the last, incomplete batch.
+
+        Raises:
+            StreamerError: on every rank, where torch.distributed is initialised.
+        """
+        return self._opening.compared(partial(self._opening.prepare, batch_size, drop_last), None)
+
+    def close(self) -> None:
+        """Ends this process's line to the engine; the next use opens it again. Idempotent."""
+        self._opening.close()
+
+    # ------------------------------------------------------------ inside
+
+    def _start(self, opening: Opening, epochs: EpochCell) -> None:
+        options = opening.options
+        self._opening = opening
+        self._epochs = epochs
+        self._budget = ErrorBudget(options.on_error, options.error_budget, [])
+        self._resume = None
+        self._prepared = None
+        self._progress = None
+        self._rounds = (0, -1)
+
+    def __getstate__(self) -> dict[str, object]:
+        """For spawned workers: nothing open, and the rank fixed, which they could not find out."""
+        # cloudpickle: transforms may be lambdas or live in a notebook.
+        return {"settings": cloudpickle.dumps((self._opening.settings(), self._resume)), "epochs": self._epochs}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        settings, epochs = state["settings"], state["epochs"]
+        assert isinstance(settings, bytes)
+        assert isinstance(epochs, EpochCell)
+        opening, resume = cloudpickle.loads(settings)
+        self._start(Opening(*opening), epochs)
+        self._resume = resume
+
+    def _plain(self) -> Prepared:
+        """For a plain DataLoader: whole batches if their size is known, else one sample per rank at a time."""
+        if self._prepared is None:
+            options = self._opening.options
+            self._prepared = self._opening.prepare(options.batch_size or 1, options.drop_last)
+        return self._prepared
+
+    def _begin(self) -> int:
+        worker = get_worker_info()
+        if worker is None:
+            return self._epochs.begin()
+        # torch gives the workers of one iterator seeds that count up from one number.
+        base_seed = worker.seed - worker.id
+        count = self._rounds[1] + 1 if self._rounds[0] == base_seed else 0
+        self._rounds = (base_seed, count)
+        return self._epochs.begin(WorkerTicket(base_seed, count, worker.id))
+
+    def _resumed(self, prepared: Prepared, share: Share) -> Progress | None:
+        if self._resume is None:
+            return None
+        state, self._resume = self._resume, None
+        epoch, first = prepared.resume(state)
+        self._go_on_after(epoch)
+        share, delivered = resumed_share(state, share, first, prepared.seats)
+        return Progress(epoch, share, delivered)
+
+    def _go_on_after(self, epoch: int) -> None:
+        self._epochs.set(epoch + 1)

@@ -1,0 +1,102 @@
+"""Who this process is among the trainers, and whether all of them mean the same."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from streamer import errors
+from streamer.config import Environment, RankConfig
+from streamer.errors import ConfigError, Detail, StateError, StreamerError
+
+# Every rank gives a text; every rank gets all of them, in order of rank.
+Gather = Callable[[str], list[str]]
+
+
+def detect(
+    rank: int | None = None, world_size: int | None = None, environment: Environment | None = None
+) -> RankConfig:
+    """Finds rank and world size: as given, else from torch.distributed, else from torchrun's or SLURM's variables.
+
+    Args:
+        rank: overrides; needs `world_size`.
+        world_size: overrides; needs `rank`.
+        environment: what the environment says; read when None.
+
+    Raises:
+        ConfigError: only one of the two is given, or the rank is not below the world size.
+    """
+    found = (environment or Environment.read()).rank
+    if (rank is None) != (world_size is None):
+        given, missing = ("rank", "world_size") if world_size is None else ("world_size", "rank")
+        raise ConfigError(f"{given} is given without {missing}; give both or neither", field=missing)
+    if rank is not None and world_size is not None:
+        return replace(found, rank=rank, world_size=world_size)
+    group = _group()
+    return found if group is None else replace(found, rank=group[0], world_size=group[1])
+
+
+def gather_for(config: RankConfig) -> Gather | None:
+    """The way to compare over all ranks, or None: no process group, one rank, or a dataset that overrides its rank."""
+    group = _group()
+    if group is None or group[1] == 1 or group != (config.rank, config.world_size):
+        return None
+    return _gather
+
+
+def agree(gather: Gather, facts: Mapping[str, Detail], failure: StreamerError | None) -> None:
+    """Compares `facts` over all ranks; collective. A rank that failed takes part too: nobody waits for it in vain.
+
+    Args:
+        gather: collects one text of every rank.
+        facts: what must be equal everywhere, by name.
+        failure: why this rank could not prepare.
+
+    Raises:
+        StreamerError: the failure of the lowest rank that failed, on every rank.
+        StateError: ranks disagree; names the facts and the first two ranks that differ.
+    """
+    mine = {"facts": dict(facts), "failure": None if failure is None else _portable(failure)}
+    told = [json.loads(text) for text in gather(json.dumps(mine))]
+    for rank, entry in enumerate(told):
+        if entry["failure"] is not None:
+            if failure is not None:
+                raise failure
+            kind, message, details = entry["failure"]
+            raise errors.from_wire(kind, f"rank {rank}: {message}", details)
+    _compare([entry["facts"] for entry in told])
+
+
+def _compare(told: list[dict[str, Detail]]) -> None:
+    for rank, facts in enumerate(told):
+        differing = [name for name in facts if facts[name] != told[0].get(name)]
+        if differing:
+            listed = "; ".join(f"{name}: {told[0].get(name)!r} and {facts[name]!r}" for name in differing)
+            raise StateError(
+                f"rank 0 and rank {rank} do not train on the same order: {listed}. Give every rank the same dataset, "
+                "seed, batch_size and state",
+                rank=rank,
+                fields=", ".join(differing),
+            )
+
+
+def _portable(failure: StreamerError) -> tuple[str, str, dict[str, Detail]]:
+    return type(failure).__name__, failure.message, failure.details
+
+
+def _group() -> tuple[int, int] | None:
+    """Rank and size of the default process group, if there is one. Never imports torch."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    return int(torch.distributed.get_rank()), int(torch.distributed.get_world_size())
+
+
+def _gather(text: str) -> list[str]:
+    from torch import distributed
+
+    told: list[str | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(told, text)
+    return [str(entry) for entry in told]

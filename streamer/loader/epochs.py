@@ -1,0 +1,155 @@
+"""Which epoch comes next: one number that the main process and all its DataLoader workers share.
+
+torch's workers live in other processes, and `set_epoch` in the main process never reaches the copies of the dataset
+that persistent workers hold (huggingface/datasets #6673). The number is therefore in shared memory without a name: a
+memfd that a forked worker inherits and a spawned one is handed.
+
+Every `iter()` without `set_epoch` is the next epoch. All workers of one `iter(loader)` must agree on it, however many
+they are, whether they are new or persistent, and although an earlier, abandoned iteration may still be starting up.
+They agree by what torch gives to all of them and to nobody else: the base seed of the iteration. The first worker that
+comes with a seed takes the next epoch and writes it down; the others find it there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing import context, reduction
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.errors import ConfigError
+
+# Iterations remembered: more than can still be starting up at a time.
+_ENTRIES = 64
+# torch warns far below; a machine has fewer cores.
+_MAX_WORKERS = 4096
+_ENTRY = np.dtype([("seed", "<i8"), ("round", "<i8"), ("epoch", "<i8"), ("joined", "u1", (_MAX_WORKERS // 8,))])
+_TABLE = np.dtype([("next_epoch", "<i8"), ("iterations", "<i8"), ("entries", _ENTRY, (_ENTRIES,))])
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTicket:
+    """What tells the workers of one `iter(loader)` from those of another.
+
+    Attributes:
+        base_seed: the same in all workers of one loader's iterator.
+        round: how many times this process has begun before with this seed (persistent workers).
+        worker: its number.
+    """
+
+    base_seed: int
+    round: int
+    worker: int
+
+
+class EpochCell:
+    """The shared number. Any process may use it; calls are short and locked across processes.
+
+    Args:
+        first: the epoch that the first `begin` gets.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self._attach(os.memfd_create("streamer-epoch", os.MFD_CLOEXEC))
+        os.ftruncate(self._descriptor, _TABLE.itemsize)
+        self._map()
+        self.set(first)
+
+    def __repr__(self) -> str:
+        return f"EpochCell(next={self.next_epoch})"
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that the next `begin` gets."""
+        return int(self._table["next_epoch"])
+
+    def set(self, epoch: int) -> None:
+        """The next `begin`, in whatever process, gets `epoch`, the one after it `epoch + 1`."""
+        with self._locked():
+            self._table["next_epoch"] = epoch
+
+    def begin(self, ticket: WorkerTicket | None = None) -> int:
+        """Takes the next epoch, or joins the one that other workers of the same iteration have taken.
+
+        Raises:
+            ConfigError: a worker number above 4095.
+        """
+        with self._locked():
+            return self._take() if ticket is None else self._join(ticket)
+
+    def _join(self, ticket: WorkerTicket) -> int:
+        if ticket.worker >= _MAX_WORKERS:
+            raise ConfigError(f"num_workers is above {_MAX_WORKERS}", field="num_workers")
+        byte, bit = divmod(ticket.worker, 8)
+        entries = self._table["entries"]
+        begun = int(self._table["iterations"])
+        # From the newest back: a worker that joins twice under one seed is in a new iteration with a repeated seed.
+        for number in range(begun - 1, max(-1, begun - 1 - _ENTRIES), -1):
+            entry = entries[number % _ENTRIES]
+            if (entry["seed"], entry["round"]) == (ticket.base_seed, ticket.round) and not entry["joined"][
+                byte
+            ] >> bit & 1:
+                entry["joined"][byte] |= 1 << bit
+                return int(entry["epoch"])
+        return self._write_down(entries[begun % _ENTRIES], ticket)
+
+    def _write_down(self, entry: npt.NDArray[np.void], ticket: WorkerTicket) -> int:
+        byte, bit = divmod(ticket.worker, 8)
+        epoch = self._take()
+        entry["seed"], entry["round"], entry["epoch"] = ticket.base_seed, ticket.round, epoch
+        entry["joined"][:] = 0
+        entry["joined"][byte] = 1 << bit
+        self._table["iterations"] += 1
+        return epoch
+
+    def _take(self) -> int:
+        epoch = int(self._table["next_epoch"])
+        self._table["next_epoch"] = epoch + 1
+        return epoch
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        # A record lock belongs to the process (two threads of one need the other lock) and ends with it.
+        with self._threads:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+    def _attach(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._threads = threading.Lock()
+
+    def _map(self) -> None:
+        self._memory = mmap.mmap(self._descriptor, _TABLE.itemsize)
+        self._table = np.frombuffer(self._memory, _TABLE)[0:1].reshape(())
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):
+            os.close(self._descriptor)
+
+    def __reduce__(self) -> tuple[Callable[..., EpochCell], tuple[object, ...]]:
+        """On the way into a process that is being started: the same memory. Otherwise a copy with its own number."""
+        if context.get_spawning_popen() is None:
+            return EpochCell, (self.next_epoch,)
+        return _shared, (reduction.DupFd(self._descriptor),)
+
+
+class _Handle(Protocol):
+    def detach(self) -> int: ...
+
+
+def _shared(handle: _Handle) -> EpochCell:
+    cell = EpochCell.__new__(EpochCell)
+    cell._attach(handle.detach())
+    cell._map()
+    return cell

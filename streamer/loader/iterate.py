@@ -1,0 +1,211 @@
+"""What `iter(dataset)` returns: the samples of one worker's share of one epoch, in order."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from streamer.errors import DecodeError, StateError
+from streamer.loader.making import Place
+from streamer.loader.prepared import Prepared
+from streamer.loader.source import ChunkUnreadableError
+from streamer.loader.steps import Share, StepSession
+
+logger = logging.getLogger(__name__)
+
+OnError = Literal["raise", "skip"]
+
+
+@dataclass
+class ErrorBudget:
+    """How many unreadable samples a process puts up with, over all epochs.
+
+    Attributes:
+        on_error: "raise": none. "skip": another sample of the batch takes the place.
+        left: how many more.
+        skipped: (ordinal, cause) of those so far.
+    """
+
+    on_error: OnError
+    left: int
+    skipped: list[tuple[int, str]]
+
+    def spend(self, place: Place, error: DecodeError) -> None:
+        """Takes note of an unreadable sample.
+
+        Raises:
+            DecodeError: `error`, when it may not be skipped.
+        """
+        if self.on_error == "raise":
+            raise error
+        if self.left <= 0:
+            raise DecodeError(
+                f"{error.message} - and {len(self.skipped)} samples were skipped before it: the error budget is spent",
+                **error.details,
+            ) from error
+        self.left -= 1
+        self.skipped.append((place.ordinal, str(error)))
+        logger.warning("skipped a sample, another of its batch takes its place: %s", error)
+
+
+@dataclass
+class Progress:
+    """How far an iterator has come; outlives it, so that a dataset can tell its state after a loop was left.
+
+    Attributes:
+        epoch: the running epoch.
+        share: this process's part of the rank's batches.
+        delivered: samples handed out so far.
+    """
+
+    epoch: int
+    share: Share
+    delivered: int = 0
+
+    def state(self, prepared: Prepared) -> dict[str, object]:
+        """Plain values for a checkpoint.
+
+        Of a single process the position says it all, and any number of ranks may go on. Of several workers each has
+        its own count of batches.
+        """
+        share, (batches, inside) = self.share, divmod(self.delivered, prepared.seats)
+        alone = share.workers == 1
+        return {
+            **prepared.state(self.epoch, share.first + batches if alone else share.first),
+            "workers": share.workers,
+            "worker": share.worker,
+            "worker_batches": 0 if alone else batches,
+            "batch_samples": inside,
+        }
+
+
+class SampleIterator(Iterator[object]):
+    """Yields samples one by one. Used by one thread; holds an engine session until the end of the epoch.
+
+    Args:
+        prepared: the dataset.
+        progress: where to begin; kept up to date.
+        budget: what to do with unreadable samples.
+        resumed: told the epoch when a saved state replaces this one.
+    """
+
+    def __init__(
+        self, prepared: Prepared, progress: Progress, budget: ErrorBudget, resumed: Callable[[int], None]
+    ) -> None:
+        self._prepared = prepared
+        self._maker = prepared.maker()
+        self._budget = budget
+        self._resumed = resumed
+        self._session: StepSession | None = None
+        self.progress = progress
+        self._samples = self._run()
+
+    def __repr__(self) -> str:
+        return f"SampleIterator({self.progress})"
+
+    def __next__(self) -> object:
+        sample = next(self._samples)
+        self.progress.delivered += 1
+        return sample
+
+    def state_dict(self) -> dict[str, object]:
+        """Where this iterator stands; torchdata's StatefulDataLoader asks it in each worker."""
+        return self.progress.state(self._prepared)
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Goes where the state says.
+
+        Raises:
+            StateError: it does not fit, or was saved with another number of workers.
+        """
+        self.close()
+        epoch, first = self._prepared.reenter(state)
+        self._resumed(epoch)
+        share, delivered = resumed_share(state, self.progress.share, first, self._prepared.seats)
+        self.progress.epoch, self.progress.share, self.progress.delivered = epoch, share, delivered
+        self._samples = self._run()
+
+    def close(self) -> None:
+        """Ends the session; idempotent."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # __init__ may not have come that far
+            self.close()
+
+    def _run(self) -> Iterator[object]:
+        epoch, share = self.progress.epoch, self.progress.share
+        first, inside = divmod(self.progress.delivered, self._prepared.seats)
+        steps = range(first, share.steps(self._prepared.plan(epoch).batches))
+        if not steps:
+            return
+        rest = Share(share.worker, share.workers, share.first + first * share.workers)
+        self._session = self._prepared.share_session(epoch, rest, endless=False)
+        for step in range(len(steps)):
+            yield from self._batch(self._session, step, rest.batch(step), inside)
+            self._session.done(step + 1)
+            inside = 0
+        self.close()
+
+    def _batch(self, session: StepSession, step: int, batch: int, skip: int) -> Iterator[object]:
+        session.wait(step)
+        places = self._maker.places(self._prepared.ordinals(self.progress.epoch, batch))
+        for seat in range(skip, len(places)):
+            yield self._seat(session, step, places, seat)
+
+    def _seat(self, session: StepSession, step: int, places: list[Place], seat: int) -> object:
+        """The sample of a seat; if it cannot be read and that is allowed, the next readable one of the batch."""
+        failure: DecodeError | None = None
+        for place in (*places[seat:], *places[:seat]):
+            try:
+                return self._leased(session, step, place)
+            except DecodeError as error:
+                if failure is None:
+                    self._budget.spend(place, error)
+                    failure = error
+        assert failure is not None, "a batch has at least one seat"
+        raise DecodeError(f"{failure.message} - and no other sample of its batch can be read", **failure.details)
+
+    def _leased(self, session: StepSession, step: int, place: Place) -> object:
+        """One sample; a chunk that is gone or wrong is leased again, once per cause."""
+        rejected: set[str] = set()
+        while True:
+            try:
+                return self._maker.make(self.progress.epoch, place)
+            except ChunkUnreadableError as error:
+                cause = type(error.__cause__).__name__
+                if cause in rejected and error.__cause__ is not None:
+                    raise error.__cause__ from error
+                rejected.add(cause)
+                logger.warning("%s; leasing it again", error)
+                session.reject(error.chunk, error.reason)
+                session.wait(step)
+
+
+def resumed_share(state: Mapping[str, object], share: Share, first: int, seats: int) -> tuple[Share, int]:
+    """Where a worker goes on: its share of the batches from `first` on, and how many of its samples were delivered.
+
+    Raises:
+        StateError: the state is of another worker, or of another number of workers.
+    """
+    saved = [_count(state, name, default) for name, default in (("worker", 0), ("workers", 1))]
+    batches, inside = _count(state, "worker_batches", 0), _count(state, "batch_samples", 0)
+    if saved != [share.worker, share.workers] and (saved[1] > 1 or inside):
+        raise StateError(
+            f"the state is of worker {saved[0]} of {saved[1]}, this is worker {share.worker} of {share.workers}: "
+            "resume with the same num_workers, or use StreamingDataLoader, which resumes with any number",
+            field="workers",
+        )
+    return Share(share.worker, share.workers, first), batches * seats + inside
+
+
+def _count(state: Mapping[str, object], name: str, default: int) -> int:
+    value = state.get(name, default)
+    if not isinstance(value, int) or value < 0:
+        raise StateError(f"state: {name}={value!r} is not a number >= 0", field=name)
+    return value

@@ -1,0 +1,190 @@
+"""From what the user asked to what there is: engine, manifest, selection, order. The first use does the I/O."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from streamer.client.engine_client import EngineClient
+from streamer.config import Environment, RankConfig
+from streamer.errors import Detail, StreamerError
+from streamer.loader.choosing import Choice, choose
+from streamer.loader.distributed import agree, detect, gather_for
+from streamer.loader.looking import StreamedBytes, find_key
+from streamer.loader.making import SampleMaker, SampleRules
+from streamer.loader.options import DatasetOptions
+from streamer.loader.prepared import Identity, Prepared
+from streamer.loader.samples import SampleRecipe
+from streamer.manifest.selection import Selection
+from streamer.manifest.table import Manifest
+from streamer.order.spec import OrderSpec, shuffle_mode
+from streamer.wire.messages import IndexProgress
+
+logger = logging.getLogger(__name__)
+
+
+class Opening:
+    """One process's view of a dataset. Used by one thread; after a fork the child connects anew by itself.
+
+    Args:
+        options: what the user asked for.
+        choices: selections, in order.
+        job: names the job where the environment does not.
+    """
+
+    def __init__(self, options: DatasetOptions, choices: tuple[Choice, ...], job: str) -> None:
+        self.options = options
+        self.choices = choices
+        self.job = job
+        self._client: EngineClient | None = None
+        self._opened: tuple[Manifest, Selection | None] | None = None
+
+    def __repr__(self) -> str:
+        return f"Opening({self.options.urls}, client={self._client!r}, opened={self._opened!r})"
+
+    def settings(self) -> tuple[DatasetOptions, tuple[Choice, ...], str]:
+        """What makes the same opening in another process, which could not find out its rank."""
+        return self.options.seated(self.rank_config()), self.choices, self.job
+
+    def rank_config(self) -> RankConfig:
+        """This process's seat."""
+        return detect(self.options.rank, self.options.world_size)
+
+    def client(self) -> EngineClient:
+        """The line to the engine, opened at first use."""
+        if self._client is None:
+            self._client = EngineClient(self.options.client_settings(Environment.read(), self.job))
+            weakref.finalize(self, self._client.close)
+        return self._client
+
+    @property
+    def manifest(self) -> Manifest:
+        """What exists."""
+        return self._open()[0]
+
+    @property
+    def selection(self) -> Selection | None:
+        """What takes part; None: everything."""
+        return self._open()[1]
+
+    @property
+    def samples(self) -> int:
+        """How many take part."""
+        return self.manifest.samples if self.selection is None else self.selection.samples
+
+    def prepare(self, batch_size: int, drop_last: bool) -> Prepared:
+        """Fixes order and seats for batches of `batch_size` samples on each rank."""
+        seat, options, selection = self.rank_config(), self.options, self.selection
+        recipe = SampleRecipe(
+            manifest_path=self.manifest.path,
+            spec=self._order(batch_size * seat.world_size),
+            rank=seat.rank,
+            world_size=seat.world_size,
+            global_batch=batch_size * seat.world_size,
+            drop_last=drop_last,
+            roots=tuple(self.client().roots()),
+            rules=self._rules(),
+            selection=None if selection is None else selection.digest,
+        )
+        stream = options.stream or f"shuffle {shuffle_mode(options.shuffle)}"
+        identity = Identity(rank_config=seat, stream=stream, free_parts=options.free_parts)
+        return Prepared(self.client, recipe, self.manifest, identity)
+
+    def compared(self, prepare: Callable[[], Prepared], resume: Mapping[str, object] | None) -> Prepared:
+        """Prepares; where torch.distributed is initialised, all ranks together: they agree, or all of them raise.
+
+        Raises:
+            StreamerError: of the first rank that failed, on every rank.
+            StateError: the ranks disagree.
+        """
+        gather = gather_for(self.rank_config())
+        if gather is None:
+            return prepare()
+        prepared: Prepared | None = None
+        facts: dict[str, Detail] = {}
+        failure: StreamerError | None = None
+        try:
+            prepared = prepare()
+            facts = _facts(prepared, resume)
+        except StreamerError as error:
+            failure = error
+        agree(gather, facts, failure)
+        assert prepared is not None, "agree raises where this rank failed"
+        return prepared
+
+    def look(self, epoch: int, index: int) -> object:
+        """Makes the sample number `index` of the selection, wherever its bytes are."""
+        ordinals = np.array([index], np.int64)
+        maker = SampleMaker(self.manifest, self._streamed(), self._rules())
+        chosen = ordinals if self.selection is None else self.selection.to_base(ordinals)
+        return maker.make(epoch, maker.places(chosen)[0])
+
+    def find(self, key: str) -> int:
+        """The number in the selection of the first sample of that key.
+
+        Raises:
+            KeyError: there is none.
+        """
+        ordinal = find_key(self.manifest, self.selection, self._streamed(), key)
+        return ordinal if self.selection is None else int(np.searchsorted(self.selection.ordinals, ordinal))
+
+    def close(self) -> None:
+        """Hangs up; idempotent."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _open(self) -> tuple[Manifest, Selection | None]:
+        if self._opened is None:
+            seat = self.rank_config()
+            path = self.client().manifest(self.options.manifest_request(seat), _Announcer(seat.rank))
+            manifest = Manifest.open(path)
+            self._opened = manifest, choose(manifest, self.choices)
+        return self._opened
+
+    def _order(self, global_batch: int) -> OrderSpec:
+        options = self.options
+        chosen = self.manifest if self.selection is None else self.selection
+        return OrderSpec.auto(
+            chosen.digest,
+            chosen.chunk_samples,
+            global_batch,
+            options.seed,
+            options.shuffle,
+            lanes=options.lanes,
+            window=options.shuffle_window,
+        )
+
+    def _rules(self) -> SampleRules:
+        options = self.options
+        return SampleRules(
+            decode=options.decode, transform=options.transform, allow_pickle=options.allow_pickle, seed=options.seed
+        )
+
+    def _streamed(self) -> StreamedBytes:
+        return StreamedBytes(self.client, self.manifest)
+
+
+def _facts(prepared: Prepared, resume: Mapping[str, object] | None) -> dict[str, Detail]:
+    position = "" if resume is None else f"epoch {resume.get('epoch')}, position {resume.get('position')}"
+    return {
+        **prepared.spec.parts(),
+        "world_size": prepared.rank_config.world_size,
+        "global_batch": prepared.global_batch,
+        "drop_last": prepared.drop_last,
+        "resume": position,
+    }
+
+
+class _Announcer:
+    """Tells how an index comes along: its price at once and always, the rest to those who listen."""
+
+    def __init__(self, rank: int) -> None:
+        self._announced = rank != 0
+
+    def __call__(self, progress: IndexProgress) -> None:
+        logger.log(logging.INFO if self._announced else logging.WARNING, "indexing: %s", progress.text)
+        self._announced = True

@@ -1,0 +1,126 @@
+"""What a worker process needs to make a rank's samples: the recipe that travels, the reader that it opens there.
+
+Imports no torch: a worker starts in a tenth of the time and a fifth of the memory without.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.loader.making import CachedBytes, SampleMaker, SampleRules
+from streamer.manifest.selection import Selection
+from streamer.manifest.table import Manifest
+from streamer.order.epoch import EpochOrder
+from streamer.order.plan import RankPlan
+from streamer.order.spec import OrderSpec
+
+# The running epoch and the next one, which look-ahead already plans.
+_PLANS_KEPT = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleRecipe:
+    """What a worker process needs to make samples; small, and free of torch unless the transform is not.
+
+    Attributes:
+        manifest_path: the manifest's folder.
+        spec: the order.
+        rank, world_size: the seat.
+        global_batch: samples of a batch over all ranks.
+        drop_last: leave out the last, incomplete batch instead of filling it with repeats.
+        roots: cache folders.
+        rules: what is done with a sample.
+        selection: digest of the samples that take part, a file next to the manifest; None: all of them.
+        entry: epoch and position at which a resumed run came in: the batches of that epoch count from there.
+    """
+
+    manifest_path: Path
+    spec: OrderSpec
+    rank: int
+    world_size: int
+    global_batch: int
+    drop_last: bool
+    roots: tuple[Path, ...]
+    rules: SampleRules
+    selection: str | None = None
+    entry: tuple[int, int] = (0, 0)
+
+    def open(self) -> SampleReader:
+        """Opens the manifest in this process."""
+        return SampleReader(self)
+
+
+class Plans:
+    """The plans of the last epochs asked for; building one costs tens of milliseconds on large manifests."""
+
+    def __init__(self, recipe: SampleRecipe, manifest: Manifest) -> None:
+        self._recipe = recipe
+        self._selection = None if recipe.selection is None else Selection.open(manifest, recipe.selection)
+        chunk_samples = manifest.chunk_samples if self._selection is None else self._selection.chunk_samples
+        self._order = EpochOrder(recipe.spec, chunk_samples, recipe.entry[0])
+        self._kept: OrderedDict[int, RankPlan] = OrderedDict()
+
+    @property
+    def samples(self) -> int:
+        """How many take part."""
+        return self._order.samples
+
+    def plan(self, epoch: int) -> RankPlan:
+        """The rank's plan of an epoch."""
+        if epoch not in self._kept:
+            self._kept[epoch] = self._build(epoch)
+            while len(self._kept) > _PLANS_KEPT:
+                self._kept.popitem(last=False)
+        return self._kept[epoch]
+
+    def to_manifest(self, ordinals: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Numbers in the selection -> numbers in the manifest."""
+        return ordinals if self._selection is None else self._selection.to_base(ordinals)
+
+    def _build(self, epoch: int) -> RankPlan:
+        recipe = self._recipe
+        start = recipe.entry[1] if epoch == recipe.entry[0] else 0
+        return RankPlan(
+            self._order.at(epoch), recipe.global_batch, recipe.world_size, recipe.rank, recipe.drop_last, start=start
+        )
+
+
+class SampleReader:
+    """Makes the samples of one rank's batches; what a worker process holds.
+
+    Args:
+        recipe: all it needs to know.
+
+    Raises:
+        ManifestError: the manifest is not where the recipe says.
+    """
+
+    def __init__(self, recipe: SampleRecipe) -> None:
+        self._recipe = recipe
+        manifest = Manifest.open(recipe.manifest_path)
+        self._plans = Plans(recipe, manifest)
+        self._maker = SampleMaker(manifest, CachedBytes(manifest, recipe.roots), recipe.rules)
+
+    def __repr__(self) -> str:
+        return f"SampleReader(rank {self._recipe.rank} of {self._recipe.world_size}, {self._recipe.manifest_path.name})"
+
+    def batch(self, epoch: int, batch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """This rank's samples of one batch: manifest ordinals, and which are repeats."""
+        index = self._plans.plan(epoch).batch(batch)
+        return self._plans.to_manifest(index.ordinals), index.repeated
+
+    def load(self, epoch: int, ordinal: int) -> object:
+        """One sample from its manifest ordinal; see `SampleMaker.make`."""
+        return self._maker.make(epoch, self._maker.places(np.array([ordinal], np.int64))[0])
+
+    def stage_nanoseconds(self) -> tuple[int, int, int]:
+        """Read, decode, transform: nanoseconds since it was opened."""
+        return self._maker.stage_nanoseconds()
+
+    def close(self) -> None:
+        """Nothing is held between samples: no descriptor, no mapping of chunk files."""

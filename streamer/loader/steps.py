@@ -1,0 +1,159 @@
+"""Steps: how one process's batches of epoch after epoch are numbered for the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.client.engine_client import EngineClient
+from streamer.client.session import EpochSchedule, Session, SessionSpec
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The batches of a rank that one process makes: numbers `first + worker`, `first + worker + workers`, ...
+
+    Attributes:
+        worker, workers: which of how many processes; the rank itself is 0 of 1.
+        first: the batch at which the epoch is entered.
+    """
+
+    worker: int = 0
+    workers: int = 1
+    first: int = 0
+
+    def batch(self, step: int) -> int:
+        """The batch of this share's `step`-th step in its epoch."""
+        return self.first + self.worker + step * self.workers
+
+    def steps(self, batches: int) -> int:
+        """How many of the epoch's batches are in this share."""
+        return max(0, -(-(batches - self.first - self.worker) // self.workers))
+
+    def steps_from(self, batch: Integers) -> Integers:
+        """The first step at or after each batch."""
+        return np.maximum(0, -(-(batch - self.first - self.worker) // self.workers))
+
+    def steps_until(self, batch: Integers) -> Integers:
+        """The last step at or before each batch; below 0 where there is none."""
+        return (batch - self.first - self.worker) // self.workers
+
+
+class StepSession:
+    """An engine session in steps of one share of a rank's batches, over epoch after epoch.
+
+    The next epoch's schedule is given to the engine when three quarters of the last one known are asked for: early
+    enough for the look-ahead, late enough that a short run does not plan an epoch that it never trains.
+
+    Args:
+        client: the line to the engine; stays open when the session closes, unless `owns_client`.
+        spec: who consumes.
+        schedule: (epoch, share) -> the epoch's chunks by step of the share, and the number of its steps.
+        start: the first epoch and the share to begin with; later epochs begin at batch 0.
+        endless: go on into the next epoch.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        spec: SessionSpec,
+        schedule: Callable[[int, Share], tuple[EpochSchedule, int]],
+        start: tuple[int, Share],
+        *,
+        endless: bool = True,
+    ) -> None:
+        self._client = client
+        self._schedule = schedule
+        self._endless = endless
+        self._bases: dict[int, tuple[int, Share]] = {}
+        self._next_epoch, self._share = start
+        self._steps = 0
+        self._extend_at = 0
+        self._session: Session = client.open_session(spec)
+        self._extend()
+
+    def __repr__(self) -> str:
+        return f"StepSession({self._session!r}, steps={self._steps}, next_epoch={self._next_epoch})"
+
+    @property
+    def ready(self) -> int:
+        """All chunks of the steps up to and including this one are local."""
+        return self._session.ready
+
+    def step_of(self, epoch: int, batch: int) -> int:
+        """The step of a batch of this share.
+
+        Raises:
+            ValueError: an epoch before the session's first, or (without `endless`) after it.
+        """
+        while epoch not in self._bases and self._endless and epoch >= self._next_epoch:
+            self._extend()
+        if epoch not in self._bases:
+            raise ValueError(f"epoch {epoch} is not in this session (epochs {sorted(self._bases)})")
+        base, share = self._bases[epoch]
+        return base + (batch - share.first - share.worker) // share.workers
+
+    def want(self, step: int) -> None:
+        """Asks for the chunks of all steps up to and including this one; returns at once."""
+        self._look_ahead(step)
+        self._session.want(step)
+
+    def wait(self, step: int, timeout_seconds: float | None = None) -> None:
+        """Blocks until all chunks of `step` are local.
+
+        Raises:
+            StreamerError: what the engine reported.
+            TimeoutError: not in time.
+        """
+        self._look_ahead(step)
+        self._session.wait(step, timeout_seconds)
+
+    def done(self, step: int) -> None:
+        """The steps below this one are consumed."""
+        self._session.done(step)
+
+    def reject(self, chunk: int, reason: str) -> None:
+        """A reader found this chunk gone or wrong; `ready` goes back until it is right."""
+        self._session.reject(chunk, reason)
+
+    def fileno(self) -> int:
+        """Readable when there is something for `pump`; may change after it."""
+        return self._client.fileno()
+
+    def pump(self, timeout_seconds: float = 0.0) -> None:
+        """Takes in what the engine sent."""
+        self._client.pump(timeout_seconds)
+
+    def close(self) -> None:
+        """Ends the leases; idempotent."""
+        self._session.close()
+
+    def _look_ahead(self, step: int) -> None:
+        while self._endless and step >= self._extend_at:
+            self._extend()
+
+    def _extend(self) -> None:
+        epoch, share = self._next_epoch, self._share
+        schedule, steps = self._schedule(epoch, share)
+        base = self._steps
+        self._bases[epoch] = (base, share)
+        self._session.extend(EpochSchedule(epoch, schedule.chunk, schedule.first + base, schedule.last + base))
+        self._steps = base + steps
+        self._extend_at = base + (steps * 3) // 4
+        self._next_epoch, self._share = epoch + 1, replace(share, first=0)
+
+
+def open_bytes(schedule: EpochSchedule, chunk_bytes: Integers) -> int:
+    """The most bytes that are open at once: a sweep over first and last steps."""
+    sizes = chunk_bytes[schedule.chunk]
+    # A chunk is open through its last step; at equal steps the new ones count before the old ones go.
+    steps = np.concatenate([schedule.first, schedule.last])
+    changes = np.concatenate([sizes, -sizes])
+    goes = np.repeat([0, 1], len(sizes))
+    order = np.lexsort((goes, steps))
+    return int(np.cumsum(changes[order]).max(initial=0))
