@@ -1,0 +1,145 @@
+"""`streamer index`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamer.cli.exits import Exit
+from streamer.cli.options import add_cache_dir, add_storage_options, size_or_auto
+from streamer.cli.terminal import Progress, Terminal
+from streamer.config import format_bytes
+
+if TYPE_CHECKING:
+    from streamer.client.settings import ClientSettings
+    from streamer.manifest import Manifest
+    from streamer.wire.messages import GetManifest, IndexProgress
+
+HELP = "find out what a dataset has, once, and write it down"
+
+DESCRIPTION = """\
+Lists the objects below the urls, finds the samples in them, and builds the manifest: the table of objects, chunks and
+samples that training needs. Tars are read through once; of raw files the listing is enough. The manifest goes into
+the cache folder, where jobs on this machine find it, and with --out also to a url that other machines can read
+(StreamingDataset(..., manifest=URL)). What was read stays in the cache while there is room.
+"""
+
+EXAMPLES = """\
+examples:
+  streamer index s3://bucket/train/ --out s3://bucket/manifests/train/
+  streamer index s3://bucket/train/shard-{000000..001023}.tar
+  streamer index gs://bucket/images/ --format folder --storage-options @options.json
+  streamer index ./data/                     a local folder works as well
+"""
+
+# The limit is for indexes that a training job builds in passing; here somebody asked for it.
+_NO_LIMIT_SECONDS = 1e9
+_CLASSES_SHOWN = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    parser.add_argument("urls", nargs="+", metavar="URL", help="a prefix, an object, or a pattern")
+    parser.add_argument("--out", metavar="URL", help="copy the manifest to this url or folder")
+    parser.add_argument(
+        "--format", choices=("auto", "folder", "webdataset"), default="auto", help="default: from the names"
+    )
+    parser.add_argument(
+        "--chunk-bytes",
+        type=size_or_auto,
+        metavar="SIZE",
+        help="how much is fetched and cached together (default: auto)",
+    )
+    add_storage_options(parser)
+    add_cache_dir(parser)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Builds the manifest, copies it, and says what the dataset has."""
+    from streamer.client.engine_client import EngineClient
+
+    settings = _settings(arguments)
+    with terminal.progress("indexing", "bytes") as bar, EngineClient(settings) as client:
+        folder = client.manifest(_request(arguments), lambda step: _show(step, bar))
+    manifest = _opened(folder)
+    if arguments.out:
+        _export(manifest, _absolute(arguments.out), arguments.storage_options)
+    _summary(manifest, arguments.out or str(folder), terminal)
+    return Exit.DONE
+
+
+def _settings(arguments: argparse.Namespace) -> ClientSettings:
+    from streamer.client.settings import ClientSettings
+
+    found = replace(ClientSettings.from_environment(), storage_options=arguments.storage_options)
+    if arguments.cache_dir is None:
+        return found
+    return replace(found, cache_dir=Path(os.path.abspath(arguments.cache_dir)))
+
+
+def _request(arguments: argparse.Namespace) -> GetManifest:
+    from streamer.wire.messages import GetManifest
+
+    return GetManifest(
+        0,
+        [_absolute(url) for url in arguments.urls],
+        arguments.format,
+        chunk_bytes=arguments.chunk_bytes or 0,
+        limit_seconds=_NO_LIMIT_SECONDS,
+    )
+
+
+def _absolute(url: str) -> str:
+    """A local path means the same to the engine, which runs elsewhere."""
+    if "://" in url:
+        return url
+    ending = "/" if url.endswith("/") else ""
+    return os.path.abspath(url).rstrip("/") + ending
+
+
+def _show(step: IndexProgress, bar: Progress) -> None:
+    bar.update(step.done, step.total or None, step.text)
+
+
+def _opened(folder: Path) -> Manifest:
+    from streamer.manifest import Manifest
+
+    return Manifest.open(folder)
+
+
+def _export(manifest: Manifest, url: str, options: Mapping[str, object]) -> None:
+    """Copies the files, the root last: who finds it finds all of them."""
+    import asyncio
+
+    if "://" not in url:
+        Path(url).mkdir(parents=True, exist_ok=True)
+    asyncio.run(_copy(manifest, url, options))
+
+
+async def _copy(manifest: Manifest, url: str, options: Mapping[str, object]) -> None:
+    from streamer.manifest import export_files
+    from streamer.store import open_store
+
+    store = open_store(url, options)
+    try:
+        for name, content in export_files(manifest):
+            await store.put(f"{url.rstrip('/')}/{name}", content)
+    finally:
+        await store.aclose()
+
+
+def _summary(manifest: Manifest, where: str, terminal: Terminal) -> None:
+    terminal.line(
+        f"{manifest.samples:,} samples in {manifest.objects:,} objects, {format_bytes(manifest.total_bytes)}, "
+        f"{manifest.chunks:,} chunks of {format_bytes(manifest.chunk_bytes)}"
+    )
+    terminal.line(f"format {manifest.format}, digest {manifest.digest}")
+    terminal.line(f"manifest: {where}")
+    if manifest.classes:
+        shown = ", ".join(manifest.classes[:_CLASSES_SHOWN])
+        more = " ..." if len(manifest.classes) > _CLASSES_SHOWN else ""
+        terminal.line(f"{len(manifest.classes):,} classes: {shown}{more}")

@@ -1,0 +1,150 @@
+"""What the commands write: rich when somebody looks at a terminal, plain lines when not."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol, TextIO
+
+# In a log file a line now and then is enough.
+PLAIN_INTERVAL_SECONDS = 5.0
+
+
+class Progress(Protocol):
+    """A running task that tells how far it is."""
+
+    def update(self, done: float, total: float | None, text: str = "") -> None:
+        """`done` of `total` units are through; `total` None: not known yet."""
+        ...
+
+
+class Terminal:
+    """Standard output for results, standard error for progress and errors.
+
+    Args:
+        out: where results go.
+        err: where progress and errors go.
+    """
+
+    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        self.out = sys.stdout if out is None else out
+        self.err = sys.stderr if err is None else err
+
+    @property
+    def lively(self) -> bool:
+        """Somebody looks: colours and moving bars are welcome."""
+        return self.err.isatty()
+
+    def line(self, text: str = "") -> None:
+        """A line of the result."""
+        print(text, file=self.out, flush=True)
+
+    def note(self, text: str) -> None:
+        """A line for the person, not for the script that reads the result."""
+        print(text, file=self.err, flush=True)
+
+    def error(self, text: str) -> None:
+        """One clear line."""
+        print(f"streamer: {' '.join(text.split())}", file=self.err, flush=True)
+
+    @contextmanager
+    def progress(self, title: str, unit: str) -> Iterator[Progress]:
+        """A bar, or lines, for one task.
+
+        Args:
+            title: what is being done.
+            unit: "bytes", or the plural of what is counted.
+        """
+        if self.lively:
+            with _RichProgress(title, unit, self.err) as bar:
+                yield bar
+        else:
+            yield _PlainProgress(title, unit, self)
+
+    def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Aligned columns; the first is text, the others are numbers."""
+        if self.out.isatty():
+            _rich_table(headers, rows, self.out)
+        else:
+            for line in plain_table(headers, rows):
+                self.line(line)
+
+
+def plain_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table without any drawing."""
+    widths = [max(len(row[i]) for row in [headers, *rows]) for i in range(len(headers))]
+    return ["  ".join(_aligned(cell, widths[i], i) for i, cell in enumerate(row)).rstrip() for row in [headers, *rows]]
+
+
+def _aligned(cell: str, width: int, column: int) -> str:
+    return cell.ljust(width) if column == 0 else cell.rjust(width)
+
+
+def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], out: TextIO) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column, header in enumerate(headers):
+        table.add_column(header, justify="left" if column == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console(file=out).print(table)
+
+
+def amount(count: float, unit: str) -> str:
+    """A count with its unit: 1.4 GB, 2,000 images."""
+    from streamer.config import format_bytes
+
+    return format_bytes(count) if unit == "bytes" else f"{count:,.0f} {unit}"
+
+
+class _PlainProgress:
+    """A line at the beginning, one every few seconds, one at the end."""
+
+    def __init__(self, title: str, unit: str, terminal: Terminal) -> None:
+        self._title, self._unit, self._terminal = title, unit, terminal
+        self._next = 0.0
+
+    def update(self, done: float, total: float | None, text: str = "") -> None:
+        """Writes when it is time."""
+        now = time.monotonic()
+        if now < self._next and done != total:
+            return
+        self._next = now + PLAIN_INTERVAL_SECONDS
+        whole = "" if total is None else f" of {amount(total, self._unit)}"
+        self._terminal.note(f"{self._title}: {amount(done, self._unit)}{whole}{'  ' + text if text else ''}")
+
+
+class _RichProgress:
+    """A moving bar."""
+
+    def __init__(self, title: str, unit: str, err: TextIO) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        self._unit = unit
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(),
+        )
+        self._bars = Bars(*columns, console=Console(file=err))
+        self._task = self._bars.add_task(title, total=None, text="")
+
+    def __enter__(self) -> _RichProgress:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bars.stop()
+
+    def update(self, done: float, total: float | None, text: str = "") -> None:
+        """Moves the bar."""
+        whole = "" if total is None else f" of {amount(total, self._unit)}"
+        shown = f"{amount(done, self._unit)}{whole}{'  ' + text if text else ''}"
+        self._bars.update(self._task, completed=done, total=total, text=shown)

@@ -1,0 +1,117 @@
+"""Puts the images into the bucket: as tars for training, and as a class folder."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from streamer.demo.drawing import CLASSES, Picture
+from streamer.errors import StoreError
+
+BUCKET = "demo"
+TARS_URL = f"s3://{BUCKET}/tars/"
+FOLDER_URL = f"s3://{BUCKET}/folder/"
+IMAGES_PER_TAR = 125
+
+# What S3 clients sign with; the demo's server takes any.
+ACCESS_KEY = "demo"
+SECRET_KEY = "demo"
+
+
+class Upload(NamedTuple):
+    """An object to be."""
+
+    key: str
+    content: bytes
+
+
+class Uploaded(NamedTuple):
+    """What the bucket holds afterwards."""
+
+    images: int
+    objects: int
+    tar_bytes: int
+    folder_bytes: int
+
+
+def storage_options(endpoint: str) -> dict[str, object]:
+    """How fsspec reaches the demo's server."""
+    return {"key": ACCESS_KEY, "secret": SECRET_KEY, "client_kwargs": {"endpoint_url": endpoint}}
+
+
+def fill(endpoint: str, pictures: Iterable[Picture], progress: Callable[[int], None]) -> Uploaded:
+    """Uploads every picture twice: in a tar, and below its class's folder.
+
+    Args:
+        endpoint: of the server.
+        pictures: drawn while the earlier ones travel.
+        progress: called with the number of images that are there.
+    """
+    put(endpoint, f"/{BUCKET}", b"")
+    sizes = {"tars": 0, "folder": 0}
+    objects = images = 0
+    with ThreadPoolExecutor(2) as pool:
+        for batch in _batches(pictures):
+            uploads = [_tar(images // IMAGES_PER_TAR, batch), *map(_file, batch)]
+            list(pool.map(lambda upload: put(endpoint, f"/{BUCKET}/{upload.key}", upload.content), uploads))
+            for upload in uploads:
+                sizes[upload.key.partition("/")[0]] += len(upload.content)
+            objects += len(uploads)
+            images += len(batch)
+            progress(images)
+    return Uploaded(images, objects, sizes["tars"], sizes["folder"])
+
+
+def put(endpoint: str, path: str, content: bytes) -> None:
+    """One PUT.
+
+    Raises:
+        StoreError: the server does not take it.
+    """
+    connection = http.client.HTTPConnection(urlsplit(endpoint).netloc, timeout=60)
+    try:
+        connection.request("PUT", path, body=content, headers={"Authorization": AUTHORIZATION})
+        answer = connection.getresponse()
+        body = answer.read()
+    finally:
+        connection.close()
+    if answer.status != http.HTTPStatus.OK:
+        raise StoreError(f"PUT {path}: the demo's server says {answer.status} {body[:200]!r}", url=path)
+
+
+AUTHORIZATION = f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/20260101/us-east-1/s3/aws4_request"
+
+
+def _batches(pictures: Iterable[Picture]) -> Iterator[list[Picture]]:
+    batch: list[Picture] = []
+    for picture in pictures:
+        batch.append(picture)
+        if len(batch) == IMAGES_PER_TAR:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _file(picture: Picture) -> Upload:
+    return Upload(f"folder/{CLASSES[picture.label]}/{picture.key}.jpg", picture.jpeg)
+
+
+def _tar(number: int, pictures: list[Picture]) -> Upload:
+    with io.BytesIO() as buffer:
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+            for picture in pictures:
+                _add(tar, f"{picture.key}.cls", str(picture.label).encode())
+                _add(tar, f"{picture.key}.jpg", picture.jpeg)
+        return Upload(f"tars/{number:05d}.tar", buffer.getvalue())
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))

@@ -1,0 +1,95 @@
+"""The demo's view of the engine: its counters, and its death."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+from streamer.client.connection import Connection
+from streamer.client.engine_client import EngineClient
+from streamer.client.settings import ClientSettings
+from streamer.demo.measured import Kill, Usage, usage_of
+from streamer.errors import StreamerError
+
+
+class EngineWatch:
+    """Looks at the engine of a cache folder while the ranks use it.
+
+    Counters of an engine that is killed are read just before, so that nothing is lost but what happens in between.
+
+    Args:
+        settings: where the engine is. It is connected to only while the ranks keep it alive.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._base = Usage()
+        self._carried = Usage()
+        self._kill: Kill | None = None
+
+    @property
+    def kill_seen(self) -> Kill | None:
+        """The engine's death, once another engine has taken over."""
+        return self._kill if self._kill is not None and self._kill.successor else None
+
+    def usage_since(self) -> Usage:
+        """Needs and hits since this was last asked, over the death of an engine."""
+        now = self._carried + self._usage()
+        since, self._base = now - self._base, now
+        self._note_successor()
+        return since
+
+    def kill(self, epoch: int) -> str:
+        """Kills the engine with SIGKILL; returns what was done, for people."""
+        self._carried = self._carried + self._usage()
+        pid = self._pid()
+        os.kill(pid, signal.SIGKILL)
+        self._kill = Kill(pid=pid, successor=0, at_seconds=time.monotonic(), epoch=epoch)
+        return f"engine {pid} killed with SIGKILL"
+
+    def chunks(self) -> int:
+        """How many chunks the dataset has."""
+        with EngineClient(self._settings) as client:
+            folders = list((client.roots()[0] / "manifests").iterdir())
+        from streamer.manifest import Manifest
+
+        return sum(Manifest.open(folder).chunks for folder in folders)
+
+    def await_gone(self, timeout_seconds: float) -> None:
+        """Waits until the engine has left the folder, as it does when nobody is connected any more.
+
+        Raises:
+            StreamerError: it stays.
+        """
+        try:
+            handle = os.pidfd_open(self._pid_on_file())
+        except ProcessLookupError:
+            return
+        try:
+            gone, _, _ = select.select([handle], [], [], timeout_seconds)
+        finally:
+            os.close(handle)
+        if not gone:
+            raise StreamerError(f"the engine is still there {timeout_seconds:.0f} s after the last rank left")
+
+    def _usage(self) -> Usage:
+        with EngineClient(self._settings) as client:
+            return usage_of(client.statistics())
+
+    def _pid(self) -> int:
+        connection = Connection(self._settings.socket_path, "")
+        try:
+            return connection.welcome.pid
+        finally:
+            connection.close()
+
+    def _pid_on_file(self) -> int:
+        text = (self._settings.cache_dir / "engine.lock").read_text().strip()
+        return int(text) if text else -1
+
+    def _note_successor(self) -> None:
+        if self._kill is not None and not self._kill.successor:
+            before = self._kill
+            self._kill = Kill(pid=before.pid, successor=self._pid(), at_seconds=before.at_seconds, epoch=before.epoch)

@@ -1,0 +1,241 @@
+"""Starts the demo's processes, kills the engine in the middle, and collects what was measured."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from streamer.client.settings import ClientSettings
+from streamer.config import format_bytes
+from streamer.demo.bucket import FOLDER_URL, TARS_URL, Uploaded, fill, storage_options
+from streamer.demo.drawing import pictures
+from streamer.demo.engine_watch import EngineWatch
+from streamer.demo.events import EpochEnd, Event, Indexed, Receiver, Step
+from streamer.demo.measured import Collector, EpochRow, Measured
+from streamer.demo.server import Counts, DemoServer, Link
+from streamer.demo.settings import Settings
+from streamer.errors import StreamerError
+
+# The engine leaves this long after its last connection (3 s of grace), with room for a busy machine.
+LEAVE_SECONDS = 30.0
+LOG_TAIL_LINES = 30
+
+
+class Progress(Protocol):
+    """A running task that tells how far it is."""
+
+    def update(self, done: float, total: float | None, text: str = "") -> None:
+        """`done` of `total` units are through."""
+        ...
+
+
+class Screen(Protocol):
+    """Where the demo shows what happens."""
+
+    def note(self, text: str) -> None:
+        """A line."""
+        ...
+
+    def progress(self, title: str, unit: str) -> AbstractContextManager[Progress]:
+        """A bar for one task."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """What can be chosen.
+
+    Attributes:
+        kill_epoch: the epoch, from 1, in whose middle the engine is killed; 0: never.
+        cache_share: limit of the cache as a share of the data.
+        link: how far away the store seems.
+    """
+
+    images: int = 2000
+    epochs: int = 4
+    ranks: int = 2
+    workers: int = 1
+    batch_size: int = 32
+    seed: int = 17
+    kill_epoch: int = 3
+    layout: Literal["tars", "folder"] = "tars"
+    cache_share: float = 0.5
+    # An object store's first byte takes 30 ms. 10 MB/s is what two cores can just train on: one sees the store
+    # hold the first epoch back, and the cache relieve the later ones.
+    link: Link = field(default_factory=lambda: Link(first_byte_seconds=0.03, bytes_per_second=10_000_000))
+
+
+def run_demo(options: DemoOptions, screen: Screen) -> Measured:
+    """Runs the whole demo.
+
+    Raises:
+        StreamerError: a part of it failed; the message has the end of the ranks' log.
+    """
+    with tempfile.TemporaryDirectory(prefix="streamer-demo-") as folder, DemoServer(options.link) as server:
+        screen.note(
+            f"S3 server at {server.endpoint}: first byte after {options.link.first_byte_seconds * 1000:.0f} ms, "
+            f"{_speed(options.link)}"
+        )
+        uploaded = _upload(options, server, screen)
+        return _Run(options, screen, server, Path(folder), uploaded).measure()
+
+
+def _speed(link: Link) -> str:
+    return f"{format_bytes(link.bytes_per_second)}/s in all" if link.bytes_per_second else "as fast as it goes"
+
+
+def _upload(options: DemoOptions, server: DemoServer, screen: Screen) -> Uploaded:
+    with screen.progress("drawing and uploading", "images") as bar:
+        uploaded = fill(
+            server.endpoint, pictures(options.images, options.seed), lambda done: bar.update(done, options.images)
+        )
+    screen.note(
+        f"{uploaded.images:,} images in {uploaded.objects:,} objects: {format_bytes(uploaded.tar_bytes)} of tars, "
+        f"{format_bytes(uploaded.folder_bytes)} in class folders"
+    )
+    return uploaded
+
+
+class _Run:
+    """One training run under observation."""
+
+    def __init__(
+        self, options: DemoOptions, screen: Screen, server: DemoServer, folder: Path, uploaded: Uploaded
+    ) -> None:
+        self._options, self._screen, self._server, self._folder = options, screen, server, folder
+        self._dataset_bytes = uploaded.tar_bytes if options.layout == "tars" else uploaded.folder_bytes
+        self._cache_bytes = int(self._dataset_bytes * options.cache_share)
+        self._engine = EngineWatch(ClientSettings(cache_dir=folder / "cache", runtime_dir=folder / "run"))
+        self._collector = Collector(options.ranks)
+        self._counted = server.counts()
+        self._index = Counts()
+        self._rows: list[EpochRow] = []
+        self._batches = 0
+
+    def measure(self) -> Measured:
+        """Trains to the end."""
+        with Receiver(self._folder / "events") as receiver, self._training() as process:
+            self._watch(receiver, process)
+            chunks = self._engine.chunks()
+        self._engine.await_gone(LEAVE_SECONDS)
+        return Measured(
+            dataset_bytes=self._dataset_bytes,
+            cache_bytes=self._cache_bytes,
+            chunks=chunks,
+            index=self._index,
+            rows=self._rows,
+            steps=self._collector.steps,
+            kill=self._engine.kill_seen,
+            keys=self._collector.keys(),
+        )
+
+    # ------------------------------------------------------------ the ranks
+
+    @contextlib.contextmanager
+    def _training(self) -> Iterator[subprocess.Popen[bytes]]:
+        """torchrun with its ranks; ended, whatever happens."""
+        settings = self._folder / "settings.json"
+        self._settings().write(settings)
+        ranks = ["--standalone", "--nproc-per-node", str(self._options.ranks)]
+        command = [sys.executable, "-m", "torch.distributed.run", *ranks, "-m", "streamer.demo.train", str(settings)]
+        with open(self._log, "wb") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment()
+            )
+        try:
+            yield process
+        finally:
+            # torchrun passes the signal on and waits for its ranks.
+            process.terminate()
+            process.wait()
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "ranks.log"
+
+    def _settings(self) -> Settings:
+        options = self._options
+        return Settings(
+            url=TARS_URL if options.layout == "tars" else FOLDER_URL,
+            storage_options=storage_options(self._server.endpoint),
+            cache_bytes=self._cache_bytes,
+            seed=options.seed,
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            workers=options.workers,
+            events=str(self._folder / "events"),
+        )
+
+    def _environment(self) -> Mapping[str, str]:
+        own = {
+            "STREAMER_CACHE_DIR": str(self._folder / "cache"),
+            "STREAMER_RUNTIME_DIR": str(self._folder / "run"),
+            "OMP_NUM_THREADS": "1",
+            # The ranks of one machine; a host name that does not resolve must not stop the demo.
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        return {**{name: value for name, value in os.environ.items() if name != "STREAMER_ENGINE"}, **own}
+
+    # ------------------------------------------------------------ what they tell
+
+    def _watch(self, receiver: Receiver, process: subprocess.Popen[bytes]) -> None:
+        """Takes events in until the last epoch is over.
+
+        Raises:
+            StreamerError: the ranks ended before that.
+        """
+        with _end_of(process) as ended:
+            for epoch in range(self._options.epochs):
+                with self._screen.progress(f"epoch {epoch + 1}", "images") as bar:
+                    while len(self._rows) == epoch:
+                        event = self._next(receiver, ended)
+                        self._take(event)
+                        self._show(event, bar)
+
+    def _next(self, receiver: Receiver, ended: int) -> Event:
+        while (event := receiver.receive()) is None:
+            readable, _, _ = select.select([receiver.fileno(), ended], [], [])
+            if readable == [ended]:
+                tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+                raise StreamerError(f"the ranks ended in epoch {len(self._rows) + 1}; the end of their log:\n{tail}")
+        return event
+
+    def _take(self, event: Event) -> None:
+        complete = self._collector.take(event)
+        match event:
+            case Indexed() if complete:
+                self._batches = event.batches
+                self._index = self._since()
+            case EpochEnd() if complete:
+                self._rows.append(self._collector.row(event.epoch, self._engine.usage_since(), self._since()))
+            case Step(rank=0) if (event.epoch + 1, event.batch) == (self._options.kill_epoch, self._batches // 2):
+                self._screen.note(f"epoch {event.epoch + 1}, batch {event.batch}: {self._engine.kill(event.epoch)}")
+
+    def _since(self) -> Counts:
+        """What the store served since this was last asked."""
+        before, self._counted = self._counted, self._server.counts()
+        return self._counted - before
+
+    def _show(self, event: Event, bar: Progress) -> None:
+        if isinstance(event, Step):
+            done = sum(step.samples for step in self._collector.steps if step.epoch == event.epoch)
+            bar.update(done, self._options.images, f"loss {event.loss:.2f}")
+
+
+@contextlib.contextmanager
+def _end_of(process: subprocess.Popen[bytes]) -> Iterator[int]:
+    """A descriptor that is readable when the process has ended."""
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

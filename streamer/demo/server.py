@@ -1,0 +1,199 @@
+"""An S3 server in a process of its own: moto behind a link of given speed that counts what it carries.
+
+The counts are the store's own: they are right whatever becomes of the engine that asks.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Self
+from urllib.parse import urlsplit
+
+from streamer.errors import StreamerError
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+COUNTS_PATH = "/-/counts"
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the store has served since it started.
+
+    Attributes:
+        reads: object reads (GET), whole or ranges.
+        read_bytes: bytes in their answers.
+        others: all other requests (lists, heads, uploads).
+    """
+
+    reads: int = 0
+    read_bytes: int = 0
+    others: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.reads + other.reads, self.read_bytes + other.read_bytes, self.others + other.others)
+
+    def __sub__(self, earlier: Counts) -> Counts:
+        return Counts(self.reads - earlier.reads, self.read_bytes - earlier.read_bytes, self.others - earlier.others)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How far away the store seems to be; applies to object reads.
+
+    Attributes:
+        first_byte_seconds: before each answer; 30 ms is what S3 takes.
+        bytes_per_second: of all answers together; 0: as fast as it goes.
+    """
+
+    first_byte_seconds: float = 0.0
+    bytes_per_second: int = 0
+
+
+class MeteredStore:
+    """WSGI middleware: a link with a counter. Answers `COUNTS_PATH` itself.
+
+    Args:
+        application: the store.
+        link: its speed.
+    """
+
+    def __init__(self, application: WSGIApplication, link: Link) -> None:
+        self._application = application
+        self._link = link
+        self._lock = threading.Lock()
+        self._counts = Counts()
+        self._free_at_seconds = 0.0
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Serves one request."""
+        if environ["PATH_INFO"] == COUNTS_PATH:
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return [json.dumps(asdict(self._counts)).encode()]
+        body = self._application(environ, start_response)
+        if not _reads_object(environ):
+            self._add(Counts(others=1))
+            return body
+        self._add(Counts(reads=1))
+        return self._carried(body)
+
+    def _carried(self, body: Iterable[bytes]) -> Iterator[bytes]:
+        """Counts every piece before it is sent: whoever has it finds it counted."""
+        time.sleep(self._link.first_byte_seconds)
+        try:
+            for piece in body:
+                time.sleep(self._turn(len(piece)))
+                self._add(Counts(read_bytes=len(piece)))
+                yield piece
+        finally:
+            if close := getattr(body, "close", None):
+                close()
+
+    def _turn(self, length: int) -> float:
+        """Seconds until the link has carried this piece and all before it."""
+        if not self._link.bytes_per_second:
+            return 0.0
+        with self._lock:
+            now = time.monotonic()
+            self._free_at_seconds = max(now, self._free_at_seconds) + length / self._link.bytes_per_second
+            return self._free_at_seconds - now
+
+    def _add(self, counts: Counts) -> None:
+        with self._lock:
+            self._counts = self._counts + counts
+
+
+def _reads_object(environ: WSGIEnvironment) -> bool:
+    bucket_and_key = environ["PATH_INFO"].strip("/")
+    listing = "list-type" in environ.get("QUERY_STRING", "")
+    return environ["REQUEST_METHOD"] == "GET" and "/" in bucket_and_key and not listing
+
+
+class DemoServer:
+    """The server's process; ends with this object, or with the process that made it.
+
+    Args:
+        link: how far away it seems.
+
+    Raises:
+        StreamerError: the server did not start.
+    """
+
+    def __init__(self, link: Link) -> None:
+        # The server ends when its standard input does: it cannot outlive us, however we end.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "streamer.demo.server", json.dumps(asdict(link))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.endpoint = self._process.stdout.readline().strip()
+        if not self.endpoint:
+            raise StreamerError(f"the demo's S3 server ended with code {self._process.wait()} before it listened")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def counts(self) -> Counts:
+        """What it has served so far."""
+        connection = http.client.HTTPConnection(urlsplit(self.endpoint).netloc, timeout=30)
+        try:
+            connection.request("GET", COUNTS_PATH)
+            return Counts(**json.loads(connection.getresponse().read()))
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Ends the process; idempotent."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._process.wait()
+
+
+def _application() -> WSGIApplication:
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
+    application: WSGIApplication = DomainDispatcherApplication(create_backend_app)
+    return application
+
+
+def _listen(link: Link, announce: Callable[[str], None]) -> None:
+    """Serves until standard input ends."""
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    class Quiet(WSGIRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            # Head and body of an answer are two writes; without this the second one waits 40 ms for an ACK.
+            self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            super().setup()
+
+        def log(self, *arguments: object) -> None:
+            """Not a line per request."""
+
+    server = make_server("127.0.0.1", 0, MeteredStore(_application(), link), threaded=True, request_handler=Quiet)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    announce(f"http://127.0.0.1:{server.server_port}")
+    sys.stdin.read()
+    # Connections that clients keep open hold threads that nobody can end; nothing here is worth saving.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _listen(Link(**json.loads(sys.argv[1])), lambda endpoint: print(endpoint, flush=True))

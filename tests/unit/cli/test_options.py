@@ -1,0 +1,55 @@
+"""Options that commands share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from streamer.cli import index_command, serve_command
+from streamer.cli.frame import build_parser
+from streamer.cli.options import size, size_or_auto, storage_options
+from streamer.config import Environment
+
+
+def test_sizes_are_read_as_everywhere() -> None:
+    """200GB is 2 x 10^11, 8MiB is 2^23; auto leaves it to the engine."""
+    assert size("200GB") == 200 * 10**9
+    assert size("8MiB") == 8 << 20
+    assert size_or_auto("auto") is None
+
+
+def test_storage_options_come_from_the_line_or_a_file(tmp_path: Path) -> None:
+    """A file keeps secrets out of `ps`."""
+    (tmp_path / "options.json").write_text('{"key": "k", "secret": "s"}')
+    assert storage_options('{"anon": true}') == {"anon": True}
+    assert storage_options(f"@{tmp_path}/options.json") == {"key": "k", "secret": "s"}
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "@/nowhere/options.json"])
+def test_storage_options_that_are_none_say_why(text: str) -> None:
+    """argparse shows the message and ends with 2."""
+    with pytest.raises(argparse.ArgumentTypeError):
+        storage_options(text)
+
+
+def test_serve_takes_what_the_line_says_and_the_environment_otherwise(tmp_path: Path) -> None:
+    """A service has no grace time: it stays."""
+    environment = Environment.read({"STREAMER_CACHE_DIR": str(tmp_path), "STREAMER_RUNTIME_DIR": "/run/x"})
+    arguments = build_parser().parse_args(["serve", "--cache-bytes", "200GB", "--memory-bytes", "64MiB"])
+    config = serve_command.configuration(arguments, environment)
+    assert (config.cache.directory, config.cache.limit_bytes) == (tmp_path, 200 * 10**9)
+    assert (config.socket_path, config.grace_seconds) == (Path("/run/x/engine.sock"), None)
+    assert config.fetch.memory_bytes == 64 << 20
+    arguments = build_parser().parse_args(["serve", "--socket", "/s", "--cache-dir", "/c", "--eviction", "lru"])
+    config = serve_command.configuration(arguments, environment)
+    assert (config.socket_path, config.cache.directory, config.cache.eviction) == (Path("/s"), Path("/c"), "lru")
+
+
+def test_index_makes_local_paths_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The engine runs in another folder."""
+    monkeypatch.chdir(tmp_path)
+    assert index_command._absolute("data/") == f"{tmp_path}/data/"
+    assert index_command._absolute("/a/b.tar") == "/a/b.tar"
+    assert index_command._absolute("s3://b/c") == "s3://b/c"

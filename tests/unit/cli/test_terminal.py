@@ -1,0 +1,63 @@
+"""What the commands write."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from streamer.cli import terminal as terminal_module
+from streamer.cli.terminal import Terminal, amount, plain_table
+
+
+class _Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_plain_table_aligns_words_left_and_numbers_right() -> None:
+    """No drawing characters, nothing behind the last column."""
+    assert plain_table(("epoch", "MB"), [("1", "7"), ("2 (killed)", "12")]) == [
+        "epoch       MB",
+        "1            7",
+        "2 (killed)  12",
+    ]
+
+
+def test_without_a_terminal_progress_is_a_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first, one every five seconds, the last; on standard error."""
+    now = iter([0.0, 1.0, 4.9, 5.1, 6.0])
+    monkeypatch.setattr(terminal_module.time, "monotonic", lambda: 100.0 + next(now))
+    out, err = io.StringIO(), io.StringIO()
+    with Terminal(out, err).progress("indexing", "bytes") as bar:
+        for done in (1000, 2000, 3000, 4000, 5000):
+            bar.update(done, 5000, "2 objects")
+    assert out.getvalue() == ""
+    assert err.getvalue().splitlines() == [
+        "indexing: 1.0 kB of 5.0 kB  2 objects",
+        "indexing: 4.0 kB of 5.0 kB  2 objects",
+        "indexing: 5.0 kB of 5.0 kB  2 objects",
+    ]
+
+
+def test_on_a_terminal_progress_is_a_bar() -> None:
+    """Its end shows the whole amount."""
+    err = _Screen()
+    with Terminal(io.StringIO(), err).progress("drawing", "images") as bar:
+        bar.update(10, None)
+        bar.update(20, 20)
+    assert "drawing" in err.getvalue()
+    assert "20 images of 20 images" in err.getvalue()
+
+
+def test_a_table_on_a_terminal_has_the_same_cells() -> None:
+    """Rich draws it; the figures are the same."""
+    out = _Screen()
+    Terminal(out, io.StringIO()).table(("epoch", "MB"), [("1", "74.4")])
+    assert "74.4" in out.getvalue()
+
+
+def test_amounts_have_their_unit() -> None:
+    """Bytes in powers of ten, counts with commas."""
+    assert amount(74_403_840, "bytes") == "74.4 MB"
+    assert amount(2000, "images") == "2,000 images"
