@@ -42,10 +42,9 @@ def connect(settings: ClientSettings) -> Connection:
     _make_runtime_dir(settings.runtime_dir)
     deadline = time.monotonic() + settings.connect_seconds
     while time.monotonic() < deadline:
-        try:
+        with contextlib.suppress(DisconnectedError):
             return Connection(settings.socket_path, settings.job)
-        except DisconnectedError:
-            _start_if_nobody_did(settings)
+        _start_if_nobody_did(settings)
     raise EngineUnavailableError(
         f"the engine of {settings.cache_dir} starts and does not stay ({settings.connect_seconds:.0f} s); "
         f"its log is {log_path(settings)}",
@@ -60,10 +59,10 @@ def log_path(settings: ClientSettings) -> Path:
 
 def _start_if_nobody_did(settings: ClientSettings) -> None:
     with _spawn_lock(settings):
-        try:
+        with contextlib.suppress(DisconnectedError):
             Connection(settings.socket_path, settings.job).close()
-        except DisconnectedError:
-            _start(settings)
+            return
+        _start(settings)
 
 
 def _connect_patiently(settings: ClientSettings) -> Connection:

@@ -12,7 +12,7 @@ from streamer.cache.chunk_cache import ChunkCache
 from streamer.engine.datasets import Dataset
 from streamer.engine.session import EngineSession
 from streamer.engine.stores import Fetchers
-from streamer.errors import BrokenError, StreamerError
+from streamer.errors import BrokenError, CacheError, StreamerError
 
 logger = logging.getLogger(__name__)
 
@@ -84,11 +84,11 @@ class Flights:
         """Removes files in the background; nothing is written before they are gone."""
         victims = list(keys)
         if victims:
-            task = self._tasks.create_task(self._cache.evict(victims))
+            task = self._tasks.create_task(self._evict(victims))
             self._unlinking.add(task)
             task.add_done_callback(self._unlinking.discard)
 
-    async def cancel(self) -> None:
+    def cancel(self) -> None:
         """Ends all flights."""
         for flight in self._in_air.values():
             if flight.task is not None:
@@ -116,6 +116,12 @@ class Flights:
             await self._cache.publish(
                 flight.key, fetched.parts, manifest.sample_offsets(flight.chunk), dataset=manifest.digest
             )
+
+    async def _evict(self, keys: list[bytes]) -> None:
+        try:
+            await self._cache.evict(keys)
+        except CacheError as error:
+            logger.warning("%s; their bytes stay counted", error)
 
     async def _room_is_made(self) -> None:
         while self._unlinking:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.config import MiB, format_bytes
-from streamer.errors import ManifestError, ObjectNotFoundError
-from streamer.formats import chooser
-from streamer.manifest import Manifest, build, export_files, install_files
-from streamer.manifest.build import BuildOptions
+from streamer.errors import CacheError, ManifestError, ObjectNotFoundError
+from streamer.formats import chooser, chunkfile
+from streamer.manifest import Manifest, export_files, install_files
+from streamer.manifest.build import BuildOptions, build
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.ports import IndexedChunk, Progress
 
@@ -113,7 +113,7 @@ class Indexing:
         files = [
             (record.url.rsplit("/", 1)[-1], await fetcher.read(Extent(record, 0, record.size))) for record in records
         ]
-        return install_files(self._root, files, url).digest
+        return install_files(files, self._root, url).digest
 
     async def _give(self, digest: str, url: str, fetcher: Fetcher) -> None:
         """Copies a manifest to a url, its root last: who sees the root sees all of it."""
@@ -131,6 +131,7 @@ class Indexing:
         with suppress(OSError, ManifestError):
             return Manifest.open(self._root / known.read_text()).digest
         await self._check_cost(request, lister, fetcher, report)
+        warmed = Warmed(self._engine)
         manifest = await build(
             request.urls,
             self._root,
@@ -140,10 +141,11 @@ class Indexing:
             options=BuildOptions(
                 chunk_bytes=request.chunk_bytes or "auto",
                 on_progress=lambda step: report(_progress(step), step.bytes_done, step.total_bytes),
-                on_chunk=self._warm,
+                on_chunk=warmed.keep,
             ),
         )
         _remember(known, manifest.digest)
+        warmed.hand_over(manifest.digest)
         return manifest.digest
 
     async def _check_cost(self, request: ManifestRequest, lister: _Recorder, fetcher: Fetcher, report: Report) -> None:
@@ -169,9 +171,29 @@ class Indexing:
                 limit_seconds=request.limit_seconds,
             )
 
-    async def _warm(self, chunk: IndexedChunk, parts: list[memoryview]) -> None:
-        """A chunk that was read for the index is kept while there is room."""
-        await self._engine.keep_indexed(chunk, parts)
+
+class Warmed:
+    """Chunks whose bytes were read for the index: kept while there is room, handed to the policy at the end."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._kept: dict[bytes, int] = {}
+
+    async def keep(self, chunk: IndexedChunk, parts: list[memoryview]) -> None:
+        """Publishes one chunk if it fits beside what the cache holds already."""
+        size = chunkfile.file_bytes(chunk.local_bytes, chunk.samples)
+        if chunk.sample_offsets is None or self._engine.room_bytes() - sum(self._kept.values()) < 2 * size:
+            return
+        try:
+            await self._engine.cache.publish(chunk.key, parts, chunk.sample_offsets)
+            self._kept[chunk.key] = size
+        except CacheError as error:
+            logger.info("chunk %s is not kept from the index: %s", chunk.key.hex(), error)
+
+    def hand_over(self, digest: str) -> None:
+        """The policy learns what is there."""
+        if self._kept:
+            self._engine.adopt(digest, self._kept)
 
 
 class _Recorder:

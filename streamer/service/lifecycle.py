@@ -57,26 +57,20 @@ def _make_cache_dir(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _only_engine(directory: Path) -> Iterator[None]:
-    """Holds `engine.lock` of the cache folder for life.
+    """Holds a lock on the cache folder itself for life: the kernel frees it with the process.
 
     Raises:
         CacheError: another engine keeps it.
     """
-    path = directory / "engine.lock"
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise CacheError(f"cannot write to the cache folder {directory}: {error.strerror}") from error
-    try:
-        _lock(descriptor, path)
-        os.truncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
+        _lock(descriptor, directory)
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, path: Path) -> None:
+def _lock(descriptor: int, directory: Path) -> None:
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -84,9 +78,10 @@ def _lock(descriptor: int, path: Path) -> None:
             return
         except BlockingIOError:
             if time.monotonic() > deadline:
-                owner = path.read_text().strip() or "?"
                 raise CacheError(
-                    f"{path.parent} is in use by another engine (pid {owner}); one engine per cache folder", owner=owner
+                    f"{directory} is in use by another engine; one engine per cache folder: connect to that one "
+                    "(STREAMER_ENGINE=unix:/its/socket) or choose another cache_dir",
+                    where=str(directory),
                 ) from None
         # flock has no time-out of its own, and a thread that waits for it could not be ended.
         time.sleep(0.05)

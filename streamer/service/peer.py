@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import struct
-from typing import Protocol
+from typing import Protocol, cast
 
 from streamer.errors import ProtocolError, StreamerError
 from streamer.wire.frames import encode, request_decoder
@@ -53,9 +53,9 @@ class Peer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self.name = _credentials(transport)
+        # uvloop's transports have the methods of asyncio's, not their base class.
+        self._transport = cast(asyncio.Transport, transport)
+        self.name = _credentials(self._transport)
         if not self._handler.joined(self):
             transport.abort()
             return
