@@ -1,0 +1,121 @@
+"""The order of one epoch."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from streamer.errors import ConfigError, ManifestError
+from streamer.order import EpochOrder, OrderSpec
+
+SPEC = OrderSpec("m", 17, "block", 8, 32)
+
+
+def test_epochs_differ_and_repeat() -> None:
+    """Another epoch is another order; the same epoch is the same."""
+    sizes = np.full(50, 7)
+    positions = np.arange(350)
+    zero, one = (EpochOrder(SPEC, sizes, e).ordinals(positions).tolist() for e in (0, 1))
+    assert zero != one
+    assert EpochOrder(SPEC, sizes, 0).at(1).ordinals(positions).tolist() == one
+    assert EpochOrder(SPEC, sizes, 1).at(0).ordinals(positions).tolist() == zero
+
+
+def test_a_redrawn_cut_is_not_shared_between_epochs() -> None:
+    """`at` gives what a fresh order of that epoch gives."""
+    spec, sizes = OrderSpec("m", 17, "block", 8, 32, "redrawn"), np.full(50, 7)
+    order = EpochOrder(spec, sizes, 0)
+    order.ordinals(np.arange(9))
+    fresh = EpochOrder(spec, sizes, 3)
+    assert order.at(3).ordinals(np.arange(350)).tolist() == fresh.ordinals(np.arange(350)).tolist()
+
+
+def test_padding_repeats_the_end_of_its_own_lane() -> None:
+    """p >= n is p - L ceil((p-n+1)/L): the last L positions again and again."""
+    order = EpochOrder(SPEC, np.full(4, 5), 0)
+    positions = np.arange(20, 41)
+    assert order.real_positions(positions).tolist() == [12 + (p - 20) % 8 for p in range(20, 41)]
+    assert np.array_equal(order.ordinals(positions), order.ordinals(12 + (positions - 20) % 8))
+
+
+def test_padding_with_fewer_samples_than_lanes_goes_round() -> None:
+    """With 3 samples in 8 lanes most lanes have nothing to repeat: p mod n."""
+    order = EpochOrder(SPEC, np.array([0, 3]), 0)
+    assert order.real_positions(np.arange(3, 10)).tolist() == [0, 1, 2, 0, 1, 0, 1]
+
+
+def test_without_shuffle_position_is_ordinal() -> None:
+    """The identity; padding repeats the last sample."""
+    order = EpochOrder(OrderSpec("m", 17, "none", 1, 1), np.full(4, 5), 2)
+    assert order.ordinals(np.array([7, 0, 19, 20, 33])).tolist() == [7, 0, 19, 19, 19]
+
+
+def test_nothing_asked_is_nothing_answered() -> None:
+    """An empty request gives an empty array."""
+    assert EpochOrder(SPEC, np.full(4, 5), 0).ordinals(np.empty(0, dtype=np.int64)).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: EpochOrder(SPEC, np.zeros(2, np.int64), 0), ManifestError, "no samples in 2 chunks"),
+        (lambda: EpochOrder(SPEC, np.zeros(0, np.int64), 0), ManifestError, "no samples in 0 chunks"),
+        (lambda: EpochOrder(SPEC, np.ones(2, np.int64), -1), ConfigError, "epoch=-1"),
+        (
+            lambda: EpochOrder(OrderSpec("m", 1, "sample", 1, 1), np.array([1, 4]), 0),
+            ConfigError,
+            "one sample per chunk; a chunk of m has 4",
+        ),
+        (
+            lambda: EpochOrder(SPEC, np.ones(2, np.int64), 0).ordinals(np.array([-3])),
+            ConfigError,
+            "position -3 is negative",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Callable[[], object], error: type[Exception], words: str) -> None:
+    """Each with its typed error."""
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_sample_shuffle_mixes_one_sample_chunks() -> None:
+    """Over chunks of one sample the block order is a permutation of single samples."""
+    order = EpochOrder(OrderSpec.auto("m", np.ones(1000, np.int64), 64, 3, "sample"), np.ones(1000, np.int64), 0)
+    found = order.ordinals(np.arange(1000))
+    assert np.array_equal(np.sort(found), np.arange(1000))
+    assert np.count_nonzero(np.diff(found) == 1) < 20
+
+
+def test_only_the_lanes_that_are_asked_for_are_ordered() -> None:
+    """A rank pays for its own lanes."""
+    order = EpochOrder(SPEC, np.full(50, 7), 0)
+    order.ordinals(np.array([3, 11, 19]))
+    assert np.flatnonzero(order._filled).tolist() == [3]
+
+
+def test_repr_says_what_it_is() -> None:
+    """Epoch, samples and the order's id."""
+    text = repr(EpochOrder(SPEC, np.full(4, 5), 2))
+    assert "epoch=2" in text
+    assert "samples=20" in text
+    assert SPEC.order_id in text
+
+
+@pytest.mark.parametrize(("chunks", "limit_bytes"), [(100_000, 10_000_000), (1_500_000, 64_000_000)])
+def test_a_large_epoch_needs_little_memory(chunks: int, limit_bytes: int) -> None:
+    """First position and a resume in the middle of 1e9 samples and more: bytes per chunk, none per sample."""
+    sizes = np.full(chunks, 10_000, dtype=np.int64)
+    spec = OrderSpec.auto("m", sizes, 256, 17)
+    tracemalloc.start()
+    try:
+        order = EpochOrder(spec, sizes, 0)
+        order.ordinals(np.arange(256))
+        order.ordinals(np.arange(256) + order.samples // 2)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < limit_bytes

@@ -1,0 +1,106 @@
+"""Where a run is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+
+import pytest
+
+from streamer.errors import StateError
+from streamer.order import OrderSpec, Resume, State
+
+SPEC = OrderSpec("a" * 32, 17, "block", 8, 64)
+STATE = State(SPEC, 2, 640, 64)
+
+
+def test_a_state_survives_json() -> None:
+    """Plain values only, for any checkpoint format."""
+    assert State.from_dict(json.loads(json.dumps(STATE.to_dict()))) == STATE
+
+
+def test_a_state_says_everything_by_name() -> None:
+    """The order's id and parts, epoch, position, batch, and the format."""
+    assert STATE.to_dict() == {
+        "format": 1,
+        "order_id": SPEC.order_id,
+        "manifest": "a" * 32,
+        "seed": 17,
+        "shuffle": "block",
+        "lanes": 8,
+        "window": 64,
+        "cut": "fixed",
+        "epoch": 2,
+        "position": 640,
+        "global_batch": 64,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"manifest_digest": "b" * 32}, "manifest"),
+        ({"seed": 18}, "seed"),
+        ({"shuffle": "sample"}, "shuffle"),
+        ({"lanes": 4}, "lanes"),
+        ({"window": 63}, "window"),
+        ({"cut": "redrawn"}, "cut"),
+    ],
+)
+def test_a_state_of_another_order_names_the_part(change: dict[str, object], field: str) -> None:
+    """With both values and what to do."""
+    STATE.check(SPEC)
+    with pytest.raises(StateError, match=f"state does not fit: {field} was ") as caught:
+        STATE.check(dataclasses.replace(SPEC, **change))  # type: ignore[arg-type]
+    assert caught.value.details["field"] == field
+    assert caught.value.details["saved"] != caught.value.details["found"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"format": 2}, "format"),
+        ({"format": None}, "format"),
+        ({"order_id": "0" * 32}, "order_id"),
+        ({"seed": 18}, "order_id"),
+        ({"seed": "17"}, "seed"),
+        ({"seed": True}, "seed"),
+        ({"lanes": 0}, "lanes"),
+        ({"shuffle": "blocks"}, "shuffle"),
+        ({"manifest": None}, "manifest"),
+        ({"epoch": -1}, "epoch"),
+        ({"position": 1.5}, "position"),
+        ({"global_batch": 0}, "global_batch"),
+    ],
+)
+def test_a_damaged_state_names_the_field(change: dict[str, object], field: str) -> None:
+    """Nothing of it is used."""
+    with pytest.raises(StateError, match=field) as caught:
+        State.from_dict({**STATE.to_dict(), **change})
+    assert caught.value.details["field"] == field
+
+
+def test_a_missing_field_is_named() -> None:
+    """As if it had a wrong type."""
+    saved = {name: value for name, value in STATE.to_dict().items() if name != "position"}
+    with pytest.raises(StateError, match="position=None is not a number"):
+        State.from_dict(saved)
+
+
+def test_a_resume_goes_on_at_the_batch_not_delivered() -> None:
+    """With the batch of the run, batch numbers go on."""
+    assert STATE.resume(1000, 64) == Resume(epoch=2, start=0, batch=10)
+
+
+def test_another_batch_goes_on_at_the_position_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Batch 6 of 100 from start 40 begins at position 640."""
+    with caplog.at_level(logging.WARNING, logger="streamer.order.state"):
+        assert STATE.resume(1000, 100) == Resume(epoch=2, start=40, batch=6)
+    assert "global batch of 100 instead of 64" in caplog.text
+
+
+@pytest.mark.parametrize(("samples", "drop_last"), [(640, False), (640, True), (600, False), (700, True)])
+def test_a_finished_epoch_goes_on_with_the_next(samples: int, drop_last: bool) -> None:
+    """Also when padding was delivered, or what is left is no whole batch and is dropped."""
+    assert STATE.resume(samples, 64, drop_last) == Resume(epoch=3, start=0, batch=0)
