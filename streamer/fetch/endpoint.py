@@ -1,4 +1,4 @@
-"""One endpoint: its store, its window, its retry budget, what it was seen to do."""
+"""One endpoint: its store, its window, its budgets, what it was seen to do."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import asyncio
 
 from streamer.config import FetchConfig
 from streamer.errors import StreamerError, ThrottledError
+from streamer.fetch import hedge
 from streamer.fetch.gate import Gate
+from streamer.fetch.hedge import HedgeBudget, Sampled
 from streamer.fetch.retry import RetryTokens, asked_seconds
-from streamer.fetch.window import WindowControl
+from streamer.fetch.window import WindowControl, size_class
 from streamer.store.base import ObjectStore
+
+# Credentials are renewed once for all the requests that were refused together.
+_REFRESH_SECONDS = 1.0
+# Bodies below this say nothing about the rate of a connection: they fit the first packets.
+RATE_LEAST_BYTES = 1 << 20
 
 
 class Endpoint:
@@ -21,14 +28,24 @@ class Endpoint:
         self.control = WindowControl(config.window_start, config.window_min, config.window_max)
         self.gate = Gate(self.control.size)
         self.tokens = RetryTokens()
+        self.budget = HedgeBudget(config.hedge_requests_share, config.hedge_bytes_share)
+        self.rates = Sampled()
         self.last_success: float | None = None
+        self._hedging = config.hedge
+        self._first_byte: dict[int, Sampled] = {}
+        self._pushback = float("-inf")
+        self._refreshed = float("-inf")
 
     def __repr__(self) -> str:
         return f"Endpoint({self.root!r}, {self.control}, {self.gate})"
 
+    def first_byte(self, length: int) -> Sampled:
+        """Times to first byte of requests of about `length` bytes."""
+        return self._first_byte.setdefault(size_class(length), Sampled())
+
     def succeeded(self, seconds: float, length: int) -> None:
         """A request went through in `seconds`."""
-        self.last_success = now = asyncio.get_running_loop().time()
+        self.last_success = now = _time()
         self.tokens.succeeded()
         self.control.finished(now, seconds, length, contended=self.gate.contended)
         self._resize()
@@ -37,16 +54,42 @@ class Endpoint:
         """A request failed; pushback lowers the window, Retry-After closes it for a while."""
         if not isinstance(error, ThrottledError):
             return
-        now = asyncio.get_running_loop().time()
+        self._pushback = now = _time()
         self.control.refused(now)
         if pause := asked_seconds(error):
             self.gate.close_until(now + pause)
         self._resize()
 
+    def may_duplicate(self, length: int) -> bool:
+        """Decides on a duplicate (or an early end) of `length` bytes and pays for it."""
+        since = _time() - self._pushback
+        return (
+            self._hedging
+            and hedge.worthwhile(inflation=self.control.inflation, seconds_since_pushback=since)
+            and self.budget.take(length)
+        )
+
+    def duplicate_after(self, length: int, due: float) -> float | None:
+        """Seconds until a request without a first byte is due for a duplicate; None: no hedging."""
+        if not self._hedging:
+            return None
+        sampled = self.first_byte(length)
+        return hedge.duplicate_after(sampled, soon=hedge.due_soon(due - _time(), sampled))
+
     def alone(self, first_failure: float) -> bool:
         """Whether a failure since `first_failure` is the request's own: others go through, or nobody ever did."""
         return self.last_success is None or self.last_success > first_failure
 
+    async def refresh(self) -> None:
+        """Renews the credentials, once for all that ask together."""
+        if _time() - self._refreshed > _REFRESH_SECONDS:
+            self._refreshed = _time()
+            await self.store.refresh()
+
     def _resize(self) -> None:
         if self.gate.limit != self.control.size:
             self.gate.resize(self.control.size)
+
+
+def _time() -> float:
+    return asyncio.get_running_loop().time()

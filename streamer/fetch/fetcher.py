@@ -69,12 +69,14 @@ class Fetcher:
         self._endpoints: dict[str, Endpoint] = {}
         self._memory = Gate(config.memory_bytes or budget_bytes())
         self._tally = Tally()
+        self._group = asyncio.TaskGroup()
         self._open = False
 
     def __repr__(self) -> str:
         return f"Fetcher({list(self._endpoints.values())}, memory={self._memory})"
 
     async def __aenter__(self) -> Fetcher:
+        await self._group.__aenter__()
         self._open = True
         return self
 
@@ -84,11 +86,17 @@ class Fetcher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Closes the stores; idempotent. Fetches still running fail."""
         self._open = False
+        try:
+            await self._group.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as failures:
+            # An error of the body alone leaves as itself, not wrapped by the group that did not cause it.
+            if list(failures.exceptions) != [error]:
+                raise
+        finally:
+            await self._close_stores()
+
+    async def _close_stores(self) -> None:
         endpoints, self._endpoints = list(self._endpoints.values()), {}
         for endpoint in endpoints:
             await endpoint.store.aclose()
@@ -137,7 +145,6 @@ class Fetcher:
     def statistics(self) -> FetchStatistics:
         """Counts since it was opened, gauges now."""
         endpoints, tally = self._endpoints.values(), self._tally
-        middle, high, highest = tally.first_byte.quantiles(0.5, 0.95, 0.99)
         return FetchStatistics(
             requests=tally.requests,
             received_bytes=tally.received_bytes,
@@ -146,25 +153,27 @@ class Fetcher:
             hedge_wins=tally.hedge_wins,
             throttled=tally.throttled,
             stalled=tally.stalled,
+            outpaced=tally.outpaced,
             failures=tally.failures,
             window=sum(endpoint.control.size for endpoint in endpoints),
             in_flight=sum(endpoint.gate.used for endpoint in endpoints),
             waiting=sum(endpoint.gate.waiting for endpoint in endpoints) + self._memory.waiting,
             reserved_bytes=self._memory.used,
             reserved_peak_bytes=self._memory.peak,
-            first_byte_p50_seconds=middle,
-            first_byte_p95_seconds=high,
-            first_byte_p99_seconds=highest,
+            first_byte_p50_seconds=tally.first_byte_seconds(0.5),
+            first_byte_p95_seconds=tally.first_byte_seconds(0.95),
+            first_byte_p99_seconds=tally.first_byte_seconds(0.99),
         )
 
     async def _fetch_all(self, ranges: Sequence[Extent], line: Line) -> list[memoryview]:
         if len(ranges) == 1:
-            return await self._transfer(ranges[0], line).run()
+            return await self._transfer(ranges[0], line).run(self._group)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._transfer(extent, line).run()) for extent in ranges]
+                tasks = [group.create_task(self._transfer(extent, line).run(group)) for extent in ranges]
         except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from failures.exceptions[0].__cause__
+            first = failures.exceptions[0]
+            raise first from first.__cause__
         return [part for task in tasks for part in task.result()]
 
     def _transfer(self, extent: Extent, line: Line) -> Transfer:

@@ -72,6 +72,10 @@ class Gate:
             self._give_up(line, granted, amount)
             raise
 
+    def force(self, amount: int = 1) -> None:
+        """Takes `amount` at once, over the limit if need be: duplicates have a budget of their own."""
+        self._take(amount)
+
     def release(self, amount: int = 1) -> None:
         """Gives `amount` back."""
         self.used -= amount

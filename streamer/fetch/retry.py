@@ -14,6 +14,7 @@ from streamer.errors import (
     StreamerError,
     ThrottledError,
 )
+from streamer.store.failures import EXPIRED_CODES
 
 _PERMANENT = (AccessDeniedError, ObjectNotFoundError, ObjectChangedError, ConfigError)
 # 408 and 425 ask for another try; they and 429 arrive as their own types or with these numbers.
@@ -32,6 +33,11 @@ def retryable(error: StreamerError) -> bool:
         return False
     status = error.details.get("status")
     return not (isinstance(status, int) and 300 <= status < 500 and status not in _RETRIED_CLIENT_ERRORS)
+
+
+def expired(error: StreamerError) -> bool:
+    """Whether renewed credentials may help."""
+    return error.details.get("code") in EXPIRED_CODES
 
 
 def pause_seconds(attempt: int, start: float, longest: float, draw: float) -> float:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
-# Enough for a p99 (1 % of 512 is 5 samples), few enough to follow the link within seconds.
-_SAMPLES = 512
+from streamer.fetch.hedge import Sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +14,21 @@ class FetchStatistics:
     Attributes:
         requests: ranged GETs sent, with retries and hedges.
         received_bytes: of bodies, including bytes of abandoned answers.
-        retries: tries after a failure; hedges, hedge_wins: duplicates sent, and those that were first.
-        throttled: 429 and 503 answers; stalled: bodies abandoned for lack of progress.
+        retries: tries after a failure.
+        hedges: duplicates sent because no first byte came.
+        hedge_wins: duplicates that were first.
+        throttled: answers 429 and 503.
+        stalled: bodies abandoned for lack of progress.
+        outpaced: bodies abandoned for being four times slower than the others.
         failures: ranges given up.
-        window, in_flight, waiting: requests over all endpoints; reserved_bytes, reserved_peak_bytes: of memory.
-        first_byte_p50_seconds, first_byte_p95_seconds, first_byte_p99_seconds: of the last 512 requests.
+        window: requests allowed at once, over all endpoints.
+        in_flight: requests sent and not ended.
+        waiting: requests and chunks that wait for the window or for memory.
+        reserved_bytes: memory given to chunks that are fetched or not yet closed.
+        reserved_peak_bytes: the most that ever was.
+        first_byte_p50_seconds: of the last 512 requests; 0 while fewer than 20 were measured.
+        first_byte_p95_seconds: as above.
+        first_byte_p99_seconds: as above.
     """
 
     requests: int
@@ -30,6 +38,7 @@ class FetchStatistics:
     hedge_wins: int
     throttled: int
     stalled: int
+    outpaced: int
     failures: int
     window: int
     in_flight: int
@@ -39,24 +48,6 @@ class FetchStatistics:
     first_byte_p50_seconds: float
     first_byte_p95_seconds: float
     first_byte_p99_seconds: float
-
-
-@dataclass(slots=True)
-class Latencies:
-    """The last times to first byte, and their quantiles."""
-
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
-
-    def add(self, seconds: float) -> None:
-        """One more."""
-        self.seconds.append(seconds)
-
-    def quantiles(self, *shares: float) -> tuple[float, ...]:
-        """The quantiles; zeros while nothing was measured."""
-        ordered = sorted(self.seconds)
-        if not ordered:
-            return tuple(0.0 for _ in shares)
-        return tuple(ordered[min(int(share * len(ordered)), len(ordered) - 1)] for share in shares)
 
 
 @dataclass(slots=True)
@@ -70,5 +61,10 @@ class Tally:
     hedge_wins: int = 0
     throttled: int = 0
     stalled: int = 0
+    outpaced: int = 0
     failures: int = 0
-    first_byte: Latencies = field(default_factory=Latencies)
+    first_byte: Sampled = field(default_factory=Sampled)
+
+    def first_byte_seconds(self, share: float) -> float:
+        """A quantile of the time to first byte; 0 while unknown."""
+        return self.first_byte.quantile(share) or 0.0

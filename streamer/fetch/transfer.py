@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import aclosing
+from typing import TYPE_CHECKING
 
-from streamer.config import FetchConfig
-from streamer.errors import StoreError, StoreTimeoutError, StreamerError, ThrottledError
-from streamer.fetch.endpoint import Endpoint
-from streamer.fetch.gate import Line
-from streamer.fetch.retry import asked_seconds, gives_up, pause_seconds, retryable
-from streamer.fetch.statistics import Tally
+from streamer.errors import StoreError, StreamerError, ThrottledError
+from streamer.fetch.attempt import Attempt
+from streamer.fetch.request import Order
+from streamer.fetch.retry import asked_seconds, expired, gives_up, pause_seconds, retryable
 from streamer.manifest.model import Extent
 from streamer.store.urls import shown
+
+if TYPE_CHECKING:
+    from streamer.config import FetchConfig
+    from streamer.fetch.endpoint import Endpoint
+    from streamer.fetch.gate import Line
+    from streamer.fetch.statistics import Tally
+
+# A first byte may take at most this many times as long on later tries.
+_PATIENCE_GROWTH = 8.0
 
 
 class Transfer:
     """The life of one range: `await run()` once.
 
     Bytes that arrived are kept over tries; a try asks only for the rest.
+
+    Args:
+        extent: the range.
+        line: where it waits for the window.
+        endpoint: where it is asked for.
+        config: bounds.
+        tally: what is counted.
     """
 
     def __init__(self, extent: Extent, line: Line, endpoint: Endpoint, config: FetchConfig, tally: Tally) -> None:
@@ -29,108 +43,101 @@ class Transfer:
         self._config = config
         self._tally = tally
         self._position = extent.start
-        self.parts: list[memoryview] = []
+        self._attempts = 0
+        self._first_failure = 0.0
+        self._refreshed = False
+        self._parts: list[memoryview] = []
 
-    async def run(self) -> list[memoryview]:
+    async def run(self, group: asyncio.TaskGroup) -> list[memoryview]:
         """Fetches the range; returns its bytes in pieces.
+
+        Args:
+            group: where duplicates of its requests run.
 
         Raises:
             StoreError: permanent, or still failing after the last try; details have url, attempts, elapsed_seconds.
         """
-        loop = asyncio.get_running_loop()
-        started, first_failure, attempt = loop.time(), 0.0, 0
+        started = _time()
         while self._position < self._extent.stop:
-            attempt += 1
+            self._attempts += 1
             try:
-                await self._try(attempt)
+                await self._try(group)
             except StreamerError as error:
-                first_failure = first_failure or loop.time()
-                self._endpoint.failed(error)
-                self._count(error)
-                if self._is_last(error, attempt, loop.time() - started, first_failure):
-                    raise self._final(error, attempt, loop.time() - started) from error
-                await asyncio.sleep(self._pause(error, attempt))
-                self._tally.retries += 1
-        return self.parts
+                await self._recover(error, _time() - started)
+        return self._parts
 
-    async def _try(self, attempt: int) -> None:
+    async def _try(self, group: asyncio.TaskGroup) -> None:
         gate = self._endpoint.gate
         await gate.acquire(self._line)
         try:
-            await self._receive(attempt)
+            await Attempt(self._order(), self._keep, group).run()
         finally:
             gate.release()
 
-    async def _receive(self, attempt: int) -> None:
-        loop = asyncio.get_running_loop()
-        started, begin = loop.time(), self._position
-        patience, step = self._config.progress_seconds, self._floor_bytes()
-        self._tally.requests += 1
-        store = self._endpoint.store
-        try:
-            async with (
-                asyncio.timeout(self._first_byte_seconds(attempt)) as deadline,
-                aclosing(store.get(self._extent.object, begin, self._extent.stop)) as body,
-            ):
-                renewed = begin
-                async for piece in body:
-                    if self._position == begin:
-                        self._tally.first_byte.add(loop.time() - started)
-                    self._keep(piece)
-                    if self._position - renewed >= step or renewed == begin:
-                        renewed = self._position
-                        deadline.reschedule(loop.time() + patience)
-        except TimeoutError as error:
-            if isinstance(error, StreamerError):
-                raise
-            self._tally.stalled += 1
-            raise self._stalled(loop.time() - started) from error
-        self._endpoint.succeeded(loop.time() - started, self._position - begin)
+    def _order(self) -> Order:
+        extent = self._extent
+        if self._position > extent.start:
+            extent = Extent(extent.object, self._position, extent.stop)
+        growth = min(_PATIENCE_GROWTH, 2.0 ** (self._attempts - 1))
+        return Order(
+            extent,
+            self._endpoint,
+            self._config,
+            self._tally,
+            self._line.due(),
+            self._config.first_byte_seconds * growth,
+        )
 
     def _keep(self, piece: memoryview) -> None:
-        self.parts.append(piece)
+        self._parts.append(piece)
         self._position += piece.nbytes
-        self._tally.received_bytes += piece.nbytes
 
-    def _floor_bytes(self) -> int:
-        """Bytes that earn another `progress_seconds`: a body slower than the floor does not get them."""
-        return int(self._config.progress_floor_bytes_per_second * self._config.progress_seconds)
+    async def _recover(self, error: StreamerError, elapsed: float) -> None:
+        """Pauses before the next try.
 
-    def _first_byte_seconds(self, attempt: int) -> float:
-        return self._config.first_byte_seconds * min(8.0, 2.0 ** (attempt - 1))
-
-    def _count(self, error: StreamerError) -> None:
+        Raises:
+            StoreError: there is none.
+        """
+        self._first_failure = self._first_failure or _time()
+        self._endpoint.failed(error)
         self._tally.throttled += isinstance(error, ThrottledError)
+        if expired(error) and not self._refreshed:
+            self._refreshed = True
+            await self._endpoint.refresh()
+        elif self._is_last(error, elapsed):
+            raise self._final(error, elapsed) from error
+        elif not error.details.get("outpaced"):
+            await asyncio.sleep(self._pause(error))
+        self._tally.retries += 1
 
-    def _is_last(self, error: StreamerError, attempt: int, elapsed: float, first_failure: float) -> bool:
+    def _is_last(self, error: StreamerError, elapsed: float) -> bool:
         return not retryable(error) or gives_up(
-            attempt,
+            self._attempts,
             self._config.attempts,
             elapsed_seconds=elapsed,
             outage_seconds=self._config.outage_seconds,
-            alone=self._endpoint.alone(first_failure),
+            alone=self._endpoint.alone(self._first_failure),
         )
 
-    def _pause(self, error: StreamerError, attempt: int) -> float:
+    def _pause(self, error: StreamerError) -> float:
         config = self._config
-        draw = random.random() if self._endpoint.tokens.take(error) else 1.0
-        exponent = attempt if draw < 1.0 else 64
-        pause = pause_seconds(exponent, config.backoff_start_seconds, config.backoff_max_seconds, draw)
+        if self._endpoint.tokens.take(error):
+            pause = pause_seconds(
+                self._attempts, config.backoff_start_seconds, config.backoff_max_seconds, random.random()
+            )
+        else:
+            pause = config.backoff_max_seconds * random.random()
         return max(pause, asked_seconds(error))
 
-    def _stalled(self, elapsed: float) -> StoreTimeoutError:
-        url = shown(self._extent.object.url)
-        return StoreTimeoutError(
-            f"{url}: no progress in [{self._position}, {self._extent.stop}) after {elapsed:.1f} s; "
-            f"abandoned (floor {self._config.progress_floor_bytes_per_second} B/s)",
-            url=url,
-        )
-
-    def _final(self, error: StreamerError, attempts: int, elapsed: float) -> StreamerError:
+    def _final(self, error: StreamerError, elapsed: float) -> StreamerError:
         """The same error with what was tried."""
         self._tally.failures += 1
-        facts = {**error.details, "attempts": attempts, "elapsed_seconds": round(elapsed, 3)}
-        facts.setdefault("url", shown(self._extent.object.url))
-        tries = "" if attempts == 1 else f" ({attempts} tries in {elapsed:.1f} s)"
+        facts = {"url": shown(self._extent.object.url), **error.details}
+        facts |= {"attempts": self._attempts, "elapsed_seconds": round(elapsed, 3)}
+        tries = "" if self._attempts == 1 else f" ({self._attempts} tries in {elapsed:.1f} s)"
         kind = type(error) if isinstance(error, StoreError) else StoreError
         return kind(error.message + tries, **facts)
+
+
+def _time() -> float:
+    return asyncio.get_running_loop().time()

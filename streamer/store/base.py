@@ -54,6 +54,10 @@ class ObjectStore(Protocol):
         """Counts since the store was opened."""
         ...
 
+    async def refresh(self) -> None:
+        """Forgets client and credentials (they expired); they are made anew at the next request."""
+        ...
+
     async def aclose(self) -> None:
         """Closes connections; idempotent."""
         ...

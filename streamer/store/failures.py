@@ -51,7 +51,7 @@ class Answer:
 def error_of(url: str, answer: Answer) -> StoreError:
     """The error for an answer; a StoreError's `details` has url, status and, when asked for, retry_after_seconds."""
     kind, advice = _KINDS.get(answer.status or 0, (StoreError, ""))
-    if answer.code in _EXPIRED:
+    if answer.code in EXPIRED_CODES:
         kind, advice = AccessDeniedError, "the credentials have expired; renew them"
     said = " ".join(str(word) for word in (answer.status, answer.code) if word)
     return kind(
@@ -63,7 +63,7 @@ def error_of(url: str, answer: Answer) -> StoreError:
     )
 
 
-_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
+EXPIRED_CODES = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
 _ACCESS = "check the credentials (key, secret, token, profile, anon=True) and the bucket's policy"
 _SLOWER = "it asks for fewer requests"
 _KINDS: dict[int, tuple[type[StoreError], str]] = {

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 PAGE_OBJECTS = 1000
+# botocore's pool of 10 would cap the window; its retries would hide 503s from it.
+_S3_CONFIG: Mapping[str, object] = {"max_pool_connections": 256, "retries": {"total_max_attempts": 1}}
 
 
 class RangeReader(Protocol):
@@ -47,6 +49,7 @@ class FsspecStore:
         self._options = dict(options)
         self._files: FileCalls | None = None
         self._reader: RangeReader | None = None
+        self._retired: list[FileCalls] = []
         self._counters = Counters()
 
     def __repr__(self) -> str:
@@ -89,11 +92,17 @@ class FsspecStore:
         """See ObjectStore.statistics."""
         return self._counters.frozen()
 
+    async def refresh(self) -> None:
+        """See ObjectStore.refresh; the old session stays open for the requests under way, until `aclose`."""
+        if self._files is not None:
+            self._retired.append(self._files)
+        self._files = self._reader = None
+
     async def aclose(self) -> None:
-        """Closes the filesystem's session."""
-        files, self._files, self._reader = self._files, None, None
-        if files is not None:
-            await files.aclose()
+        """Closes the filesystem's sessions."""
+        await self.refresh()
+        while self._retired:
+            await self._retired.pop().aclose()
 
     def _connected(self) -> FileCalls:
         if self._files is None:
@@ -121,9 +130,16 @@ def _filesystem(protocol: str, options: Mapping[str, object]) -> AbstractFileSys
     except (ImportError, ValueError) as error:
         raise ConfigError(f"no filesystem for {protocol}:// ({error})", field="url") from error
     extra: dict[str, object] = {"asynchronous": True} if kind.async_impl else {}
+    if protocol in ("s3", "s3a"):
+        extra["config_kwargs"] = {**_S3_CONFIG, **_mapping(options.get("config_kwargs"))}
+        options = {name: value for name, value in options.items() if name != "config_kwargs"}
     if protocol == "memory":  # its files are the class's, its instances hold nothing
         return kind(**options)
     return kind(skip_instance_cache=True, use_listings_cache=False, **extra, **options)
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
 
 
 class FileCalls:

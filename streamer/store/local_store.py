@@ -55,6 +55,9 @@ class LocalStore:
         """See ObjectStore.statistics."""
         return self._counters.frozen()
 
+    async def refresh(self) -> None:
+        """Nothing expires."""
+
     async def aclose(self) -> None:
         """Nothing is held."""
 

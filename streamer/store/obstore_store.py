@@ -79,10 +79,13 @@ class ObstoreStore:
         return result
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
-        """See ObjectStore.list."""
+        """See ObjectStore.list; a plain web server lists nothing, it is asked for each url."""
+        if urls.split(url).scheme in urls.HTTP_SCHEMES:
+            for name in patterns.expand(patterns.without_globs(url)):
+                yield [await self._required(name)]
+            return
         pattern = patterns.Pattern.of(url)
-        key = urls.split(url).key
-        may_be_object = pattern.single and key and not key.endswith("/")
+        may_be_object = pattern.single and urls.split(url).key and not url.endswith("/")
         if may_be_object and (record := await self._head(url)) is not None:
             yield [record]
             return
@@ -93,6 +96,12 @@ class ObstoreStore:
                 yield kept
         if may_be_object and not found:
             raise failures.error_of(url, failures.Answer(404))
+
+    async def _required(self, url: str) -> ObjectRecord:
+        record = await self._head(url)
+        if record is None:
+            raise failures.error_of(url, failures.Answer(404))
+        return record
 
     async def _pages(self, folder: str) -> AsyncGenerator[Page, None]:
         from obstore import list as list_pages
@@ -108,7 +117,8 @@ class ObstoreStore:
         self._counters.requests += 1
         try:
             with translating(mapped, url):
-                return self._record(await head_async(self._connected(), urls.split(url).key))
+                meta = await head_async(self._connected(), urls.split(url).key)
+                return ObjectRecord(url, meta["size"], _version(meta))
         except ObjectNotFoundError:
             return None
 
@@ -123,6 +133,10 @@ class ObstoreStore:
     def statistics(self) -> StoreStatistics:
         """See ObjectStore.statistics."""
         return self._counters.frozen()
+
+    async def refresh(self) -> None:
+        """See ObjectStore.refresh; requests under way keep the old client."""
+        self._client = None
 
     async def aclose(self) -> None:
         """Drops the client; its connections close with it."""

@@ -25,6 +25,17 @@ def expand(url: str) -> list[str]:
     return list(_expand(url, url))
 
 
+def without_globs(url: str) -> str:
+    """The url, where nothing can be listed.
+
+    Raises:
+        ConfigError: it has a glob or names a folder.
+    """
+    if re.search(r"[*?\[]", url.partition("?")[0]) or url.endswith("/"):
+        raise ConfigError(f"{url!r}: a web server cannot be listed; name files, or use {{000..127}}", field="url")
+    return url
+
+
 def _expand(url: str, whole: str) -> Iterator[str]:
     found = _BRACE.search(url)
     if found is None:
@@ -52,25 +63,32 @@ class Pattern:
     Attributes:
         folder: the deepest folder that holds everything, ending in "/" (or the root).
         single: neither glob nor braces: an object or a folder.
+        urls: what to keep, where braces name it; None: see expression.
+        expression: what to keep; None keeps everything.
     """
 
     folder: str
     single: bool
-    expression: re.Pattern[str] | None
+    urls: frozenset[str] | None = None
+    expression: re.Pattern[str] | None = None
 
     @classmethod
     def of(cls, url: str) -> Pattern:
         """Reads a url with `*`, `?`, `**`, `[...]`, `{a,b}`, `{00..99}`."""
         special = re.search(r"[*?\[{]", url)
         if special is None:
-            return cls(url if url.endswith("/") else url + "/", True, None)
+            return cls(url if url.endswith("/") else url + "/", single=True)
         folder = url[: special.start()].rpartition("/")[0] + "/"
-        return cls(folder, False, re.compile("|".join(map(_expression, expand(url)))))
+        if re.search(r"[*?\[]", url) is None:
+            return cls(folder, single=False, urls=frozenset(expand(url)))
+        return cls(folder, single=False, expression=re.compile("|".join(map(_expression, expand(url)))))
 
     def matches(self, url: str) -> bool:
         """Whether the object belongs to the pattern; folder markers (keys that end in "/") never do."""
         if url.endswith("/"):
             return False
+        if self.urls is not None:
+            return url in self.urls
         return self.expression is None or self.expression.fullmatch(url) is not None
 
 

@@ -25,10 +25,10 @@ def stat_version(size: int, modified_ns: int) -> str:
 
 
 def nanoseconds(moment: datetime | float) -> int:
-    """A time as integer nanoseconds, exact for whole microseconds."""
+    """A time as integer nanoseconds, of whole microseconds: all that a float holds and all that infos agree on."""
     if isinstance(moment, datetime):
         return int(moment.timestamp()) * 1_000_000_000 + moment.microsecond * 1000
-    return int(moment * 1e9)
+    return round(moment * 1e6) * 1000
 
 
 def of_listing(entry: Mapping[str, object]) -> str:

@@ -1,0 +1,103 @@
+"""One try of a range, with at most one duplicate: whoever has the first byte delivers the body.
+
+The first request runs in the caller's task. The duplicate, when there is one, runs in a task of the fetcher's group
+and takes the caller's place by cancelling it and being awaited instead (the way asyncio.timeout does it), so that
+the common case costs no task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from streamer.errors import StreamerError
+from streamer.fetch.request import Order, Request
+
+
+class Attempt:
+    """One try; `await run()` once, inside the window.
+
+    Args:
+        order: what to ask for.
+        keep: takes each piece in order.
+        group: where a duplicate runs.
+    """
+
+    def __init__(self, order: Order, keep: Callable[[memoryview], None], group: asyncio.TaskGroup) -> None:
+        self._order = order
+        self._keep = keep
+        self._group = group
+        self._first = Request(order, self._claim, keep)
+        self._task: asyncio.Task[object] | None = None
+        self._winner: Request | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._duplicate: asyncio.Task[None] | None = None
+        self._failure: StreamerError | None = None
+
+    async def run(self) -> None:
+        """Receives the extent.
+
+        Raises:
+            StoreError: this try failed; what was kept is good.
+        """
+        self._task = asyncio.current_task()
+        self._order.endpoint.budget.earned(self._order.extent.length)
+        self._arm()
+        try:
+            await self._first.receive()
+        except asyncio.CancelledError:
+            if not self._overtaken():
+                raise
+            await self._taken_over()
+        finally:
+            self._disarm()
+
+    def _claim(self, request: Request) -> bool:
+        """At the first byte: the first to come delivers, the other is cancelled."""
+        if self._winner is not None:
+            return self._winner is request
+        self._winner = request
+        if request is self._first:
+            self._disarm()
+        elif self._task is not None:
+            self._order.tally.hedge_wins += 1
+            self._task.cancel()
+        return True
+
+    def _arm(self) -> None:
+        order = self._order
+        after = order.endpoint.duplicate_after(order.extent.length, order.due)
+        if after is not None:
+            self._timer = asyncio.get_running_loop().call_later(after, self._launch)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._duplicate is not None:
+            self._duplicate.cancel()
+
+    def _launch(self) -> None:
+        if self._winner is None and self._order.endpoint.may_duplicate(self._order.extent.length):
+            self._order.tally.hedges += 1
+            self._duplicate = self._group.create_task(self._run_duplicate())
+
+    async def _run_duplicate(self) -> None:
+        endpoint = self._order.endpoint
+        endpoint.gate.force()
+        try:
+            await Request(self._order, self._claim, self._keep).receive()
+        except StreamerError as error:
+            self._failure = error  # reaches the caller when the duplicate had won; else the first goes on alone
+        finally:
+            endpoint.gate.release()
+
+    def _overtaken(self) -> bool:
+        """Whether the cancellation just caught came from the duplicate, and only from it."""
+        has_lost = self._winner is not None and self._winner is not self._first
+        return has_lost and self._task is not None and self._task.uncancel() == 0
+
+    async def _taken_over(self) -> None:
+        if self._duplicate is not None:
+            await asyncio.wait([self._duplicate])
+        if self._failure is not None:
+            raise self._failure

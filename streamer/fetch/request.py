@@ -1,0 +1,136 @@
+"""One GET under a deadline on progress."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from streamer.config import FetchConfig
+from streamer.errors import StoreTimeoutError, StreamerError
+from streamer.fetch import hedge
+from streamer.fetch.endpoint import RATE_LEAST_BYTES, Endpoint
+from streamer.fetch.statistics import Tally
+from streamer.manifest.model import Extent
+from streamer.store.urls import shown
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is asked for, where and under which terms.
+
+    Attributes:
+        extent: what is still missing of a range.
+        due: when its chunk is needed, on the loop's clock.
+        first_byte_seconds: patience until the first byte.
+    """
+
+    extent: Extent
+    endpoint: Endpoint
+    config: FetchConfig
+    tally: Tally
+    due: float
+    first_byte_seconds: float
+
+
+class Request:
+    """One GET; `await receive()` once.
+
+    Args:
+        order: its terms.
+        claim: asked at the first byte, whether this request delivers the body.
+        keep: takes each piece in order.
+    """
+
+    def __init__(self, order: Order, claim: Callable[[Request], bool], keep: Callable[[memoryview], None]) -> None:
+        self._order = order
+        self._claim = claim
+        self._keep = keep
+        self._received = 0
+        self._outpaced = False
+        self._started = 0.0
+        self._first_byte_at = 0.0
+        self._pace: asyncio.TimerHandle | None = None
+
+    async def receive(self) -> None:
+        """Receives the body, or ends without a byte when another request was first.
+
+        Raises:
+            StoreError: no first byte, no progress, or what the store says.
+        """
+        order, loop = self._order, asyncio.get_running_loop()
+        self._started = loop.time()
+        order.tally.requests += 1
+        body = order.endpoint.store.get(order.extent.object, order.extent.start, order.extent.stop)
+        try:
+            async with asyncio.timeout(order.first_byte_seconds) as deadline, aclosing(body):
+                async for piece in body:
+                    if not self._accepts(piece, deadline):
+                        return
+        except TimeoutError as error:
+            if isinstance(error, StreamerError):
+                raise
+            raise self._abandoned() from error
+        finally:
+            if self._pace is not None:
+                self._pace.cancel()
+        self._succeeded(loop.time())
+
+    def _accepts(self, piece: memoryview, deadline: asyncio.Timeout) -> bool:
+        if self._received == 0 and not self._is_first(deadline):
+            return False
+        before, self._received = self._received, self._received + piece.nbytes
+        self._order.tally.received_bytes += piece.nbytes
+        self._keep(piece)
+        step = self._floor_bytes()
+        if before // step != self._received // step and not self._outpaced:
+            deadline.reschedule(_time() + self._order.config.progress_seconds)
+        return True
+
+    def _is_first(self, deadline: asyncio.Timeout) -> bool:
+        if not self._claim(self):
+            return False
+        order, now = self._order, _time()
+        self._first_byte_at = now
+        order.endpoint.first_byte(order.extent.length).add(now - self._started)
+        order.tally.first_byte.add(now - self._started)
+        deadline.reschedule(now + order.config.progress_seconds)
+        allowed = hedge.body_seconds(order.extent.length, order.endpoint.rates)
+        if allowed is not None and order.extent.length >= RATE_LEAST_BYTES:
+            self._pace = asyncio.get_running_loop().call_at(now + allowed, self._judge_pace, deadline)
+        return True
+
+    def _judge_pace(self, deadline: asyncio.Timeout) -> None:
+        """The body takes four times as long as others: ends it, where the rest is worth a request."""
+        left = self._order.extent.length - self._received
+        if left >= RATE_LEAST_BYTES and not deadline.expired() and self._order.endpoint.may_duplicate(left):
+            self._outpaced = True
+            deadline.reschedule(_time())
+
+    def _floor_bytes(self) -> int:
+        """Bytes that earn another `progress_seconds`: a body slower than the floor does not get them."""
+        config = self._order.config
+        return max(1, int(config.progress_floor_bytes_per_second * config.progress_seconds))
+
+    def _succeeded(self, now: float) -> None:
+        endpoint, length = self._order.endpoint, self._order.extent.length
+        if length >= RATE_LEAST_BYTES and now > self._first_byte_at:
+            endpoint.rates.add(length / (now - self._first_byte_at))
+        endpoint.succeeded(now - self._started, length)
+
+    def _abandoned(self) -> StoreTimeoutError:
+        order, elapsed = self._order, _time() - self._started
+        order.tally.outpaced += self._outpaced
+        order.tally.stalled += not self._outpaced
+        extent, url = order.extent, shown(order.extent.object.url)
+        return StoreTimeoutError(
+            f"{url}: {self._received} of {extent.length} bytes of [{extent.start}, {extent.stop}) after "
+            f"{elapsed:.1f} s; abandoned for lack of progress",
+            url=url,
+            outpaced=self._outpaced,
+        )
+
+
+def _time() -> float:
+    return asyncio.get_running_loop().time()
