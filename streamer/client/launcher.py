@@ -146,6 +146,7 @@ def _send_configuration(process: subprocess.Popen[bytes], settings: ClientSettin
         "cache_bytes": settings.cache_bytes,
         "eviction": settings.eviction,
         "socket": str(settings.socket_path),
+        "grace_seconds": settings.grace_seconds,
     }
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:

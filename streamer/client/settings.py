@@ -28,6 +28,7 @@ class ClientSettings:
         storage_options: as fsspec takes them; sent to the engine, never logged.
         job: the same text for all ranks of a job; "" if nothing tells.
         connect_seconds: how long an engine may stay away before it is an error.
+        grace_seconds: how long an engine started by this client stays after its last connection.
     """
 
     cache_dir: Path
@@ -38,6 +39,7 @@ class ClientSettings:
     storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
     job: str = ""
     connect_seconds: float = 60.0
+    grace_seconds: float = 3.0
 
     @classmethod
     def from_environment(cls, environment: Environment | None = None) -> ClientSettings:

@@ -51,7 +51,9 @@ def _configuration(settings: object) -> EngineConfig:
         limit_bytes=settings.get("cache_bytes"),
         eviction=settings.get("eviction", "hold"),
     )
-    return EngineConfig(cache=cache, socket_path=Path(settings["socket"]))
+    return EngineConfig(
+        cache=cache, socket_path=Path(settings["socket"]), grace_seconds=settings.get("grace_seconds", 3.0)
+    )
 
 
 def _report(descriptor: int, line: dict[str, object]) -> None:

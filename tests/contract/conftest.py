@@ -1,0 +1,176 @@
+"""Two chunk sources that must behave alike: an engine in this process, and one behind its socket."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.client.engine_client import EngineClient
+from streamer.client.reader import ChunkReader, Wanted
+from streamer.client.session import EpochSchedule, SessionSpec
+from streamer.client.settings import ClientSettings
+from streamer.config import CacheConfig, EngineConfig
+from streamer.engine.engine import Engine
+from streamer.engine.indexing import ManifestRequest
+from streamer.engine.session import SessionRequest
+from streamer.errors import StreamerError
+from streamer.manifest import Manifest
+from streamer.wire.messages import GetManifest
+
+
+class InProcessSession:
+    """An engine session driven from another thread, with the client's manners."""
+
+    def __init__(self, source: InProcessSource, request: SessionRequest) -> None:
+        self._source = source
+        self._news = threading.Condition()
+        self._ready, self._rejects, self._sent, self._error = -1, 0, 0, None
+        self._done, self._want = 0, -1
+        self._session = source.call(lambda: source.engine.open_session(request, self._on_ready, self._on_error))
+
+    def _on_ready(self, through: int, rejects: int) -> None:
+        with self._news:
+            if rejects == self._sent:
+                self._ready = through
+                self._news.notify_all()
+
+    def _on_error(self, error: StreamerError) -> None:
+        with self._news:
+            self._error = error
+            self._news.notify_all()
+
+    def extend(self, schedule: EpochSchedule) -> None:
+        columns = (schedule.chunk, schedule.first, schedule.last)
+        self._source.call(lambda: self._session.extend(schedule.epoch, columns, True))
+
+    def wait(self, step: int, timeout_seconds: float) -> None:
+        self._want = max(self._want, step)
+        self._source.call(lambda: self._session.advance(self._done, self._want))
+        deadline = time.monotonic() + timeout_seconds
+        with self._news:
+            while self._error is None and self._ready < step:
+                if not self._news.wait(deadline - time.monotonic()):
+                    raise TimeoutError(f"step {step}: ready={self._ready}")
+        if self._error is not None:
+            raise self._error
+
+    def done(self, step: int) -> None:
+        self._done = step
+        self._source.call(lambda: self._session.advance(self._done, self._want))
+
+    def reject(self, chunk: int, reason: str) -> None:
+        with self._news:
+            self._ready = self._done - 1
+            self._sent += 1
+        self._source.call(lambda: self._session.reject(chunk, reason))
+
+    def close(self) -> None:
+        self._source.call(self._session.close)
+
+
+class InProcessSource:
+    """An engine on a loop in a thread of its own."""
+
+    def __init__(self, folder: Path, cache_bytes: int) -> None:
+        self._ready = threading.Event()
+        self._config = EngineConfig(
+            cache=CacheConfig(directory=folder / "cache", limit_bytes=cache_bytes), settle_seconds=0.0
+        )
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), name="engine")
+        self._thread.start()
+        self._ready.wait(20)
+
+    async def _live(self) -> None:
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        async with Engine(self._config) as self.engine:
+            self._ready.set()
+            await self._end.wait()
+
+    def call(self, function):
+        async def run():
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
+
+    def manifest(self, url: str) -> Manifest:
+        request = ManifestRequest(urls=(url,))
+        found = self.engine.manifest(request, lambda text, done, total: None)
+        digest = asyncio.run_coroutine_threadsafe(found, self._loop).result(60)
+        return Manifest.open(self.engine.cache.root / "manifests" / digest)
+
+    def open_session(self, spec: SessionSpec) -> InProcessSession:
+        return InProcessSession(self, SessionRequest(job="job", **vars(spec)))
+
+    def read(self, dataset: str, chunk: int, start: int, stop: int) -> bytes:
+        found = self.engine.read(dataset, {}, chunk, (start, stop))
+        return asyncio.run_coroutine_threadsafe(found, self._loop).result(20)
+
+    def roots(self) -> list[Path]:
+        return list(self.engine.cache.roots)
+
+    def statistics(self) -> dict[str, object]:
+        return self.call(lambda: self.engine.statistics())
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(20)
+
+
+class SocketSource(EngineClient):
+    """The client, with the one shortcut that tests want."""
+
+    def __init__(self, folder: Path, cache_bytes: int) -> None:
+        super().__init__(
+            ClientSettings(
+                cache_dir=folder / "cache", runtime_dir=folder / "run", cache_bytes=cache_bytes, grace_seconds=0.1
+            )
+        )
+
+    def manifest(self, url: str) -> Manifest:
+        return Manifest.open(super().manifest(GetManifest(0, [url], "auto")))
+
+
+@pytest.fixture(params=[InProcessSource, SocketSource], ids=["in-process", "socket"])
+def make_source(request, tmp_path):
+    """Makes sources with a given cache limit; closes them at the end."""
+    made = []
+
+    def make(cache_bytes: int = 64 << 20):
+        made.append(request.param(tmp_path, cache_bytes))
+        return made[-1]
+
+    yield make
+    for source in made:
+        source.close()
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A class folder of 60 files of up to 100 KB in 3 classes: about 12 chunks."""
+    random = np.random.default_rng(5)
+    for number in range(60):
+        path = tmp_path / "data" / f"class{number % 3}" / f"{number:03}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(random.bytes(int(random.integers(0, 100_000))))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def read_chunk():
+    """Reads every sample of a chunk through the reader."""
+
+    def read(source, manifest: Manifest, chunk: int) -> list[bytes]:
+        offsets = manifest.sample_offsets(chunk)
+        wanted = [Wanted(i, int(offsets[i]), int(offsets[i + 1])) for i in range(len(offsets) - 1)]
+        key = manifest.chunk_keys[chunk].tobytes()
+        found = ChunkReader(source.roots()).read(
+            key, int(manifest.chunk_local_bytes[chunk]), int(manifest.chunk_samples[chunk]), wanted
+        )
+        return [bytes(view) for view in found]
+
+    return read

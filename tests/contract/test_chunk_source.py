@@ -1,0 +1,177 @@
+"""What every chunk source must do: an engine in this process, and one behind its socket."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.client.session import EpochSchedule, SessionSpec
+from streamer.errors import (
+    CacheFullError,
+    ManifestError,
+    ObjectChangedError,
+    StateError,
+    StreamerError,
+)
+from streamer.formats import chunkfile
+
+
+def one_chunk_a_step(epoch: int, first_step: int, chunks) -> EpochSchedule:
+    steps = np.arange(first_step, first_step + len(chunks), dtype=np.int64)
+    return EpochSchedule(epoch, np.asarray(chunks, np.uint32), steps, steps)
+
+
+def source_samples(folder: Path, manifest, chunk: int) -> list[bytes]:
+    first = int(manifest.chunk_first[chunk])
+    return [
+        (folder / manifest.name(first + i).object_key).read_bytes() for i in range(int(manifest.chunk_samples[chunk]))
+    ]
+
+
+def spec_of(manifest, **changes) -> SessionSpec:
+    return SessionSpec(dataset=manifest.digest, consumer=changes.pop("consumer", "rank 0"), **changes)
+
+
+def test_every_chunk_is_readable_when_its_step_is_ready(make_source, folder, read_chunk):
+    """Two epochs through a cache of half the data: each chunk's bytes are the source's, each time."""
+    source = make_source(cache_bytes=(512 << 10) + 1_800_000)
+    manifest = source.manifest(str(folder))
+    session = source.open_session(spec_of(manifest))
+    for epoch in (0, 1):
+        base = epoch * manifest.chunks
+        session.extend(one_chunk_a_step(epoch, base, range(manifest.chunks)))
+        for chunk in range(manifest.chunks):
+            session.wait(base + chunk, 20)
+            assert read_chunk(source, manifest, chunk) == source_samples(folder, manifest, chunk)
+            session.done(base + chunk + 1)
+    counts = source.statistics()
+    assert counts["needs"] == 2 * manifest.chunks
+    assert 0 < counts["hits"] < manifest.chunks
+    assert counts["store_bytes"] == counts["needed_bytes"] - counts["hit_bytes"] - _overhead(manifest, counts)
+    session.close()
+
+
+def _overhead(manifest, counts) -> int:
+    """What the disk takes beyond the bytes of the missed chunks is not known per chunk here: bounded by blocks."""
+    charged = counts["needed_bytes"] - counts["hit_bytes"]
+    missed = counts["needs"] - counts["hits"]
+    extra = charged - counts["store_bytes"]
+    assert 0 <= extra <= missed * (4096 + 1024 + chunkfile.HEADER_BYTES + 4 * int(manifest.chunk_samples.max()) + 4096)
+    return extra
+
+
+def test_two_sessions_share_one_fetch(make_source, folder):
+    """Eight consumers of the same chunks cost the store one copy of the data."""
+    source = make_source()
+    manifest = source.manifest(str(folder))
+    sessions = [source.open_session(spec_of(manifest, consumer=f"rank {rank}")) for rank in range(8)]
+    for session in sessions:
+        session.extend(one_chunk_a_step(0, 0, range(manifest.chunks)))
+    for session in sessions:
+        session.wait(manifest.chunks - 1, 20)
+    assert source.statistics()["store_bytes"] == manifest.total_bytes
+    for session in sessions:
+        session.close()
+
+
+def test_a_rejected_chunk_is_fetched_again(make_source, folder, read_chunk):
+    """A flipped byte costs one more fetch and nothing else."""
+    source = make_source()
+    manifest = source.manifest(str(folder))
+    session = source.open_session(spec_of(manifest))
+    session.extend(one_chunk_a_step(0, 0, [3]))
+    session.wait(0, 20)
+    path = source.roots()[0] / chunkfile.relative_path(manifest.chunk_keys[3].tobytes())
+    with path.open("r+b") as file:
+        file.seek(chunkfile.HEADER_BYTES + 100)
+        flipped = bytes([file.read(1)[0] ^ 1])
+        file.seek(chunkfile.HEADER_BYTES + 100)
+        file.write(flipped)
+    with pytest.raises(StreamerError, match="checksum"):
+        read_chunk(source, manifest, 3)
+    session.reject(3, "checksum")
+    session.wait(0, 20)
+    assert read_chunk(source, manifest, 3) == source_samples(folder, manifest, 3)
+    assert source.statistics()["rejected_chunks"] == 1
+    session.close()
+
+
+def test_a_changed_object_is_an_error_of_its_reader(make_source, folder):
+    """The bytes of another version are never delivered; the error names the object."""
+    source = make_source()
+    manifest = source.manifest(str(folder))
+    victim = manifest.name(0).object_key
+    (folder / victim).write_bytes(b"another version")
+    session = source.open_session(spec_of(manifest))
+    session.extend(one_chunk_a_step(0, 0, [0]))
+    with pytest.raises(ObjectChangedError, match=victim):
+        session.wait(0, 20)
+    session.close()
+
+
+def test_an_error_ahead_does_not_stop_what_is_before_it(make_source, folder, read_chunk):
+    """A failing look-ahead becomes an error when its reader gets there, not before."""
+    source = make_source()
+    manifest = source.manifest(str(folder))
+    last = manifest.chunks - 1
+    victim = manifest.name(int(manifest.chunk_first[last])).object_key
+    (folder / victim).unlink()
+    session = source.open_session(spec_of(manifest))
+    session.extend(one_chunk_a_step(0, 0, range(manifest.chunks)))
+    for chunk in range(last):
+        session.wait(chunk, 20)
+        assert read_chunk(source, manifest, chunk) == source_samples(folder, manifest, chunk)
+        session.done(chunk + 1)
+    with pytest.raises(StreamerError, match=victim):
+        session.wait(last, 20)
+    session.close()
+
+
+def test_sessions_of_one_job_that_disagree_are_refused(make_source, folder):
+    """Another seed on one rank would repeat samples silently: it is a StateError that names the field."""
+    source = make_source()
+    manifest = source.manifest(str(folder))
+    first = source.open_session(spec_of(manifest, consumer="rank 0", order_id="a" * 32))
+    other = spec_of(manifest, consumer="rank 1", order_id="b" * 32)
+    with pytest.raises(StateError, match="order_id"):
+        source.open_session(other).wait(0, 20)
+    first.close()
+
+
+def test_a_session_that_cannot_fit_is_refused_with_the_numbers(make_source, folder):
+    """All chunks open at once do not fit into a fraction of them."""
+    source = make_source(cache_bytes=(512 << 10) + 1_000_000)
+    manifest = source.manifest(str(folder))
+    session = source.open_session(spec_of(manifest))
+    steps = np.zeros(manifest.chunks, np.int64)
+    session.extend(EpochSchedule(0, np.arange(manifest.chunks, dtype=np.uint32), steps, steps))
+    with pytest.raises(CacheFullError, match="MB"):
+        session.wait(0, 20)
+    session.close()
+
+
+def test_single_samples_come_straight_from_the_store(make_source, folder):
+    """A look at one sample reads its bytes and nothing else."""
+    source = make_source()
+    manifest = source.manifest(str(folder))
+    chunk, start, stop = (int(column[0]) for column in manifest.locate(np.array([7])))
+    before = source.statistics()["store_bytes"]
+    assert source.read(manifest.digest, chunk, start, stop) == (folder / manifest.name(7).object_key).read_bytes()
+    assert source.statistics()["store_bytes"] - before == stop - start
+
+
+@pytest.mark.parametrize("dataset", ["0" * 32, "../../etc", ""])
+def test_an_unknown_dataset_is_a_manifest_error(make_source, dataset):
+    """No such digest, or no digest at all."""
+    source = make_source()
+    with pytest.raises(ManifestError):
+        source.open_session(SessionSpec(dataset=dataset, consumer="rank 0")).wait(0, 20)
+
+
+def test_the_same_prefix_is_not_indexed_twice(make_source, folder):
+    """A second request for the same listing finds the first one's manifest; a changed listing does not."""
+    source = make_source()
+    first = source.manifest(str(folder))
+    assert source.manifest(str(folder)).digest == first.digest
+    (folder / "class0" / "new.bin").write_bytes(b"new")
+    assert source.manifest(str(folder)).samples == first.samples + 1
