@@ -13,20 +13,25 @@ from typing import TYPE_CHECKING
 from streamer.version import VERSION
 
 if TYPE_CHECKING:
+    from streamer import errors as errors
     from streamer.loader.dataloader import StreamingDataLoader as StreamingDataLoader
     from streamer.loader.dataset import StreamingDataset as StreamingDataset
+    from streamer.loader.device import DevicePrefetcher as DevicePrefetcher
 
 __version__ = VERSION
 
 _HOMES = {
     "StreamingDataset": "streamer.loader.dataset",
     "StreamingDataLoader": "streamer.loader.dataloader",
+    "DevicePrefetcher": "streamer.loader.device",
 }
 
-__all__ = ["StreamingDataLoader", "StreamingDataset", "__version__"]
+__all__ = ["DevicePrefetcher", "StreamingDataLoader", "StreamingDataset", "__version__", "errors"]
 
 
 def __getattr__(name: str) -> object:
+    if name == "errors":
+        return import_module("streamer.errors")
     if name not in _HOMES:
         raise AttributeError(f"module 'streamer' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,234 @@
+"""Image transforms that write where the result is wanted: no array in between, no allocation in steady state.
+
+    transform = OnField("jpg", RandomResizedCrop(224), HorizontalFlip(0.5))
+    dataset = StreamingDataset(url, transform=transform)
+
+Pictures are uint8 arrays (height, width, 3). Randomness comes from `rng` only, which the dataset derives from seed,
+epoch and sample: the same pictures for any number of workers. OpenCV where it is installed (releases the GIL, writes in
+place), else Pillow; the two differ by a few levels in resized pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.decode.images import library, place
+from streamer.errors import ConfigError
+
+Picture = NDArray[np.uint8]
+# top, left, height, width in pixels.
+Box = tuple[int, int, int, int]
+
+# As torchvision's RandomResizedCrop: ten draws, then the largest centred box of an allowed shape.
+_CROP_DRAWS = 10
+
+
+class ImageTransform(Protocol):
+    """One picture in, one out."""
+
+    def __call__(self, picture: Picture, *, rng: np.random.Generator, out: Picture | None = None) -> Picture:
+        """Returns the transformed picture, in `out` if that is given and has its shape."""
+        ...
+
+
+class OnField:
+    """Applies image transforms one after the other to one field of a sample. Use as `transform=` of a dataset.
+
+    Args:
+        field: name of the field, for example "jpg".
+        steps: what to do, in order.
+    """
+
+    def __init__(self, field: str, *steps: ImageTransform) -> None:
+        self.field = field
+        self.steps = steps
+
+    def __repr__(self) -> str:
+        return f"OnField({self.field!r}, {', '.join(map(repr, self.steps))})"
+
+    def __call__(self, sample: dict[str, object], *, rng: np.random.Generator) -> dict[str, object]:
+        """Replaces the field's picture.
+
+        Raises:
+            ConfigError: the sample has no such field, or it is no picture.
+        """
+        picture = sample.get(self.field)
+        if not isinstance(picture, np.ndarray):
+            raise ConfigError(
+                f"transform: field {self.field!r} of sample {sample.get('__key__')!r} is {type(picture).__name__}, "
+                f"not a picture; it has {', '.join(sample)}",
+                field="transform",
+            )
+        for step in self.steps:
+            picture = step(picture, rng=rng)
+        return {**sample, self.field: picture}
+
+
+@dataclass(frozen=True)
+class Resize:
+    """Scales to a fixed size, or so that the shorter side has a length.
+
+    Attributes:
+        size: (height, width), or the length of the shorter side.
+    """
+
+    size: int | tuple[int, int]
+
+    def __call__(
+        self, picture: Picture, *, rng: np.random.Generator | None = None, out: Picture | None = None
+    ) -> Picture:
+        """Scales; uses no randomness."""
+        height, width = self._target(picture)
+        return resize(picture, height, width, out)
+
+    def _target(self, picture: Picture) -> tuple[int, int]:
+        if isinstance(self.size, tuple):
+            return self.size
+        height, width = picture.shape[:2]
+        if height <= width:
+            return self.size, max(1, int(width * self.size / height))
+        return max(1, int(height * self.size / width)), self.size
+
+
+@dataclass(frozen=True)
+class CentreCrop:
+    """Cuts the middle out; a smaller picture is scaled up first until it covers the size.
+
+    Attributes:
+        height: rows of the result.
+        width: columns of the result; 0: as many as rows.
+    """
+
+    height: int
+    width: int = 0
+
+    def __call__(
+        self, picture: Picture, *, rng: np.random.Generator | None = None, out: Picture | None = None
+    ) -> Picture:
+        """Cuts; uses no randomness."""
+        height, width = self.height, self.width or self.height
+        scale = max(height / picture.shape[0], width / picture.shape[1])
+        if scale > 1:
+            rows, columns = math.ceil(picture.shape[0] * scale), math.ceil(picture.shape[1] * scale)
+            picture = resize(picture, rows, columns, None)
+        top, left = (picture.shape[0] - height) // 2, (picture.shape[1] - width) // 2
+        return _copied(crop(picture, (top, left, height, width)), out)
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop:
+    """Cuts a random box of random area and shape and scales it; the usual augmentation for training on ImageNet.
+
+    Attributes:
+        height: rows of the result.
+        width: columns of the result; 0: as many as rows.
+        scale: least and largest share of the picture's area.
+        ratio: least and largest width / height of the box.
+    """
+
+    height: int
+    width: int = 0
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def __call__(self, picture: Picture, *, rng: np.random.Generator, out: Picture | None = None) -> Picture:
+        """Cuts and scales in one step, into `out`."""
+        box = self.draw(picture.shape[0], picture.shape[1], rng)
+        return resize(crop(picture, box), self.height, self.width or self.height, out)
+
+    def draw(self, height: int, width: int, rng: np.random.Generator) -> Box:
+        """Draws a box inside a picture of this size.
+
+        Source: torchvision.transforms.RandomResizedCrop.get_params (same distribution, another generator).
+        """
+        lowest, highest = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for _ in range(_CROP_DRAWS):
+            area = height * width * rng.uniform(*self.scale)
+            shape = math.exp(rng.uniform(lowest, highest))
+            columns, rows = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+            if 0 < columns <= width and 0 < rows <= height:
+                top = int(rng.integers(0, height - rows + 1))
+                return top, int(rng.integers(0, width - columns + 1)), rows, columns
+        return self._middle(height, width)
+
+    def _middle(self, height: int, width: int) -> Box:
+        shape = min(max(width / height, self.ratio[0]), self.ratio[1])
+        rows, columns = min(height, round(width / shape)), min(width, round(height * shape))
+        return (height - rows) // 2, (width - columns) // 2, rows, columns
+
+
+@dataclass(frozen=True)
+class HorizontalFlip:
+    """Mirrors left and right, with a probability.
+
+    Attributes:
+        probability: 0..1.
+    """
+
+    probability: float = 0.5
+
+    def __call__(self, picture: Picture, *, rng: np.random.Generator, out: Picture | None = None) -> Picture:
+        """Mirrors or copies; `out` may be the picture itself."""
+        if rng.random() >= self.probability:
+            return _copied(picture, out)
+        return flip(picture, out)
+
+
+def resize(picture: Picture, height: int, width: int, out: Picture | None = None) -> Picture:
+    """Scales to height x width: pixel areas are averaged when shrinking, interpolated when growing.
+
+    Args:
+        picture: uint8 (rows, columns, 3); may be a view.
+        height: rows of the result.
+        width: columns of the result.
+        out: written and returned if it is C-contiguous and of the result's shape.
+    """
+    if picture.shape[:2] == (height, width):
+        return _copied(picture, out)
+    fits = out is not None and out.shape == (height, width, 3) and out.flags.c_contiguous
+    cv2 = library("cv2")
+    if cv2 is None:
+        return place(_resize_by_pillow(picture, height, width), out if fits else None)
+    shrinks = height * width < picture.shape[0] * picture.shape[1]
+    # OpenCV takes another array in silence where `dst` does not fit: hence `fits`.
+    scaled: Picture = cv2.resize(
+        picture,
+        (width, height),
+        dst=out if fits else None,
+        interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR,
+    )
+    return out if fits and out is not None else scaled
+
+
+def crop(picture: Picture, box: Box) -> Picture:
+    """The box as a view: nothing is copied."""
+    top, left, height, width = box
+    return picture[top : top + height, left : left + width]
+
+
+def flip(picture: Picture, out: Picture | None = None) -> Picture:
+    """Mirrors left and right, into `out` (which may be the picture itself) or a fresh array."""
+    return _copied(picture[:, ::-1], out)
+
+
+def _copied(picture: Picture, out: Picture | None) -> Picture:
+    """Into `out` where it fits; else a view becomes an array of its own, so that it does not hold the whole picture."""
+    if out is not None and out.shape == picture.shape:
+        # numpy goes through a copy where the two overlap.
+        np.copyto(out, picture)
+        return out
+    return picture if picture.base is None and picture.flags.c_contiguous else picture.copy()
+
+
+def _resize_by_pillow(picture: Picture, height: int, width: int) -> Picture:
+    image = library("PIL.Image")
+    if image is None:
+        raise ConfigError("resizing needs OpenCV or Pillow; `pip install 'streamer[images]'`", field="transform")
+    shrinks = height * width < picture.shape[0] * picture.shape[1]
+    how = image.Resampling.BOX if shrinks else image.Resampling.BILINEAR
+    return np.array(image.fromarray(np.ascontiguousarray(picture)).resize((width, height), how))
