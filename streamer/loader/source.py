@@ -161,7 +161,7 @@ class PreparedStream(Protocol):
         ...
 
     def plan(self, epoch: int) -> Plan:
-        """The batches of this rank in an epoch. After `resume`, the resumed epoch's plan still counts from its start."""
+        """The batches of this rank in an epoch, counted from the epoch's start also after `resume`."""
         ...
 
     def recipe(self) -> Recipe:

@@ -1,0 +1,227 @@
+"""Where the loader's batches come from: workers over the ring, or this very process."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.errors import IntegrityError
+from streamer.loader import memory
+from streamer.loader.control import Made
+from streamer.loader.counters import FeedCounters
+from streamer.loader.feeder import Feeder
+from streamer.loader.maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
+from streamer.loader.runs import Failed, Finished, Run
+from streamer.loader.seeding import kept_globals
+from streamer.loader.slots import BatchReader, Bytes
+from streamer.loader.source import ChunkUnreadableError, PreparedStream, StepSession
+
+_REREADS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A batch as the trainer gets it, with what the loader must know of it.
+
+    Attributes:
+        content: the batch.
+        epoch, batch: which one.
+        repeated: bool (samples,): which samples are repeats that fill the batch.
+        nbytes: what it takes in the ring; 0 inline.
+    """
+
+    content: object
+    epoch: int
+    batch: int
+    repeated: npt.NDArray[np.bool_]
+    nbytes: int = 0
+
+    def with_content(self, content: object) -> Delivery:
+        """The same batch, elsewhere."""
+        return replace(self, content=content)
+
+
+class Supply(Protocol):
+    """Makes the batches of a run, in order."""
+
+    counters: FeedCounters
+
+    @property
+    def ready(self) -> int:
+        """Finished batches that wait."""
+        ...
+
+    def begin(self, epoch: int, batch: int) -> None:
+        """Starts a run at this batch."""
+        ...
+
+    def take(self, arrived: Callable[[], None]) -> Delivery:
+        """The next batch; blocks. Calls `arrived` when the waiting is over.
+
+        Raises:
+            Exception: what the sample, the batch or the engine raised; the batch after it is next.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends everything; idempotent."""
+        ...
+
+
+class FedSupply:
+    """Batches made by workers.
+
+    Args:
+        feeder: the thread behind it; started at the first run.
+    """
+
+    def __init__(self, feeder: Feeder) -> None:
+        self.feeder = feeder
+        self.counters = feeder.counters
+        self._run: Run | None = None
+
+    @property
+    def ready(self) -> int:
+        """Finished batches that wait."""
+        return self._run.outcomes.qsize() if self._run else 0
+
+    def begin(self, epoch: int, batch: int) -> None:
+        """Starts a run at this batch."""
+        if self._run is None:
+            self.feeder.start()
+        self._run = self.feeder.run(epoch, batch)
+
+    def take(self, arrived: Callable[[], None]) -> Delivery:
+        """The next batch; blocks."""
+        assert self._run is not None
+        if self.feeder.broken is not None:
+            raise self.feeder.broken
+        outcome = self._run.outcomes.get()
+        arrived()
+        if isinstance(outcome, Failed):
+            self.feeder.took(self._run, self._run.epoch_taken)
+            raise outcome.error
+        delivery = _open(outcome)
+        self.feeder.took(self._run, delivery.epoch)
+        return delivery
+
+    def close(self) -> None:
+        """Ends everything; idempotent."""
+        self.feeder.close()
+
+
+def _open(finished: Finished) -> Delivery:
+    made, pending = finished.made, finished.pending
+    content = BatchReader(_memory_of(finished)).read(made.description)
+    return Delivery(content, pending.epoch, pending.batch, _mask(made), made.nbytes)
+
+
+def _memory_of(finished: Finished) -> Bytes:
+    if finished.spill is None:
+        assert finished.pending.ring is not None
+        return finished.pending.ring.lend(finished.pending.slot)
+    try:
+        count = memory.page_aligned(finished.made.nbytes)
+        mapping: mmap.mmap = memory.map_shared(finished.spill, count)
+    finally:
+        os.close(finished.spill)
+    return memory.window(mapping, 0, count)
+
+
+def _mask(made: Made) -> npt.NDArray[np.bool_]:
+    if made.repeated:
+        return np.frombuffer(made.repeated, np.bool_)
+    return np.zeros(made.samples, np.bool_)
+
+
+class InlineSupply:
+    """Batches made in the trainer's own thread: `num_workers=0`.
+
+    Args:
+        prepared: the data set.
+        rules: how batches are made.
+        ahead: how many batches the engine is asked to have local beforehand.
+    """
+
+    def __init__(self, prepared: PreparedStream, rules: MakerRules, ahead: int) -> None:
+        from torch.utils.data import default_collate
+
+        self.counters = FeedCounters()
+        self._prepared = prepared
+        self._ahead = ahead
+        self._source = prepared.recipe().open()
+        collate_fn = rules.collate_fn or default_collate
+        self._maker = BatchMaker(self._source, replace(rules, collate_fn=collate_fn))
+        self._session: StepSession | None = None
+        self._epoch = self._batch = 0
+
+    @property
+    def ready(self) -> int:
+        """None waits: they are made when asked for."""
+        return 0
+
+    def begin(self, epoch: int, batch: int) -> None:
+        """Starts a run at this batch."""
+        if self._session is not None:
+            self._session.close()
+        self._session = self._prepared.session(epoch, batch)
+        self._epoch, self._batch = epoch, batch
+
+    def take(self, arrived: Callable[[], None]) -> Delivery:
+        """The next batch; blocks."""
+        while self._batch >= self._prepared.plan(self._epoch).batches:
+            self._epoch, self._batch = self._epoch + 1, 0
+        epoch, batch = self._epoch, self._batch
+        self._batch += 1
+        watch, clock = Stopwatch(), self._maker.clock()
+        with kept_globals():
+            loaded = self._load(epoch, batch)
+            stages = self._maker.stages(watch.lap(), clock)
+            content = self._maker.put_together(loaded.samples)
+        stages = replace(stages, collate=watch.lap())
+        self.counters.left_out += len(loaded.left_out)
+        self.counters.made(Made(0, 0, (0, 0), stages, 0, len(loaded.samples)))
+        arrived()
+        return Delivery(content, epoch, batch, loaded.repeated)
+
+    def close(self) -> None:
+        """Ends everything; idempotent."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+            self._source.close()
+
+    def _load(self, epoch: int, batch: int) -> Loaded:
+        session = self._session
+        assert session is not None
+        step = session.step_of(epoch, batch)
+        session.want(step + self._ahead)
+        for attempt in range(_REREADS + 1):
+            session.wait(step)
+            try:
+                loaded = self._maker.load(epoch, batch)
+            except SampleFailedError as error:
+                cause = error.__cause__ or error
+                cause.add_note(f"raised by sample {error.ordinal} of epoch {epoch}, batch {batch}")
+                raise cause from cause.__cause__
+            except ChunkUnreadableError as error:
+                self._reject(error, attempt)
+            else:
+                session.done(step + 1)
+                return loaded
+        raise AssertionError("unreachable")
+
+    def _reject(self, error: ChunkUnreadableError, attempt: int) -> None:
+        assert self._session is not None
+        self.counters.rereads += 1
+        if attempt == _REREADS:
+            raise IntegrityError(
+                f"{error} after {_REREADS} new leases", chunk=error.chunk, reason=error.reason
+            ) from error
+        self._session.reject(error.chunk, error.reason)

@@ -1,0 +1,503 @@
+"""The feeder: the one thread of the rank that talks to the workers and to the engine.
+
+It sleeps until something happens: a worker answers or dies, the engine has news, the trainer gives a slot back. So
+batches are made, and dead workers replaced, while the trainer computes; what the trainer's thread does itself is to
+take a finished batch from a queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from streamer.errors import BrokenError, IntegrityError, WorkerError
+from streamer.loader import ring as rings
+from streamer.loader.control import MEASURE, SPILL, Kind, Made, Note
+from streamer.loader.counters import FeedCounters
+from streamer.loader.maker import MakerRules, thaw_error
+from streamer.loader.pool import Handle, Obituary, Pool, WorkerType
+from streamer.loader.ring import Ring
+from streamer.loader.runs import Failed, Finished, Run, Scene
+from streamer.loader.source import PreparedStream
+from streamer.loader.window import Pending
+
+logger = logging.getLogger(__name__)
+
+# Batches shorter than this are queued two deep at a worker, to hide the way there and back (0.1 ms, and up to the
+# 5 ms that a busy trainer holds the GIL); longer ones one deep, so that none waits behind a straggler.
+_SHORT_NANOSECONDS = 20_000_000
+# A sample, or a batch, that was in the hands of so many workers when they died is not tried again.
+_STRIKES = 2
+# Deaths in a row without a single batch made: something is wrong with all workers.
+_DEATHS = 20
+_BOOT_DEATHS = 3
+_REREADS = 3
+# Closing waits for workers at most this long; the thread goes on alone if one is in the kernel's hands.
+_JOIN_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedPlan:
+    """How the feeder works.
+
+    Attributes:
+        workers: how many, at least one.
+        worker_type: processes or threads.
+        rules: how batches are made.
+        span: batches that may be begun and not yet taken.
+        ring_bytes: the ring's budget.
+        timeout_seconds: a sample may take this long; 0: any time.
+        poison: fill freed slots, to find views that outlive them.
+        on_ring: called with each new ring before it is used, on the feeder's thread.
+    """
+
+    workers: int
+    worker_type: WorkerType
+    rules: MakerRules
+    span: int
+    ring_bytes: int
+    timeout_seconds: float = 0.0
+    poison: bool = False
+    on_ring: Callable[[Ring], None] | None = None
+
+
+class Bell:
+    """Wakes the feeder from any thread, without a lock and without waiting. Its descriptor lives as long as it does."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # The feeder has idle workers and waits for a slot, or for room in the window.
+        self.hungry = False
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def fileno(self) -> int:
+        """Readable when it was rung."""
+        return self._descriptor
+
+    def ring(self) -> None:
+        """Wakes the feeder."""
+        os.eventfd_write(self._descriptor, 1)
+
+    def wake(self) -> None:
+        """Something was freed: wakes the feeder if it waits for that. Called by finalizers."""
+        if self.hungry:
+            self.hungry = False
+            self.ring()
+
+    def clear(self) -> None:
+        """Heard."""
+        os.eventfd_read(self._descriptor)
+
+
+class Feeder:
+    """See above. `start`, `run`, `took` and `close` are the trainer's; everything else happens on the thread.
+
+    Args:
+        prepared: the data set.
+        plan: how.
+    """
+
+    def __init__(self, prepared: PreparedStream, plan: FeedPlan) -> None:
+        self.counters = FeedCounters()
+        self.ring: Ring | None = None
+        self.broken: BrokenError | None = None
+        self._plan = plan
+        self._pool = Pool(prepared.recipe(), plan.rules, plan.workers, plan.worker_type)
+        self._bell = Bell()
+        self._asked: deque[Run] = deque()
+        self._closing = False
+        self._thread = threading.Thread(target=self._live, name="streamer-feeder", daemon=True)
+        self._selector = selectors.DefaultSelector()
+        self._scene = Scene(prepared, plan.span, self._selector)
+        self._tasks = 0
+        self._rings = 0
+        self._no_ring = False
+        self._strikes: dict[tuple[int, int, int], int] = {}
+        self._deaths = 0
+        self._batch_nanoseconds = 0
+        self._oversize: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"Feeder({self._pool!r}, {self.ring!r}, {self._scene!r})"
+
+    # ------------------------------------------------------------ the trainer's side
+
+    def start(self) -> None:
+        """Starts the thread, which starts the workers."""
+        self._thread.start()
+
+    def run(self, epoch: int, batch: int) -> Run:
+        """Begins a new sequence of batches; the one before it ends."""
+        run = Run(epoch, batch)
+        self._asked.append(run)
+        self._bell.ring()
+        return run
+
+    def took(self, run: Run, epoch: int) -> None:
+        """The trainer has taken a batch of this epoch."""
+        run.taken += 1
+        run.epoch_taken = epoch
+        self._bell.wake()
+
+    def close(self) -> None:
+        """Ends workers and thread."""
+        self._closing = True
+        self._bell.ring()
+        # A garbage collection may run this on any thread, the feeder's included.
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_SECONDS)
+
+    # ------------------------------------------------------------ the thread
+
+    def _live(self) -> None:
+        try:
+            self._selector.register(self._bell, selectors.EVENT_READ, self._bell.clear)
+            while not self._closing:
+                self._turn()
+        except BaseException as error:
+            logger.debug("the feeder ends with an error", exc_info=True)
+            self._collapse(error)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._bell.hungry = False
+        self._scene.leave()
+        self._selector.close()
+        self._pool.close()
+        if self.ring is not None:
+            self.ring.close()
+
+    def _collapse(self, error: BaseException) -> None:
+        broken = BrokenError(f"the loader's feeder thread died: {type(error).__name__}: {error}")
+        broken.__cause__ = error
+        self.broken = broken
+        for run in (self._scene.run, *self._asked):
+            if run is not None:
+                run.outcomes.put(Failed(broken, final=True))
+
+    def _turn(self) -> None:
+        while self._asked:
+            self._change_run(self._asked.popleft())
+        # Set before looking: a slot freed after the look rings the bell.
+        self._bell.hungry = True
+        self._bell.hungry = self._dispatch()
+        self._scene.deliver()
+        for key, _ in self._selector.select(self._patience()):
+            key.data()
+        self._scene.deliver()
+        self._punish_the_stuck()
+
+    def _change_run(self, run: Run) -> None:
+        self._scene.leave()
+        try:
+            self._scene.enter(run)
+        except Exception as error:  # noqa: BLE001 - it goes to the trainer
+            run.outcomes.put(Failed(error, final=True))
+            return
+        self._deaths = 0
+        for row in {*range(self._plan.workers)} - {handle.row for handle in self._pool.handles}:
+            self._hire(row)
+
+    # ------------------------------------------------------------ giving out work
+
+    def _dispatch(self) -> bool:
+        """Gives out work. Returns whether a worker is left idle for want of something."""
+        if not self._scene.open:
+            return False
+        while (handle := self._least_busy()) is not None:
+            pending = self._scene.next()
+            if pending is None:
+                return True
+            if not self._place(pending):
+                self._scene.window.repeat(pending)
+                return True
+            self._send(handle, pending)
+        return False
+
+    def _least_busy(self) -> Handle | None:
+        handle = min(self._pool.handles, key=lambda h: len(h.tasks), default=None)
+        return handle if handle is not None and len(handle.tasks) < self._depth() else None
+
+    def _depth(self) -> int:
+        measuring = self.ring is None and not self._no_ring
+        return 2 if not measuring and self._batch_nanoseconds < _SHORT_NANOSECONDS else 1
+
+    def _place(self, pending: Pending) -> bool:
+        """Finds the batch a slot; it keeps the one it has."""
+        if pending.ring is not None:
+            return True
+        if self.ring is None:
+            pending.slot = SPILL if self._no_ring else MEASURE
+            return True
+        slot = self.ring.take()
+        if slot is not None:
+            pending.ring, pending.slot = self.ring, slot
+            return True
+        # All slots are in the trainer's hands: it must not starve while it holds them.
+        pending.slot = SPILL
+        return self._scene.starving(pending)
+
+    def _send(self, handle: Handle, pending: Pending) -> None:
+        self._tasks += 1
+        pending.task = self._tasks
+        handle.tasks.append(pending)
+        handle.tell(pending)
+
+    # ------------------------------------------------------------ hearing from workers
+
+    def _hire(self, row: int) -> None:
+        handle = self._pool.start(row)
+        self._selector.register(handle.channel, selectors.EVENT_READ, lambda: self._hear(handle))
+        if handle.pidfd >= 0:
+            self._selector.register(handle.pidfd, selectors.EVENT_READ, lambda: self._lose(handle))
+        if self.ring is not None:
+            handle.give(self.ring)
+
+    def _hear(self, handle: Handle) -> None:
+        if handle not in self._pool.handles:  # buried by an earlier event of the same turn
+            return
+        for answer in handle.answers():
+            if answer is None:
+                self._lose(handle)
+                return
+            message, descriptor = answer
+            if isinstance(message, Made):
+                self._made(handle, message, descriptor)
+            else:
+                self._noted(handle, message)
+
+    def _made(self, handle: Handle, made: Made, spill: int | None) -> None:
+        pending = _finish_task(handle, made.number)
+        finished = Finished(pending, made, spill)
+        if spill is not None and pending.ring is not None:
+            self._oversize_made(pending, made)
+        if pending.abandoned:
+            finished.discard()
+            return
+        self._deaths = 0
+        self.counters.made(made)
+        self.counters.spilled += spill is not None
+        spent = made.stages.load + made.stages.collate + made.stages.write
+        self._batch_nanoseconds += (spent - self._batch_nanoseconds) // 4
+        self._scene.window.finish(pending, finished)
+
+    def _noted(self, handle: Handle, note: Note) -> None:
+        if note.kind is Kind.READY:
+            handle.ready = True
+        elif note.kind is Kind.LEFT_OUT:
+            self._left_out(note.value, thaw_error(note.body))
+        elif note.number == 0:
+            self._scene.stop(thaw_error(note.body))
+        else:
+            self._answered(handle, _finish_task(handle, note.number), note)
+
+    def _answered(self, handle: Handle, pending: Pending, note: Note) -> None:
+        if note.kind is Kind.NEED:
+            self._grant(handle, pending, note.value)
+        elif pending.abandoned:
+            self._release(pending)
+        elif note.kind is Kind.UNREADABLE:
+            self._reread(pending, note.value, note.body.decode())
+        else:
+            self._fail(pending, _located(thaw_error(note.body), pending, note.value))
+
+    def _reread(self, pending: Pending, chunk: int, reason: str) -> None:
+        pending.rereads += 1
+        self.counters.rereads += 1
+        if pending.rereads > _REREADS:
+            error = IntegrityError(
+                f"epoch {pending.epoch}, batch {pending.batch}: chunk {chunk} cannot be read after {_REREADS} new "
+                f"leases: {reason}",
+                chunk=chunk,
+            )
+            self._fail(pending, error)
+            return
+        self._scene.reject(chunk, reason)
+        self._scene.window.repeat(pending)
+
+    def _fail(self, pending: Pending, error: BaseException) -> None:
+        self._release(pending)
+        self._scene.window.finish(pending, Failed(error))
+
+    def _release(self, pending: Pending) -> None:
+        if pending.ring is not None:
+            pending.ring.put_back(pending.slot)
+            pending.ring = None
+
+    def _left_out(self, ordinal: int, error: BaseException) -> None:
+        self.counters.left_out += 1
+        logger.warning("sample %d is left out (on_error='skip'): %s: %s", ordinal, type(error).__name__, error)
+
+    # ------------------------------------------------------------ the ring
+
+    def _grant(self, handle: Handle, pending: Pending, nbytes: int) -> None:
+        """The worker holds a batch of this size: say where it goes, even if nobody waits for it any more."""
+        if self.ring is None and not self._no_ring:
+            self._build_ring(nbytes)
+        slot = self.ring.take() if self.ring is not None and nbytes <= self.ring.shape.slot_bytes else None
+        pending.ring, pending.slot = (self.ring, slot) if slot is not None else (None, SPILL)
+        self._send(handle, pending)
+
+    def _build_ring(self, batch_bytes: int) -> None:
+        shape = rings.fit(batch_bytes, self._plan.span, self._plan.ring_bytes)
+        if shape is None:
+            self._no_ring = True
+            logger.warning(
+                "ring_bytes=%d does not hold two batches of %d bytes: every batch goes through memory of its own; "
+                "raise ring_bytes",
+                self._plan.ring_bytes,
+                batch_bytes,
+            )
+            return
+        self._rings += 1
+        old, self.ring = self.ring, Ring(self._rings, shape, self._bell.wake, poison=self._plan.poison)
+        if old is not None:
+            old.close()
+        if self._plan.on_ring is not None:
+            self._plan.on_ring(self.ring)
+        for handle in self._pool.handles:
+            handle.give(self.ring)
+
+    def _oversize_made(self, pending: Pending, made: Made) -> None:
+        """A batch was too large for its slot: once may happen, twice means larger slots."""
+        self.counters.oversize += 1
+        self._release(pending)
+        self._oversize.append(made.nbytes)
+        if len(self._oversize) >= 2 and rings.fit(max(self._oversize), self._plan.span, self._plan.ring_bytes):
+            self._build_ring(max(self._oversize))
+            self._oversize.clear()
+
+    # ------------------------------------------------------------ death
+
+    def _lose(self, handle: Handle) -> None:
+        """A worker is gone: what it still said counts, the rest of its batches is made by others."""
+        if handle not in self._pool.handles:
+            return
+        self._selector.unregister(handle.channel)
+        if handle.pidfd >= 0:
+            self._selector.unregister(handle.pidfd)
+        for answer in handle.answers():
+            if answer is not None and isinstance(answer[0], Made):
+                self._made(handle, answer[0], answer[1])
+            elif answer is not None and isinstance(answer[0], Note):
+                self._noted(handle, answer[0])
+        self._replace(handle, self._pool.bury(handle))
+
+    def _replace(self, handle: Handle, obituary: Obituary) -> None:
+        self._deaths += 1
+        self.counters.respawns += 1
+        logger.warning("worker %d is gone (%s); a new one takes its place", handle.row, obituary.cause)
+        for pending in handle.tasks:
+            self._bequeath(pending, obituary)
+        limit = _DEATHS if obituary.was_ready else _BOOT_DEATHS
+        if self._deaths >= limit:
+            self._scene.stop(_hopeless(self._deaths, obituary))
+        elif self._scene.open:
+            self._hire(handle.row)
+
+    def _bequeath(self, pending: Pending, obituary: Obituary) -> None:
+        doing = obituary.doing
+        if pending.abandoned:
+            self._release(pending)
+        elif doing.task != pending.task or not self._struck_out(pending, doing.ordinal):
+            self._scene.window.repeat(pending)
+        elif doing.ordinal >= 0 and self._plan.rules.on_error == "skip":
+            pending.left_out.add(doing.ordinal)
+            self._left_out(doing.ordinal, _deadly(pending, obituary))
+            self._scene.window.repeat(pending)
+        else:
+            self._fail(pending, _deadly(pending, obituary))
+
+    def _struck_out(self, pending: Pending, ordinal: int) -> bool:
+        key = pending.epoch, pending.batch, ordinal
+        self._strikes[key] = self._strikes.get(key, 0) + 1
+        return self._strikes[key] >= _STRIKES
+
+    def _patience(self) -> float | None:
+        """Seconds until a sample at work has had its time; None: wait for events only."""
+        ends = [since + self._timeout_nanoseconds() for _, since in self._at_work()]
+        return max(0.0, (min(ends) - time.monotonic_ns()) / 1e9) if ends else None
+
+    def _punish_the_stuck(self) -> None:
+        now = time.monotonic_ns()
+        for handle, since in list(self._at_work()):
+            if now - since >= self._timeout_nanoseconds():
+                logger.warning(
+                    "worker %d has been at sample %d for %.1f s (timeout=%g): it is killed",
+                    handle.row,
+                    self._pool.doing(handle).ordinal,
+                    (now - since) / 1e9,
+                    self._plan.timeout_seconds,
+                )
+                self._stuck(handle)
+
+    def _stuck(self, handle: Handle) -> None:
+        if handle.process is not None:
+            handle.kill()
+            self._lose(handle)
+            return
+        doing = self._pool.doing(handle)
+        self._scene.stop(
+            WorkerError(
+                f"sample {doing.ordinal} has taken longer than timeout={self._plan.timeout_seconds:g} s in a worker "
+                "thread, which cannot be killed; use worker_type='process' to have it replaced",
+                ordinal=doing.ordinal,
+            )
+        )
+
+    def _at_work(self) -> Iterator[tuple[Handle, int]]:
+        if self._plan.timeout_seconds > 0 and self._scene.open:
+            for handle in self._pool.handles:
+                doing = self._pool.doing(handle)
+                if doing.task:
+                    yield handle, doing.since
+
+    def _timeout_nanoseconds(self) -> int:
+        return int(self._plan.timeout_seconds * 1e9)
+
+
+def _finish_task(handle: Handle, number: int) -> Pending:
+    for pending in handle.tasks:
+        if pending.task == number:
+            handle.tasks.remove(pending)
+            return pending
+    raise AssertionError(f"worker {handle.row} answered task {number}, which it was not given")
+
+
+def _located(error: BaseException, pending: Pending, ordinal: int) -> BaseException:
+    where = f"sample {ordinal} of " if ordinal >= 0 else ""
+    error.add_note(f"raised in a worker by {where}epoch {pending.epoch}, batch {pending.batch}")
+    return error
+
+
+def _deadly(pending: Pending, obituary: Obituary) -> WorkerError:
+    doing = obituary.doing
+    what = f"sample {doing.ordinal}" if doing.ordinal >= 0 else "putting the batch together"
+    return WorkerError(
+        f"{what} (epoch {pending.epoch}, batch {pending.batch}) ended {_STRIKES} workers; the last one: "
+        f"{obituary.cause}, {obituary.peak_bytes >> 20} MiB at its peak. A SIGKILL that nobody sent means out of "
+        "memory: use fewer workers, or on_error='skip' to go on without the sample",
+        ordinal=doing.ordinal,
+        epoch=pending.epoch,
+        batch=pending.batch,
+        cause=obituary.cause,
+        peak_bytes=obituary.peak_bytes,
+    )
+
+
+def _hopeless(deaths: int, obituary: Obituary) -> WorkerError:
+    return WorkerError(
+        f"{deaths} workers died without making a batch; the last one: {obituary.cause}, "
+        f"{obituary.peak_bytes >> 20} MiB at its peak. See what they wrote to stderr",
+        cause=obituary.cause,
+        peak_bytes=obituary.peak_bytes,
+    )

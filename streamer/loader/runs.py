@@ -1,0 +1,195 @@
+"""A run: one uninterrupted sequence of batches, its window, and its session with the engine."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from streamer.errors import StreamerError
+from streamer.loader.control import Made
+from streamer.loader.source import PreparedStream, StepSession
+from streamer.loader.window import Course, Pending, Window
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A batch ready to be opened by the trainer.
+
+    Attributes:
+        pending: which one.
+        made: what the worker said of it.
+        spill: descriptor of its own memory, if it is not in the ring.
+    """
+
+    pending: Pending
+    made: Made
+    spill: int | None = None
+
+    def discard(self) -> None:
+        """Gives its memory back unread."""
+        if self.spill is not None:
+            os.close(self.spill)
+        elif self.pending.ring is not None:
+            self.pending.ring.put_back(self.pending.slot)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A batch that could not be made.
+
+    Attributes:
+        error: why.
+        final: nothing comes after it.
+    """
+
+    error: BaseException
+    final: bool = False
+
+    def discard(self) -> None:
+        """Nothing to give back."""
+
+
+Outcome = Finished | Failed
+
+
+class Run:
+    """One uninterrupted sequence of batches, as the trainer reads it. `outcomes` is the only way between the threads.
+
+    Attributes:
+        epoch, batch: where it begins.
+        taken: how many the trainer has taken; written by the trainer only.
+        epoch_taken: the epoch it is in; written by the trainer only.
+    """
+
+    def __init__(self, epoch: int, batch: int) -> None:
+        self.epoch = epoch
+        self.batch = batch
+        self.outcomes: SimpleQueue[Outcome] = SimpleQueue()
+        self.taken = 0
+        self.epoch_taken = epoch
+
+
+class Scene:
+    """The run that is on, its window and its session with the engine. On the feeder's thread only."""
+
+    def __init__(self, prepared: PreparedStream, span: int, selector: selectors.BaseSelector) -> None:
+        self._prepared = prepared
+        self._selector = selector
+        self._span = span
+        self.run: Run | None = None
+        self.window: Window[Outcome] = Window(Course(lambda epoch: 1, 0, 0), span)
+        self._session: StepSession | None = None
+        self._listening = -1
+        self._stopped = True
+        self._wanted = -1
+
+    def __repr__(self) -> str:
+        return f"{self.window!r}, session={self._session!r}"
+
+    @property
+    def open(self) -> bool:
+        """Whether there is work to give out."""
+        return not self._stopped
+
+    def enter(self, run: Run) -> None:
+        """Begins a run: opens its session."""
+        self.run = run
+        self.window = Window(Course(self._batches, run.epoch, run.batch), self._span)
+        self._session = self._prepared.session(run.epoch, run.batch)
+        self._stopped, self._wanted = False, -1
+        self._listen()
+
+    def leave(self) -> None:
+        """Ends the run; what nobody has taken gives its slots back."""
+        if self.run is None:
+            return
+        for outcome in self.window.abandon():
+            outcome.discard()
+        while not self.run.outcomes.empty():
+            self.run.outcomes.get_nowait().discard()
+        self.close()
+
+    def close(self) -> None:
+        """Ends the session."""
+        self._stopped = True
+        self._unlisten()
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def stop(self, error: BaseException) -> None:
+        """Nothing comes after this error."""
+        if self.run is not None and not self._stopped:
+            self._stopped = True
+            self.run.outcomes.put(Failed(error, final=True))
+
+    def next(self) -> Pending | None:
+        """The batch to be made next, its chunks local; None: not now."""
+        assert self.run is not None
+        pending = self.window.draw(self.run.taken, self.run.epoch_taken + 1)
+        if pending is None:
+            return None
+        try:
+            local = self._is_local(pending)
+        except StreamerError as error:
+            # Everything before this batch is still delivered.
+            self.window.finish(pending, Failed(error, final=True))
+            self._stopped = True
+            return None
+        if not local:
+            self.window.repeat(pending)
+            return None
+        return pending
+
+    def starving(self, pending: Pending) -> bool:
+        """Whether the trainer has taken everything before this batch."""
+        assert self.run is not None
+        return self.run.taken >= pending.step
+
+    def reject(self, chunk: int, reason: str) -> None:
+        """A chunk is to be leased again."""
+        assert self._session is not None
+        self._session.reject(chunk, reason)
+
+    def deliver(self) -> None:
+        """Hands on what is finished, and tells the engine what is read."""
+        if self.run is None or self._session is None:
+            return
+        for outcome in self.window.deliver():
+            self.run.outcomes.put(outcome)
+        self._session.done(self.window.unread)
+
+    def _batches(self, epoch: int) -> int:
+        return self._prepared.plan(epoch).batches
+
+    def _is_local(self, pending: Pending) -> bool:
+        assert self._session is not None
+        step = self._session.step_of(pending.epoch, pending.batch)
+        if step + self._span > self._wanted:
+            self._wanted = step + self._span
+            self._session.want(self._wanted)
+        return self._session.ready >= step
+
+    def _listen(self) -> None:
+        assert self._session is not None
+        descriptor = self._session.fileno()
+        if descriptor != self._listening:
+            self._unlisten()
+            self._selector.register(descriptor, selectors.EVENT_READ, self._on_news)
+            self._listening = descriptor
+
+    def _unlisten(self) -> None:
+        if self._listening >= 0:
+            self._selector.unregister(self._listening)
+            self._listening = -1
+
+    def _on_news(self) -> None:
+        if self._session is None:
+            return
+        try:
+            self._session.pump(0.0)
+            self._listen()
+        except StreamerError as error:
+            self.stop(error)

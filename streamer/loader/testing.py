@@ -1,0 +1,212 @@
+"""A data set without engine, manifest or files: what tests and benchmarks of the loader load.
+
+Its order is a formula, its chunks are always local unless it is told to take some away; everything else goes the
+same way as real data.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.errors import StateError, StreamerError
+from streamer.loader.source import StepSession
+
+# (epoch, ordinal) -> sample
+MakeSample = Callable[[int, int], object]
+
+
+@dataclass(frozen=True)
+class FakeRecipe:
+    """Samples 0..samples-1, rotated by the epoch, cut into batches; the last one filled from the front."""
+
+    samples: int
+    batch_size: int
+    make: MakeSample
+    drop_last: bool = False
+
+    @property
+    def batches(self) -> int:
+        """Batches in an epoch."""
+        return self.samples // self.batch_size if self.drop_last else -(-self.samples // self.batch_size)
+
+    def open(self) -> FakeSource:
+        """Opens the source."""
+        return FakeSource(self)
+
+
+class FakeSource:
+    """See `FakeRecipe`."""
+
+    def __init__(self, recipe: FakeRecipe) -> None:
+        self._recipe = recipe
+
+    def batch(self, epoch: int, batch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Ordinals, and which are repeats."""
+        recipe = self._recipe
+        positions = np.arange(batch * recipe.batch_size, (batch + 1) * recipe.batch_size)
+        return (positions + epoch) % recipe.samples, positions >= recipe.samples
+
+    def load(self, epoch: int, ordinal: int) -> object:
+        """One sample."""
+        return self._recipe.make(epoch, ordinal)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class FakeSession:
+    """Everything is local at once, unless `held_back`: then up to what `allow` says.
+
+    Attributes:
+        rejected: (chunk, reason) in order.
+        consumed: the highest `done`.
+    """
+
+    def __init__(self, prepared: FakePrepared, epoch: int, start_batch: int) -> None:
+        self._prepared = prepared
+        self._start = epoch * prepared.batches + start_batch
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK)
+        self._wanted = -1
+        self._allowed = -1 if prepared.held_back else 1 << 62
+        self.error: StreamerError | None = None
+        self.rejected: list[tuple[int, str]] = []
+        self.consumed = 0
+        self.closed = False
+
+    @property
+    def ready(self) -> int:
+        """The last step that is local."""
+        if self.error is not None:
+            raise self.error
+        return min(self._wanted, self._allowed)
+
+    def step_of(self, epoch: int, batch: int) -> int:
+        """Batches since the start."""
+        return epoch * self._prepared.batches + batch - self._start
+
+    def allow(self, step: int) -> None:
+        """Steps up to this one become local; any thread."""
+        self._allowed = step
+        os.eventfd_write(self._bell, 1)
+
+    def fail(self, error: StreamerError) -> None:
+        """The engine reports this; any thread."""
+        self.error = error
+        os.eventfd_write(self._bell, 1)
+
+    def want(self, step: int) -> None:
+        """Remembers it."""
+        self._wanted = max(self._wanted, step)
+
+    def wait(self, step: int, timeout_seconds: float | None = None) -> None:
+        """Until `allow`."""
+        self.want(step)
+        while self.ready < step:
+            self.pump(timeout_seconds if timeout_seconds is not None else -1)
+
+    def done(self, step: int) -> None:
+        """Remembers it."""
+        self.consumed = max(self.consumed, step)
+
+    def reject(self, chunk: int, reason: str) -> None:
+        """Remembers it."""
+        self.rejected.append((chunk, reason))
+        self._prepared.on_reject(chunk)
+
+    def fileno(self) -> int:
+        """Readable after `allow` and `fail`."""
+        return self._bell
+
+    def pump(self, timeout_seconds: float = 0.0) -> None:
+        """Takes in what was allowed."""
+        ready, _, _ = select.select([self._bell], [], [], None if timeout_seconds < 0 else timeout_seconds)
+        if ready:
+            os.eventfd_read(self._bell)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if not self.closed:
+            self.closed = True
+            os.close(self._bell)
+
+
+@dataclass
+class FakePrepared:
+    """A `PreparedStream` over a `FakeRecipe`.
+
+    Attributes:
+        made: the recipe.
+        seed: as told.
+        held_back: sessions wait for `allow`.
+        on_reject: called with each rejected chunk.
+        sessions: all that were opened.
+    """
+
+    made: FakeRecipe
+    seed: int = 17
+    held_back: bool = False
+    on_reject: Callable[[int], None] = lambda chunk: None
+    sessions: list[FakeSession] = field(default_factory=list)
+
+    @property
+    def batches(self) -> int:
+        """Batches in an epoch."""
+        return self.made.batches
+
+    def plan(self, epoch: int) -> FakeRecipe:
+        """Every epoch has the same number of batches."""
+        return self.made
+
+    def recipe(self) -> FakeRecipe:
+        """For workers."""
+        return self.made
+
+    def session(self, epoch: int, start_batch: int) -> StepSession:
+        """Opens one."""
+        self.sessions.append(FakeSession(self, epoch, start_batch))
+        return self.sessions[-1]
+
+    def state(self, epoch: int, batch: int) -> dict[str, object]:
+        """Epoch and batch."""
+        return {"epoch": epoch, "batch": batch, "batch_size": self.made.batch_size}
+
+    def resume(self, state: Mapping[str, object]) -> tuple[int, int]:
+        """Epoch and batch.
+
+        Raises:
+            StateError: another batch size.
+        """
+        if state["batch_size"] != self.made.batch_size:
+            raise StateError(f"the state has batch_size={state['batch_size']}", field="batch_size")
+        epoch, batch = state["epoch"], state["batch"]
+        assert isinstance(epoch, int)
+        assert isinstance(batch, int)
+        return epoch, batch
+
+
+class FakeDataset:
+    """What `StreamingDataLoader` takes.
+
+    Args:
+        samples: how many.
+        make: (epoch, ordinal) -> sample.
+        held_back: sessions wait for `allow`.
+    """
+
+    def __init__(self, samples: int, make: MakeSample, *, held_back: bool = False) -> None:
+        self._samples = samples
+        self._make = make
+        self._held_back = held_back
+        self.prepared: FakePrepared | None = None
+
+    def prepare(self, batch_size: int, drop_last: bool) -> FakePrepared:
+        """Makes it ready."""
+        recipe = FakeRecipe(self._samples, batch_size, self._make, drop_last)
+        self.prepared = FakePrepared(recipe, held_back=self._held_back)
+        return self.prepared
