@@ -8,7 +8,6 @@ nanoarrow's own reader copies (20 MB of file cost 58 MB of anonymous memory, 202
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from streamer.errors import ManifestCorruptError
 from streamer.manifest.ipc_layout import BatchLayout, read_layout
+from streamer.manifest.mapping import map_file
 
 ColumnType = Literal["uint8", "uint32", "int32", "int64", "binary", "key16"]
 Schema = Mapping[str, ColumnType]
@@ -98,9 +98,8 @@ def map_table(path: Path, schema: Schema) -> Table:
         ManifestCorruptError: not such a file, another schema, or an offset that points outside.
     """
     try:
-        with path.open("rb") as file:
-            mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    except (OSError, ValueError) as error:
+        mapping = map_file(path)
+    except OSError as error:
         raise ManifestCorruptError(f"{path}: cannot be mapped: {error}", path=str(path)) from error
     layout = read_layout(mapping, str(path))
     if [field.name for field in layout.fields] != list(schema):
@@ -113,7 +112,7 @@ def map_table(path: Path, schema: Schema) -> Table:
 class _Cursor:
     """Takes the buffers of a batch, column by column."""
 
-    def __init__(self, mapping: mmap.mmap, layout: BatchLayout, where: str) -> None:
+    def __init__(self, mapping: memoryview, layout: BatchLayout, where: str) -> None:
         self._mapping, self._layout, self._where = mapping, layout, where
         self._fields = iter(layout.fields)
         self._ranges = iter(layout.buffers)
@@ -130,13 +129,17 @@ class _Cursor:
         return self._array(np.dtype(kind).newbyteorder("<"), self._layout.rows)
 
     def _binary(self, offset_bytes: int) -> BinaryColumn:
+        if not self._layout.rows:  # the format lets writers leave out the one offset
+            self._next()
+            self._next()
+            return BinaryColumn.of([])
         found = self._array(np.dtype(f"<i{offset_bytes}"), self._layout.rows + 1)
         offsets = found.view(np.int64) if offset_bytes == 8 else found.view(np.int32)
         start, stop = self._next()
         content = np.frombuffer(self._mapping, np.uint8, stop - start, start)
-        if int(offsets[0]) != 0 or int(offsets[-1]) > len(content):
+        if int(offsets[0]) != 0 or not 0 <= int(offsets[-1]) <= len(content):
             self._fail(f"byte strings end at {offsets[-1]} of {len(content)}")
-        return BinaryColumn(offsets, content)
+        return BinaryColumn(offsets, content[: int(offsets[-1])])
 
     def _array(self, dtype: np.dtype[np.generic], count: int) -> NDArray[np.generic]:
         start, stop = self._next()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from mmap import mmap
 from typing import Never
 
 from flatbuffers.table import Table
@@ -42,7 +41,7 @@ class BatchLayout:
     buffers: tuple[tuple[int, int], ...]
 
 
-def read_layout(content: mmap | bytes, where: str) -> BatchLayout:
+def read_layout(content: memoryview | bytes, where: str) -> BatchLayout:
     """Finds schema and record batch of a stream.
 
     Raises:
@@ -55,7 +54,7 @@ def read_layout(content: mmap | bytes, where: str) -> BatchLayout:
 
 
 class _Stream:
-    def __init__(self, content: mmap | bytes, where: str) -> None:
+    def __init__(self, content: memoryview | bytes, where: str) -> None:
         self._content, self._where = content, where
         self._length = len(content)
 

@@ -139,7 +139,7 @@ class Manifest:
     def labels(self) -> NDArray[np.int32]:
         """Class numbers by sample, -1 for none: int32, shape (n,); empty for containers."""
         if not self.whole_objects:
-            return np.empty(0, np.int32)
+            return _frozen(np.empty(0, np.int32))
         found = [_array(tables["samples"], "label") for tables in self._parts]
         return _frozen(found[0] if len(found) == 1 else np.concatenate(found)).view(np.int32)
 

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from streamer.errors import ManifestCorruptError
+from streamer.manifest.arrow import BinaryColumn, digest_of, map_table, write_table
+
+SCHEMA = {"name": "binary", "size": "int64", "start": "uint32", "label": "int32", "codec": "uint8", "key": "key16"}
+
+
+def table(rows: int) -> dict:
+    return {
+        "name": BinaryColumn.of([b"x" * (i % 5) for i in range(rows)]),
+        "size": np.arange(rows, dtype=np.int64) << 40,
+        "start": np.arange(rows, dtype=np.uint32),
+        "label": -np.arange(rows, dtype=np.int32),
+        "codec": np.zeros(rows, np.uint8),
+        "key": np.arange(rows * 16, dtype=np.uint8).reshape(rows, 16),
+    }
+
+
+def values(found: dict) -> dict[str, list]:
+    out = {}
+    for name, column in found.items():
+        if isinstance(column, BinaryColumn):
+            out[name] = [column[i] for i in range(len(column))]
+        elif column.ndim == 2:
+            out[name] = [row.tobytes() for row in column]
+        else:
+            out[name] = column.tolist()
+    return out
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 1000])
+def test_what_is_written_is_mapped(tmp_path, rows):
+    """Names, types and values survive, and the length returned is the file's."""
+    path = tmp_path / "t.arrows"
+    assert write_table(path, table(rows)) == path.stat().st_size
+    assert values(map_table(path, SCHEMA)) == values(table(rows))
+
+
+@pytest.mark.parametrize("rows", [0, 1000])
+def test_pyarrow_reads_the_same(tmp_path, rows):
+    """Any Arrow library opens the file."""
+    path = tmp_path / "t.arrows"
+    write_table(path, table(rows))
+    with pa.OSFile(str(path)) as file:
+        found = pa.ipc.open_stream(file).read_all().to_pydict()
+    assert found == values(table(rows))
+
+
+def test_what_pyarrow_writes_is_mapped(tmp_path):
+    """The reader follows the format, not one writer; wide offsets, too."""
+    path = tmp_path / "t.arrows"
+    batch = pa.record_batch(
+        {"name": pa.array([b"a", b"", b"ccc"], pa.large_binary()), "size": pa.array([1, 2, 3], pa.int64())}
+    )
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, batch.schema) as writer:
+        writer.write_batch(batch)
+    found = map_table(path, {"name": "binary", "size": "int64"})
+    assert values(found) == {"name": [b"a", b"", b"ccc"], "size": [1, 2, 3]}
+    assert found["name"].offsets.dtype == np.int64
+
+
+def test_columns_are_read_only_views(tmp_path):
+    """Nobody changes a manifest by accident, and the mapping is not copied."""
+    path = tmp_path / "t.arrows"
+    write_table(path, table(5))
+    column = map_table(path, SCHEMA)["size"]
+    assert not column.flags.writeable
+    assert not column.flags.owndata
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"size": "int64"}, "has columns name, size"),
+        ({**SCHEMA, "size": "int32"}, "column size is int64, expected int32"),
+        ({**SCHEMA, "start": "int32"}, "column start is uint32, expected int32"),
+    ],
+)
+def test_another_schema_is_refused(tmp_path, schema, reason):
+    """A file with other columns or types is named."""
+    path = tmp_path / "t.arrows"
+    write_table(path, table(5))
+    with pytest.raises(ManifestCorruptError, match=reason):
+        map_table(path, schema)
+
+
+def test_no_file_or_an_empty_one(tmp_path):
+    """What cannot be mapped is corrupt."""
+    (tmp_path / "empty").touch()
+    for name in ("missing", "empty"):
+        with pytest.raises(ManifestCorruptError, match="cannot be mapped"):
+            map_table(tmp_path / name, SCHEMA)
+
+
+def test_digest_covers_names_types_and_values(tmp_path):
+    """Anything else gives another digest; the written file the same, whatever the width of its offsets."""
+    base = {"a": np.array([1, 2], np.int64), "b": BinaryColumn.of([b"xy", b"z"])}
+    wide = BinaryColumn(base["b"].offsets.astype(np.int64), base["b"].content)
+    others = [
+        {"a": np.array([1, 3], np.int64), "b": base["b"]},
+        {"a": np.array([1, 2], np.int32), "b": base["b"]},
+        {"c": base["a"], "b": base["b"]},
+        {"a": base["a"], "b": BinaryColumn.of([b"x", b"yz"])},
+    ]
+    assert len({digest_of(t) for t in [base, *others]}) == 5
+    assert digest_of({**base, "b": wide}) == digest_of(base)
+    write_table(tmp_path / "t.arrows", base)
+    assert digest_of(map_table(tmp_path / "t.arrows", {"a": "int64", "b": "binary"})) == digest_of(base)

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from streamer.errors import ManifestCorruptError, ManifestError, ManifestVersionError
+from streamer.manifest.layout import ROOT_LIMIT_BYTES, Content, Part, Run, decode_root, encode_root, file_name
+
+PART = Part({table: Run(0, 1, "00" * 16) for table in ("objects", "chunks", "samples")})
+CONTENT = Content("folder", True, ["s3://b/"], "s3://b/", ["cat"], 8192, 100, [PART])
+FILES = {file_name(table, 0): 500 for table in PART.tables}
+
+
+def changed(**fields: object) -> bytes:
+    root = msgspec.json.decode(encode_root(CONTENT, FILES))
+    root.update(fields)
+    return msgspec.json.encode(root)
+
+
+def test_round_trip():
+    """What is written is read, and the digest is that of the content alone."""
+    root = decode_root(encode_root(CONTENT, FILES), "root.json")
+    assert (root.content, root.file_bytes, root.digest) == (CONTENT, FILES, CONTENT.digest())
+    other_files = dict.fromkeys(FILES, 501)
+    assert decode_root(encode_root(CONTENT, other_files), "root.json").digest == root.digest
+
+
+def test_every_field_of_the_content_is_in_the_digest():
+    """A change anywhere is another dataset."""
+    changes = [
+        {"format": "webdataset"},
+        {"urls": ["s3://c/"]},
+        {"base": "s3://c/"},
+        {"classes": ["dog"]},
+        {"chunk_bytes": 4096},
+        {"total_bytes": 101},
+        {"parts": [PART, PART]},
+        {"whole_objects": False},
+    ]
+    digests = {msgspec.structs.replace(CONTENT, **change).digest() for change in changes}
+    assert len(digests | {CONTENT.digest()}) == len(changes) + 1
+
+
+def test_another_version_says_which():
+    """A manifest of the future is not read as corrupt."""
+    with pytest.raises(ManifestVersionError, match=r"r\.json: manifest of version 99, this streamer reads 1") as caught:
+        decode_root(changed(version=99, content="of another form"), "r.json")
+    assert (caught.value.details["found"], caught.value.details["expected"]) == (99, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"magic": "other"}, "begins with 'other'"),
+        ({"digest": "0" * 32}, "says digest 000"),
+        ({"file_bytes": {}}, "list of files"),
+        ({"file_bytes": {**FILES, "../../etc/passwd": 1}}, "list of files"),
+        ({"file_bytes": dict.fromkeys(FILES, 0)}, "list of files"),
+        ({"extra": 1}, "unknown field"),
+        ({"content": []}, "not a manifest"),
+    ],
+)
+def test_contradictions(fields, reason):
+    """What does not fit together is corrupt, and the error says what."""
+    with pytest.raises(ManifestCorruptError, match=reason):
+        decode_root(changed(**fields), "root.json")
+
+
+def test_parts_must_follow_each_other():
+    """A part that is missing or twice is noticed."""
+    content = msgspec.structs.replace(CONTENT, parts=[PART, PART])
+    files = {file_name(table, i): 500 for table in PART.tables for i in (0, 1)}
+    with pytest.raises(ManifestCorruptError, match="do not follow each other"):
+        decode_root(encode_root(content, files), "root.json")
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"\xff\xfe", b'{"magic": 1}', b"[" * 100_000])
+def test_garbage(raw):
+    """Not JSON, or deep JSON, is corrupt."""
+    with pytest.raises(ManifestCorruptError, match=r"root\.json"):
+        decode_root(raw, "root.json")
+
+
+def test_root_has_a_limit():
+    """Neither written nor read beyond 16 MiB; the message names the cure."""
+    content = msgspec.structs.replace(CONTENT, urls=["s3://bucket/" + "x" * 1000] * 17_000)
+    with pytest.raises(ManifestError, match="name a prefix or a glob"):
+        encode_root(content, FILES)
+    with pytest.raises(ManifestCorruptError, match="more than"):
+        decode_root(b" " * (ROOT_LIMIT_BYTES + 1), "root.json")

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+
+from streamer import formats
+from streamer.errors import ManifestCorruptError, ManifestError, ManifestVersionError
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.table import Manifest
+
+
+def opened(manifest, store) -> dict[str, dict[str, bytes]]:
+    """Every sample by key, read through chunks and offsets."""
+    kind = formats.find_format(manifest.format)
+    found = {}
+    for c in range(manifest.chunks):
+        chunk = manifest.chunk(c)
+        raw = memoryview(store.bytes_of(chunk.extents))
+        offsets = manifest.sample_offsets(c)
+        assert len(raw) == chunk.local_bytes == chunk.fetch_bytes == offsets[-1]
+        for i in range(chunk.samples):
+            name = manifest.name(chunk.first_sample + i)
+            key, fields = kind.open(raw[offsets[i] : offsets[i + 1]], name)
+            found[key] = {field.name: bytes(field.content) for field in fields}
+    return found
+
+
+def test_every_tar_sample_is_where_the_manifest_says(tar_manifest, tars, store):
+    """Chunks and offsets lead to the members that tarfile finds."""
+    expected: dict[str, dict[str, bytes]] = {}
+    for raw in tars.values():
+        with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
+            for member in archive:
+                key, _, field = member.name.partition(".")
+                expected.setdefault(key, {})[field] = archive.extractfile(member).read()
+    assert opened(tar_manifest, store(tars)) == expected
+    assert tar_manifest.samples == len(expected) == 360
+
+
+def test_every_file_is_a_sample(file_manifest, files, store):
+    """Path, label and bytes of each file, those of 0 bytes and the large one included."""
+    prefix = "s3://b/files/"
+    expected = {url.removeprefix(prefix): {"jpg": raw} for url, raw in files.items() if url.endswith(".JPG")}
+    assert opened(file_manifest, store(files)) == expected
+    assert file_manifest.classes == ("c0", "c1", "c2", "c3", "c4")
+    for ordinal in range(file_manifest.samples):
+        name = file_manifest.name(ordinal)
+        assert file_manifest.classes[name.label] == name.object_key.split("/")[0]
+        assert file_manifest.labels[ordinal] == name.label
+
+
+def test_locate_agrees_with_the_chunks(tar_manifest, file_manifest):
+    """Vectorised and one by one are the same, in any order and with repeats."""
+    for manifest in (tar_manifest, file_manifest):
+        ordinals = np.random.default_rng(3).integers(0, manifest.samples, 1000)
+        chunk, start, stop = manifest.locate(ordinals)
+        assert (manifest.chunk_first[chunk] <= ordinals).all()
+        for i in range(0, 1000, 17):
+            offsets = manifest.sample_offsets(int(chunk[i]))
+            inside = int(ordinals[i] - manifest.chunk_first[chunk[i]])
+            assert (start[i], stop[i]) == (offsets[inside], offsets[inside + 1])
+        assert [len(a) for a in manifest.locate(np.empty(0, np.int64))] == [0, 0, 0]
+
+
+def test_sample_extents_are_the_samples_bytes(tar_manifest, file_manifest, tars, files, store):
+    """One sample can be read from the store without its chunk."""
+    for manifest, source in ((tar_manifest, store(tars)), (file_manifest, store(files))):
+        for ordinal in range(0, manifest.samples, 13):
+            chunk, start, stop = (int(a[0]) for a in manifest.locate(np.array([ordinal])))
+            whole = source.bytes_of(manifest.chunk(chunk).extents)
+            assert source.bytes_of(manifest.sample_extents(ordinal)) == whole[start:stop]
+
+
+def test_numbers_agree(tar_manifest, file_manifest):
+    """Prefix sums, sizes and keys fit each other, and the arrays cannot be written."""
+    for manifest in (tar_manifest, file_manifest):
+        assert manifest.chunk_first[-1] == manifest.samples == manifest.chunk_samples.sum()
+        assert (manifest.chunk_samples > 0).all()
+        assert manifest.chunk_keys.shape == (manifest.chunks, 16)
+        assert len({manifest.chunk(c).key for c in range(manifest.chunks)}) == manifest.chunks
+        assert [manifest.chunk(c).key for c in (0, 1)] == [row.tobytes() for row in manifest.chunk_keys[:2]]
+        arrays = ("chunk_first", "chunk_samples", "chunk_local_bytes", "chunk_keys", "labels")
+        assert not any(getattr(manifest, name).flags.writeable for name in arrays)
+        assert str(manifest.samples) in repr(manifest)
+
+
+def test_objects_are_those_of_the_listing(tar_manifest, tars):
+    """Url, size and version of every object, in the order of the listing."""
+    records = [tar_manifest.object(i) for i in range(tar_manifest.objects)]
+    assert [r.url for r in records] == sorted(tars)
+    assert [r.size for r in records] == [len(tars[r.url]) for r in records]
+    assert all(r.version.startswith("etag:") for r in records)
+    assert tar_manifest.total_bytes == sum(map(len, tars.values()))
+    assert isinstance(records[0], ObjectRecord)
+
+
+@pytest.mark.parametrize("method", ["chunk", "object", "name"])
+@pytest.mark.parametrize("index", [-1, 10_000])
+def test_out_of_range(tar_manifest, method, index):
+    """There is no wrapping around."""
+    with pytest.raises(IndexError, match=str(index)):
+        getattr(tar_manifest, method)(index)
+
+
+@pytest.mark.parametrize("ordinals", [[-1], [0, 360]])
+def test_locate_out_of_range(tar_manifest, ordinals):
+    """Ordinals outside of the dataset are refused, all together."""
+    with pytest.raises(IndexError, match="of 360 samples"):
+        tar_manifest.locate(np.array(ordinals))
+
+
+def test_a_pickled_manifest_opens_the_same_files(tar_manifest):
+    """Only the path crosses to a worker."""
+    raw = pickle.dumps(tar_manifest)
+    assert len(raw) < 1000
+    assert pickle.loads(raw).digest == tar_manifest.digest
+
+
+def test_bytes_per_sample(tar_manifest, file_manifest):
+    """At most 8 bytes per sample in tars, 120 per raw object: the tables that grow with the samples."""
+    tar_bytes = sum(part["samples"]["start"].nbytes for part in tar_manifest._parts)
+    assert tar_bytes == 4 * tar_manifest.samples
+    (part,) = file_manifest._parts
+    columns = [*part["objects"].values(), *part["samples"].values()]
+    total = sum(c.nbytes if isinstance(c, np.ndarray) else c.offsets.nbytes + c.content.nbytes for c in columns)
+    assert total <= 120 * file_manifest.samples
+
+
+def test_no_manifest(tmp_path):
+    """A folder without root.json is named."""
+    with pytest.raises(ManifestError, match="no manifest at"):
+        Manifest.open(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("damage", ["remove", "cut", "grow"])
+def test_lengths_are_checked_at_open(tar_manifest, damage):
+    """A file that is missing or has another length is found without reading it."""
+    victim = tar_manifest.path / "samples-00000.arrows"
+    if damage == "remove":
+        victim.unlink()
+    else:
+        os.truncate(victim, victim.stat().st_size + (8 if damage == "grow" else -8))
+    with pytest.raises(ManifestCorruptError, match=r"samples-00000\.arrows"):
+        Manifest.open(tar_manifest.path)
+
+
+def test_verify_finds_a_flipped_bit(tar_manifest):
+    """A wrong value of the right length is found by the digests, and by them only."""
+    victim = tar_manifest.path / "samples-00000.arrows"
+    raw = bytearray(victim.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    victim.write_bytes(raw)
+    Manifest.open(tar_manifest.path)
+    with pytest.raises(ManifestCorruptError, match=r"samples-00000\.arrows: content has digest"):
+        Manifest.open(tar_manifest.path, verify=True)
+
+
+def test_exchanged_tables(tar_manifest):
+    """A file of the right length with other rows is refused."""
+    root = tar_manifest.path / "root.json"
+    objects, samples = (tar_manifest.path / f"{name}-00000.arrows" for name in ("objects", "samples"))
+    objects.write_bytes(samples.read_bytes().ljust(objects.stat().st_size, b"\0")[: objects.stat().st_size])
+    with pytest.raises(ManifestCorruptError, match=r"objects-00000\.arrows"):
+        Manifest.open(root.parent)
+
+
+def test_version(tar_manifest):
+    """Another version of the format is told apart from damage."""
+    root = tar_manifest.path / "root.json"
+    root.write_text(root.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(ManifestVersionError, match="version 2"):
+        Manifest.open(tar_manifest.path)
