@@ -207,6 +207,8 @@ class Engine:
         self._ask_ahead(session)
         for use in session.track.openable():
             self._open(session, use)
+        for chunk in session.reached_cooling():
+            self._retry(session, chunk)
         session.announce()
 
     def _ask_ahead(self, session: EngineSession) -> None:
@@ -287,10 +289,13 @@ class Engine:
             session.fail(error)
             return
         logger.warning("look-ahead of %s failed, trying again: %s", session.request.consumer, error)
+        session.cooling.add(chunk)
         self._loop.call_later(COOLING_SECONDS, self._retry, session, chunk)
 
     def _retry(self, session: EngineSession, chunk: int) -> None:
-        if session.track.lost(chunk):
+        if chunk in session.cooling:
+            session.cooling.discard(chunk)
+            session.track.lost(chunk)
             self.kick()
 
     # ------------------------------------------------------------ room

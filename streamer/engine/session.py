@@ -87,6 +87,7 @@ class EngineSession:
         self.dataset = dataset
         self.track = Track(dataset.manifest.chunks)
         self.keys: dict[bytes, int] = {}
+        self.cooling: set[int] = set()
         self.lookahead_bytes = 0
         self.running_epoch: int | None = None
         self.admitted = False
@@ -159,6 +160,10 @@ class EngineSession:
     def due_at(self, step: int) -> float:
         """When the consumer will read `step`, on the loop's clock, at its present pace."""
         return self._done_at + max(0, step - self.track.done) * self._step_seconds
+
+    def reached_cooling(self) -> list[int]:
+        """Chunks that failed in look-ahead and that the consumer waits for now."""
+        return [chunk for chunk in self.cooling if self.track.is_wanted(chunk)]
 
     def ahead_bytes(self) -> int:
         """Bytes held beyond what the consumer asked for."""

@@ -1,0 +1,281 @@
+"""How engines come and go: one per folder, ended by the last connection, replaced when killed."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.client.engine_client import EngineClient
+from streamer.client.session import EpochSchedule, SessionSpec
+from streamer.client.settings import ClientSettings
+from streamer.errors import (
+    CacheError,
+    CacheVersionError,
+    ConfigError,
+    EngineUnavailableError,
+    ManifestError,
+    ProtocolVersionError,
+)
+from streamer.manifest import Manifest
+from streamer.wire.frames import encode, event_decoder
+from streamer.wire.messages import PROTOCOL, Advance, Failed, GetManifest, GetStatistics, Hello, Welcome
+
+
+@pytest.fixture
+def settings(tmp_path) -> ClientSettings:
+    return ClientSettings(
+        cache_dir=tmp_path / "cache",
+        runtime_dir=tmp_path / "run",
+        cache_bytes=64 << 20,
+        grace_seconds=0.2,
+        connect_seconds=20,
+    )
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    random = np.random.default_rng(5)
+    for number in range(40):
+        path = tmp_path / "data" / "a" / f"{number:03}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(random.bytes(100_000))
+    return tmp_path / "data"
+
+
+def engine_pid(client: EngineClient) -> int:
+    return client._connected().welcome.pid
+
+
+def wait_gone(pid: int, seconds: float = 5.0) -> None:
+    """Waits for the end of a process that is not our child."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([handle], [], [], seconds)[0], f"process {pid} is still there after {seconds} s"
+    finally:
+        os.close(handle)
+
+
+def test_eight_ranks_and_a_stale_socket_make_one_engine(settings):
+    """All connect to the same engine, although none was there and a dead socket file was."""
+    settings.runtime_dir.mkdir()
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(settings.socket_path))
+    dead.close()
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from streamer.client.engine_client import EngineClient\n"
+        "from streamer.client.settings import ClientSettings\n"
+        f"settings = ClientSettings(cache_dir=Path({str(settings.cache_dir)!r}),"
+        f" runtime_dir=Path({str(settings.runtime_dir)!r}), cache_bytes=64 << 20, grace_seconds=0.2)\n"
+        "client = EngineClient(settings)\n"
+        "print(client._connected().welcome.pid, flush=True)\n"
+        "sys.stdin.read(); client.close()\n"
+    )
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(8)
+    ]
+    pids = {int(rank.stdout.readline()) for rank in ranks}
+    for rank in ranks:
+        rank.communicate(timeout=20)
+        assert rank.returncode == 0
+    assert len(pids) == 1
+    wait_gone(pids.pop())
+    assert not settings.socket_path.exists()
+
+
+def test_a_killed_engine_is_replaced_and_its_chunks_are_found(settings, data):
+    """kill -9 in mid-epoch: the session goes on, and what was published is not fetched again."""
+    with EngineClient(settings) as client:
+        manifest = Manifest.open(client.manifest(GetManifest(0, [str(data)], "auto")))
+        session = client.open_session(SessionSpec(dataset=manifest.digest, consumer="rank 0"))
+        steps = np.arange(manifest.chunks, dtype=np.int64)
+        session.extend(EpochSchedule(0, steps.astype(np.uint32), steps, steps))
+        half = manifest.chunks // 2
+        session.wait(half, 20)
+        killed = engine_pid(client)
+        os.kill(killed, signal.SIGKILL)
+        wait_gone(killed)
+        session.done(half)
+        session.wait(manifest.chunks - 1, 20)
+        assert engine_pid(client) != killed
+        counts = client.statistics()
+        assert counts["store_bytes"] < manifest.total_bytes
+        assert counts["kept_chunks"] == manifest.chunks
+        last = engine_pid(client)
+    wait_gone(last)
+
+
+def test_a_killed_rank_leaves_no_lease_and_no_process(settings, data):
+    """A SIGKILLed client's sessions end with its connection; the engine leaves after the grace."""
+    program = (
+        "import sys; from pathlib import Path; import numpy as np\n"
+        "from streamer.client.engine_client import EngineClient\n"
+        "from streamer.client.session import EpochSchedule, SessionSpec\n"
+        "from streamer.client.settings import ClientSettings\n"
+        "from streamer.manifest import Manifest\n"
+        "from streamer.wire.messages import GetManifest\n"
+        f"client = EngineClient(ClientSettings(cache_dir=Path({str(settings.cache_dir)!r}),"
+        f" runtime_dir=Path({str(settings.runtime_dir)!r}), cache_bytes=64 << 20, grace_seconds=0.2))\n"
+        f"manifest = Manifest.open(client.manifest(GetManifest(0, [{str(data)!r}], 'auto')))\n"
+        "session = client.open_session(SessionSpec(dataset=manifest.digest, consumer='rank 7'))\n"
+        "steps = np.arange(manifest.chunks)\n"
+        "session.extend(EpochSchedule(0, steps.astype(np.uint32), steps, steps))\n"
+        "session.wait(2, 20)\n"
+        "print('ready', flush=True); sys.stdin.read()\n"
+    )
+    rank = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert rank.stdout.readline() == b"ready\n"
+    with EngineClient(settings) as client:
+        assert [s["consumer"] for s in client.statistics()["sessions"]] == ["rank 7"]
+        rank.kill()
+        rank.communicate(timeout=20)
+        deadline = time.monotonic() + 5
+        while client.statistics()["sessions"]:
+            assert time.monotonic() < deadline
+        assert client.statistics()["open_bytes"] == 0
+        last = engine_pid(client)
+    wait_gone(last)
+    assert not settings.socket_path.exists()
+
+
+def test_a_client_that_forks_does_not_share_its_socket(settings):
+    """The child of a fork speaks to the engine on a connection of its own; the parent's goes on."""
+    with EngineClient(settings) as client:
+        first = client.statistics()
+        child = os.fork()
+        if child == 0:
+            fine = client.statistics().keys() == first.keys()
+            client.close()
+            os._exit(0 if fine else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert client.statistics().keys() == first.keys()
+        last = engine_pid(client)
+    wait_gone(last)
+
+
+# ---------------------------------------------------------------- what cannot work says so
+
+
+def test_an_unwritable_cache_folder_is_a_cache_error(settings, tmp_path):
+    """The error of the engine's start reaches the client with its type (a file is in the way, also for root)."""
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(CacheError, match="cache"):
+        EngineClient(settings).statistics()
+
+
+def test_a_cache_folder_of_another_version_is_refused(settings):
+    """Its content is left alone."""
+    with EngineClient(settings) as client:
+        client.statistics()
+        last = engine_pid(client)
+    wait_gone(last)
+    marker = settings.cache_dir / "streamer-cache"
+    marker.write_text("streamer cache 9999")
+    with pytest.raises(CacheVersionError, match="9999"):
+        EngineClient(settings).statistics()
+    assert marker.read_text() == "streamer cache 9999"
+
+
+def test_no_engine_at_a_given_socket_says_what_to_check(settings, tmp_path):
+    """With STREAMER_ENGINE no engine is started, and the error names the variable and the path."""
+    external = ClientSettings(
+        cache_dir=settings.cache_dir,
+        runtime_dir=settings.runtime_dir,
+        engine=f"unix:{tmp_path}/nobody.sock",
+        connect_seconds=0.3,
+    )
+    with pytest.raises(EngineUnavailableError, match="STREAMER_ENGINE"):
+        EngineClient(external).statistics()
+    assert not settings.cache_dir.exists()
+
+
+@pytest.mark.parametrize("engine", ["tcp:localhost:80", "unix:relative", "unix:/" + "x" * 200])
+def test_an_engine_address_that_cannot_be_is_a_config_error(settings, engine):
+    """Not a unix socket, not absolute, too long for the kernel."""
+    external = ClientSettings(cache_dir=settings.cache_dir, runtime_dir=settings.runtime_dir, engine=engine)
+    with pytest.raises(ConfigError):
+        EngineClient(external).statistics()
+
+
+def test_an_empty_prefix_is_a_manifest_error(settings, tmp_path):
+    """It names the prefix."""
+    (tmp_path / "empty").mkdir()
+    with EngineClient(settings) as client:
+        with pytest.raises(ManifestError, match="empty"):
+            client.manifest(GetManifest(0, [str(tmp_path / "empty")], "auto"))
+        last = engine_pid(client)
+    wait_gone(last)
+
+
+# ---------------------------------------------------------------- hostile peers
+
+
+@pytest.fixture
+def engine(settings):
+    """A running engine, kept by a client; yields its socket path."""
+    with EngineClient(settings) as client:
+        client.statistics()
+        yield settings.socket_path
+        assert client.statistics()["sessions"] == []
+        last = engine_pid(client)
+    wait_gone(last)
+
+
+def converse(path: Path, sent: bytes) -> list:
+    """Sends bytes; returns what the engine answers until it closes or is silent for a second."""
+    decoder, answers = event_decoder(), []
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(1.0)
+        peer.connect(str(path))
+        try:
+            peer.sendall(sent)
+            while received := peer.recv(65536):
+                answers += decoder.feed(received)
+        except (TimeoutError, ConnectionError):
+            return answers
+    return answers
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0\0\0\x01\xc1", encode(Advance(1, 1, 1)), encode(GetStatistics(1))],
+)
+def test_garbage_gets_an_error_and_the_door(engine, garbage):
+    """Bytes that are no protocol, and messages before Hello: one Failed, then the end; the engine lives on."""
+    answers = converse(engine, garbage)
+    assert [type(answer) for answer in answers] == [Failed]
+    assert answers[0].kind == "ProtocolError"
+
+
+def test_another_protocol_version_is_named(engine):
+    """A client of another version learns both versions."""
+    (answer,) = converse(engine, encode(Hello(PROTOCOL + 1, "9.9", 1)))
+    assert answer.kind == ProtocolVersionError.__name__
+    assert "9.9" in answer.message
+
+
+def test_a_second_hello_is_out_of_turn(engine):
+    """The first is answered, the second ends the connection."""
+    answers = converse(engine, encode(Hello(PROTOCOL, "0", 1)) * 2)
+    assert [type(answer) for answer in answers] == [Welcome, Failed]
+
+
+def test_a_hundred_peers_that_vanish_leave_nothing(engine):
+    """Connections cut in the middle of a frame."""
+    for _ in range(100):
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.connect(str(engine))
+            peer.sendall(encode(Hello(PROTOCOL, "0", 1))[:9])
