@@ -1,0 +1,43 @@
+"""Pictures to decode, drawn here: smooth, so that lossy formats stay close."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from PIL import Image
+
+Encode = Callable[..., bytes]
+
+
+@pytest.fixture(scope="session")
+def picture() -> np.ndarray:
+    """60 x 80 RGB, smooth, every channel different."""
+    rows, columns = np.mgrid[0:60, 0:80]
+    channels = [rows * 4, columns * 3, (rows + columns) * 2 % 256]
+    return np.stack(channels, axis=2).clip(0, 255).astype(np.uint8)
+
+
+@pytest.fixture(scope="session")
+def encode() -> Encode:
+    """Writes an array or a Pillow image as a file of some format."""
+
+    def write(image: np.ndarray | Image.Image, kind: str, **options: object) -> bytes:
+        stream = io.BytesIO()
+        (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(stream, kind, **options)
+        return stream.getvalue()
+
+    return write
+
+
+@pytest.fixture(params=["all", "cv2 and Pillow", "Pillow"])
+def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Decoding as on machines where only some of the libraries are installed."""
+    from streamer.decode import images
+
+    found = images.library
+    gone = {"all": (), "cv2 and Pillow": ("simplejpeg",), "Pillow": ("simplejpeg", "cv2")}[request.param]
+    monkeypatch.setattr(images, "library", lambda name: None if name in gone else found(name))
+    return str(request.param)

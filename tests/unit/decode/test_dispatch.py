@@ -1,0 +1,117 @@
+"""Which decoder a field gets."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from streamer.decode import ImageDecoder, SampleDecoder
+from streamer.errors import ConfigError, DecodeError
+from streamer.formats.base import Field
+
+
+def field(name: str, content: bytes) -> Field:
+    return Field(name, memoryview(content))
+
+
+def test_auto_goes_by_the_last_extension(picture, encode):
+    """In capitals or small letters, behind any number of dots; unknown ones stay bytes."""
+    fields = [
+        field("jpg", encode(picture, "JPEG")),
+        field("mask.PNG", encode(picture, "PNG")),
+        field("cls", b"3"),
+        field("json", b'{"a": 1}'),
+        field("txt", b"hello"),
+        field("npy", _npy(np.arange(3))),
+        field("weird", b"\x00\x01"),
+    ]
+    sample = SampleDecoder()("k", fields)
+    assert list(sample) == ["__key__", "jpg", "mask.PNG", "cls", "json", "txt", "npy", "weird"]
+    assert sample["__key__"] == "k"
+    assert isinstance(sample["jpg"], np.ndarray)
+    assert np.array_equal(np.asarray(sample["mask.PNG"]), picture)
+    assert (sample["cls"], sample["json"], sample["txt"]) == (3, {"a": 1}, "hello")
+    assert sample["weird"] == b"\x00\x01"
+    assert isinstance(sample["weird"], bytes)
+
+
+def test_none_gives_bytes():
+    """Even of fields that could be decoded."""
+    sample = SampleDecoder(None)("k", [field("cls", b"3"), field("jpg", b"no picture")])
+    assert sample == {"__key__": "k", "cls": b"3", "jpg": b"no picture"}
+    assert type(sample["cls"]) is bytes
+
+
+def test_a_function_is_given_name_and_bytes():
+    """For every field."""
+    decode = SampleDecoder(lambda name, content: (name, type(content), len(content)))
+    assert decode("k", [field("a.b", b"123")])["a.b"] == ("a.b", bytes, 3)
+
+
+def test_a_dict_replaces_some_decoders():
+    """By extension; None means bytes, and the others stay automatic."""
+    decode = SampleDecoder({"JPG": lambda content: len(content), "txt": None})
+    sample = decode("k", [field("jpg", b"12345"), field("txt", b"x"), field("cls", b"4")])
+    assert sample == {"__key__": "k", "jpg": 5, "txt": b"x", "cls": 4}
+
+
+def test_an_image_decoder_in_a_dict_reads_the_buffer_itself(encode):
+    """Scaled decoding is chosen like any other decoder."""
+    content = encode(np.zeros((400, 400, 3), np.uint8), "JPEG")
+    sample = SampleDecoder({"jpg": ImageDecoder(100, 100)})("k", [field("jpg", content)])
+    assert np.shape(sample["jpg"]) == (100, 100, 3)
+
+
+def test_pickles_need_permission():
+    """Refused by default whatever on_error says; read when allowed."""
+    content = field("pkl", pickle.dumps({"a": 1}))
+    with pytest.raises(ConfigError, match="allow_pickle"):
+        SampleDecoder()("k", [content])
+    assert SampleDecoder(allow_pickle=True)("k", [content])["pkl"] == {"a": 1}
+
+
+def test_a_failure_names_sample_field_and_decoder():
+    """And keeps the decoder's own error as the cause."""
+    with pytest.raises(DecodeError, match=r"sample 'a/7'.*field 'cls' \(3 bytes\).*decode_class") as caught:
+        SampleDecoder()("a/7", [field("cls", b"dog")])
+    assert caught.value.details == {"sample": "a/7", "field": "cls", "field_bytes": 3, "decoder": "decode_class"}
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_users_decoder_fails_the_same_way():
+    """Whatever it raises."""
+
+    def mine(content: bytes) -> object:
+        raise KeyError("no such thing")
+
+    with pytest.raises(DecodeError, match="no such thing"):
+        SampleDecoder({"bin": mine})("k", [field("bin", b"")])
+
+
+@pytest.mark.parametrize("rule", ["pil", 7, {"jpg": "pil"}])
+def test_what_is_no_rule_is_refused(rule):
+    """At construction, with what is allowed."""
+    with pytest.raises(ConfigError, match="decode"):
+        SampleDecoder(rule)
+
+
+def test_the_room_brings_neither_torch_nor_decoders():
+    """Workers start in milliseconds, and Pillow alone must do."""
+    code = (
+        "import sys, streamer.decode, streamer.decode.transforms;"
+        "print([m for m in ('torch', 'cv2', 'PIL', 'simplejpeg') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def _npy(array: np.ndarray) -> bytes:
+    import io
+
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()

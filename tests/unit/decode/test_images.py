@@ -1,0 +1,152 @@
+"""What odd pictures become, with each set of installed libraries."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from streamer.decode import images
+from streamer.decode.images import ImageDecoder, decode_image
+from streamer.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("installed")
+
+
+def close(found: np.ndarray, expected: np.ndarray, levels: int) -> bool:
+    assert found.dtype == np.uint8
+    assert found.shape == expected.shape
+    return int(np.abs(found.astype(int) - expected.astype(int)).max()) <= levels
+
+
+def pillow_rgb(content: bytes) -> np.ndarray:
+    import io
+
+    return np.array(Image.open(io.BytesIO(content)).convert("RGB"))
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"quality": 40}])
+def test_a_jpeg_is_the_same_with_every_decoder(picture, encode, options):
+    """Baseline, progressive and differently subsampled JPEGs agree with Pillow within one level."""
+    content = encode(picture, "JPEG", **options)
+    assert close(decode_image(content), pillow_rgb(content), 1)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "PPM"])
+def test_lossless_pictures_come_back_exactly(picture, encode, kind):
+    """A lossless file gives the very pixels."""
+    assert np.array_equal(decode_image(encode(picture, kind)), picture)
+
+
+def test_webp_and_gif_agree_with_pillow(picture, encode):
+    """WebP within one level, a palette exactly."""
+    webp, gif = encode(picture, "WEBP"), encode(Image.fromarray(picture).quantize(16), "GIF")
+    assert close(decode_image(webp), pillow_rgb(webp), 1)
+    assert close(decode_image(gif), pillow_rgb(gif), 0)
+
+
+def test_grey_and_black_and_white_become_rgb(picture, encode):
+    """Three equal channels."""
+    for mode, kind in (("L", "JPEG"), ("L", "PNG"), ("1", "PNG"), ("LA", "PNG")):
+        content = encode(Image.fromarray(picture).convert(mode), kind)
+        found = decode_image(content)
+        assert close(found, pillow_rgb(content), 1), (mode, kind)
+        assert np.array_equal(found[:, :, 0], found[:, :, 2])
+
+
+def test_cmyk_becomes_rgb(picture, encode):
+    """A CMYK JPEG as Adobe's programs write it is not inverted, within one level of Pillow."""
+    content = encode(Image.fromarray(picture).convert("CMYK"), "JPEG", quality=95)
+    assert close(decode_image(content), pillow_rgb(content), 1)
+    assert close(decode_image(content), picture, 24)
+
+
+def test_sixteen_bits_keep_their_high_byte(picture):
+    """16-bit grey and colour PNGs are not clipped to white."""
+    import cv2
+
+    deep = picture.astype(np.uint16) * 257
+    grey = cv2.imencode(".png", deep[:, :, 1])[1].tobytes()
+    colour = cv2.imencode(".png", deep[:, :, ::-1])[1].tobytes()
+    assert np.array_equal(decode_image(grey), np.repeat(picture[:, :, 1:2], 3, axis=2))
+    assert np.array_equal(decode_image(colour), picture)
+
+
+def test_transparency_is_dropped_not_blended(picture, encode):
+    """The colours under a transparent pixel come out as stored."""
+    clear = np.dstack([picture, np.zeros(picture.shape[:2], np.uint8)])
+    assert np.array_equal(decode_image(encode(clear, "PNG")), picture)
+
+
+def test_exif_orientation_is_not_applied(picture, encode):
+    """The pixels come as stored, in their stored shape."""
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for kind in ("JPEG", "PNG", "WEBP"):
+        assert decode_image(encode(picture, kind, exif=turned)).shape == (60, 80, 3)
+
+
+def test_the_bytes_decide_not_the_name(picture, encode):
+    """A PNG that is called .jpg is a PNG (one in ImageNet is)."""
+    assert np.array_equal(decode_image(memoryview(bytearray(encode(picture, "PNG")))), picture)
+
+
+def test_an_odd_jpeg_falls_through_the_strict_decoders(picture, encode):
+    """Bytes between two segments make simplejpeg refuse; another decoder reads the file."""
+    content = encode(picture, "JPEG")
+    table = content.index(b"\xff\xdb", 4)
+    odd = content[:table] + b"\x00\x00" + content[table:]
+    found = decode_image(odd)
+    assert close(found, pillow_rgb(content), 1)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_truncated_picture_is_an_error(picture, encode, kind):
+    """Never a picture with a grey rest; the message has each decoder's reason."""
+    content = encode(picture, kind)
+    with pytest.raises(ValueError, match="PIL"):
+        decode_image(content[: len(content) // 2])
+
+
+@pytest.mark.parametrize("content", [b"", b"not a picture", b"\xff\xd8\xff"])
+def test_what_is_no_picture_is_an_error(content):
+    """Empty and foreign bytes are refused by all."""
+    with pytest.raises(ValueError, match="PIL"):
+        decode_image(content)
+
+
+def test_out_is_written_when_it_fits(picture, encode):
+    """The caller's array is filled and returned; another shape is left alone."""
+    for kind in ("JPEG", "PNG"):
+        content = encode(picture, kind)
+        fits, other = np.zeros((60, 80, 3), np.uint8), np.full((61, 80, 3), 7, np.uint8)
+        assert decode_image(content, fits) is fits
+        assert close(fits, pillow_rgb(content), 1)
+        assert decode_image(content, other) is not other
+        assert (other == 7).all()
+
+
+def test_out_may_be_a_strided_view(picture, encode):
+    """A row of a padded slot is filled in place too."""
+    slot = np.zeros((60, 100, 3), np.uint8)
+    content = encode(picture, "JPEG")
+    assert decode_image(content, slot[:, :80]).base is slot
+    assert close(slot[:, :80], pillow_rgb(content), 1)
+    assert not slot[:, 80:].any()
+
+
+def test_a_jpeg_is_decoded_at_a_smaller_scale(encode, request):
+    """With a least size the smallest scale that covers it is taken (OpenCV alone has none and gives the full size)."""
+    content = encode(np.zeros((400, 640, 3), np.uint8), "JPEG")
+    found = ImageDecoder(min_height=100, min_width=120)(content)
+    assert found.shape[0] >= 100
+    assert found.shape[1] >= 120
+    if request.node.callspec.params["installed"] != "cv2 and Pillow":
+        assert found.shape == (100, 160, 3)
+
+
+def test_no_decoder_at_all_says_what_to_install(monkeypatch):
+    """A machine without any library gets the command."""
+    monkeypatch.setattr(images, "library", lambda name: None)
+    with pytest.raises(ConfigError, match=r"streamer\[images\]"):
+        decode_image(b"\xff\xd8\xff")

@@ -1,0 +1,34 @@
+"""Texts and labels."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamer.decode import texts
+
+
+def test_text_is_utf8_and_nothing_else():
+    """Other bytes are an error, not replaced."""
+    assert texts.decode_text(memoryview("Grüße".encode())) == "Grüße"
+    with pytest.raises(UnicodeDecodeError):
+        texts.decode_text(b"\xff\xfe")
+
+
+def test_json_and_json_lines():
+    """One document, or one per line without the empty ones."""
+    assert texts.decode_json(memoryview(b'{"a": [1, 2.5, null]}')) == {"a": [1, 2.5, None]}
+    assert texts.decode_jsonl(b'{"a": 1}\n\n[2]\r\n') == [{"a": 1}, [2]]
+    with pytest.raises(ValueError, match="Expecting"):
+        texts.decode_json(b"{")
+
+
+@pytest.mark.parametrize(("content", "number"), [(b"7", 7), (b"  12\n", 12), (b"-1", -1)])
+def test_a_class_is_a_number_in_digits(content, number):
+    """White space around it does not count."""
+    assert texts.decode_class(memoryview(content)) == number
+
+
+def test_a_class_that_is_no_number_is_an_error():
+    """A name is not a number."""
+    with pytest.raises(ValueError, match="dog"):
+        texts.decode_class(b"dog")

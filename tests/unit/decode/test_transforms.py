@@ -1,0 +1,122 @@
+"""Transforms: where they write, and what they draw."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streamer.decode import transforms
+from streamer.decode.transforms import CentreCrop, HorizontalFlip, OnField, RandomResizedCrop, Resize, flip, resize
+from streamer.errors import ConfigError
+
+
+@pytest.fixture(params=["cv2", "Pillow"])
+def _resizer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = transforms.library
+    if request.param == "Pillow":
+        monkeypatch.setattr(transforms, "library", lambda name: None if name == "cv2" else found(name))
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.usefixtures("_resizer")
+@pytest.mark.parametrize("size", [(30, 40), (120, 160), (17, 93), (60, 80)])
+def test_resize_writes_into_out(picture, size):
+    """The array that fits is filled and returned; the result is the same without it."""
+    out = np.zeros((*size, 3), np.uint8)
+    assert resize(picture, *size, out) is out
+    assert np.array_equal(out, resize(picture, *size))
+
+
+@pytest.mark.usefixtures("_resizer")
+def test_resize_leaves_an_array_alone_that_does_not_fit(picture):
+    """Of another shape, or strided so that OpenCV would take a copy in silence."""
+    other, strided = np.full((31, 40, 3), 7, np.uint8), np.full((30, 80, 3), 7, np.uint8)[:, ::2]
+    for out in (other, strided):
+        assert resize(picture, 30, 40, out).shape == (30, 40, 3)
+        assert (out == 7).all()
+
+
+@pytest.mark.usefixtures("_resizer")
+def test_resize_keeps_what_a_smooth_picture_shows(picture):
+    """Half the size is the mean of four pixels, within two levels."""
+    small = resize(picture, 30, 40)
+    mean = picture.reshape(30, 2, 40, 2, 3).mean(axis=(1, 3))
+    assert np.abs(small - mean).max() <= 2
+
+
+def test_resize_by_the_shorter_side(picture):
+    """The other side keeps the shape."""
+    assert Resize(30)(picture).shape == (30, 40, 3)
+    assert Resize(30)(picture.transpose(1, 0, 2)).shape == (40, 30, 3)
+    assert Resize((20, 10))(picture).shape == (20, 10, 3)
+
+
+def test_centre_crop_takes_the_middle(picture):
+    """Exactly the middle pixels, owned; a small picture is scaled up first."""
+    found = CentreCrop(20, 40)(picture)
+    assert np.array_equal(found, picture[20:40, 20:60])
+    assert not np.shares_memory(found, picture)
+    out = np.zeros((100, 100, 3), np.uint8)
+    assert CentreCrop(100)(picture, out=out) is out
+    assert out.any()
+
+
+def test_random_boxes_lie_inside_and_have_the_area_and_shape_asked_for():
+    """Over many draws, for wide and high pictures."""
+    step = RandomResizedCrop(8, scale=(0.2, 0.6), ratio=(0.5, 2.0))
+    for height, width in ((60, 80), (300, 40), (40, 300)):
+        for seed in range(200):
+            top, left, rows, columns = step.draw(height, width, rng(seed))
+            assert 0 <= top <= top + rows <= height
+            assert 0 <= left <= left + columns <= width
+            if height == 60:
+                assert 0.15 <= rows * columns / (height * width) <= 0.65
+                assert 0.45 <= columns / rows <= 2.2
+
+
+def test_a_shape_that_no_box_can_have_gives_the_middle():
+    """A strip of 10 x 1000 pixels is cut to the widest box allowed."""
+    assert RandomResizedCrop(8, scale=(1.0, 1.0)).draw(10, 1000, rng()) == (0, 493, 10, 13)
+
+
+def test_the_same_rng_gives_the_same_picture(picture):
+    """And another one another picture; written into `out`."""
+    step, out = RandomResizedCrop(16), np.zeros((16, 16, 3), np.uint8)
+    assert step(picture, rng=rng(1), out=out) is out
+    assert np.array_equal(out, step(picture, rng=rng(1)))
+    assert not np.array_equal(out, step(picture, rng=rng(2)))
+
+
+def test_flip_mirrors_in_place_and_elsewhere(picture):
+    """The picture itself may be the output."""
+    mirrored = picture[:, ::-1].copy()
+    held = picture.copy()
+    assert flip(held, held) is held
+    assert np.array_equal(held, mirrored)
+    assert np.array_equal(flip(picture), mirrored)
+
+
+def test_horizontal_flip_follows_its_probability(picture):
+    """Never at 0, always at 1, about half the time at 0.5."""
+    flipped = [np.array_equal(HorizontalFlip()(picture, rng=rng(s)), picture[:, ::-1]) for s in range(400)]
+    assert 160 < sum(flipped) < 240
+    assert HorizontalFlip(0.0)(picture, rng=rng()) is picture
+    assert np.array_equal(HorizontalFlip(1.0)(picture, rng=rng()), picture[:, ::-1])
+
+
+def test_on_field_changes_one_field(picture):
+    """The sample that came in stays as it was."""
+    sample = {"__key__": "k", "jpg": picture, "cls": 3}
+    found = OnField("jpg", Resize(30), HorizontalFlip(1.0))(sample, rng=rng())
+    assert np.shape(found["jpg"]) == (30, 40, 3)
+    assert (found["cls"], found["__key__"]) == (3, "k")
+    assert sample["jpg"] is picture
+
+
+def test_on_field_without_a_picture_names_what_there_is():
+    """The user sees the fields of the sample."""
+    with pytest.raises(ConfigError, match="__key__, png"):
+        OnField("jpg", Resize(30))({"__key__": "k", "png": b""}, rng=rng())
