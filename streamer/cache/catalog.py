@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,10 +163,18 @@ class Catalog:
         self._cache = diskcache.Cache(str(self._directory), timeout=5, disk=PlainDisk, **_SETTINGS)
         return self._read()
 
+    def peek(self) -> dict[bytes, CatalogRow]:
+        """The chunk rows, read without changing anything; empty when it cannot be read."""
+        try:
+            return self._read().chunks
+        except (sqlite3.Error, ForeignRowError, ValueError) as error:
+            logger.warning("catalog %s is not readable: %s", self._directory, error)
+            return {}
+
     def _read(self) -> CatalogContents:
         contents = CatalogContents({}, {})
         disk = PlainDisk(str(self._directory))
-        with contextlib.closing(sqlite3.connect(self._directory / DBNAME)) as connection:
+        with contextlib.closing(_connect(self._directory / DBNAME)) as connection:
             for key, raw, mode, filename, value in connection.execute(
                 "SELECT key, raw, mode, filename, value FROM Cache"
             ):
@@ -204,9 +212,14 @@ class Catalog:
             self._cache = None
 
 
+def _connect(path: Path) -> sqlite3.Connection:
+    """A connection that only reads."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+
+
 def _refuse_triggers(path: Path) -> None:
     """A trigger or a view would run somebody's SQL at our writes; diskcache itself makes three counting ones."""
-    with contextlib.closing(sqlite3.connect(path)) as connection:
+    with contextlib.closing(_connect(path)) as connection:
         names = [
             name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('trigger','view')")
         ]
@@ -222,9 +235,3 @@ def _sort_in(key: bytes | str, value: bytes | str, contents: CatalogContents) ->
         contents.used[key.removeprefix(_USED)] = float(value)
     else:
         raise ForeignRowError(f"the catalog holds a row {key!r} that is not ours")
-
-
-def rows_of(contents: CatalogContents) -> Iterator[tuple[bytes, CatalogRow]]:
-    """The chunk rows, datasets used longest ago first."""
-    ordered = sorted(contents.chunks.items(), key=lambda item: contents.used.get(item[1].dataset, 0.0))
-    yield from ordered

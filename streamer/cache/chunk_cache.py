@@ -36,6 +36,8 @@ FIXED_BYTES = 512 << 10
 FILE_THREADS = 2
 # The default limit: this share of the free space and of what the cache holds already.
 DEFAULT_SHARE = 0.8
+# The free-space floor is at most this share of the filesystem.
+FLOOR_SHARE = 0.02
 
 T = TypeVar("T")
 
@@ -115,6 +117,8 @@ class ChunkCache:
         self._charged = 0
         self._overhead = FIXED_BYTES
         self._whole_limit = 0
+        self._disk_limit = 0
+        self._refused = False
         self._busy: dict[bytes, asyncio.Event] = {}
         self._unlinks: set[asyncio.Event] = set()
         self._seen: set[str] = set()
@@ -168,13 +172,22 @@ class ChunkCache:
             self._layers.append(open_layer(path))
             for key, _ in chunk_files(self._layers[-1]):
                 self._below.setdefault(key, len(self._layers) - 1)
-        self._whole_limit = self._choose_limit()
-        self._overhead = FIXED_BYTES + used_bytes(self._folder.path / "manifests")
+        self._whole_limit = self.config.limit_bytes or 0
+        if self.config.limit_bytes is None:
+            self._whole_limit = int(DEFAULT_SHARE * (self.free_bytes() + self._charged))
+        self._measure()
 
-    def _choose_limit(self) -> int:
-        if self.config.limit_bytes is not None:
-            return self.config.limit_bytes
-        return int(DEFAULT_SHARE * (self.free_bytes() + self._charged))
+    def _measure(self) -> None:
+        self._overhead = FIXED_BYTES + used_bytes(self._folder.path / "manifests")
+        found = os.statvfs(self._folder.path)
+        # On a small filesystem (a tmpfs as RAM tier) a floor of 1 GiB would leave nothing.
+        floor = min(self.config.free_floor_bytes, int(FLOOR_SHARE * found.f_blocks * found.f_frsize))
+        self._disk_limit = max(0, self._charged + found.f_bavail * found.f_frsize - floor)
+        self._refused = False
+
+    async def measure(self) -> None:
+        """Takes stock: manifests that were added, and the free space. `limit_bytes` follows; tell the policy."""
+        await self._in_thread(self._files, self._measure)
 
     def _stop(self) -> None:
         self._catalog.close()
@@ -188,14 +201,21 @@ class ChunkCache:
 
     @property
     def limit_bytes(self) -> int:
-        """What chunk files may take, as `table.charge` counts them: the whole limit less manifests and catalog."""
-        return max(0, self._whole_limit - self._overhead)
+        """What chunk files may take, as `table.charge` counts them.
+
+        The whole limit less manifests and catalog, or what is there and what is free above the floor (as of the last
+        `measure`) if that is less. While the disk refuses writes: what it holds and what memory takes.
+        """
+        disk_limit = self._charged + self._fallback.limit_bytes if self._refused else self._disk_limit
+        return max(0, min(self._whole_limit - self._overhead, disk_limit))
 
     @property
     def roots(self) -> tuple[Path, ...]:
-        """Every folder a chunk may lie in, in the order a reader should try them: the cache, memory, the layers."""
-        memory = [self._fallback.path] if self._fallback.folder else []
-        return (self._folder.path, *memory, *(layer.path for layer in self._layers))
+        """Every folder a chunk may lie in, in the order a reader should try them: the cache, memory, the layers.
+
+        The one in memory does not exist before the disk refuses a write.
+        """
+        return (self._folder.path, self._fallback.path, *(layer.path for layer in self._layers))
 
     @property
     def root_id(self) -> str:
@@ -205,6 +225,14 @@ class ChunkCache:
     def catalog(self) -> list[DatasetFiles]:
         """What was there at the start: (dataset id, keys, lengths of the files), those used longest ago first."""
         return self._found
+
+    def keys(self) -> list[bytes]:
+        """Chunks of the writable folder now."""
+        return list(self._chunks)
+
+    def length(self, key: bytes) -> int:
+        """Length of a chunk's file in the writable folder; 0 when it is not there."""
+        return self._chunks.get(key, 0)
 
     def layer_keys(self) -> list[bytes]:
         """Chunks of the read-only layers."""
@@ -261,7 +289,8 @@ class ChunkCache:
             dataset: the manifest's digest, for the catalog.
 
         Returns:
-            Where it lies: in the cache folder, or in memory when the disk refused it (full, failing).
+            Where it lies: in the cache folder, or in memory when the disk refused it (full, failing). Then
+            `limit_bytes` is lower: tell the policy and evict its victims.
 
         Raises:
             CacheFullError: no room within the limit; evict, then try again.
@@ -302,8 +331,9 @@ class ChunkCache:
                 error.strerror,
             )
         self._count.refused_writes += 1
+        self._refused = True
         folder = await self._in_thread(self._files, self._fallback.open, self.config.group)
-        if sum(self._in_memory.values()) + length > self._fallback.capacity_bytes():
+        if sum(map(charge, self._in_memory.values())) + charge(length) > self._fallback.limit_bytes:
             raise CacheError(
                 f"chunk {chunk.key.hex()} ({format_bytes(length)}) fits neither on the disk of {self._folder.path}"
                 f" ({error.strerror}) nor in {self._fallback.path}; free space there",

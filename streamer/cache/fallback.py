@@ -21,15 +21,21 @@ FALLBACK_BYTES = 512 << 20
 
 
 class Fallback:
-    """The folder in memory. Owned by one `ChunkCache`; its methods run in threads, one at a time.
+    """The folder in memory. Owned by one `ChunkCache`; its methods run in threads.
+
+    Attributes:
+        path: where it is, or would be.
+        limit_bytes: how much it may take; 0 before it is open.
 
     Args:
         root_id: the cache folder's: the name of the folder here, so that the next engine finds leftovers.
+        memory: a folder in memory.
     """
 
     def __init__(self, root_id: str, memory: Path = MEMORY_FOLDER) -> None:
         self.path = memory / f"streamer-{os.geteuid()}-{root_id}"
         self.folder: Folder | None = None
+        self.limit_bytes = 0
 
     def __repr__(self) -> str:
         return f"Fallback({str(self.path)!r}, {'in use' if self.folder else 'unused'})"
@@ -42,14 +48,12 @@ class Fallback:
         """
         if self.folder is None:
             self.folder = open_folder(self.path, group)
+            found = os.statvfs(self.path)
+            self.limit_bytes = min(FALLBACK_BYTES, found.f_bavail * found.f_frsize // 4)
         return self.folder
-
-    def capacity_bytes(self) -> int:
-        """How much may be written there now, on top of what is there."""
-        free = os.statvfs(self.path.parent)
-        return min(FALLBACK_BYTES, free.f_bavail * free.f_frsize // 4)
 
     def remove(self) -> None:
         """Removes the folder and what is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.folder = None
+        self.limit_bytes = 0

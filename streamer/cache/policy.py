@@ -20,6 +20,9 @@ Why this is the best there is. In an epoch each chunk of the data (D bytes) is n
    uniform sample of the data, so any window of an epoch hits at the same rate, and nothing is written to it again.
    (A next-use order has the same hits, all of them in the first f of the epoch, and then the link is too slow.)
    "epoch-lru" draws a fifth of the ranks anew each epoch: the content rotates, claims 1 and 2 do not change.
+   In a cold epoch the misses are not 1 - f of the window but all of it, and S is too small for them: transit then
+   borrows the places of spent chunks of its own dataset, and pays back, because released transit chunks are promoted
+   while kept is below C - S. The borrowed chunk would have been a hit in the next epoch; so is the promoted one.
 4. *Somebody always moves.* Open chunks of all sessions plus one chunk for each fit into C (`open_session` refuses
    otherwise). So when a head of line finds no room, what fills C is not all open: a fetch under way ends (`Wait`,
    then ask again), or a chunk that is not open is evicted for it. Chunks that *other sessions* need later do not hold
@@ -45,35 +48,25 @@ Every call that returns `Freed` (or an `Admit` with victims) obliges the caller 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from streamer.cache.decision import Admit, Answer, Freed, Hit, Place, PolicyStatistics, Wait
-from streamer.cache.room import Outcome, Queues, Room
+from streamer.cache.emergency import Queues
+from streamer.cache.room import STAGING_CHUNKS, STAGING_MARGIN, Outcome, Room
+from streamer.cache.sessions import Session, refuse_if_too_large, take
 from streamer.cache.table import Group, Rows, State, as_keys, charged_bytes, draw_ranks
 from streamer.config import Eviction, format_bytes
 from streamer.errors import CacheError, CacheFullError
 
+# A session with fewer hits than this share of a warm epoch's is cold: its look-ahead may borrow spent chunks. Without
+# the loan a cold epoch at f = 0.5 looked 26 chunks ahead of the 48 it asked for; always lending moved 10 % of the
+# data between kept and transit in each warm epoch (2,000 chunks, 48 open, 2026-11-20).
+COLD_SHARE = 0.7
 # "epoch-lru": one rank in five is drawn anew each epoch.
 ROTATED_SHARE = 5
-
-
-@dataclass(slots=True)
-class _Session:
-    """One consumer: what it has ahead in this epoch, in look-ahead (in order of use) and open; uses counted by row."""
-
-    name: str
-    job: str
-    group: Group
-    open_bytes: int
-    lookahead_bytes: int
-    due: NDArray[np.bool_]
-    ahead: dict[int, int] = field(default_factory=dict)
-    open: dict[int, int] = field(default_factory=dict)
-    answered: set[int] = field(default_factory=set)
-    silent: bool = False
 
 
 @dataclass(slots=True)
@@ -100,7 +93,7 @@ class CachePolicy:
         self._room = Room(limit_bytes, lru=eviction == "lru")
         self._room.settling = settling
         self._table = self._room.table
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, Session] = {}
         self._jobs: dict[str, int] = {}
         self._count = _Counters()
 
@@ -224,10 +217,10 @@ class CachePolicy:
         group = self._table.group(dataset_id)
         if session in self._sessions or not len(group.rows):
             raise CacheError(f"session {session!r}: name taken, or dataset {dataset_id} not added")
-        self._refuse_if_too_large(group, open_bytes)
+        refuse_if_too_large(self._sessions.values(), group, open_bytes, self._room.limit_bytes)
         self.connect(job)
         due = np.zeros(len(group.rows), np.bool_)
-        self._sessions[session] = _Session(session, job, group, open_bytes, lookahead_bytes, due)
+        self._sessions[session] = Session(session, job, group, open_bytes, lookahead_bytes, due)
         if job not in group.jobs:
             group.jobs.add(job)
             self._room.adopt()
@@ -240,9 +233,9 @@ class CachePolicy:
         if gone is None:
             return Freed()
         outcome = Outcome()
-        self._set_due(gone, np.zeros_like(gone.due))
+        gone.set_due(self._table, np.zeros_like(gone.due))
         for row, count in gone.open.items():
-            _take(self._table.open, row, count)
+            take(self._table.open, row, count)
         self._unhold(gone.open, outcome)
         if not gone.silent:
             self._unhold(gone.ahead, outcome)
@@ -255,7 +248,7 @@ class CachePolicy:
         state = self._sessions[session]
         due = np.zeros_like(state.due)
         due[np.asarray(remaining, dtype=np.int64)] = True
-        self._set_due(state, due)
+        state.set_due(self._table, due)
         if epoch > state.group.epoch:
             state.group.epoch = epoch
             self._rotate(state.group)
@@ -322,7 +315,7 @@ class CachePolicy:
         row = int(state.group.rows[chunk])
         if not self._table.is_local(row) or row not in state.ahead:
             return False
-        _take(state.ahead, row)
+        take(state.ahead, row)
         state.answered.discard(row)
         state.open[row] = state.open.get(row, 0) + 1
         self._table.open[row] = self._table.open.get(row, 0) + 1
@@ -337,10 +330,10 @@ class CachePolicy:
         state = self._wake(session)
         row = int(state.group.rows[chunk])
         if row in state.open:
-            _take(state.open, row)
-            _take(self._table.open, row)
+            take(state.open, row)
+            take(self._table.open, row)
         elif row in state.ahead:
-            _take(state.ahead, row)
+            take(state.ahead, row)
             state.answered.discard(row)
         else:
             raise CacheError(f"session {session!r} releases chunk {chunk} that it does not hold")
@@ -379,24 +372,18 @@ class CachePolicy:
         self._room.tick += 1
         group.last_used = self._room.tick
 
-    def _refuse_if_too_large(self, group: Group, open_bytes: int) -> None:
-        live = [(one.group, one.open_bytes) for one in self._sessions.values()]
-        others = sum(opened + one.largest_bytes for one, opened in live)
-        wanted = open_bytes + group.largest_bytes
-        limit = self._room.limit_bytes
-        if others + wanted > limit:
-            raise CacheFullError(
-                f"the cache limit of {format_bytes(limit)} is too small: this session needs"
-                f" {format_bytes(wanted)} for its open chunks and one more, other sessions need"
-                f" {format_bytes(others)}; raise cache_bytes to at least {format_bytes(others + wanted)},"
-                " or lower shuffle_window",
-                limit_bytes=limit,
-                wanted_bytes=wanted,
-                others_bytes=others,
-            )
-
     def _plan(self) -> None:
         self._room.plan(sum(one.open_bytes + one.lookahead_bytes for one in self._sessions.values()))
+
+    def _loan_bytes(self) -> int:
+        """What transit may grow to while more is missing than in a warm epoch: S with the measured share of misses."""
+        windows = [(self._missing(one), one.open_bytes + one.lookahead_bytes) for one in self._sessions.values()]
+        largest = max(one.group.largest_bytes for one in self._sessions.values())
+        return int(STAGING_MARGIN * sum(share * window for share, window in windows)) + STAGING_CHUNKS * largest
+
+    def _missing(self, session: Session) -> float:
+        """Its share of misses: as measured while that is far from a warm epoch's, else 0 (S is made for those)."""
+        return session.missing if 1.0 - session.missing < COLD_SHARE * self._room.warm_share else 0.0
 
     def _trimmed(self, outcome: Outcome) -> Freed:
         self._room.trim(outcome)
@@ -404,15 +391,6 @@ class CachePolicy:
 
     def _queues(self) -> Queues:
         return [list(one.ahead) for one in self._sessions.values() if not one.silent]
-
-    def _set_due(self, session: _Session, due: NDArray[np.bool_]) -> None:
-        """Replaces the session's bitmap; chunks that nobody has ahead any more become spent."""
-        rows = session.group.rows
-        before = rows[session.due]
-        np.subtract.at(self._table.due, before, 1)
-        np.add.at(self._table.due, rows[due], 1)
-        session.due = due
-        self._table.queue_spent_of(before)
 
     def _rotate(self, group: Group) -> None:
         """With "epoch-lru" the chunks whose turn it is get a new rank."""
@@ -423,17 +401,14 @@ class CachePolicy:
         self._table.rank[group.rows[turn]] = draw_ranks(keys[turn], 2 * group.epoch + 2)
         self._table.rebuild(group)
 
-    def _wake(self, name: str) -> _Session:
+    def _wake(self, name: str) -> Session:
         session = self._sessions[name]
-        if session.silent:
-            session.silent = False
-            for row, count in session.ahead.items():
-                self._table.held[row] = self._table.held.get(row, 0) + count
+        session.wake(self._table)
         return session
 
     def _unhold(self, uses: dict[int, int], outcome: Outcome) -> None:
         for row, count in uses.items():
-            _take(self._table.held, row, count)
+            take(self._table.held, row, count)
             if row not in self._table.held:
                 self._room.idle(row, outcome)
 
@@ -450,7 +425,7 @@ class CachePolicy:
             return Hit(key)
         if state != State.ABSENT:
             return Wait(key, fetching=True)
-        granted = self._room.admit(row)
+        granted = self._room.admit(row, self._loan_bytes)
         if granted is None and head:
             granted = self._room.force(row, self._queues())
             self._refuse_if_stuck(granted is None)
@@ -475,7 +450,7 @@ class CachePolicy:
             sessions=len(self._sessions),
         )
 
-    def _record(self, row: int, session: _Session, answer: Answer) -> None:
+    def _record(self, row: int, session: Session, answer: Answer) -> None:
         cost = int(self._table.cost[row])
         if isinstance(answer, Admit):
             self._count.admitted_bytes += cost
@@ -486,12 +461,4 @@ class CachePolicy:
         self._count.needs += 1
         self._count.needed_bytes += cost
         self._count.hits += not isinstance(answer, Admit)
-
-
-def _take(counts: dict[int, int], row: int, count: int = 1) -> None:
-    """Lowers a count; none left: no entry."""
-    left = counts[row] - count
-    if left:
-        counts[row] = left
-    else:
-        del counts[row]
+        session.miss(isinstance(answer, Admit))

@@ -5,23 +5,19 @@ The second half of the policy (see `policy` for the rule and its proof): knows c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
 
 from streamer.cache.decision import Freed
+from streamer.cache.emergency import Emergency, Queues
 from streamer.cache.table import ChunkTable, Group, State
 
 # Beyond the mean: the misses among w chunks scatter by sqrt(w f (1-f)).
 STAGING_MARGIN = 1.1
 STAGING_CHUNKS = 2
-# How many victims of an emergency are found by one pass over the table.
-EMERGENCY_BATCH = 256
-
-# Per session, its look-ahead in order of use: the first is its head of line.
-Queues = list[list[int]]
 
 
 @dataclass(slots=True)
@@ -42,6 +38,7 @@ class Room:
         self.table = ChunkTable(spare_due=not lru)
         self.limit_bytes = limit_bytes
         self.staging_bytes = 0
+        self.warm_share = 0.0
         self.kept_bytes = 0
         self.transit_bytes = 0
         self.settling = False
@@ -49,7 +46,7 @@ class Room:
         self.chunks = [0] * len(State)
         self.evicted = self.due_evicted = self.promoted = 0
         self._lru = lru
-        self._emergency: list[int] = []
+        self._emergency = Emergency(self.table)
 
     @property
     def total_bytes(self) -> int:
@@ -73,6 +70,7 @@ class Room:
             largest = max(group.largest_bytes for group in live)
             spread = int(STAGING_MARGIN * (1.0 - share) * window_bytes)
             self.staging_bytes = min(self.limit_bytes, spread + STAGING_CHUNKS * largest)
+        self.warm_share = min(1.0, self.kept_limit_bytes / max(1, data_bytes))
         self._share_out(live)
 
     def _share_out(self, live: list[Group]) -> None:
@@ -121,7 +119,7 @@ class Room:
 
     # --- admission -------------------------------------------------------------------------------------------
 
-    def admit(self, row: int) -> tuple[State, list[int]] | None:
+    def admit(self, row: int, loan_bytes: Callable[[], int]) -> tuple[State, list[int]] | None:
         """Room for an absent chunk without hurting anybody: kept, or else transit; None: no.
 
         Returns:
@@ -133,10 +131,8 @@ class Room:
         victims = self._expendable(group, cost, needed)
         if victims is not None:
             return self._replace(row, State.FETCHING_KEPT, victims)
-        fits = self.total_bytes + cost <= self.limit_bytes
-        if fits and self.transit_bytes + cost <= self.staging_bytes:
-            return self._replace(row, State.FETCHING_TRANSIT, [])
-        return None
+        victims = self._in_transit(group, cost, loan_bytes)
+        return None if victims is None else self._replace(row, State.FETCHING_TRANSIT, victims)
 
     def force(self, row: int, queues: Queues) -> tuple[State, list[int]] | None:
         """Room for a head of line, at the expense of what is not open; None: everything is open or being fetched."""
@@ -180,6 +176,8 @@ class Room:
     def _collect(self, needed: int, candidates: Iterable[int]) -> list[int] | None:
         """Candidates until their bytes suffice; None, and nothing changed, if they do not."""
         taken: list[int] = []
+        if needed <= 0:
+            return taken
         for row in candidates:
             taken.append(row)
             needed -= int(self.table.cost[row])
@@ -188,6 +186,19 @@ class Room:
         for row in taken:
             self.table.queue_spent(row)
         return None
+
+    def _in_transit(self, group: Group, cost: int, loan_bytes: Callable[[], int]) -> list[int] | None:
+        """Room in transit: what is left of S, or on loan from spent chunks of the same dataset; None: neither."""
+        needed = self.total_bytes + cost - self.limit_bytes
+        if needed <= 0 and self.transit_bytes + cost <= self.staging_bytes:
+            return []
+        if self.settling or self._lru or self.transit_bytes + cost > loan_bytes():
+            return None
+        return self._collect(needed, self._spent(group))
+
+    def _spent(self, group: Group) -> Iterator[int]:
+        while (row := self.table.take_spent(group)) is not None:
+            yield row
 
     def _above_quota(self) -> list[Group]:
         rich = [one for one in self.table.groups if one.jobs and one.kept_bytes > one.quota_bytes]
@@ -221,42 +232,14 @@ class Room:
             assert taken is not None
             yield taken
 
-    # --- emergencies -----------------------------------------------------------------------------------------
-
     def _by_hurt(self, queues: Queues) -> Iterator[int]:
         """Everything that is not open, what hurts least first; never a session's own head of line."""
         yield from self._finished()
-        distance = _distances(queues)
-        far = sorted((row for row in distance if self._movable(row, distance)), key=lambda r: -distance[r])
+        far = self._emergency.far(queues)
         yield from (row for row in far if self.table.state[row] == State.TRANSIT)
         yield from self._spent_anywhere()
-        yield from self._due_kept()
+        yield from self._emergency.due_kept()
         yield from (row for row in far if self.table.state[row] == State.KEPT)
-
-    def _movable(self, row: int, distance: dict[int, int]) -> bool:
-        state = self.table.state[row]
-        local = state in (State.KEPT, State.TRANSIT)
-        return local and row not in self.table.open and distance[row] > 0
-
-    def _due_kept(self) -> Iterator[int]:
-        """Kept chunks that a running epoch has still ahead, by rank; one pass over the table finds many."""
-        fresh = False
-        while self._emergency or not fresh:
-            if not self._emergency:
-                fresh = True
-                self._emergency = self._lowest_kept()
-            elif self._is_idle(row := self._emergency.pop()):
-                yield row
-
-    def _is_idle(self, row: int) -> bool:
-        return self.table.state[row] == State.KEPT and row not in self.table.held
-
-    def _lowest_kept(self) -> list[int]:
-        rows = np.flatnonzero(self.table.state == State.KEPT)
-        rows = rows[~np.isin(rows, list(self.table.held))]
-        rows = rows[np.argsort(self.table.rank[rows], kind="stable")[:EMERGENCY_BATCH]]
-        found: list[int] = rows[::-1].tolist()
-        return found
 
     # --- after a use -----------------------------------------------------------------------------------------
 
@@ -338,12 +321,3 @@ class Room:
         """The outcome as keys."""
         key = self.table.key
         return Freed(tuple(map(key, outcome.victims)), tuple(map(key, outcome.promoted)))
-
-
-def _distances(queues: Queues) -> dict[int, int]:
-    """Uses that come before each chunk's own, in the session that comes to it first."""
-    distance: dict[int, int] = {}
-    for queue in queues:
-        for place, row in enumerate(queue):
-            distance[row] = min(place, distance.get(row, place))
-    return distance

@@ -1,0 +1,168 @@
+"""`streamer cache stat | check | clear | export`: what one does with a cache folder that no engine uses.
+
+Synchronous. The caller holds the engine's lock of the folder while `clear` runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from streamer.cache.catalog import Catalog
+from streamer.cache.folder import (
+    MARKER,
+    ROOT_ID,
+    SUBFOLDERS,
+    Folder,
+    chunk_files,
+    open_folder,
+    open_layer,
+    read_header,
+    used_bytes,
+)
+from streamer.cache.verify import verify_file
+from streamer.errors import IntegrityError
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FolderStatistics:
+    """What a cache folder holds.
+
+    Attributes:
+        chunks: files.
+        chunk_bytes: their lengths together.
+        used_bytes: what the whole folder takes on the disk.
+        datasets: per dataset (its manifest's digest; "" unknown): chunks and bytes.
+        root_id: the folder's name for itself.
+    """
+
+    chunks: int
+    chunk_bytes: int
+    used_bytes: int
+    datasets: dict[str, tuple[int, int]]
+    root_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The outcome of `check`: `damaged` names what is wrong and why; with `repair` those files are gone."""
+
+    chunks: int
+    checked_bytes: int
+    damaged: dict[str, str]
+
+
+def stat(path: Path) -> FolderStatistics:
+    """Counts what is there; reads the catalog without changing it.
+
+    Raises:
+        CacheError: it cannot be read, or it is not a cache folder (CacheVersionError).
+    """
+    folder = open_layer(path)
+    rows = Catalog(path / "catalog").peek()
+    datasets: dict[str, tuple[int, int]] = {}
+    chunks = total = 0
+    for key, length in chunk_files(folder):
+        chunks, total = chunks + 1, total + length
+        name = rows[key].dataset if key in rows else ""
+        count, size = datasets.get(name, (0, 0))
+        datasets[name] = (count + 1, size + length)
+    return FolderStatistics(chunks, total, used_bytes(path), datasets, folder.root_id)
+
+
+def check(path: Path, *, repair: bool = False, progress: Progress | None = None) -> CheckReport:
+    """Reads every chunk and compares it with its checksums.
+
+    Args:
+        path: the cache folder, or a layer.
+        repair: unlink what is wrong (the next engine fetches it again).
+        progress: called with (chunks done, chunks).
+
+    Raises:
+        CacheError: it cannot be read, or it is not a cache folder (CacheVersionError).
+    """
+    folder = open_layer(path)
+    files = list(chunk_files(folder))
+    damaged: dict[str, str] = {}
+    for done, (key, _) in enumerate(files, 1):
+        try:
+            verify_file(folder.chunk_path(key), key)
+        except (IntegrityError, OSError) as error:
+            damaged[key.hex()] = str(error)
+            if repair:
+                folder.chunk_path(key).unlink(missing_ok=True)
+        if progress:
+            progress(done, len(files))
+    return CheckReport(len(files), sum(length for _, length in files), damaged)
+
+
+def clear(path: Path) -> int:
+    """Removes everything but the folder itself, so that mounts and permissions stay.
+
+    Returns:
+        Bytes that were in use on the disk.
+
+    Raises:
+        CacheError: it cannot be used, or it is not a cache folder (CacheVersionError): nothing is removed then.
+    """
+    open_layer(path)
+    freed = used_bytes(path)
+    for name in SUBFOLDERS:
+        shutil.rmtree(path / name, ignore_errors=True)
+    for name in (ROOT_ID, MARKER):
+        (path / name).unlink(missing_ok=True)
+    return freed
+
+
+def export(path: Path, target: Path, *, keys: Iterable[bytes] | None = None, progress: Progress | None = None) -> int:
+    """Copies checked chunks and all manifests into another folder, to be used as a read-only layer (a disk image).
+
+    Chunks that are there already are not copied again; one that is wrong here is left out.
+
+    Args:
+        path: the cache folder.
+        target: made when missing, same layout.
+        keys: which chunks; None: all.
+        progress: called with (chunks done, chunks).
+
+    Returns:
+        Chunks in the target now that were asked for.
+
+    Raises:
+        CacheError: one of the folders cannot be used.
+        OSError: the disk of the target is full.
+    """
+    source, layer = open_layer(path), open_folder(target)
+    wanted = [key for key, _ in chunk_files(source)] if keys is None else list(keys)
+    there = 0
+    for done, key in enumerate(wanted, 1):
+        there += _copy(source, layer, key)
+        if progress:
+            progress(done, len(wanted))
+    shutil.copytree(path / "manifests", target / "manifests", dirs_exist_ok=True)
+    return there
+
+
+def _copy(source: Folder, layer: Folder, key: bytes) -> bool:
+    """True: the chunk is in the layer now, whole."""
+    goal = layer.chunk_path(key)
+    try:
+        if not goal.exists():
+            verify_file(source.chunk_path(key), key)
+            temporary = layer.temporary_path(key)
+            shutil.copyfile(source.chunk_path(key), temporary)
+            os.chmod(temporary, layer.access.file_mode)
+            os.rename(temporary, goal)
+        read_header(layer, key, goal.stat().st_size)
+    except (IntegrityError, FileNotFoundError) as error:
+        logger.warning("not exported: %s", error)
+        return False
+    return True

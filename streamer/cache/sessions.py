@@ -1,0 +1,78 @@
+"""What the policy knows of its consumers. Part of `policy`; plain synchronous code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.cache.table import ChunkTable, Group
+from streamer.config import format_bytes
+from streamer.errors import CacheFullError
+
+
+@dataclass(slots=True)
+class Session:
+    """One consumer: what it has ahead in this epoch, in look-ahead (in order of use) and open; uses counted by row."""
+
+    name: str
+    job: str
+    group: Group
+    open_bytes: int
+    lookahead_bytes: int
+    due: NDArray[np.bool_]
+    ahead: dict[int, int] = field(default_factory=dict)
+    open: dict[int, int] = field(default_factory=dict)
+    answered: set[int] = field(default_factory=set)
+    missing: float = 1.0
+    silent: bool = False
+
+    def miss(self, missed: bool) -> None:
+        """Keeps the share of misses among the last uses (an eighth of an epoch of them, 16 to 256)."""
+        self.missing += (missed - self.missing) / min(256, max(16, len(self.due) // 8))
+
+    def wake(self, table: ChunkTable) -> None:
+        """A silent session did something: its look-ahead is protected again."""
+        if self.silent:
+            self.silent = False
+            for row, count in self.ahead.items():
+                table.held[row] = table.held.get(row, 0) + count
+
+    def set_due(self, table: ChunkTable, due: NDArray[np.bool_]) -> None:
+        """Replaces the bitmap of the running epoch; chunks that nobody has ahead any more become spent."""
+        before = self.group.rows[self.due]
+        np.subtract.at(table.due, before, 1)
+        np.add.at(table.due, self.group.rows[due], 1)
+        self.due = due
+        table.queue_spent_of(before)
+
+
+def take(counts: dict[int, int], row: int, count: int = 1) -> None:
+    """Lowers a count; none left: no entry."""
+    left = counts[row] - count
+    if left:
+        counts[row] = left
+    else:
+        del counts[row]
+
+
+def refuse_if_too_large(sessions: Iterable[Session], group: Group, open_bytes: int, limit_bytes: int) -> None:
+    """The open chunks of all sessions and one more for each must fit: then a head of line can always move.
+
+    Raises:
+        CacheFullError: they do not; names the numbers and the knobs.
+    """
+    others = sum(one.open_bytes + one.group.largest_bytes for one in sessions)
+    wanted = open_bytes + group.largest_bytes
+    if others + wanted > limit_bytes:
+        raise CacheFullError(
+            f"the cache limit of {format_bytes(limit_bytes)} is too small: this session needs"
+            f" {format_bytes(wanted)} for its open chunks and one more, other sessions need"
+            f" {format_bytes(others)}; raise cache_bytes to at least {format_bytes(others + wanted)},"
+            " or lower shuffle_window",
+            limit_bytes=limit_bytes,
+            wanted_bytes=wanted,
+            others_bytes=others,
+        )

@@ -1,0 +1,63 @@
+"""What goes on beside the traffic: a slow reading of everything that lies there, and an eye on the free space.
+
+Both are coroutines that run until they are cancelled; the engine starts them in its own task group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from streamer.cache.chunk_cache import ChunkCache
+
+# 8 TB in eleven days, 4 % of what a SATA SSD reads.
+SCRUB_BYTES_PER_SECOND = 8 << 20
+# The kernel has no event for free space. 2 s at 1 GB/s of other writers: 2 GB, hence the floor of the default.
+FREE_SPACE_SECONDS = 2.0
+
+
+async def scrub(
+    cache: ChunkCache,
+    on_damaged: Callable[[bytes], None],
+    skip: Callable[[bytes], bool] = lambda key: False,
+    bytes_per_second: int = SCRUB_BYTES_PER_SECOND,
+) -> None:
+    """Reads every chunk again and again, slowly, and compares it with its checksums.
+
+    Args:
+        cache: open.
+        on_damaged: called with the key of a chunk that is wrong; forgets and evicts it.
+        skip: chunks not to read now, as open ones: the readers check those, and their pages stay.
+        bytes_per_second: the pace.
+    """
+    while True:
+        keys = cache.keys()
+        for key in keys:
+            if skip(key) or not cache.contains(key):
+                continue
+            length = cache.length(key)
+            if not await cache.verify(key):
+                on_damaged(key)
+            await cache.drop(key)
+            await asyncio.sleep(length / bytes_per_second)
+        if not keys:
+            await asyncio.sleep(FREE_SPACE_SECONDS)
+
+
+async def watch_free_space(
+    cache: ChunkCache, on_limit: Callable[[int], None], every_seconds: float = FREE_SPACE_SECONDS
+) -> None:
+    """Lowers the limit while others fill the disk, and raises it again when they leave.
+
+    Args:
+        cache: open.
+        on_limit: called with the new `cache.limit_bytes` when it has changed; tells the policy, evicts its victims.
+        every_seconds: the pace.
+    """
+    known = cache.limit_bytes
+    while True:
+        await asyncio.sleep(every_seconds)
+        await cache.measure()
+        if cache.limit_bytes != known:
+            known = cache.limit_bytes
+            on_limit(known)
