@@ -44,7 +44,9 @@ def _http_answer(error: BaseException) -> failures.Answer | None:
         code = str(response.get("Error", {}).get("Code", ""))
         return failures.Answer(metadata.get("HTTPStatusCode"), code, _seconds(headers.get("retry-after")))
     for name in ("status", "status_code", "code"):  # aiohttp, azure, gcsfs
-        status = getattr(error, name, None)
+        # aiohttp calls a truncated body "code 400" of its own making: `code` is a status only of gcsfs.
+        is_status = name != "code" or type(error).__module__.startswith("gcsfs")
+        status = getattr(error, name, None) if is_status else None
         if isinstance(status, int) and 300 <= status < 600:
             headers = getattr(error, "headers", None) or {}
             return failures.Answer(status, "", _seconds(headers.get("Retry-After")))

@@ -97,10 +97,11 @@ KINDS = ("local", "memory", "s3fs", "obstore")
 @pytest.fixture(params=KINDS)
 async def kind(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Kind]:
     """Each store, holding FILES."""
+    options: dict[str, object] = {}
     if request.param == "local":
-        root, options, client = str(tmp_path), {}, "auto"
+        root, client = str(tmp_path), "auto"
     elif request.param == "memory":
-        root, options, client = f"memory://{tmp_path.name}", {}, "auto"
+        root, client = f"memory://{tmp_path.name}", "auto"
     else:
         endpoint = request.getfixturevalue("moto_endpoint")
         root, options = "s3://contract", _s3_options(endpoint)
