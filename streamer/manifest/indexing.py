@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.packing import Cut, chunk_key, cut_object, cut_spans
 from streamer.manifest.ports import IndexedChunk, Indexer, Indexing, Need, OnChunk, RangeReader, Span
+from streamer.manifest.tasks import plain_errors
 
 # What an indexer asks for at a time; see formats/tar.py.
 WINDOW_BYTES = 8 << 20
@@ -86,22 +87,23 @@ async def index_container(
     spans = _Spans()
     steps = indexer.index(container.record)
     offer = _Offer(container, on_chunk) if on_chunk else None
-    async with asyncio.TaskGroup() as tasks:
-        windows = _Windows(container.record, reader, tasks, ahead)
-        try:
-            # In a thread: a window of small members takes 60 ms to parse, and the loop serves others.
-            need = await asyncio.to_thread(_advance, steps, None, spans)
-            while need is not None:
-                window = await windows.read(need)
-                on_read(len(window))
-                if offer:
-                    offer.keep(need.start, window)
-                need = await asyncio.to_thread(_advance, steps, window, spans)
-                if offer:
-                    await offer.closed_chunks(spans, finished=need is None)
-        finally:
-            windows.cancel()
-            steps.close()
+    with plain_errors():
+        async with asyncio.TaskGroup() as tasks:
+            windows = _Windows(container.record, reader, tasks, ahead)
+            try:
+                # In a thread: a window of small members takes 60 ms to parse, and the loop serves others.
+                need = await asyncio.to_thread(_advance, steps, None, spans)
+                while need is not None:
+                    window = await windows.read(need)
+                    on_read(len(window))
+                    if offer:
+                        offer.keep(need.start, window)
+                    need = await asyncio.to_thread(_advance, steps, window, spans)
+                    if offer:
+                        await offer.closed_chunks(spans, finished=need is None)
+            finally:
+                windows.cancel()
+                steps.close()
     starts, stops = spans.since(0)
     return cut_object(starts, stops, container.record.size, container.chunk_bytes)
 

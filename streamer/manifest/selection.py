@@ -72,6 +72,27 @@ class Selection:
         ordinals = _select(manifest, where)
         if not len(ordinals):
             raise ConfigError(f"the selection has none of the {manifest.samples} samples: {where}", field="select")
+        return cls.of(manifest, ordinals)
+
+    @classmethod
+    def of(cls, manifest: Manifest, ordinals: Int64Array) -> Self:
+        """Selects these samples, and writes `<manifest>.<digest>.arrows` next to the manifest's folder.
+
+        Args:
+            manifest: what to select from.
+            ordinals: int64, shape (n',), strictly ascending, within 0..n-1, not empty.
+
+        Raises:
+            ConfigError: ordinals that are not.
+            ManifestError: the file cannot be written.
+        """
+        ordinals = np.ascontiguousarray(ordinals, np.int64)
+        if not _ascending(ordinals, manifest.samples):
+            raise ConfigError(
+                f"a selection needs ascending ordinals of the {manifest.samples} samples, at least one; "
+                f"got {len(ordinals)} others",
+                field="ordinals",
+            )
         digest = _digest(manifest, ordinals)
         path = manifest.path.parent / f"{manifest.digest}.{digest}{_SUFFIX}"
         with workplace(path.parent) as place:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -24,17 +25,23 @@ async def bounded_map(
         for place, item in source:
             outcomes[place] = await work(item)
 
-    try:
+    with plain_errors():
         async with asyncio.TaskGroup() as group:
             for _ in range(min(concurrency, len(items))):
                 group.create_task(worker(todo))
-    except BaseExceptionGroup as errors:
-        first = first_error(errors)
-        raise first from first.__cause__
     return [outcomes[place] for place in range(len(items))]
 
 
-def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error of a group, at any depth; its own cause stays."""
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raises the first error of a task group as itself, with its own cause."""
+    try:
+        yield
+    except BaseExceptionGroup as errors:
+        first = _first_error(errors)
+        raise first from first.__cause__
+
+
+def _first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     first = errors.exceptions[0]
-    return first_error(first) if isinstance(first, BaseExceptionGroup) else first
+    return _first_error(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from streamer.errors import ConfigError, ManifestError
+from streamer.manifest.build import BuildOptions
+from streamer.manifest.ports import Estimate, Progress
+
+
+async def test_the_result_does_not_depend_on_what_ends_first(build_it, store, tars, tmp_path):
+    """Any concurrency, any order of completion, any root: the same digest and the same files."""
+    first = await build_it(store(tars), "s3://b/tars/", root=tmp_path / "a")
+    slow_first = store(tars, delays=lambda extent: 50 - 4 * int(extent.object.url[-6:-4]))
+    second = await build_it(slow_first, "s3://b/tars/", root=tmp_path / "b", concurrency=12)
+    third = await build_it(store(dict(reversed(tars.items()))), "s3://b/tars/", root=tmp_path / "c", concurrency=1)
+    assert first.digest == second.digest == third.digest
+    assert slow_first.most_in_flight == 12
+    for path in first.path.iterdir():
+        assert path.read_bytes() == (second.path / path.name).read_bytes()
+
+
+async def test_folders_do_not_depend_on_the_order_of_the_listing(build_it, store, files, tmp_path):
+    """A store may list in any order."""
+    first = await build_it(store(files), "s3://b/files/", root=tmp_path / "a")
+    second = await build_it(store(dict(reversed(files.items()))), "s3://b/files/", root=tmp_path / "b")
+    assert first.digest == second.digest
+
+
+async def test_a_changed_object_is_another_dataset(build_it, store, tars):
+    """Versions are part of the identity, and only the changed object's chunks get other keys."""
+    changed = dict(tars)
+    changed["s3://b/tars/03.tar"] = tars["s3://b/tars/03.tar"].replace(b"\x00\x00\x0b\xbd", b"\x01\x00\x0b\xbd")
+    before = await build_it(store(tars), "s3://b/tars/")
+    after = await build_it(store(changed), "s3://b/tars/")
+    assert before.digest != after.digest
+    kept = {before.chunk(c).key for c in range(before.chunks)} & {after.chunk(c).key for c in range(after.chunks)}
+    others = [c for c in range(after.chunks) if after.chunk(c).extents[0].object.url != "s3://b/tars/03.tar"]
+    assert kept == {after.chunk(c).key for c in others}
+
+
+async def test_nothing_of_time_or_machine_is_written(build_it, store, tars):
+    """root.json has what the dataset is, and nothing else."""
+    manifest = await build_it(store(tars), "s3://b/tars/")
+    root = json.loads((manifest.path / "root.json").read_text())
+    assert root.keys() == {"magic", "version", "digest", "file_bytes", "content"}
+    assert root["content"].keys() == {
+        *("format", "whole_objects", "urls", "base", "classes", "chunk_bytes", "total_bytes", "parts")
+    }
+    assert [p.name for p in manifest.path.parent.iterdir()] == [manifest.digest]
+
+
+async def test_every_byte_of_a_tar_is_read_once(build_it, store, tars):
+    """Small members: one pass over the object, no byte twice."""
+    source = store(tars)
+    await build_it(source, "s3://b/tars/")
+    assert sum(e.length for e in source.reads) == sum(map(len, tars.values()))
+    assert len(source.reads) == len(tars)
+
+
+async def test_files_are_never_read(build_it, store, files):
+    """The listing is enough."""
+    source = store(files)
+    await build_it(source, "s3://b/files/")
+    assert source.reads == []
+
+
+async def test_all_chunks_of_small_members_are_offered(build_it, store, tars):
+    """What warms the cache is what the manifest names: keys, offsets and bytes."""
+    offered = {}
+
+    async def on_chunk(chunk, parts):
+        offered[chunk.key] = (chunk, b"".join(parts))
+
+    source = store(tars)
+    manifest = await build_it(source, "s3://b/tars/", on_chunk=on_chunk)
+    assert offered.keys() == {manifest.chunk(c).key for c in range(manifest.chunks)}
+    for c in range(manifest.chunks):
+        chunk, content = offered[manifest.chunk(c).key]
+        assert content == source.bytes_of(manifest.chunk(c).extents)
+        assert chunk.sample_offsets.tolist() == manifest.sample_offsets(c).tolist()
+        assert chunk.extents == manifest.chunk(c).extents
+
+
+async def test_an_error_of_on_chunk_stops_the_build(build_it, store, tars):
+    """What the cache raises is not swallowed."""
+
+    async def on_chunk(chunk, parts):
+        raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        await build_it(store(tars), "s3://b/tars/", on_chunk=on_chunk)
+
+
+async def test_estimate_and_progress(build_it, store, tars, files):
+    """The cost is known after the listing and is an upper bound; progress ends at the whole."""
+    estimates: list[Estimate] = []
+    steps: list[Progress] = []
+    total = sum(map(len, tars.values()))
+    source = store(tars)
+    manifest = await build_it(source, "s3://b/tars/", on_estimate=estimates.append, on_progress=steps.append)
+    assert estimates == [Estimate(12, total, total, 12, 8192)]
+    assert steps[-1] == Progress(12, 12, total, total, total, manifest.samples)
+    assert [step.objects_done for step in steps] == list(range(1, 13))
+    await build_it(store(files), "s3://b/files/", on_estimate=estimates.append, on_progress=steps.append)
+    assert (estimates[-1].read_bytes, estimates[-1].requests) == (0, 0)
+    assert (steps[-1].objects_done, steps[-1].samples) == (401, 401)
+
+
+async def test_an_estimate_may_stop_the_build(build_it, store, tars):
+    """Too dear: nothing is read."""
+    source = store(tars)
+
+    def refuse(estimate: Estimate) -> None:
+        raise ManifestError("too dear")
+
+    with pytest.raises(ManifestError, match="too dear"):
+        await build_it(source, "s3://b/tars/", on_estimate=refuse)
+    assert source.reads == []
+
+
+async def test_a_truncated_tar_names_itself(build_it, store, tars, tmp_path):
+    """One bad tar among many: a typed error with object and offset, no manifest, no leftovers."""
+    url = "s3://b/tars/05.tar"
+    with pytest.raises(ManifestError, match=r"s3://b/tars/05\.tar cannot be read: cut off") as caught:
+        await build_it(store({**tars, url: tars[url][:10_000]}), "s3://b/tars/")
+    assert caught.value.details["url"] == url
+    assert caught.value.details["offset"] == 10_000
+    assert not (tmp_path / "manifests").exists()
+
+
+async def test_archives_without_a_sample(build_it, store):
+    """Nothing to train on is an error."""
+    with pytest.raises(ManifestError, match="1 objects below s3://b/ have no sample in them"):
+        await build_it(store({"s3://b/a.tar": bytes(10240)}), "s3://b/")
+
+
+async def test_no_urls(build_it, store):
+    """An empty list is refused."""
+    with pytest.raises(ConfigError, match="urls is empty"):
+        await build_it(store({}), [])
+
+
+async def test_a_root_that_cannot_be_written(build_it, store, tars, tmp_path):
+    """A file where the folder should be."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ManifestError, match="cannot write a manifest below"):
+        await build_it(store(tars), "s3://b/tars/", root=tmp_path / "file")
+
+
+def test_defaults():
+    """The documented bound: 16 containers of two windows."""
+    assert (BuildOptions().concurrency, BuildOptions().memory_bytes) == (16, 256 << 20)

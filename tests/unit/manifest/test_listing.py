@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamer import formats
+from streamer.errors import ConfigError, ManifestError
+from streamer.manifest.listing import list_objects
+from streamer.manifest.model import ObjectRecord
+
+
+async def listed(store, urls: list[str], names: list[str], kind: str = "auto"):
+    objects = dict.fromkeys(names, b"123")
+    return await list_objects(urls, store(objects), formats.chooser(kind), 4)
+
+
+async def test_keys_and_classes_below_a_prefix(store):
+    """Keys begin below the url, sorted; a class is the first folder, as in torchvision's ImageFolder."""
+    names = ["s3://b/t/dog/x/2.jpg", "s3://b/t/cat/1.jpg", "s3://b/t/loose.jpg"]
+    listing, _ = await listed(store, ["s3://b/t/"], names)
+    assert (listing.base, listing.keys) == ("s3://b/t/", [b"cat/1.jpg", b"dog/x/2.jpg", b"loose.jpg"])
+    assert (listing.classes, listing.labels.tolist()) == (("cat", "dog"), [0, 1, -1])
+    assert listing.record(0) == ObjectRecord("s3://b/t/cat/1.jpg", 3, listing.versions[0].decode())
+    assert listing.url(1) == b"s3://b/t/dog/x/2.jpg"
+
+
+async def test_one_class_folder_keeps_its_name(store):
+    """The folder comes from the url, not from what the objects have in common."""
+    for url in ("s3://b/t/", "s3://b/t"):
+        listing, _ = await listed(store, [url], ["s3://b/t/cat/1.jpg", "s3://b/t/cat/2.jpg"])
+        assert (listing.base, listing.classes) == ("s3://b/t/", ("cat",))
+
+
+async def test_several_urls_share_classes(store):
+    """Labels are numbered over all urls; keys begin below what they have in common."""
+    names = ["s3://b/val/cat/1.jpg", "s3://b/train/dog/1.jpg", "s3://b/train/cat/1.jpg"]
+    listing, _ = await listed(store, ["s3://b/val/", "s3://b/train/"], names)
+    assert listing.base == "s3://b/"
+    assert listing.keys == [b"val/cat/1.jpg", b"train/cat/1.jpg", b"train/dog/1.jpg"]
+    assert (listing.classes, listing.labels.tolist()) == (("cat", "dog"), [0, 0, 1])
+
+
+async def test_urls_without_anything_in_common(store):
+    """Two buckets have no base; classes still come from each url."""
+    listing, _ = await listed(store, ["s3://a/x/", "s3://b/y/"], ["s3://a/x/cat/1.jpg", "s3://b/y/dog/1.jpg"])
+    assert (listing.base, listing.classes) == ("", ("cat", "dog"))
+    assert listing.record(1).url == "s3://b/y/dog/1.jpg"
+
+
+async def test_tars_keep_the_order_of_the_urls(store):
+    """A list of containers is taken as it is written."""
+    urls = ["s3://b/2.tar", "s3://b/1.tar"]
+    listing, chosen = await listed(store, urls, urls)
+    assert [listing.record(i).url for i in (0, 1)] == urls
+    assert chosen.name == "webdataset"
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+async def test_a_local_path_may_be_relative(store, tmp_path, monkeypatch, scheme):
+    """Stores list absolute paths, with or without file://; the class is still below what the user named."""
+    monkeypatch.chdir(tmp_path)
+    absolute = f"{scheme}{Path.cwd()}/data"
+
+    class Local(store):
+        def list(self, url):
+            return super().list("")
+
+    names = dict.fromkeys([f"{absolute}/cat/1.jpg", f"{absolute}/cat/2.jpg"], b"1")
+    listing, _ = await list_objects(["data"], Local(names), formats.chooser("auto"), 1)
+    assert (listing.base, listing.classes) == (f"{absolute}/", ("cat",))
+
+
+async def test_what_the_format_does_not_take_is_left_out(store):
+    """Hidden files and folder markers of a folder, other files beside named tars."""
+    listing, _ = await listed(store, ["s3://b/"], ["s3://b/.x", "s3://b/c/", "s3://b/c/1.jpg"])
+    assert listing.keys == [b"c/1.jpg"]
+    listing, _ = await listed(store, ["s3://b/"], ["s3://b/a.tar", "s3://b/a.json"], "webdataset")
+    assert listing.keys == [b"a.tar"]
+
+
+async def test_an_object_named_by_its_user_is_taken(store):
+    """Whatever its name is."""
+    listing, _ = await listed(store, ["s3://b/shard-0"], ["s3://b/shard-0"], "webdataset")
+    assert (listing.base, listing.keys) == ("s3://b/", [b"shard-0"])
+
+
+async def test_an_empty_prefix_says_so(store):
+    """Point 6 of the bad input: empty prefix."""
+    with pytest.raises(ManifestError, match="no objects below s3://b/nothing/; is the prefix right") as caught:
+        await listed(store, ["s3://b/nothing/"], ["s3://b/x.jpg"])
+    assert caught.value.details == {"url": "s3://b/nothing/"}
+
+
+async def test_a_prefix_without_fitting_objects(store):
+    """The error names the format, the number and an example."""
+    with pytest.raises(ManifestError, match=r"none of the 2 objects below s3://b/ fits format 'webdataset'.*a\.jpg"):
+        await listed(store, ["s3://b/"], ["s3://b/a.jpg", "s3://b/b.jpg"], "webdataset")
+
+
+async def test_a_mixture_is_a_config_error(store):
+    """Over all urls together."""
+    with pytest.raises(ConfigError, match="1 tars and other files"):
+        await listed(store, ["s3://b/x/", "s3://b/y/"], ["s3://b/x/a.tar", "s3://b/y/a.jpg"])
+
+
+async def test_an_object_twice_is_an_error(store):
+    """Urls that overlap would train on some samples twice."""
+    with pytest.raises(ManifestError, match=r"s3://b/x/a\.jpg is named by more than one of the 2 urls"):
+        await listed(store, ["s3://b/x/", "s3://b/"], ["s3://b/x/a.jpg", "s3://b/b.jpg"])

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from streamer.errors import ManifestCorruptError, ManifestVersionError
+from streamer.manifest.transfer import export_files, install_files, listed_files
+
+
+async def test_out_and_in_again(tar_manifest, file_manifest, tmp_path):
+    """What was exported is installed under the same digest, file for file, in any order."""
+    for manifest in (tar_manifest, file_manifest):
+        files = list(export_files(manifest))
+        assert files[-1][0] == "root.json"
+        installed = install_files(reversed(files), tmp_path / "elsewhere")
+        assert installed.path == tmp_path / "elsewhere" / manifest.digest
+        assert {p.name: p.read_bytes() for p in installed.path.iterdir()} == dict(files)
+
+
+def test_the_root_lists_what_to_get(tar_manifest):
+    """A reader learns names and lengths from root.json."""
+    files = dict(export_files(tar_manifest))
+    root = files.pop("root.json")
+    assert listed_files(root, "url") == {name: len(content) for name, content in files.items()}
+
+
+@pytest.mark.parametrize("name", ["root.json", "samples-00000.arrows"])
+def test_a_missing_file(tar_manifest, tmp_path, name):
+    """Nothing is installed from a part of the files."""
+    files = [item for item in export_files(tar_manifest) if item[0] != name]
+    with pytest.raises(ManifestCorruptError, match=name.replace(".", r"\.")):
+        install_files(files, tmp_path / "x", "s3://b/manifest")
+    assert list((tmp_path / "x").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../evil", "/etc/passwd", "samples-00000.arrows/../x", "a.sh", "samples-1.arrows\n"])
+def test_foreign_names(tar_manifest, tmp_path, name):
+    """A name that no manifest has is never written."""
+    with pytest.raises(ManifestCorruptError, match="is no file of a manifest"):
+        install_files([*export_files(tar_manifest), (name, b"x")], tmp_path / "x")
+    assert list((tmp_path / "x").iterdir()) == []
+    assert not (tmp_path / "evil").exists()
+
+
+def test_every_file_is_verified(tar_manifest, tmp_path):
+    """One wrong byte in any file stops the installation."""
+    files = dict(export_files(tar_manifest))
+    for victim, content in files.items():
+        raw = bytearray(content)
+        raw[len(raw) // 2] ^= 1
+        with pytest.raises(ManifestCorruptError):
+            install_files({**files, victim: bytes(raw)}.items(), tmp_path / "x")
+    assert list((tmp_path / "x").iterdir()) == []
+
+
+def test_another_version(tar_manifest, tmp_path):
+    """A manifest of another version is told apart."""
+    files = dict(export_files(tar_manifest))
+    files["root.json"] = files["root.json"].replace(b'"version": 1', b'"version": 7')
+    with pytest.raises(ManifestVersionError, match="version 7"):
+        install_files(files.items(), tmp_path / "x")
