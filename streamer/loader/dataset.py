@@ -10,6 +10,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from torch.utils.data import IterableDataset, get_worker_info
 
 from streamer.decode.dispatch import DecodeRule
+from streamer.errors import ConfigError
 from streamer.loader.choosing import Indices
 from streamer.loader.epochs import EpochCell, WorkerTicket
 from streamer.loader.iterate import ErrorBudget, Progress, SampleIterator, resumed_share
@@ -224,6 +225,8 @@ class StreamingDataset(IterableDataset[object]):
         Raises:
             ConfigError: negative.
         """
+        if epoch < 0:
+            raise ConfigError(f"epoch={epoch} is negative", field="epoch")
         self._epochs.set(epoch)
         self._resume = None
 
@@ -271,6 +274,11 @@ class StreamingDataset(IterableDataset[object]):
             StreamerError: on every rank, where torch.distributed is initialised.
         """
         return self._opening.compared(partial(self._opening.prepare, batch_size, drop_last), None)
+
+    @property
+    def skipped(self) -> list[tuple[int, str]]:
+        """With on_error="skip": number in the manifest and cause of every sample that this process left out."""
+        return list(self._budget.skipped)
 
     def close(self) -> None:
         """Ends this process's line to the engine; the next use opens it again. Idempotent."""

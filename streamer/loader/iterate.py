@@ -48,7 +48,7 @@ class ErrorBudget:
             ) from error
         self.left -= 1
         self.skipped.append((place.ordinal, str(error)))
-        logger.warning("skipped a sample, another of its batch takes its place: %s", error)
+        logger.warning("skipped a sample, another of its batch takes its place: %s", str(error))
 
 
 @dataclass
@@ -92,6 +92,8 @@ class SampleIterator(Iterator[object]):
         resumed: told the epoch when a saved state replaces this one.
     """
 
+    _session: StepSession | None
+
     def __init__(
         self, prepared: Prepared, progress: Progress, budget: ErrorBudget, resumed: Callable[[int], None]
     ) -> None:
@@ -99,16 +101,20 @@ class SampleIterator(Iterator[object]):
         self._maker = prepared.maker()
         self._budget = budget
         self._resumed = resumed
-        self._session: StepSession | None = None
         self.progress = progress
-        self._samples = self._run()
+        self._enter()
 
     def __repr__(self) -> str:
         return f"SampleIterator({self.progress})"
 
     def __next__(self) -> object:
-        sample = next(self._samples)
+        if self._seat == len(self._places):
+            self._next_batch()
+        sample = self._sample(self._seat)
+        self._seat += 1
         self.progress.delivered += 1
+        if self._seat == len(self._places):
+            self._batch_done()
         return sample
 
     def state_dict(self) -> dict[str, object]:
@@ -126,7 +132,7 @@ class SampleIterator(Iterator[object]):
         self._resumed(epoch)
         share, delivered = resumed_share(state, self.progress.share, first, self._prepared.seats)
         self.progress.epoch, self.progress.share, self.progress.delivered = epoch, share, delivered
-        self._samples = self._run()
+        self._enter()
 
     def close(self) -> None:
         """Ends the session; idempotent."""
@@ -138,32 +144,41 @@ class SampleIterator(Iterator[object]):
         with contextlib.suppress(AttributeError):  # __init__ may not have come that far
             self.close()
 
-    def _run(self) -> Iterator[object]:
+    def _enter(self) -> None:
+        """Goes to where `progress` is. The session is opened by the first sample."""
         epoch, share = self.progress.epoch, self.progress.share
-        first, inside = divmod(self.progress.delivered, self._prepared.seats)
-        steps = range(first, share.steps(self._prepared.plan(epoch).batches))
-        if not steps:
-            return
-        rest = Share(share.worker, share.workers, share.first + first * share.workers)
-        self._session = self._prepared.share_session(epoch, rest, endless=False)
-        for step in range(len(steps)):
-            yield from self._batch(self._session, step, rest.batch(step), inside)
-            self._session.done(step + 1)
-            inside = 0
-        self.close()
+        first, self._skip = divmod(self.progress.delivered, self._prepared.seats)
+        self._steps = range(max(0, share.steps(self._prepared.plan(epoch).batches) - first))
+        self._rest = Share(share.worker, share.workers, share.first + first * share.workers)
+        self._step = -1
+        self._places: list[Place] = []
+        self._seat = 0
+        self._session = None
 
-    def _batch(self, session: StepSession, step: int, batch: int, skip: int) -> Iterator[object]:
-        session.wait(step)
-        places = self._maker.places(self._prepared.ordinals(self.progress.epoch, batch))
-        for seat in range(skip, len(places)):
-            yield self._seat(session, step, places, seat)
+    def _next_batch(self) -> None:
+        if self._step + 1 >= len(self._steps):
+            raise StopIteration
+        if self._session is None:
+            self._session = self._prepared.share_session(self.progress.epoch, self._rest, endless=False)
+        self._session.wait(self._step + 1)
+        self._step += 1
+        batch = self._rest.batch(self._step)
+        self._places = self._maker.places(self._prepared.ordinals(self.progress.epoch, batch))
+        self._seat, self._skip = self._skip, 0
 
-    def _seat(self, session: StepSession, step: int, places: list[Place], seat: int) -> object:
+    def _batch_done(self) -> None:
+        """Samples are in memory of their own: the batch's chunks are not needed any more."""
+        if self._session is not None:
+            self._session.done(self._step + 1)
+        if self._step + 1 == len(self._steps):
+            self.close()
+
+    def _sample(self, seat: int) -> object:
         """The sample of a seat; if it cannot be read and that is allowed, the next readable one of the batch."""
         failure: DecodeError | None = None
-        for place in (*places[seat:], *places[:seat]):
+        for place in (*self._places[seat:], *self._places[:seat]):
             try:
-                return self._leased(session, step, place)
+                return self._leased(place)
             except DecodeError as error:
                 if failure is None:
                     self._budget.spend(place, error)
@@ -171,7 +186,7 @@ class SampleIterator(Iterator[object]):
         assert failure is not None, "a batch has at least one seat"
         raise DecodeError(f"{failure.message} - and no other sample of its batch can be read", **failure.details)
 
-    def _leased(self, session: StepSession, step: int, place: Place) -> object:
+    def _leased(self, place: Place) -> object:
         """One sample; a chunk that is gone or wrong is leased again, once per cause."""
         rejected: set[str] = set()
         while True:
@@ -182,9 +197,14 @@ class SampleIterator(Iterator[object]):
                 if cause in rejected and error.__cause__ is not None:
                     raise error.__cause__ from error
                 rejected.add(cause)
-                logger.warning("%s; leasing it again", error)
-                session.reject(error.chunk, error.reason)
-                session.wait(step)
+                self._lease_again(error)
+
+    def _lease_again(self, error: ChunkUnreadableError) -> None:
+        # As text: a handler that keeps its records would keep the traceback's frames, and the dataset in them.
+        logger.warning("%s; leasing it again", str(error))
+        assert self._session is not None, "a batch is read inside a session"
+        self._session.reject(error.chunk, error.reason)
+        self._session.wait(self._step)
 
 
 def resumed_share(state: Mapping[str, object], share: Share, first: int, seats: int) -> tuple[Share, int]:

@@ -1,0 +1,239 @@
+"""Datasets on the local disk, and an engine client that keeps exactly what is leased: reading more is an error."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.cache.folder import open_folder
+from streamer.cache.writer import ChunkBytes, write_chunk
+from streamer.client.session import EpochSchedule, SessionSpec
+from streamer.client.settings import ClientSettings
+from streamer.formats import chooser
+from streamer.formats.chunkfile import relative_path
+from streamer.loader import opening
+from streamer.loader.dataset import StreamingDataset
+from streamer.manifest.build import BuildOptions, build
+from streamer.manifest.model import Extent, ObjectRecord
+from streamer.manifest.table import Manifest
+from streamer.wire.messages import GetManifest, IndexProgress
+
+# Small, so that a hundred samples are many chunks.
+CHUNK_BYTES = 2000
+
+
+class Disk:
+    """Lists and reads local files for the builder."""
+
+    async def list(self, url: str) -> AsyncIterator[list[ObjectRecord]]:
+        yield _records(Path(url))
+
+    async def read(self, extent: Extent) -> bytes:
+        return _content(extent)
+
+
+def _records(root: Path) -> list[ObjectRecord]:
+    files = sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else [root]
+    return [ObjectRecord(str(p), p.stat().st_size, "stat:1") for p in files]
+
+
+def _content(extent: Extent) -> bytes:
+    return Path(extent.object.url).read_bytes()[extent.start : extent.stop]
+
+
+@dataclass
+class FakeEngine:
+    """One cache folder, and what was asked of it.
+
+    Attributes:
+        root: the cache folder.
+        fetched: chunk numbers in the order in which they were made local.
+        sessions: those that were opened.
+        spoil: called with (chunk number, path) after a chunk was made local; may damage it.
+    """
+
+    root: Path
+    fetched: list[int] = field(default_factory=list)
+    sessions: list[FakeSession] = field(default_factory=list)
+    requests: list[GetManifest] = field(default_factory=list)
+    rejects: list[tuple[int, str]] = field(default_factory=list)
+    spoil: Callable[[int, Path], None] = lambda chunk, path: None
+    manifest: Manifest | None = None
+
+    def connect(self, settings: ClientSettings) -> FakeClient:
+        return FakeClient(self, settings)
+
+    def build(self, request: GetManifest) -> Manifest:
+        if self.manifest is None:
+            self.manifest = asyncio.run(
+                build(
+                    request.urls,
+                    self.root / "manifests",
+                    lister=Disk(),
+                    reader=Disk(),
+                    choose_format=chooser(request.format),
+                    options=BuildOptions(chunk_bytes=CHUNK_BYTES),
+                )
+            )
+        return self.manifest
+
+    def chunk_bytes(self, chunk: int) -> bytes:
+        assert self.manifest is not None
+        return b"".join(map(_content, self.manifest.chunk(chunk).extents))
+
+    def path(self, chunk: int) -> Path:
+        assert self.manifest is not None
+        return self.root / relative_path(self.manifest.chunk(chunk).key)
+
+    def make_local(self, chunk: int) -> None:
+        assert self.manifest is not None
+        if not self.path(chunk).exists():
+            offsets = self.manifest.sample_offsets(chunk)
+            key = self.manifest.chunk(chunk).key
+            write_chunk(ChunkBytes(key, [self.chunk_bytes(chunk)], offsets), open_folder(self.root))
+            self.fetched.append(chunk)
+            self.spoil(chunk, self.path(chunk))
+
+    def evict_unleased(self) -> None:
+        assert self.manifest is not None
+        leased = {chunk for session in self.sessions for chunk in session.leased}
+        for chunk in set(range(self.manifest.chunks)) - leased:
+            self.path(chunk).unlink(missing_ok=True)
+
+
+class FakeClient:
+    """Stands in for EngineClient."""
+
+    def __init__(self, engine: FakeEngine, settings: ClientSettings) -> None:
+        self.engine = engine
+        self.settings = settings
+
+    def manifest(self, request: GetManifest, progress: Callable[[IndexProgress], None]) -> Path:
+        self.engine.requests.append(request)
+        progress(IndexProgress(0, "index it", 0, 1))
+        return self.engine.build(request).path
+
+    def roots(self) -> list[Path]:
+        return [self.engine.root]
+
+    def open_session(self, spec: SessionSpec) -> FakeSession:
+        session = FakeSession(self.engine, spec)
+        self.engine.sessions.append(session)
+        return session
+
+    def read(self, dataset: str, chunk: int, start: int, stop: int) -> bytes:
+        assert self.engine.manifest is not None
+        assert dataset == self.engine.manifest.digest
+        return self.engine.chunk_bytes(chunk)[start:stop]
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class FakeSession:
+    """Keeps exactly the chunks of the steps that are wanted and not done."""
+
+    engine: FakeEngine
+    spec: SessionSpec
+    epochs: list[EpochSchedule] = field(default_factory=list)
+    ready: int = -1
+    low: int = 0
+    leased: set[int] = field(default_factory=set)
+    closed: bool = False
+
+    def extend(self, schedule: EpochSchedule) -> None:
+        assert (np.diff(schedule.first) >= 0).all(), "sorted by first need"
+        assert (schedule.first <= schedule.last).all()
+        self.epochs.append(schedule)
+
+    def want(self, step: int) -> None:
+        self.ready = max(self.ready, step)
+        self._keep()
+
+    def wait(self, step: int, timeout_seconds: float | None = None) -> None:
+        self.want(step)
+
+    def done(self, step: int) -> None:
+        self.low = max(self.low, step)
+        self._keep()
+
+    def reject(self, chunk: int, reason: str) -> None:
+        self.engine.rejects.append((chunk, reason))
+        self.engine.path(chunk).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self.closed = True
+        self.leased = set()
+        self.engine.evict_unleased()
+
+    def _keep(self) -> None:
+        self.leased = {
+            int(chunk)
+            for schedule in self.epochs
+            for chunk, first, last in zip(schedule.chunk, schedule.first, schedule.last, strict=True)
+            if first <= self.ready and last >= self.low
+        }
+        for chunk in sorted(self.leased):
+            self.engine.make_local(chunk)
+        self.engine.evict_unleased()
+
+
+@pytest.fixture
+def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """The engine of every dataset made in the test."""
+    root = tmp_path / "cache"
+    root.mkdir()
+    open_folder(root)
+    engine = FakeEngine(root)
+    monkeypatch.setattr(opening, "EngineClient", engine.connect)
+    for name in ("RANK", "WORLD_SIZE", "STREAMER_ENGINE"):
+        monkeypatch.delenv(name, raising=False)
+    return engine
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """100 texts of 0..499 bytes in three classes; each is "<number> x...", one is empty."""
+    root = tmp_path / "data"
+    for number in range(100):
+        path = root / f"class{number % 3}" / f"{number:03d}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("" if number == 42 else f"{number} " + "x" * (number * 37 % 500))
+    return root
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Path:
+    """90 samples of txt, cls and json in three tars; keys "000".."089"."""
+    root = tmp_path / "tars"
+    root.mkdir()
+    for tar in range(3):
+        with tarfile.open(root / f"{tar}.tar", "w") as archive:
+            for number in range(tar * 30, tar * 30 + 30):
+                fields = {"txt": f"{number} " + "y" * number, "cls": str(number % 7), "json": f'{{"n": {number}}}'}
+                for name, text in fields.items():
+                    member = tarfile.TarInfo(f"{number:03d}.{name}")
+                    member.size = len(text)
+                    archive.addfile(member, io.BytesIO(text.encode()))
+    return root
+
+
+@pytest.fixture
+def make_dataset(fake_engine: FakeEngine) -> Iterator[Callable[..., StreamingDataset]]:
+    """Makes datasets on the fake engine."""
+    made: list[StreamingDataset] = []
+
+    def make(url: Path, **options: object) -> StreamingDataset:
+        made.append(StreamingDataset(url, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    while made:
+        made.pop().close()

@@ -1,0 +1,400 @@
+"""StreamingDataset in one process, on an engine that keeps exactly what is leased."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from streamer.errors import ConfigError, DecodeError, IntegrityError, ManifestError, StateError
+from streamer.loader.dataset import StreamingDataset
+
+
+def numbers(samples: Iterable[dict[str, object]]) -> list[int]:
+    """The number that each text begins with; the empty file is 42."""
+    return [int((str(sample["txt"]) or "42").split()[0]) for sample in samples]
+
+
+# ---------------------------------------------------------------- construction
+
+
+def test_constructing_does_no_io(fake_engine, tmp_path):
+    """Not even for a url that does not exist."""
+    StreamingDataset(tmp_path / "nothing")
+    assert fake_engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"format": "zip"}, "format"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"lanes": 0}, "lanes"),
+        ({"shuffle_window": -1}, "shuffle_window"),
+        ({"shuffle": "rows"}, "shuffle"),
+        ({"seed": -1}, "seed"),
+        ({"cache_bytes": "much"}, "cache_bytes"),
+        ({"decode": "pil"}, "decode"),
+        ({"transform": 7}, "transform"),
+        ({"on_error": "ignore"}, "on_error"),
+        ({"error_budget": -1}, "error_budget"),
+        ({"index_limit": -1}, "index_limit"),
+    ],
+)
+def test_an_argument_that_cannot_be_is_refused_at_once(options, field):
+    """With the field's name, before any I/O."""
+    with pytest.raises(ConfigError, match=field) as caught:
+        StreamingDataset("s3://bucket/", **options)
+    assert caught.value.details["field"] == field
+
+
+@pytest.mark.parametrize("url", ["", [], ["s3://a", ""]])
+def test_no_url_is_refused(url):
+    """An empty text would list the current folder."""
+    with pytest.raises(ConfigError, match="url"):
+        StreamingDataset(url)
+
+
+def test_the_engine_is_told_what_the_user_said(fake_engine, make_dataset, folder, tmp_path, monkeypatch):
+    """Urls from the root on, format, limits; relative paths would mean another folder in the engine."""
+    monkeypatch.chdir(folder.parent)
+    dataset = make_dataset(
+        "data/", cache_dir="mine", cache_bytes="2GB", storage_options={"anon": True}, index_limit=7, format="folder"
+    )
+    assert dataset.samples == 100
+    (request,) = fake_engine.requests
+    assert request.urls == [f"{folder}/"]
+    assert (request.format, request.limit_seconds, request.build) == ("folder", 7, True)
+    settings = dataset._opening.client().settings
+    assert settings.cache_dir == tmp_path / "mine"
+    assert (settings.cache_bytes, settings.storage_options) == (2 * 10**9, {"anon": True})
+    assert settings.job.startswith("pid-")
+
+
+def test_only_the_first_node_builds(fake_engine, make_dataset, folder, monkeypatch):
+    """The others wait for the manifest."""
+    monkeypatch.setenv("STREAMER_NODE", "1")
+    assert make_dataset(folder, manifest="s3://b/m").samples == 100
+    assert (fake_engine.requests[0].build, fake_engine.requests[0].manifest) == (False, "s3://b/m")
+
+
+# ---------------------------------------------------------------- iteration
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 7}, {"shuffle": False}, {"lanes": 4, "shuffle_window": 8}])
+def test_every_sample_comes_once(fake_engine, make_dataset, folder, options):
+    """And what fills the last batch up is a repeat; nothing is read that is not leased."""
+    dataset = make_dataset(folder, **options)
+    found = Counter(numbers(dataset))
+    assert set(found) == set(range(100))
+    assert found.total() == len(dataset)
+    assert found.total() - 100 == -100 % (options.get("batch_size", 1))
+    assert sorted(fake_engine.fetched) == list(range(fake_engine.manifest.chunks)), "each chunk once"
+    assert all(session.closed for session in fake_engine.sessions)
+
+
+def test_drop_last_leaves_the_incomplete_batch_out(make_dataset, folder):
+    """98 samples in 14 batches of 7, none twice."""
+    dataset = make_dataset(folder, batch_size=7, drop_last=True)
+    found = numbers(dataset)
+    assert len(found) == len(set(found)) == len(dataset) == 98
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ranks_share_the_samples(fake_engine, make_dataset, folder, world_size):
+    """Equal lengths, disjoint but for the repeats at the end."""
+    ranks = [
+        numbers(make_dataset(folder, batch_size=4, rank=rank, world_size=world_size)) for rank in range(world_size)
+    ]
+    assert len({len(found) for found in ranks}) == 1
+    total = Counter(number for found in ranks for number in found)
+    assert set(total) == set(range(100))
+    assert total.total() - 100 == -100 % (4 * world_size)
+
+
+def test_without_shuffle_the_order_is_the_manifests(make_dataset, tars):
+    """Keys ascend."""
+    assert [sample["__key__"] for sample in make_dataset(tars, shuffle=False)] == [f"{n:03d}" for n in range(90)]
+
+
+def test_samples_have_the_trades_keys(make_dataset, folder, tars):
+    """Fields by extension, decoded; the class folder as "label"."""
+    (tar,) = islice(make_dataset(tars, shuffle=False), 12, 13)
+    assert tar == {"__key__": "012", "txt": "12 " + "y" * 12, "cls": 5, "json": {"n": 12}}
+
+
+def test_folder_samples_have_a_label(make_dataset, folder):
+    """As torchvision's ImageFolder numbers them."""
+    dataset = make_dataset(folder)
+    assert dataset.classes == ["class0", "class1", "class2"]
+    assert dataset.class_to_idx["class2"] == 2
+    for sample in dataset:
+        number = int(str(sample["__key__"]).rpartition("/")[2][:3])
+        assert sample["label"] == number % 3
+        assert sample["__key__"] == f"class{number % 3}/{number:03d}.txt"
+
+
+def test_decode_none_gives_the_stored_bytes(make_dataset, folder):
+    """Compared with the source, file by file."""
+    for sample in make_dataset(folder, decode=None):
+        assert sample["txt"] == (folder / str(sample["__key__"])).read_bytes()
+
+
+def test_a_transform_gets_the_sample_and_its_rng(make_dataset, folder):
+    """The draw depends on seed, epoch and sample, not on the order or on who draws."""
+
+    def draw(sample, *, rng):
+        return str(sample["__key__"]), float(rng.random())
+
+    epochs = [dict(make_dataset(folder, transform=draw, **o)) for o in ({}, {"shuffle": False}, {"batch_size": 9})]
+    assert epochs[0] == epochs[1] == epochs[2]
+    assert len(set(epochs[0].values())) == 100
+    dataset = make_dataset(folder, transform=draw)
+    first, second = dict(dataset), dict(dataset)
+    assert first == epochs[0]
+    assert set(first.values()).isdisjoint(second.values())
+    assert dict(make_dataset(folder, transform=draw, seed=3)) != first
+
+
+# ---------------------------------------------------------------- epochs
+
+
+def test_every_iter_is_the_next_epoch(make_dataset, folder):
+    """Another order each time, the same for the same number."""
+    dataset = make_dataset(folder)
+    first, second = numbers(dataset), numbers(dataset)
+    assert first != second
+    dataset.set_epoch(0)
+    assert dataset.epoch == 0
+    assert numbers(dataset) == first
+    assert dataset.epoch == 1
+    assert numbers(dataset) == second
+
+
+def test_a_loop_that_is_left_counts_as_an_epoch(fake_engine, make_dataset, folder):
+    """And its leases end with the iterator."""
+    dataset = make_dataset(folder)
+    next(iter(dataset))
+    assert dataset.epoch == 1
+    assert fake_engine.sessions[0].closed
+
+
+def test_a_negative_epoch_is_refused(make_dataset, folder):
+    """It would fail much later, in a worker."""
+    with pytest.raises(ConfigError, match="epoch"):
+        make_dataset(folder).set_epoch(-1)
+
+
+# ---------------------------------------------------------------- state
+
+
+@pytest.mark.parametrize("taken", [0, 7, 28, 98, 105])
+def test_a_state_goes_on_where_it_was_taken(make_dataset, folder, taken):
+    """In a new dataset: the rest of the epoch, then the next epoch."""
+    options = {"batch_size": 7}
+    whole = make_dataset(folder, **options)
+    first, second = numbers(whole), numbers(whole)
+    before = make_dataset(folder, **options)
+    iterator = iter(before)
+    numbers(islice(iterator, taken))
+    state = before.state_dict()
+    after = make_dataset(folder, **options)
+    after.load_state_dict(state)
+    assert after.state_dict() == state
+    if taken < len(first):
+        assert numbers(after) == first[taken:]
+    assert numbers(after) == second
+
+
+def test_a_state_inside_a_batch_goes_on_at_the_sample(make_dataset, folder):
+    """A loop that was left after 10 samples of batches of 7."""
+    first = numbers(make_dataset(folder, batch_size=7))
+    before, after = make_dataset(folder, batch_size=7), make_dataset(folder, batch_size=7)
+    numbers(islice(before, 10))
+    after.load_state_dict(before.state_dict())
+    assert numbers(after) == first[10:]
+
+
+def test_a_state_goes_on_with_other_ranks_and_batches(make_dataset, folder):
+    """Two ranks of 6 stop after 3 batches; three ranks of 8 see exactly the rest."""
+    seen, states = [], []
+    for rank in range(2):
+        dataset = make_dataset(folder, batch_size=6, rank=rank, world_size=2)
+        seen += numbers(islice(dataset, 18))
+        states.append(dataset.state_dict())
+    assert states[0]["position"] == states[1]["position"] == 36
+    for rank in range(3):
+        dataset = make_dataset(folder, batch_size=8, rank=rank, world_size=3)
+        dataset.load_state_dict(states[0])
+        seen += numbers(dataset)
+    assert set(seen) == set(range(100))
+    assert len(seen) - 100 == -64 % 24, "only the last batch is filled up"
+
+
+@pytest.mark.parametrize(("options", "field"), [({"seed": 1}, "seed"), ({"shuffle": False}, "shuffle")])
+def test_a_state_that_does_not_fit_names_the_field(make_dataset, folder, options, field):
+    """When the next iteration begins."""
+    saved = make_dataset(folder, batch_size=5)
+    next(iter(saved))
+    other = make_dataset(folder, batch_size=5, **options)
+    other.load_state_dict(saved.state_dict())
+    with pytest.raises(StateError, match=field) as caught:
+        iter(other)
+    assert caught.value.details["field"] == field
+
+
+def test_set_epoch_drops_a_loaded_state(make_dataset, folder):
+    """The later of the two counts."""
+    dataset = make_dataset(folder)
+    first = numbers(dataset)
+    dataset.load_state_dict(dataset.state_dict())
+    dataset.set_epoch(0)
+    assert numbers(dataset) == first
+
+
+# ---------------------------------------------------------------- faults
+
+
+def test_a_damaged_chunk_is_leased_again(fake_engine, make_dataset, folder):
+    """Bytes that do not match their checksum, a torn header, a missing file: rejected once, then read."""
+    damage = {0: lambda p: _flip(p, 80), 1: lambda p: _flip(p, 3), 2: lambda p: p.unlink()}
+    fake_engine.spoil = lambda chunk, path: damage.pop(chunk, lambda p: None)(path)
+    assert set(numbers(make_dataset(folder, batch_size=10))) == set(range(100))
+    assert sorted(chunk for chunk, _ in fake_engine.rejects) == [0, 1, 2]
+    assert {reason.partition(":")[0] for _, reason in fake_engine.rejects} == {"wrong bytes", "missing"}
+
+
+def test_a_chunk_that_stays_damaged_is_an_error(fake_engine, make_dataset, folder):
+    """After one more try, with the reader's own error."""
+    fake_engine.spoil = lambda chunk, path: _flip(path, 80) if chunk == 1 else None
+    with pytest.raises(IntegrityError, match="checksum"):
+        numbers(make_dataset(folder))
+    assert [chunk for chunk, _ in fake_engine.rejects] == [1]
+
+
+def test_an_undecodable_sample_is_an_error_with_its_place(make_dataset, folder):
+    """Key, field, decoder, object and range."""
+    bad = folder / "class1" / "004.txt"
+    bad.write_bytes(b"\xff\xfe\xfd")
+    with pytest.raises(DecodeError, match=r"class1/004\.txt.*decode_text.*\[0, 3\)") as caught:
+        numbers(make_dataset(folder))
+    assert caught.value.details["sample"] == "class1/004.txt"
+    assert str(caught.value.details["object"]).startswith(str(bad))
+
+
+def test_skip_fills_the_place_from_the_same_batch(make_dataset, folder, caplog):
+    """Positions do not move; the sample is listed with its cause."""
+    whole = numbers(make_dataset(folder, batch_size=10))
+    spoilt = folder / "class1" / "004.txt"
+    spoilt.write_bytes(b"\xff" * spoilt.stat().st_size)
+    dataset = make_dataset(folder, batch_size=10, on_error="skip")
+    found = numbers(dataset)
+    place = whole.index(4)
+    batch = whole[place // 10 * 10 : place // 10 * 10 + 10]
+    assert found[:place] + found[place + 1 :] == whole[:place] + whole[place + 1 :]
+    assert found[place] in set(batch) - {4}
+    ((ordinal, cause),) = dataset.skipped
+    assert dataset._opening.manifest.name(ordinal).object_key == "class1/004.txt"
+    assert "decode_text" in cause
+    assert "class1/004.txt" in caplog.text
+
+
+def test_skip_ends_with_its_budget(make_dataset, folder):
+    """Two are put up with, the third is raised."""
+    for number in (1, 4, 7):
+        (folder / "class1" / f"{number:03d}.txt").write_bytes(b"\xff")
+    with pytest.raises(DecodeError, match="2 samples were skipped"):
+        numbers(make_dataset(folder, batch_size=10, on_error="skip", error_budget=2))
+
+
+def test_skip_gives_up_when_a_whole_batch_is_unreadable(make_dataset, tmp_path):
+    """There is nothing to fill it with."""
+    (tmp_path / "bad").mkdir()
+    for number in range(3):
+        (tmp_path / "bad" / f"{number}.txt").write_bytes(b"\xff")
+    with pytest.raises(DecodeError, match="no other sample"):
+        numbers(make_dataset(tmp_path / "bad", batch_size=3, on_error="skip"))
+
+
+def test_skip_does_not_hide_other_errors(make_dataset, folder):
+    """A transform's own error is the user's to see."""
+
+    def broken(sample):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        numbers(make_dataset(folder, transform=broken, on_error="skip"))
+
+
+# ---------------------------------------------------------------- looking and choosing
+
+
+def test_single_samples_are_read_without_a_session(fake_engine, make_dataset, folder, tars):
+    """By number and by key; decoded as in training."""
+    dataset = make_dataset(folder)
+    sample = dataset.get("class0/042.txt")
+    assert sample == {"__key__": "class0/042.txt", "txt": "", "label": 0}
+    assert {dataset[i]["__key__"] for i in range(100)} == {s["__key__"] for s in make_dataset(folder)}
+    assert dataset[-1] == dataset[99]
+    assert len(fake_engine.sessions) == 1
+
+
+def test_a_sample_of_a_container_is_found_by_key(make_dataset, tars):
+    """Though the manifest does not know its name."""
+    dataset = make_dataset(tars)
+    assert dataset.get("077")["json"] == {"n": 77}
+    assert dataset[5]["json"] == {"n": 5}
+    with pytest.raises(KeyError, match="nope"):
+        dataset.get("nope")
+
+
+@pytest.mark.parametrize("index", [100, -101])
+def test_an_index_outside_is_an_error(make_dataset, folder, index):
+    """So that the old iteration protocol would end, too."""
+    with pytest.raises(IndexError, match="of 100"):
+        make_dataset(folder)[index]
+
+
+def test_select_is_a_dataset_of_its_own(fake_engine, make_dataset, folder):
+    """With its own length, order and epochs; only its chunks are fetched."""
+    dataset = make_dataset(folder)
+    some = dataset.select(labels=["class1"], min_bytes=100, max_bytes=300)
+    expected = {n for n in range(1, 100, 3) if 100 <= len(f"{n} ") + n * 37 % 500 <= 300}
+    assert set(numbers(some)) == expected
+    assert len(some) == some.samples == len(expected)
+    assert dataset.samples == 100
+    assert (some.epoch, dataset.epoch) == (1, 0)
+    assert {some[i]["__key__"] for i in range(len(some))} == {s["__key__"] for s in some}
+
+
+def test_selections_count_in_each_other(make_dataset, folder):
+    """Indices are numbers of what the selection before left."""
+    some = make_dataset(folder).select(labels=[0]).select(indices=[0, 2, -1]).select(indices=slice(1, None))
+    of_class = make_dataset(folder).select(labels=[0])
+    assert [some[i] for i in range(2)] == [of_class[2], of_class[33]]
+    assert some.select(keys="class0/*").samples == 2
+    assert of_class.select(indices=np.arange(34) % 2 == 0).samples == 17
+
+
+@pytest.mark.parametrize(("kind", "samples"), [("folder", 100), ("tars", 90)])
+def test_a_split_has_every_sample_once(make_dataset, request, kind, samples):
+    """Parts that do not overlap share nothing and miss nothing."""
+    dataset = make_dataset(request.getfixturevalue(kind))
+    parts = [{s["__key__"] for s in dataset.select(fraction=f)} for f in ((0, 0.7), (0.7, 1))]
+    assert len(parts[0]) + len(parts[1]) == samples
+    assert parts[0].isdisjoint(parts[1])
+
+
+def test_a_selection_of_nothing_is_an_error(make_dataset, folder):
+    """At first use."""
+    with pytest.raises((ConfigError, ManifestError)):
+        len(make_dataset(folder).select(min_bytes=10**9))
+
+
+def _flip(path, offset):
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 0xFF
+    path.write_bytes(content)
