@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from pathlib import Path
 
 import numpy as np
 
@@ -15,6 +16,11 @@ from streamer.errors import ConfigError
 from streamer.loader.slots import Bytes
 
 _PAGE = mmap.PAGESIZE
+# Limit, use and composition of the container's memory: cgroup v2, then v1. Absent, or without limit, outside of one.
+_CONTAINERS = (
+    ("/sys/fs/cgroup", "memory.max", "memory.current"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -23,14 +29,43 @@ def page_aligned(count: int) -> int:
     return -(-count // _PAGE) * _PAGE
 
 
+def available_bytes() -> int:
+    """What this process could still take: of the machine's memory, and of its container's limit."""
+    with open("/proc/meminfo", "rb") as lines:
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith(b"MemAvailable"))
+    for folder, limit, used in _CONTAINERS:
+        try:
+            left = _container_room(Path(folder), limit, used)
+        except (OSError, ValueError):  # no such files here, or "max": no limit
+            continue
+        free = min(free, left)
+    return free
+
+
+def _container_room(folder: Path, limit: str, used: str) -> int:
+    # The page cache counts as used, and goes when somebody needs the room: a trainer that reads files fills it.
+    stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    cached = int(stat["inactive_file"]) + int(stat["active_file"])
+    return max(0, int((folder / limit).read_text()) - int((folder / used).read_text()) + cached)
+
+
 def create_sealed(name: str, count: int) -> int:
     """Makes `count` bytes of shared memory that can neither grow nor shrink; returns the descriptor.
 
-    The pages are taken now: a machine without room says so here, not by a SIGBUS in the middle of training.
+    The pages are taken now: a machine without room says so here, not by a SIGBUS in the middle of training. It is
+    asked first: a memfd has no limit of its own, and taking pages that are not there calls the OOM killer.
 
     Raises:
         ConfigError: no memfd on this system, or no room.
     """
+    if count > (room := available_bytes()):
+        raise ConfigError(
+            f"{name}: no room for {count} bytes of shared memory, {room} are available; lower ring_bytes or raise the "
+            "container's memory limit",
+            field="ring_bytes",
+            bytes=count,
+            available_bytes=room,
+        )
     try:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except (AttributeError, OSError) as error:
@@ -40,14 +75,9 @@ def create_sealed(name: str, count: int) -> int:
     try:
         os.posix_fallocate(descriptor, 0, count)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    except OSError as error:
+    except BaseException:
         os.close(descriptor)
-        raise ConfigError(
-            f"{name}: no room for {count} bytes of shared memory ({error.strerror}); lower ring_bytes or "
-            "raise the container's memory limit",
-            field="ring_bytes",
-            bytes=count,
-        ) from error
+        raise
     return descriptor
 
 

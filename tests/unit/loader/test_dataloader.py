@@ -1,0 +1,424 @@
+"""`StreamingDataLoader` over a data set without an engine: inline, with threads, with processes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import sys
+import time
+from collections import namedtuple
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from streamer.errors import ClosedError, ConfigError, IntegrityError, StoreError, WorkerError
+from streamer.loader.dataloader import StreamingDataLoader
+from streamer.loader.source import ChunkUnreadableError
+from streamer.loader.testing import FakeDataset, FakeRecipe
+
+# By value: workers would import this module otherwise, and torch with it.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+WAYS = [(0, "process"), (2, "thread"), (2, "process")]
+ways = pytest.mark.parametrize(("workers", "kind"), WAYS, ids=["inline", "threads", "processes"])
+Pair = namedtuple("Pair", "left right")
+
+
+def sample(epoch: int, ordinal: int) -> dict[str, object]:
+    return {
+        "x": np.full((3, 4), ordinal, np.float32),
+        "epoch": epoch,
+        "key": f"k{ordinal}",
+        "raw": bytes([ordinal % 256]),
+    }
+
+
+def expected(samples: int, batch_size: int, epoch: int, make=sample) -> list[object]:
+    source = FakeRecipe(samples, batch_size, make).open()
+    recipe = source._recipe
+    return [
+        default_collate([make(epoch, o) for o in source.batch(epoch, b)[0].tolist()]) for b in range(recipe.batches)
+    ]
+
+
+def same(left: object, right: object) -> bool:
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
+    return left == right
+
+
+def test_batches_are_those_of_default_collate():
+    """Any number and kind of workers: two epochs are exactly torch's batches of the data set's order."""
+    for workers, kind in WAYS:
+        with StreamingDataLoader(FakeDataset(23, sample), 4, workers, worker_type=kind) as loader:
+            for epoch in range(2):
+                assert len(loader) == 6
+                batches = list(loader)
+                assert len(batches) == 6
+                assert all(map(same, batches, expected(23, 4, epoch)))
+            assert loader.repeated.tolist() == [False, False, False, True]
+        del batches
+
+
+def test_constructing_does_nothing():
+    """No I/O, no process, no thread before the first use; closing then is fine."""
+    dataset = FakeDataset(10, sample)
+    loader = StreamingDataLoader(dataset, 2, 2)
+    assert dataset.prepared is None
+    loader.close()
+    loader.close()
+
+
+@ways
+def test_drop_last(workers, kind):
+    """With `drop_last` the incomplete batch is left out."""
+    with StreamingDataLoader(FakeDataset(10, sample), 4, workers, worker_type=kind, drop_last=True) as loader:
+        assert len(loader) == 2
+        assert [batch["x"].shape[0] for batch in loader] == [4, 4]
+        assert not loader.repeated.any()
+
+
+def test_epochs_follow_each_other():
+    """Every iter() is the next epoch; set_epoch chooses; a broken-off epoch is over."""
+    with StreamingDataLoader(FakeDataset(8, sample), 2, 2, worker_type="thread") as loader:
+        assert next(iter(loader))["epoch"][0] == 0
+        assert next(iter(loader))["epoch"][0] == 1
+        loader.set_epoch(7)
+        assert [int(b["epoch"][0]) for b in loader] == [7] * 4
+        assert [int(b["epoch"][0]) for b in loader] == [8] * 4
+        loader.set_epoch(7)
+        assert [int(b["x"][0, 0, 0]) for b in loader] == [7, 1, 3, 5]
+
+
+def test_a_new_iteration_ends_the_old_one():
+    """Two iterators of one loader do not share its batches."""
+    with StreamingDataLoader(FakeDataset(8, sample), 2, 2, worker_type="thread") as loader:
+        old = iter(loader)
+        next(old)
+        new = iter(loader)
+        assert next(old, "over") == "over"
+        assert next(new)["epoch"][0] == 1
+
+
+@ways
+def test_state_at_the_position_delivered(workers, kind):
+    """After k batches, in whatever loader: the rest is the tail, however far the workers had looked ahead."""
+    for k in (0, 1, 5, 6):
+        with StreamingDataLoader(FakeDataset(23, sample), 4, workers, worker_type=kind) as loader:
+            batches = iter(loader)
+            for _ in range(k):
+                next(batches)
+            state = loader.state_dict()
+        with StreamingDataLoader(FakeDataset(23, sample), 4, workers, worker_type=kind) as loader:
+            loader.load_state_dict(state)
+            loader.set_epoch(0)
+            rest = list(loader)
+            assert len(rest) == 6 - k
+            assert all(map(same, rest, expected(23, 4, 0)[k:]))
+            assert int(next(iter(loader))["epoch"][0]) == 1
+        del batches, rest
+
+
+def test_state_at_the_end_of_an_epoch():
+    """Resumed without set_epoch, a state after an epoch's last batch goes on with the next epoch."""
+    with StreamingDataLoader(FakeDataset(8, sample), 4) as loader:
+        loader.load_state_dict({"epoch": 3, "batch": 2, "batch_size": 4})
+        assert next(iter(loader))["epoch"][0] == 4
+
+
+def shuffled(epoch: int, ordinal: int) -> dict[str, object]:
+    return {"python": random.random(), "numpy": float(np.random.rand()), "ordinal": ordinal}
+
+
+def test_randomness_depends_on_the_sample_only():
+    """Inline or by any worker, a sample draws the same; another epoch draws otherwise; the trainer's state stays."""
+    random.seed(1)
+    expected_next = random.Random(1).random()
+    drawn = []
+    for workers in (0, 1, 2):
+        with StreamingDataLoader(FakeDataset(12, shuffled), 4, workers) as loader:
+            drawn.append([{k: v.tolist() for k, v in batch.items()} for _ in range(2) for batch in loader])
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert drawn[0][0]["python"][1:] != drawn[0][3]["python"][:-1]
+    assert random.random() == expected_next
+
+
+def nested(epoch: int, ordinal: int) -> object:
+    return Pair({"deep": [np.arange(3), 1.5]}, ("text", True))
+
+
+@ways
+def test_nested_structures(workers, kind):
+    """Named tuples, dicts, lists and tuples come out as torch makes them; the class is the trainer's own."""
+    with StreamingDataLoader(FakeDataset(4, nested), 2, workers, worker_type=kind) as loader:
+        batch = next(iter(loader))
+        assert type(batch) is Pair
+        assert batch.right[0] == ("text", "text")
+        assert torch.equal(batch.right[1], torch.tensor([True, True]))
+        assert torch.equal(batch.left["deep"][0], torch.arange(3).repeat(2, 1))
+        del batch
+
+
+@ways
+def test_own_collate_fn(workers, kind):
+    """A lambda as `collate_fn` runs in the workers; arrays and tensors in its result go through the ring."""
+    collate = lambda samples: {"n": len(samples), "x": np.stack([s["x"] for s in samples])}  # noqa: E731
+    with StreamingDataLoader(FakeDataset(8, sample), 4, workers, worker_type=kind, collate_fn=collate) as loader:
+        batch = next(iter(loader))
+        assert batch["n"] == 4
+        assert type(batch["x"]) is np.ndarray
+        assert batch["x"][:, 0, 0].tolist() == [0, 1, 2, 3]
+        del batch
+        assert loader.stats().spilled_batches == 0
+
+
+def broken(epoch: int, ordinal: int) -> object:
+    if ordinal == 5:
+        raise KeyError("no such field")
+    return {"x": ordinal}
+
+
+@ways
+def test_error_in_a_transform(workers, kind):
+    """The caller gets the error itself, with the original traceback and the sample; the next batch follows."""
+    with StreamingDataLoader(FakeDataset(12, broken), 4, workers, worker_type=kind) as loader:
+        batches = iter(loader)
+        assert next(batches)["x"].tolist() == [0, 1, 2, 3]
+        with pytest.raises(KeyError, match="no such field") as caught:
+            next(batches)
+        assert "sample 5 of epoch 0, batch 1" in caught.value.__notes__[0]
+        if workers:
+            assert "in broken" in str(caught.value.__cause__)
+        assert next(batches)["x"].tolist() == [8, 9, 10, 11]
+
+
+@ways
+def test_skip_leaves_out_counts_and_logs(workers, kind, caplog):
+    """`on_error="skip"`: the batch is one shorter, the sample named in the log and counted."""
+    with StreamingDataLoader(FakeDataset(12, broken), 4, workers, worker_type=kind, on_error="skip") as loader:
+        assert [batch["x"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
+        loader.set_epoch(0)
+        next(iter(loader))
+        assert loader.stats().left_out >= 1
+    if workers:
+        assert "sample 5 is left out" in caplog.text
+
+
+def test_skip_of_a_whole_batch_is_an_error():
+    """A batch with nothing left in it is not silently dropped."""
+    with (
+        StreamingDataLoader(FakeDataset(12, broken), 1, 1, worker_type="thread", on_error="skip") as loader,
+        pytest.raises(WorkerError, match="all 1 samples failed") as caught,
+    ):
+        list(loader)
+    assert isinstance(caught.value.__cause__, Exception)
+
+
+def test_recipe_that_cannot_travel():
+    """A transform that cannot be pickled is a ConfigError that says what to do."""
+    lock = __import__("threading").Lock()
+    with (
+        StreamingDataLoader(FakeDataset(4, lambda e, o: (lock, o)), 2, 1) as loader,
+        pytest.raises(ConfigError, match="worker_type='thread'"),
+    ):
+        iter(loader)
+
+
+class Flaky:
+    """Its chunk is gone until it was rejected so often."""
+
+    def __init__(self, path: str, times: int) -> None:
+        self.path, self.times = path, times
+
+    def __call__(self, epoch: int, ordinal: int) -> object:
+        if (epoch, ordinal) == (0, 6) and os.path.getsize(self.path) < self.times:
+            raise ChunkUnreadableError(3, "wrong bytes")
+        return {"x": ordinal}
+
+
+@ways
+def test_unreadable_chunk_is_leased_again(workers, kind, tmp_path):
+    """The chunk is rejected, the batch repeated when it is right, the order unchanged."""
+    state = tmp_path / "rejections"
+    state.write_bytes(b"")
+    dataset = FakeDataset(12, Flaky(str(state), 2))
+
+    def on_reject(chunk: int) -> None:
+        state.write_bytes(state.read_bytes() + b".")
+
+    with StreamingDataLoader(dataset, 4, workers, worker_type=kind) as loader:
+        loader.state_dict()
+        dataset.prepared.on_reject = on_reject
+        assert [batch["x"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+        assert dataset.prepared.sessions[0].rejected == [(3, "wrong bytes")] * 2
+        assert loader.stats().rereads == 2
+
+
+@ways
+def test_chunk_that_stays_unreadable(workers, kind, tmp_path):
+    """After three new leases it is an IntegrityError, at its place in the order."""
+    state = tmp_path / "rejections"
+    state.write_bytes(b"")
+    with StreamingDataLoader(FakeDataset(12, Flaky(str(state), 9)), 4, workers, worker_type=kind) as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(IntegrityError, match="chunk 3"):
+            next(batches)
+
+
+@pytest.mark.parametrize("kind", ["thread"])
+def test_nothing_is_read_before_it_is_local(kind):
+    """A batch is given out only when the session is ready; the engine hears what is consumed."""
+    dataset = FakeDataset(12, sample, held_back=True)
+    with StreamingDataLoader(dataset, 2, 2, worker_type=kind) as loader:
+        batches = iter(loader)
+        while not dataset.prepared.sessions:
+            time.sleep(0.001)
+        session = dataset.prepared.sessions[0]
+        session.allow(0)
+        next(batches)
+        assert loader.stats().ready_batches == 0
+        session.allow(5)
+        assert len(list(batches)) == 5
+        deadline = time.monotonic() + 5
+        while session.consumed < 6 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert session.consumed >= 6
+
+
+@pytest.mark.parametrize("kind", ["thread"])
+def test_error_of_the_engine(kind):
+    """What the engine reports comes to the caller after the batches before it; a new iteration asks anew."""
+    dataset = FakeDataset(12, sample, held_back=True)
+    with StreamingDataLoader(dataset, 2, 2, worker_type=kind) as loader:
+        batches = iter(loader)
+        while not dataset.prepared.sessions:
+            time.sleep(0.001)
+        dataset.prepared.sessions[0].allow(1)
+        assert next(batches)["x"][0, 0, 0] == 0
+        assert next(batches)["x"][0, 0, 0] == 2
+        dataset.prepared.sessions[0].fail(StoreError("the bucket is gone"))
+        with pytest.raises(StoreError, match="the bucket is gone"):
+            next(batches)
+        dataset.prepared.held_back = False
+        assert len(list(loader)) == 6
+
+
+def test_batches_kept_go_around_the_ring():
+    """A trainer that keeps every batch neither hangs nor sees one change: spills, counted."""
+    with StreamingDataLoader(FakeDataset(200, sample), 2, 2, worker_type="thread", prefetch_batches=4) as loader:
+        kept = list(loader)
+        assert all(map(same, kept, expected(200, 2, 0)))
+        stats = loader.stats()
+        assert stats.ring_slots == 7
+        assert stats.spilled_batches >= 100 - 7
+        assert stats.oversize_batches == 0
+        del kept
+
+
+def test_slots_are_used_again():
+    """A trainer that keeps nothing needs no spill."""
+    with StreamingDataLoader(FakeDataset(400, sample), 2, 2, worker_type="thread", prefetch_batches=4) as loader:
+        for batch in loader:
+            assert batch["x"].shape == (2, 3, 4)
+        assert loader.stats().spilled_batches == 0
+
+
+def growing(epoch: int, ordinal: int) -> object:
+    return {"x": np.full(10 if ordinal < 20 else 5000, ordinal, np.int64)}
+
+
+def test_oversize_batches_spill_then_the_ring_grows():
+    """Larger batches than the first spill, counted; from the second on the slots grow."""
+    with StreamingDataLoader(FakeDataset(120, growing), 2, 1, worker_type="thread", prefetch_batches=3) as loader:
+        assert [int(b["x"][0, 0]) for b in loader] == list(range(0, 120, 2))
+        stats = loader.stats()
+        assert 2 <= stats.oversize_batches <= 8
+        assert stats.ring_slot_bytes >= 80_000
+
+
+def test_budget_too_small_for_a_ring(caplog):
+    """Batches larger than half the budget all spill: one warning, same batches."""
+    with StreamingDataLoader(FakeDataset(40, sample), 4, 2, worker_type="thread", ring_bytes="6KiB") as loader:
+        assert len(list(loader)) == 10
+        assert loader.stats().spilled_batches >= 10
+    assert caplog.text.count("raise ring_bytes") == 1
+
+
+def test_batches_outlive_the_loader():
+    """What was delivered stays valid after close."""
+    loader = StreamingDataLoader(FakeDataset(8, sample), 4, 1, worker_type="thread")
+    batch = next(iter(loader))
+    loader.close()
+    del loader
+    assert same(batch, expected(8, 4, 0)[0])
+    del batch
+
+
+def test_closed():
+    """Use after close is a ClosedError."""
+    loader = StreamingDataLoader(FakeDataset(8, sample), 4, 1, worker_type="thread")
+    batches = iter(loader)
+    loader.close()
+    with pytest.raises(ClosedError):
+        iter(loader)
+    assert next(batches, "over") == "over"
+
+
+def test_garbage_collection_closes():
+    """A loader that is dropped in mid-epoch ends its thread and workers (see the fixture of all tests)."""
+    loader = StreamingDataLoader(FakeDataset(100, sample), 4, 1)
+    next(iter(loader))
+    del loader
+    gc.collect()
+
+
+def test_forked_child_is_refused():
+    """A child of fork cannot use the loader, and leaves the workers alone."""
+    with StreamingDataLoader(FakeDataset(40, sample), 4, 1, worker_type="thread") as loader:
+        next(iter(loader))
+        real, loader._pid = loader._pid, loader._pid + 1
+        with pytest.raises(ClosedError, match="after the fork"):
+            iter(loader)
+        loader._pid = real
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("batch_size", 0), ("num_workers", -1), ("worker_type", "fork"), ("on_error", "ignore"), ("prefetch_batches", 0),
+     ("device", "cuda"), ("device", "tpu9"), ("pin", True)],
+)  # fmt: skip
+def test_settings_that_cannot_be(field, value):
+    """Each wrong setting is named."""
+    arguments = {"batch_size": 2, "num_workers": 1, field: value}
+    with pytest.raises(ConfigError) as caught, StreamingDataLoader(FakeDataset(8, sample), **arguments) as loader:
+        iter(loader)
+    assert caught.value.details["field"] == field
+
+
+def slow(epoch: int, ordinal: int) -> object:
+    time.sleep(0.002)
+    return sample(epoch, ordinal)
+
+
+def test_stats():
+    """Waiting, steps and stages add up, and cost nothing but additions."""
+    with StreamingDataLoader(FakeDataset(20, slow), 2, 1, worker_type="thread") as loader:
+        assert loader.stats().batches == 0
+        for _ in loader:
+            time.sleep(0.001)
+        stats = loader.stats()
+    assert (stats.batches, stats.samples) == (10, 20)
+    assert stats.load_seconds >= 0.04
+    assert stats.step_seconds >= 0.009
+    assert stats.wait_seconds > 0.02
+    assert stats.wait_p99_seconds >= stats.wait_median_seconds > 0
+    assert 0 < stats.wait_share < 1
+    assert 0 < stats.hand_over_seconds < 0.1
+    assert stats.pickled_bytes / stats.batches < 512
