@@ -156,10 +156,10 @@ def parse_pax(payload: bytes, offset: int) -> dict[str, str]:
     position = 0
     while position < len(payload):
         space = payload.find(b" ", position, position + 20)
-        digits = payload[position:space]
-        stop = position + int(digits) if space > position and digits.isdigit() else 0
+        digits = payload[position : max(space, position)]
+        stop = position + int(digits) if digits.isdigit() else 0
         key, equals, value = payload[space + 1 : stop - 1].partition(b"=")
-        if not space < stop <= len(payload) or not equals or payload[stop - 1] != 0x0A:
+        if not position < space < stop <= len(payload) or not equals or payload[stop - 1] != 0x0A:
             raise TarError("a PAX header with a broken record", offset)
         records[_text(key)] = _text(value)
         position = stop

@@ -127,7 +127,8 @@ class _Windows:
     def __init__(self, record: ObjectRecord, reader: RangeReader, tasks: asyncio.TaskGroup, ahead: int) -> None:
         self._record, self._reader, self._tasks, self._ahead = record, reader, tasks, ahead
         self._coming: dict[Need, asyncio.Task[bytes]] = {}
-        self._last = Need(0, 0)
+        # The first window tells nothing of the next: an archive of large members is jumped through.
+        self._last = Need(-1, -1)
 
     async def read(self, need: Need) -> memoryview:
         goes_on = need.start == self._last.stop

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.manifest.arrow import BinaryColumn, Table, digest_of, map_table
-from streamer.manifest.layout import ROOT_NAME, Root, Run, decode_root, file_name, schemas
+from streamer.manifest.checks import check_values
+from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, Root, Run, decode_root, file_name, schemas
 from streamer.manifest.model import Chunk, Codec, Extent, ObjectRecord
 from streamer.manifest.ports import SampleName
 
@@ -65,7 +66,8 @@ class Manifest:
         """
         where = path / ROOT_NAME
         try:
-            raw = where.read_bytes()
+            with where.open("rb") as file:
+                raw = file.read(ROOT_LIMIT_BYTES + 1)
         except OSError as error:
             raise ManifestError(f"no manifest at {path}: {error.strerror}", path=str(path)) from error
         root = decode_root(raw, str(where))
@@ -77,10 +79,10 @@ class Manifest:
         return found
 
     def verify(self) -> None:
-        """Compares the content of every table with its digest.
+        """Compares the content of every table with its digest, and checks that its ranges make sense.
 
         Raises:
-            ManifestCorruptError: names the file.
+            ManifestCorruptError: names the file, or the rule that is broken.
         """
         for i, (part, tables) in enumerate(zip(self._content.parts, self._parts, strict=True)):
             for name, table in tables.items():
@@ -93,6 +95,7 @@ class Manifest:
                         expected=expected,
                         actual=actual,
                     )
+        check_values(self, self._parts)
 
     def __repr__(self) -> str:
         return (

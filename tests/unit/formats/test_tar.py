@@ -179,6 +179,13 @@ def test_broken_pax_records(payload):
         parse_pax(payload, 0)
 
 
+def test_a_pax_record_without_a_space_ends():
+    """Found by fuzzing: a length followed by no space went round for ever."""
+    for byte in (b"\x80", b"\xff"):
+        with pytest.raises(TarError, match="broken record"):
+            parse_pax(b"15" + byte + b"path=\xc3\xbc.txt\n", 5120)
+
+
 def test_pax_records():
     """Values may have any character, the newline too."""
     assert parse_pax(b"12 path=a\nb\n11 size=12\n", 0) == {"path": "a\nb", "size": "12"}

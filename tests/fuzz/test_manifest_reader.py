@@ -1,0 +1,91 @@
+"""Broken manifests: opened, or refused with a documented error; verified, only if not a value is wrong."""
+
+from __future__ import annotations
+
+import io
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from streamer.errors import ManifestCorruptError, ManifestError
+from streamer.manifest.arrow import BinaryColumn, map_table, write_table
+from streamer.manifest.ipc_layout import read_layout
+from streamer.manifest.layout import Content, Part, Run, decode_root, encode_root, file_name
+
+SCHEMA = {"key": "binary", "size": "int64", "name": "key16", "codec": "uint8"}
+
+
+def broken(raw: bytes, drawn: random.Random) -> bytes:
+    out = bytearray(raw)
+    for _ in range(drawn.randint(1, 4)):
+        place = drawn.randrange(len(out))
+        out[place] = drawn.choice([0, 1, 0x7F, 0x80, 0xFF, drawn.randrange(256)])
+    return bytes(out[: drawn.randrange(1, len(out))]) if drawn.random() < 0.15 else bytes(out)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tables(seed, tmp_path: Path):
+    """900 broken files: every column that comes out can be read to its end, or the file is corrupt."""
+    path = tmp_path / "t.arrows"
+    rows = 9
+    write_table(
+        path,
+        {
+            "key": BinaryColumn.of([b"k%d" % i for i in range(rows)]),
+            "size": np.arange(rows, dtype=np.int64),
+            "name": np.arange(16 * rows, dtype=np.uint8).reshape(rows, 16),
+            "codec": np.zeros(rows, np.uint8),
+        },
+    )
+    good, drawn, refused = path.read_bytes(), random.Random(seed), 0
+    for _ in range(300):
+        path.write_bytes(broken(good, drawn))
+        try:
+            table = map_table(path, SCHEMA)
+        except ManifestCorruptError:
+            refused += 1
+            continue
+        for column in table.values():
+            if isinstance(column, BinaryColumn):
+                assert sum(len(column[i]) for i in range(len(column))) >= 0
+            else:
+                assert column.tobytes() is not None
+    assert 80 < refused < 300
+
+
+def test_layouts():
+    """6,000 broken streams: every buffer lies inside the stream, or it is corrupt."""
+    sink = io.BytesIO()
+    schema = pa.schema([("a", pa.int64()), ("b", pa.large_binary()), ("c", pa.binary(16))])
+    batch = pa.record_batch([[1, 2], [b"x", b"yz"], [bytes(16)] * 2], schema=schema)
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(batch)
+    good, drawn, refused = sink.getvalue(), random.Random(7), 0
+    for _ in range(6000):
+        raw = broken(good, drawn)
+        try:
+            layout = read_layout(raw, "t")
+            assert layout.rows >= 0
+            assert all(0 <= start <= stop <= len(raw) for start, stop in layout.buffers)
+        except ManifestCorruptError:
+            refused += 1
+    assert 1000 < refused < 6000
+
+
+def test_roots():
+    """5,000 broken root.json: nothing but the documented errors, and never a content that its digest does not fit."""
+    runs = {table: Run(0, 1, "00" * 16) for table in ("objects", "chunks", "samples")}
+    content = Content("folder", True, ["s3://b/"], "s3://b/", ["cat"], 8192, 100, [Part(runs)])
+    good = encode_root(content, {file_name(table, 0): 500 for table in runs})
+    drawn, refused = random.Random(1), 0
+    for _ in range(5000):
+        raw = broken(good, drawn)
+        try:
+            root = decode_root(raw, "root.json")
+            assert root.content.digest() == root.digest == content.digest()
+        except ManifestError:
+            refused += 1
+    assert refused > 4000

@@ -1,0 +1,84 @@
+"""Whatever is in a tar, and however it is read: the samples are its members, grouped by key."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from itertools import groupby, pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streamer.errors import ManifestError
+from streamer.formats import tar
+from streamer.formats.base import Need, SampleName
+from streamer.formats.webdataset import WebDataset
+from streamer.manifest.model import ObjectRecord
+
+stems = st.text(st.sampled_from("abü/ "), min_size=1, max_size=150).filter(lambda s: not s.endswith("/"))
+members = st.lists(st.tuples(stems, st.binary(max_size=2000), st.sampled_from([1, 2, 3])), max_size=20)
+kinds = st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+
+
+def archive(entries: list[tuple[str, bytes]], kind: int) -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=kind) as out:
+        for name, content in entries:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            out.addfile(member, io.BytesIO(content))
+    return sink.getvalue()
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(members, kinds, st.integers(1, 20), st.integers(1, 20), st.integers(1, 4))
+def test_samples_are_the_members(monkeypatch, entries, kind, window, jump, probe):
+    """Any windows, any jumps: the same samples, and no byte is asked for twice."""
+    monkeypatch.setattr(tar, "READ_BYTES", 512 * window)
+    monkeypatch.setattr(tar, "JUMP_BYTES", 512 * jump)
+    monkeypatch.setattr(tar, "PROBE_BYTES", 512 * probe)
+    flat = [(f"{stem}.x{i}", content) for stem, content, fields in entries for i in range(fields)]
+    # A key that follows itself would have fields twice: the writer of a dataset cannot do that.
+    keys = [stem for stem, _, _ in entries]
+    if any(a == b for a, b in pairwise(keys)):
+        return
+    raw = archive(flat, kind)
+    found, needs = indexed(raw)
+    with tarfile.open(fileobj=io.BytesIO(raw)) as reference:
+        read = [(m.name.rpartition(".x"), reference.extractfile(m).read()) for m in reference if m.isfile()]
+    expected = [
+        (key, [(f"x{name[2]}", content) for name, content in group])
+        for key, group in groupby(read, key=lambda item: item[0][0])
+    ]
+    assert found == [e for e in expected if e[0].rsplit("/", 1)[-1]]
+    assert all(a.stop <= b.start for a, b in pairwise(needs))
+
+
+def indexed(raw: bytes) -> tuple[list[tuple[str, list[tuple[str, bytes]]]], list[Need]]:
+    steps = WebDataset().index(ObjectRecord("s3://b/x.tar", len(raw), ""))
+    found, needs, answer = [], [], None
+    while True:
+        try:
+            item = steps.send(answer)
+        except StopIteration:
+            return found, needs
+        answer = None
+        if isinstance(item, Need):
+            needs.append(item)
+            answer = memoryview(raw)[item.start : item.stop]
+        else:
+            key, fields = WebDataset().open(memoryview(raw)[item.start : item.stop], SampleName())
+            found.append((key, [(field.name, bytes(field.content)) for field in fields]))
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_any_cut_of_an_archive_is_refused(kind):
+    """There is no length at which a truncated archive passes for a whole one."""
+    raw = archive([("a" * 120 + ".jpg", b"1" * 700), ("b.jpg", b""), ("b.cls", b"1")], kind)
+    end = raw.rstrip(b"\0")
+    mark = -(-len(end) // 512) * 512 + 512
+    for stop in range(0, mark, 64):
+        with pytest.raises(ManifestError):
+            indexed(raw[:stop])
+    assert len(indexed(raw[:mark])[0]) == 2
