@@ -1,8 +1,8 @@
 """One try of a range, with at most one duplicate: whoever has the first byte delivers the body.
 
-The first request runs in the caller's task. The duplicate, when there is one, runs in a task of the fetcher's group
-and takes the caller's place by cancelling it and being awaited instead (the way asyncio.timeout does it), so that
-the common case costs no task.
+The first request runs in the caller's task. The duplicate, when there is one, runs in a task of the attempt's group and
+takes the caller's place by cancelling it and being awaited instead (the way asyncio.timeout does it), so that the
+common case costs no task.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ class Attempt:
     Args:
         order: what to ask for.
         keep: takes each piece in order.
-        group: where a duplicate runs.
     """
 
-    def __init__(self, order: Order, keep: Callable[[memoryview], None], group: asyncio.TaskGroup) -> None:
+    def __init__(self, order: Order, keep: Callable[[memoryview], None]) -> None:
         self._order = order
         self._keep = keep
-        self._group = group
+        self._group = asyncio.TaskGroup()
         self._first = Request(order, self._claim, keep)
         self._task: asyncio.Task[object] | None = None
         self._winner: Request | None = None
@@ -35,22 +34,27 @@ class Attempt:
         self._failure: StreamerError | None = None
 
     async def run(self) -> None:
-        """Receives the extent.
+        """Receives the extent. When it returns or raises, no request of it is left.
 
         Raises:
             StoreError: this try failed; what was kept is good.
         """
         self._task = asyncio.current_task()
         self._order.endpoint.budget.earned(self._order.extent.length)
-        self._arm()
-        try:
-            await self._first.receive()
-        except asyncio.CancelledError:
-            if not self._overtaken():
-                raise
-            await self._taken_over()
-        finally:
-            self._disarm()
+        async with self._group:
+            self._arm()
+            try:
+                await self._first.receive()
+            except StreamerError as error:
+                self._failure = error
+            except asyncio.CancelledError:
+                if not self._overtaken():
+                    raise
+                await self._taken_over()
+            finally:
+                self._disarm()
+        if self._failure is not None:
+            raise self._failure
 
     def _claim(self, request: Request) -> bool:
         """At the first byte: the first to come delivers, the other is cancelled."""
@@ -87,17 +91,19 @@ class Attempt:
         try:
             await Request(self._order, self._claim, self._keep).receive()
         except StreamerError as error:
-            self._failure = error  # reaches the caller when the duplicate had won; else the first goes on alone
+            if self._leads():  # it had won: its failure is the attempt's; else the first request goes on alone
+                self._failure = error
         finally:
             endpoint.gate.release()
 
+    def _leads(self) -> bool:
+        """Whether the duplicate delivers the body."""
+        return self._winner is not None and self._winner is not self._first
+
     def _overtaken(self) -> bool:
         """Whether the cancellation just caught came from the duplicate, and only from it."""
-        has_lost = self._winner is not None and self._winner is not self._first
-        return has_lost and self._task is not None and self._task.uncancel() == 0
+        return self._leads() and self._task is not None and self._task.uncancel() == 0
 
     async def _taken_over(self) -> None:
         if self._duplicate is not None:
             await asyncio.wait([self._duplicate])
-        if self._failure is not None:
-            raise self._failure

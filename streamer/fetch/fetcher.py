@@ -69,14 +69,12 @@ class Fetcher:
         self._endpoints: dict[str, Endpoint] = {}
         self._memory = Gate(config.memory_bytes or budget_bytes())
         self._tally = Tally()
-        self._group = asyncio.TaskGroup()
         self._open = False
 
     def __repr__(self) -> str:
         return f"Fetcher({list(self._endpoints.values())}, memory={self._memory})"
 
     async def __aenter__(self) -> Fetcher:
-        await self._group.__aenter__()
         self._open = True
         return self
 
@@ -87,14 +85,7 @@ class Fetcher:
         trace: TracebackType | None,
     ) -> None:
         self._open = False
-        try:
-            await self._group.__aexit__(kind, error, trace)
-        except BaseExceptionGroup as failures:
-            # An error of the body alone leaves as itself, not wrapped by the group that did not cause it.
-            if list(failures.exceptions) != [error]:
-                raise
-        finally:
-            await self._close_stores()
+        await self._close_stores()
 
     async def _close_stores(self) -> None:
         endpoints, self._endpoints = list(self._endpoints.values()), {}
@@ -167,10 +158,10 @@ class Fetcher:
 
     async def _fetch_all(self, ranges: Sequence[Extent], line: Line) -> list[memoryview]:
         if len(ranges) == 1:
-            return await self._transfer(ranges[0], line).run(self._group)
+            return await self._transfer(ranges[0], line).run()
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._transfer(extent, line).run(group)) for extent in ranges]
+                tasks = [group.create_task(self._transfer(extent, line).run()) for extent in ranges]
         except BaseExceptionGroup as failures:
             first = failures.exceptions[0]
             raise first from first.__cause__

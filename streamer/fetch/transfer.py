@@ -48,11 +48,8 @@ class Transfer:
         self._refreshed = False
         self._parts: list[memoryview] = []
 
-    async def run(self, group: asyncio.TaskGroup) -> list[memoryview]:
+    async def run(self) -> list[memoryview]:
         """Fetches the range; returns its bytes in pieces.
-
-        Args:
-            group: where duplicates of its requests run.
 
         Raises:
             StoreError: permanent, or still failing after the last try; details have url, attempts, elapsed_seconds.
@@ -61,16 +58,16 @@ class Transfer:
         while self._position < self._extent.stop:
             self._attempts += 1
             try:
-                await self._try(group)
+                await self._try()
             except StreamerError as error:
                 await self._recover(error, _time() - started)
         return self._parts
 
-    async def _try(self, group: asyncio.TaskGroup) -> None:
+    async def _try(self) -> None:
         gate = self._endpoint.gate
         await gate.acquire(self._line)
         try:
-            await Attempt(self._order(), self._keep, group).run()
+            await Attempt(self._order(), self._keep).run()
         finally:
             gate.release()
 
