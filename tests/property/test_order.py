@@ -13,7 +13,7 @@ from streamer.order.bijection import permute
 from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import fold
 
-QUICK = settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 
 @dataclass(frozen=True)
