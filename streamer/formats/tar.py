@@ -225,10 +225,9 @@ class _Window:
     """The bytes an indexer holds: one window, moved forward on whole blocks."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        self.size = size
         self._start = 0
         self._bytes = memoryview(b"")
-        self._tail = b""
         self._next_bytes = READ_BYTES
 
     @property
@@ -251,7 +250,7 @@ class _Window:
 
     def _advance(self, keep_from: int) -> Generator[Need, memoryview | None, None]:
         begin = self._stop
-        end = min(begin + self._next_bytes, self._size)
+        end = min(begin + self._next_bytes, self.size)
         self._next_bytes = min(2 * self._next_bytes, READ_BYTES)
         received = yield Need(begin, end)
         if received is None or len(received) != end - begin:
@@ -268,8 +267,8 @@ def _read_meta(
 ) -> Generator[Need, memoryview | None, int]:
     start, stop = wanted
     end = start + padded(stop - start)
-    if end > window._size:
-        raise TarError("cut off inside an extended header", window._size)
+    if end > window.size:
+        raise TarError("cut off inside an extended header", window.size)
     if not window.covers(start, end):
         yield from window.reach(start, end)
     parser.meta(kind, window.take(start, stop), start)
@@ -278,7 +277,7 @@ def _read_meta(
 
 def _check_trailer(window: _Window, start: int) -> Generator[Need, memoryview | None, None]:
     """Nothing but zeros may follow the end mark: `cat a.tar b.tar` would lose b in silence."""
-    stop = window._size
+    stop = window.size
     if stop - start > TRAILER_BYTES:
         raise TarError(f"{stop - start} bytes follow the end-of-archive mark", start)
     if start < stop and not window.covers(start, stop):

@@ -164,10 +164,11 @@ def _reordered(listing: Listing, order: Int64Array) -> Listing:
 def _object_chunk_keys(
     listing: Listing, format_name: str, first: Int64Array, start: NDArray[np.uint32]
 ) -> NDArray[np.uint8]:
-    names = [(listing.url(i), listing.versions[i]) for i in range(len(listing))]
     ranges = np.stack([np.zeros(len(listing), np.int64), listing.sizes], axis=1)
-    edges = first.tolist()
-    keys = [chunk_key(format_name, names[a:b], ranges[a:b], start[a:b]) for a, b in pairwise(edges)]
+    keys = []
+    for a, b in pairwise(first.tolist()):
+        names = [(listing.url(i), listing.versions[i]) for i in range(a, b)]
+        keys.append(chunk_key(format_name, names, ranges[a:b], start[a:b]))
     return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16)
 
 

@@ -76,7 +76,7 @@ async def index_container(
     *,
     ahead: int,
     on_chunk: OnChunk | None,
-    on_read: Callable[[int], None],
+    on_read: Callable[[Need], None],
 ) -> Cut:
     """Indexes one container and cuts it into chunks; offers those chunks whose bytes were all read.
 
@@ -95,7 +95,7 @@ async def index_container(
                 need = await asyncio.to_thread(_advance, steps, None, spans)
                 while need is not None:
                     window = await windows.read(need)
-                    on_read(len(window))
+                    on_read(need)
                     if offer:
                         offer.keep(need.start, window)
                     need = await asyncio.to_thread(_advance, steps, window, spans)

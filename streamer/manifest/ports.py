@@ -119,10 +119,10 @@ class Progress:
     Attributes:
         objects_done: indexed objects.
         objects: all objects listed.
-        bytes_done: sizes of the indexed objects together.
+        bytes_done: bytes of the objects that were passed, read or jumped over.
         total_bytes: sizes of all objects together.
         read_bytes: bytes read so far.
-        samples: samples found so far.
+        samples: samples of the indexed objects.
     """
 
     objects_done: int

@@ -70,6 +70,11 @@ def store() -> type[MemoryStore]:
     return MemoryStore
 
 
+@pytest.fixture
+def make_tar() -> Callable[[Sequence[tuple[str, bytes]]], bytes]:
+    return tar_of
+
+
 @pytest.fixture(scope="session")
 def tars() -> dict[str, bytes]:
     """12 tars with 30 samples of two fields each."""

@@ -102,10 +102,24 @@ async def test_estimate_and_progress(build_it, store, tars, files):
     manifest = await build_it(source, "s3://b/tars/", on_estimate=estimates.append, on_progress=steps.append)
     assert estimates == [Estimate(12, total, total, 12, 8192)]
     assert steps[-1] == Progress(12, 12, total, total, total, manifest.samples)
-    assert [step.objects_done for step in steps] == list(range(1, 13))
+    assert len(steps) == 24
+    for name in ("objects_done", "bytes_done", "read_bytes", "samples"):
+        course = [getattr(step, name) for step in steps]
+        assert course == sorted(course)
     await build_it(store(files), "s3://b/files/", on_estimate=estimates.append, on_progress=steps.append)
     assert (estimates[-1].read_bytes, estimates[-1].requests) == (0, 0)
     assert (steps[-1].objects_done, steps[-1].samples) == (401, 401)
+
+
+async def test_bytes_that_are_jumped_over_count_as_done(build_it, store, make_tar):
+    """Progress of an archive of large members goes to its end, though little of it is read."""
+    size = 20 << 20
+    content = make_tar([(f"{i}.bin", bytes(size)) for i in range(3)])
+    steps: list[Progress] = []
+    await build_it(store({"s3://b/a.tar": content}), "s3://b/", on_progress=steps.append)
+    assert steps[-1].bytes_done == len(content)
+    assert steps[-1].read_bytes < size
+    assert steps[1].bytes_done > size
 
 
 async def test_an_estimate_may_stop_the_build(build_it, store, tars):

@@ -59,7 +59,7 @@ URL = "s3://b/o"
 
 async def run(indexer, source, *, ahead=0, on_chunk=None, chunk_bytes=1000):
     container = Container(ObjectRecord(URL, len(source.objects[URL]), "etag:1"), indexer.name, chunk_bytes)
-    read: list[int] = []
+    read: list[Need] = []
     cut = await index_container(container, indexer, source, ahead=ahead, on_chunk=on_chunk, on_read=read.append)
     return cut, read
 
@@ -71,7 +71,7 @@ async def test_needs_are_answered_with_their_bytes(store):
     cut, read = await run(indexer, source)
     assert indexer.answers == [bytes(range(10)), bytes(range(50, 60))]
     assert (cut.extent_start.tolist(), cut.extent_stop.tolist()) == ([0, 50], [8, 60])
-    assert read == [10, 10]
+    assert read == [Need(0, 10), Need(50, 60)]
 
 
 async def test_windows_are_read_ahead_and_only_once(store):
