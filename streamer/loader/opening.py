@@ -89,7 +89,8 @@ class Opening:
             rules=self._rules(),
             selection=None if selection is None else selection.digest,
         )
-        stream = options.stream or f"shuffle {shuffle_mode(options.shuffle)}"
+        chosen = "all" if selection is None else selection.digest
+        stream = options.stream or f"shuffle {shuffle_mode(options.shuffle)} of {chosen}"
         identity = Identity(rank_config=seat, stream=stream, free_parts=options.free_parts)
         return Prepared(self.client, recipe, self.manifest, identity)
 

@@ -166,7 +166,8 @@ class Prepared:
             order_id=self.spec.order_id,
             global_batch=self.global_batch,
             world_size=rank.world_size,
-            start=self._plans.plan(epoch).position(share.first),
+            # Workers of a plain DataLoader resume each where it stood: nothing to compare.
+            start=self._plans.plan(epoch).position(share.first) if share.workers == 1 else 0,
             open_bytes=open_bytes(schedule, self.manifest.chunk_local_bytes),
             stream=self._identity.stream,
         )

@@ -1,0 +1,209 @@
+"""StreamingDataset on a real engine: under torch's DataLoader, torchdata's, and in a bare loop."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing.resource_tracker
+import os
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from streamer import StreamingDataset
+from streamer.client.engine_client import EngineClient
+from streamer.config import Environment
+from streamer.errors import DecodeError
+
+SAMPLES = 100
+BATCH = 8
+# 13 batches of 8: the last one has four repeats.
+PADDED = 104
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of data and an engine that outlives the tests of this module."""
+    root = tmp_path_factory.mktemp("plain")
+    for number in range(SAMPLES):
+        path = root / "data" / f"c{number % 3}" / f"{number:03d}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, np.full(20_000, number, np.int32))
+    (root / "bad").mkdir()
+    (root / "bad" / "1.cls").write_text("dog")
+    saved = dict(os.environ)
+    os.environ |= {"STREAMER_CACHE_DIR": str(root / "cache"), "STREAMER_RUNTIME_DIR": str(root / "run")}
+    multiprocessing.resource_tracker.ensure_running()
+    probe = StreamingDataset(root / "data", cache_bytes="1GB")
+    len(probe)
+    yield root
+    probe.close()
+    os.environ.clear()
+    os.environ.update(saved)
+
+
+@pytest.fixture
+def make(place: Path) -> Iterator[Callable[..., StreamingDataset]]:
+    """Makes datasets that are closed after the test."""
+    made: list[StreamingDataset] = []
+
+    def dataset(**options: object) -> StreamingDataset:
+        made.append(StreamingDataset(place / "data", **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield dataset
+    while made:
+        made.pop().close()
+
+
+def loader(dataset: StreamingDataset, kind: type[DataLoader] = DataLoader, **options: object) -> DataLoader:
+    with warnings.catch_warnings():
+        # This machine has fewer cores than some tests have workers.
+        warnings.simplefilter("ignore", UserWarning)
+        return kind(dataset, batch_size=BATCH, **options)
+
+
+def batches(found: DataLoader) -> list[list[int]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return [batch["npy"][:, 0].tolist() for batch in found]
+
+
+def flat(found: list[list[int]]) -> list[int]:
+    return [number for batch in found for number in batch]
+
+
+def in_order(make: Callable[..., StreamingDataset], epochs: int) -> list[list[int]]:
+    dataset = make(batch_size=BATCH)
+    return [[int(sample["npy"][0]) for sample in dataset] for _ in range(epochs)]
+
+
+@pytest.mark.parametrize(("workers", "start"), [(0, None), (1, "fork"), (3, "fork")])
+def test_batches_are_the_same_for_any_number_of_workers(make, workers, start):
+    """Told the batch size: the very batches of a bare loop, epoch after epoch."""
+    first, second = in_order(make, 2)
+    assert set(first) == set(range(SAMPLES))
+    dataset = make(batch_size=BATCH)
+    torch_loader = loader(dataset, num_workers=workers, multiprocessing_context=start)
+    assert len(dataset) == PADDED
+    assert len(torch_loader) == 13
+    assert flat(batches(torch_loader)) == first
+    assert flat(batches(torch_loader)) == second
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_set_epoch_reaches_persistent_workers(make, start):
+    """Also back to an epoch that was; a lambda travels under spawn too."""
+    first, second = in_order(make, 2)
+    dataset = make(batch_size=BATCH, transform=lambda sample: sample)
+    torch_loader = loader(dataset, num_workers=2, multiprocessing_context=start, persistent_workers=True)
+    for epoch, expected in ((None, first), (None, second), (0, first), (1, second)):
+        if epoch is not None:
+            dataset.set_epoch(epoch)
+        assert flat(batches(torch_loader)) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_every_sample_once_over_ranks_and_workers_not_told_the_batch(make, workers, ranks):
+    """The dataset does not know the batch size: all samples come, the fillers are fewer than ranks."""
+    found: Counter[int] = Counter()
+    for rank in range(ranks):
+        dataset = make(rank=rank, world_size=ranks)
+        found.update(flat(batches(loader(dataset, num_workers=workers))))
+    assert set(found) == set(range(SAMPLES))
+    assert found.total() - SAMPLES == -SAMPLES % ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_sample_once_over_ranks_and_workers_told_the_batch(make, ranks):
+    """And every rank makes equally many steps, of equal size."""
+    found = []
+    for rank in range(ranks):
+        dataset = make(rank=rank, world_size=ranks, batch_size=BATCH)
+        found.append(batches(loader(dataset, num_workers=2)))
+    assert len({len(steps) for steps in found}) == 1
+    total = Counter(number for steps in found for number in flat(steps))
+    assert set(total) == set(range(SAMPLES))
+    assert total.total() - SAMPLES == -SAMPLES % (BATCH * ranks)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("taken", [0, 1, 5, 13])
+def test_stateful_dataloader_resumes(make, workers, taken):
+    """torchdata's loader, with its own rule (same num_workers): the rest of the epoch, then the next one."""
+    first, second = in_order(make, 2)
+    before = loader(make(batch_size=BATCH), StatefulDataLoader, num_workers=workers)
+    iterator = iter(before)
+    taken_batches = [next(iterator)["npy"][:, 0].tolist() for _ in range(taken)]
+    assert flat(taken_batches) == first[: taken * BATCH]
+    if taken == 13:
+        assert next(iterator, None) is None
+    state = before.state_dict()
+    del iterator, before
+    after = loader(make(batch_size=BATCH), StatefulDataLoader, num_workers=workers)
+    after.load_state_dict(state)
+    if taken < 13:
+        assert flat(batches(after)) == first[taken * BATCH :]
+    assert flat(batches(after)) == second
+
+
+def test_an_error_in_a_worker_arrives_with_its_type(make, place):
+    """What, where, which decoder; torch re-raises it in the main process."""
+    dataset = StreamingDataset(place / "bad")
+    with pytest.raises(DecodeError, match=r"1\.cls.*decode_class") as caught:
+        list(loader(dataset, num_workers=1))
+    # Its traceback holds the loader, in a circle, and that its worker.
+    del caught
+    gc.collect()
+    dataset.close()
+
+
+def test_a_forked_child_does_not_touch_the_parents_line(make):
+    """The parent's dataset is open and in use before, during and after the workers."""
+    dataset = make(batch_size=BATCH)
+    iterator = iter(dataset)
+    head = [next(iterator) for _ in range(3)]
+    assert len(flat(batches(loader(dataset, num_workers=2)))) == PADDED
+    rest = [int(sample["npy"][0]) for sample in iterator]
+    assert len(head) + len(rest) == PADDED
+
+
+SPAWNED = """
+import sys
+from streamer import StreamingDataset
+from torch.utils.data import DataLoader
+dataset = StreamingDataset(sys.argv[1], batch_size=8)
+print(sum(len(batch["npy"]) for batch in DataLoader(dataset, batch_size=8, num_workers=1)))
+"""
+
+
+def test_a_script_ends_by_itself(place):
+    """Without closing anything, with workers, in seconds, and with nothing on its error output."""
+    found = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SPAWNED, str(place / "data")],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (found.stdout.strip(), found.returncode) == (str(PADDED), 0), found.stderr
+    assert "Error" not in found.stderr
+
+
+def test_every_byte_comes_from_the_store_once(make, place):
+    """Whatever the tests of this module did before: their data fits into the cache."""
+    for workers in (0, 2):
+        assert len(flat(batches(loader(make(batch_size=BATCH), num_workers=workers)))) == PADDED
+    settings = make()._opening.options.client_settings(Environment.read(), "probe")
+    with EngineClient(settings) as client:
+        stored = client.statistics()["store_bytes"]
+    sizes = [path.stat().st_size for path in place.rglob("*.npy")]
+    assert sum(sizes) <= stored <= sum(sizes) + len("dog")

@@ -1,0 +1,99 @@
+"""What `import streamer` gives, what it costs, and what it must not bring."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import streamer
+
+HEAVY = ("torch", "numpy", "fsspec", "aiohttp", "obstore", "nanoarrow", "msgspec", "cloudpickle", "PIL", "cv2")
+
+
+def fresh(code: str) -> str:
+    """What a new Python prints."""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
+def test_importing_brings_nothing_heavy():
+    """Neither torch nor numpy nor fsspec nor aiohttp, nor any other library."""
+    assert fresh(f"import sys, streamer; print([m for m in {HEAVY!r} if m in sys.modules])") == "[]"
+
+
+def test_the_errors_bring_nothing_heavy():
+    """They can be caught in a program that only sometimes trains."""
+    code = f"import sys, streamer; streamer.errors.ConfigError; print([m for m in {HEAVY!r} if m in sys.modules])"
+    assert fresh(code) == "[]"
+
+
+def test_what_a_worker_imports_is_free_of_torch():
+    """A worker process starts in a tenth of the time without it (1.1 s, 220 MB; 2026-11-20)."""
+    code = (
+        "import sys, streamer.loader.samples, streamer.decode.transforms;"
+        "print([m for m in ('torch', 'cv2', 'PIL', 'fsspec', 'aiohttp', 'asyncio') if m in sys.modules])"
+    )
+    assert fresh(code) == "[]"
+
+
+def test_the_names_are_these():
+    """Frozen: a change here is a change for every user."""
+    assert streamer.__all__ == ["DevicePrefetcher", "StreamingDataLoader", "StreamingDataset", "__version__", "errors"]
+    assert dir(streamer) == sorted(streamer.__all__)
+    for name in streamer.__all__:
+        assert getattr(streamer, name) is not None
+    with pytest.raises(AttributeError, match="Streaming"):
+        streamer.Streaming  # noqa: B018
+
+
+def test_the_dataset_takes_these_arguments():
+    """Names, order and defaults."""
+    parameters = inspect.signature(streamer.StreamingDataset).parameters
+    assert {name: parameter.default for name, parameter in parameters.items() if name != "url"} == {
+        "manifest": None,
+        "format": "auto",
+        "cache_dir": None,
+        "cache_bytes": "auto",
+        "storage_options": None,
+        "shuffle": True,
+        "seed": 17,
+        "batch_size": None,
+        "lanes": None,
+        "shuffle_window": None,
+        "decode": "auto",
+        "transform": None,
+        "allow_pickle": False,
+        "drop_last": False,
+        "rank": None,
+        "world_size": None,
+        "on_error": "raise",
+        "error_budget": 100,
+        "engine": None,
+        "index_limit": 600.0,
+        "stream": "",
+    }
+    kinds = {parameter.kind for name, parameter in parameters.items() if name != "url"}
+    assert kinds == {inspect.Parameter.KEYWORD_ONLY}
+
+
+def test_the_dataset_has_these_methods():
+    """Its public face besides what torch's IterableDataset has."""
+    own = {name for name in vars(streamer.StreamingDataset) if not name.startswith("_")}
+    assert own == {
+        "begin_epoch",
+        "class_to_idx",
+        "classes",
+        "close",
+        "epoch",
+        "get",
+        "load_state_dict",
+        "prepare",
+        "samples",
+        "select",
+        "set_epoch",
+        "skipped",
+        "state_dict",
+    }
