@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -83,30 +84,37 @@ def _choose(urls: tuple[str, ...], found: list[_Found], choose_format: ChooseFor
 
 
 async def _list_one(url: str, lister: Lister) -> _Found:
-    records = [record async for page in lister.list(url) for record in page]
-    if not records:
+    # Columns instead of records: 10^6 of these take 250 MB.
+    names: list[str] = []
+    versions: list[bytes] = []
+    sizes = array("q")
+    async for page in lister.list(url):
+        names += [record.url for record in page]
+        versions += [_bytes(record.version) for record in page]
+        sizes.extend(record.size for record in page)
+    if not names:
         raise ManifestError(f"no objects below {url}; is the prefix right?", url=url)
-    records.sort(key=lambda record: record.url)
-    folder = _folder(url, records)
+    order = sorted(range(len(names)), key=names.__getitem__)
+    folder = _folder(url, [names[i] for i in order])
     return _Found(
         url=url,
         folder=folder,
-        keys=[record.url[len(folder) :] for record in records],
-        versions=[_bytes(record.version) for record in records],
-        sizes=np.fromiter((record.size for record in records), np.int64, len(records)),
+        keys=[names[i][len(folder) :] for i in order],
+        versions=[versions[i] for i in order],
+        sizes=np.frombuffer(sizes, np.int64)[order],
     )
 
 
-def _folder(url: str, records: Sequence[ObjectRecord]) -> str:
-    """The folder that a url names, as the store spells it."""
+def _folder(url: str, names: Sequence[str]) -> str:
+    """The folder that a url names, as the store spells it in the sorted names of its objects."""
     magic = min((place for mark in _GLOB if (place := url.find(mark)) >= 0), default=len(url))
     stem = url[:magic]
-    if magic < len(url) or any(record.url == url for record in records):
+    if magic < len(url) or url in names:
         stem = stem[: stem.rfind("/") + 1]
     for spelling in _spellings(stem):
-        if all(record.url.startswith(spelling) for record in (records[0], records[-1])):
+        if all(name.startswith(spelling) for name in (names[0], names[-1])):
             return spelling
-    return _common_folder([records[0].url, records[-1].url])
+    return _common_folder([names[0], names[-1]])
 
 
 def _spellings(stem: str) -> list[str]:
@@ -156,16 +164,17 @@ def _join(urls: tuple[str, ...], parts: list[_Found]) -> Listing:
     base = _common_folder([part.folder for part in parts]) if parts else ""
     keys = [_bytes(f"{part.folder[len(base) :]}{key}") for part in parts for key in part.keys]
     _refuse_doubles(keys, base, len(parts))
-    names = [_class_name(key) for part in parts for key in part.keys]
-    classes = tuple(sorted({name for name in names if name}))
+    folders = (_class_name(key) for part in parts for key in part.keys)
+    classes = tuple(sorted({name for name in folders if name}))
     numbers = {name: number for number, name in enumerate(classes)}
+    labels = (numbers.get(_class_name(key), -1) for part in parts for key in part.keys)
     return Listing(
         urls=urls,
         base=base,
         keys=keys,
         versions=[version for part in parts for version in part.versions],
         sizes=np.concatenate([part.sizes for part in parts]),
-        labels=np.fromiter((numbers.get(name, -1) for name in names), np.int32, len(names)),
+        labels=np.fromiter(labels, np.int32, len(keys)),
         classes=classes,
     )
 
