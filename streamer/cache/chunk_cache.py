@@ -6,23 +6,23 @@ What stays and what leaves is the policy's business; this room only carries it o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.cache.accounts import CacheStatistics, Changes, Counters, Published
 from streamer.cache.catalog import Catalog, CatalogRow
 from streamer.cache.contents import DatasetFiles, reconcile
 from streamer.cache.fallback import REFUSALS, Fallback
 from streamer.cache.folder import Folder, chunk_files, open_folder, open_layer, used_bytes
 from streamer.cache.table import charge
+from streamer.cache.threads import Turns, advise, in_thread, unlink_all
 from streamer.cache.verify import verify_file
 from streamer.cache.writer import Buffer, ChunkBytes, write_chunk
 from streamer.config import CacheConfig, format_bytes
@@ -38,62 +38,6 @@ FILE_THREADS = 2
 DEFAULT_SHARE = 0.8
 # The free-space floor is at most this share of the filesystem.
 FLOOR_SHARE = 0.02
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A chunk that is readable now.
-
-    Attributes:
-        root: the folder it lies in: the cache folder, or the fallback when the disk refused it.
-        file_bytes: length of the file.
-    """
-
-    root: Path
-    file_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStatistics:
-    """Files and bytes now, and counts since the start."""
-
-    limit_bytes: int
-    charged_bytes: int
-    chunks: int
-    layer_chunks: int
-    fallback_chunks: int
-    published_chunks: int
-    written_bytes: int
-    unlinked_chunks: int
-    dropped_at_start: int
-    damaged_chunks: int
-    refused_writes: int
-    catalog_failures: int
-
-
-@dataclass(slots=True)
-class _Counters:
-    published_chunks: int = 0
-    written_bytes: int = 0
-    unlinked_chunks: int = 0
-    dropped_at_start: int = 0
-    damaged_chunks: int = 0
-    refused_writes: int = 0
-    catalog_failures: int = 0
-
-
-@dataclass(slots=True)
-class _Changes:
-    """Rows that the catalog does not have yet."""
-
-    added: dict[bytes, CatalogRow]
-    removed: set[bytes]
-    used: set[str]
-
-    def __bool__(self) -> bool:
-        return bool(self.added or self.removed or self.used)
 
 
 class ChunkCache:
@@ -119,11 +63,11 @@ class ChunkCache:
         self._whole_limit = 0
         self._disk_limit = 0
         self._refused = False
-        self._busy: dict[bytes, asyncio.Event] = {}
+        self._turns = Turns()
         self._unlinks: set[asyncio.Event] = set()
         self._seen: set[str] = set()
-        self._changes = _Changes({}, set(), set())
-        self._count = _Counters()
+        self._changes = Changes({}, set(), set())
+        self._count = Counters()
         self._open = False
 
     def __repr__(self) -> str:
@@ -138,7 +82,7 @@ class ChunkCache:
         self._files = ThreadPoolExecutor(FILE_THREADS, "streamer-cache")
         self._catalog_thread = ThreadPoolExecutor(1, "streamer-catalog")
         try:
-            await self._in_thread(self._catalog_thread, self._start)
+            await in_thread(self._catalog_thread, self._start)
         except BaseException:
             self._stop_threads()
             raise
@@ -154,7 +98,7 @@ class ChunkCache:
         self._dirty.set()
         try:
             await self._tasks.__aexit__(None, None, None)
-            await self._in_thread(self._catalog_thread, self._stop)
+            await in_thread(self._catalog_thread, self._stop)
         finally:
             self._stop_threads()
 
@@ -187,11 +131,15 @@ class ChunkCache:
 
     async def measure(self) -> None:
         """Takes stock: manifests that were added, and the free space. `limit_bytes` follows; tell the policy."""
-        await self._in_thread(self._files, self._measure)
+        await in_thread(self._files, self._measure)
 
     def _stop(self) -> None:
         self._catalog.close()
         self._fallback.remove()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ClosedError(f"the cache {self.root} is closed")
 
     def _stop_threads(self) -> None:
         self._files.shutdown()
@@ -263,7 +211,7 @@ class ChunkCache:
             chunks=len(self._chunks),
             layer_chunks=len(self._below),
             fallback_chunks=len(self._in_memory),
-            **{name: getattr(self._count, name) for name in _Counters.__slots__},
+            **{name: getattr(self._count, name) for name in Counters.__slots__},
         )
 
     # --- publish and evict -----------------------------------------------------------------------------------
@@ -296,9 +244,10 @@ class ChunkCache:
             CacheFullError: no room within the limit; evict, then try again.
             CacheError: the disk refused it and memory did not take it either; evict, then try again.
         """
+        self._check_open()
         chunk = ChunkBytes(key, parts, sample_offsets, codec)
         length = file_bytes(chunk.local_bytes, len(sample_offsets) - 1)
-        async with self._alone([key]):
+        async with self._turns.take([key]):
             if key not in self._chunks:
                 await self._reserve(length)
                 if dataset not in self._seen:
@@ -308,7 +257,7 @@ class ChunkCache:
 
     async def _publish(self, chunk: ChunkBytes, length: int, dataset: str) -> Published:
         try:
-            await self._in_thread(self._files, write_chunk, chunk, self._folder)
+            await in_thread(self._files, write_chunk, chunk, self._folder)
         except BaseException as error:
             self._folder.chunk_path(chunk.key).unlink(missing_ok=True)  # a cancel may come after the rename
             self._charged -= charge(length)
@@ -332,7 +281,7 @@ class ChunkCache:
             )
         self._count.refused_writes += 1
         self._refused = True
-        folder = await self._in_thread(self._files, self._fallback.open, self.config.group)
+        folder = await in_thread(self._files, self._fallback.open, self.config.group)
         if sum(map(charge, self._in_memory.values())) + charge(length) > self._fallback.limit_bytes:
             raise CacheError(
                 f"chunk {chunk.key.hex()} ({format_bytes(length)}) fits neither on the disk of {self._folder.path}"
@@ -342,7 +291,7 @@ class ChunkCache:
             ) from error
         self._in_memory[chunk.key] = length
         try:
-            await self._in_thread(self._files, write_chunk, chunk, folder)
+            await in_thread(self._files, write_chunk, chunk, folder)
         except BaseException:
             del self._in_memory[chunk.key]
             folder.chunk_path(chunk.key).unlink(missing_ok=True)
@@ -369,16 +318,17 @@ class ChunkCache:
         Raises:
             CacheError: a file could not be unlinked; its bytes stay counted.
         """
+        self._check_open()
         wanted = [key for key in keys if key not in self._below]
         failed: dict[bytes, OSError] = {}
-        async with self._alone(wanted) as turn:
+        async with self._turns.take(wanted) as turn:
             paths = {key: path for key in wanted if (path := self.path(key)) is not None}
             lengths = {key: self._chunks.pop(key) for key in paths if key in self._chunks}
             for key in paths:
                 self._in_memory.pop(key, None)
             self._unlinks.add(turn)
             try:
-                await self._in_thread(self._files, _unlink_all, paths, failed)
+                await in_thread(self._files, unlink_all, paths, failed)
             finally:
                 self._unlinks.discard(turn)
                 self._unlinked({key: length for key, length in lengths.items() if key not in failed})
@@ -414,7 +364,7 @@ class ChunkCache:
         if path is None:
             return False
         try:
-            await self._in_thread(self._files, verify_file, path, key)
+            await in_thread(self._files, verify_file, path, key)
         except (IntegrityError, OSError) as error:
             if self.path(key) == path:  # not evicted meanwhile
                 self._count.damaged_chunks += 1
@@ -434,7 +384,7 @@ class ChunkCache:
 
     async def _advise(self, key: bytes, advice: int) -> None:
         if (path := self.path(key)) is not None:
-            await self._in_thread(self._files, _advise, path, advice)
+            await in_thread(self._files, advise, path, advice)
 
     # --- threads ---------------------------------------------------------------------------------------------
 
@@ -443,58 +393,11 @@ class ChunkCache:
         while self._open or self._changes:
             await self._dirty.wait()
             self._dirty.clear()
-            changes, self._changes = self._changes, _Changes({}, set(), set())
+            changes, self._changes = self._changes, Changes({}, set(), set())
             if not changes:
                 continue
             try:
-                await self._in_thread(
-                    self._catalog_thread, self._catalog.write, changes.added, changes.removed, changes.used
-                )
+                await in_thread(self._catalog_thread, self._catalog.write, changes.added, changes.removed, changes.used)
             except CacheError as error:
                 self._count.catalog_failures += 1
                 logger.warning("%s; the next start rebuilds it from the files", error)
-
-    async def _in_thread(self, pool: ThreadPoolExecutor, work: Callable[..., T], *args: object) -> T:
-        """Runs in a thread. A cancel waits for the thread's end, so that nothing is written after it."""
-        future = asyncio.get_running_loop().run_in_executor(pool, work, *args)
-        try:
-            await asyncio.wait([future])
-        except asyncio.CancelledError:
-            while not future.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([future])
-            raise
-        return future.result()
-
-    @contextlib.asynccontextmanager
-    async def _alone(self, keys: Sequence[bytes]) -> AsyncIterator[asyncio.Event]:
-        """One writer or unlinker per key at a time; waits for all keys, then takes all."""
-        if not self._open:
-            raise ClosedError(f"the cache {self.root} is closed")
-        while others := [self._busy[key] for key in keys if key in self._busy]:
-            await others[0].wait()
-        done = asyncio.Event()
-        self._busy.update(dict.fromkeys(keys, done))
-        try:
-            yield done
-        finally:
-            for key in keys:
-                self._busy.pop(key, None)
-            done.set()
-
-
-def _unlink_all(paths: Mapping[bytes, Path], failed: dict[bytes, OSError]) -> None:
-    for key, path in paths.items():
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            failed[key] = error
-
-
-def _advise(path: Path, advice: int) -> None:
-    with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, advice)
-        finally:
-            os.close(descriptor)

@@ -142,10 +142,7 @@ class CachePolicy:
         """Another limit (a manifest was added, the disk fills up): what is not open gives way if it must."""
         self._room.limit_bytes = limit_bytes
         self._plan()
-        outcome = Outcome()
-        self._room.trim(outcome)
-        self._room.shrink(self._queues(), outcome)
-        return self._room.freed(outcome)
+        return self._trimmed(Outcome())
 
     def add_dataset(self, dataset_id: str, file_bytes: ArrayLike, keys: ArrayLike) -> None:
         """Makes a dataset known; again is harmless. Chunks found by key in another dataset are shared with it.
@@ -386,7 +383,10 @@ class CachePolicy:
         return session.missing if 1.0 - session.missing < COLD_SHARE * self._room.warm_share else 0.0
 
     def _trimmed(self, outcome: Outcome) -> Freed:
+        """Also ends what a lower limit began: a chunk that was open then may go now."""
         self._room.trim(outcome)
+        if self._room.total_bytes > self._room.limit_bytes:
+            self._room.shrink(self._queues(), outcome)
         return self._room.freed(outcome)
 
     def _queues(self) -> Queues:

@@ -175,14 +175,15 @@ class Room:
 
     def _collect(self, needed: int, candidates: Iterable[int]) -> list[int] | None:
         """Candidates until their bytes suffice; None, and nothing changed, if they do not."""
-        taken: list[int] = []
-        if needed <= 0:
-            return taken
-        for row in candidates:
-            taken.append(row)
-            needed -= int(self.table.cost[row])
+        taken: dict[int, None] = {}  # a chunk may come up twice, as spent and as kept
+        for row in candidates if needed > 0 else ():
+            if row not in taken:
+                taken[row] = None
+                needed -= int(self.table.cost[row])
             if needed <= 0:
-                return taken
+                break
+        if needed <= 0:
+            return list(taken)
         for row in taken:
             self.table.queue_spent(row)
         return None
@@ -320,4 +321,5 @@ class Room:
     def freed(self, outcome: Outcome) -> Freed:
         """The outcome as keys."""
         key = self.table.key
-        return Freed(tuple(map(key, outcome.victims)), tuple(map(key, outcome.promoted)))
+        stayed = [row for row in outcome.promoted if row not in outcome.victims]
+        return Freed(tuple(map(key, outcome.victims)), tuple(map(key, stayed)))

@@ -1,0 +1,190 @@
+"""Plays jobs against the policy without a byte: predicts hit rates, and holds the policy to its proof in tests.
+
+Time is in ticks: in each one every job may use one chunk, and a fetch takes `fetch_ticks` of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.cache.decision import Admit, Freed, Wait
+from streamer.cache.policy import CachePolicy
+
+Order = Callable[[int], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """A consumer that is simulated.
+
+    Attributes:
+        name: of the session and its job.
+        dataset: added to the policy before.
+        order: chunk numbers of an epoch, in order of first use.
+        epochs: how many.
+        open_chunks: from its first to its last draw a chunk stays open for so many uses.
+        lookahead_chunks: how far it asks ahead.
+        chunk_bytes: mean charged bytes of a chunk, to declare its window.
+        hang_at: the use at which it stops for ever (it stays connected).
+    """
+
+    name: str
+    dataset: str
+    order: Order
+    epochs: int
+    open_chunks: int
+    lookahead_chunks: int
+    chunk_bytes: int
+    hang_at: int | None = None
+
+
+@dataclass(slots=True)
+class JobRun:
+    """A job under way; afterwards the result.
+
+    Attributes:
+        uses: chunk numbers, all epochs, in order.
+        missed: per use: it was fetched for it.
+        depth: per use: how many further uses had been answered by then (the real look-ahead).
+        waited_ticks: ticks without progress.
+    """
+
+    plan: JobPlan
+    uses: NDArray[np.int64]
+    missed: NDArray[np.bool_]
+    depth: NDArray[np.int64]
+    epoch_chunks: int
+    place: int = 0
+    asked: int = 0
+    announced: int = 0
+    waited_ticks: int = 0
+    open: deque[int] = field(default_factory=deque)
+
+    @property
+    def running(self) -> bool:
+        """False: done, or hanging."""
+        return self.place < len(self.uses) and self.place != self.plan.hang_at
+
+    def hit_rates(self, weights: NDArray[np.int64]) -> list[float]:
+        """Per epoch, in bytes."""
+        cost = weights[self.uses].reshape(self.plan.epochs, -1)
+        fetched = np.where(self.missed.reshape(self.plan.epochs, -1), cost, 0)
+        return [float(rate) for rate in 1.0 - fetched.sum(axis=1) / cost.sum(axis=1)]
+
+    def tenths(self, epoch: int) -> NDArray[np.float64]:
+        """Hit rate of each tenth of an epoch, in chunks."""
+        hits = ~self.missed[epoch * self.epoch_chunks : (epoch + 1) * self.epoch_chunks]
+        return np.array([part.mean() for part in np.array_split(hits, 10)])
+
+
+class Simulation:
+    """Jobs and one policy; `run` plays them to their ends.
+
+    Args:
+        policy: with the datasets added; the sessions are opened here.
+        plans: the jobs.
+        fetch_ticks: how long a fetch takes.
+        on_tick: called at each tick, to look at invariants.
+
+    Raises:
+        CacheFullError: a job does not fit.
+    """
+
+    def __init__(
+        self,
+        policy: CachePolicy,
+        plans: Sequence[JobPlan],
+        fetch_ticks: int = 4,
+        on_tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.policy = policy
+        self.jobs = [_begin(plan) for plan in plans]
+        self._fetch_ticks = fetch_ticks
+        self._on_tick = on_tick
+        self._flying: deque[tuple[int, bytes]] = deque()
+        self._tick = 0
+        for plan in plans:
+            opened, ahead = plan.open_chunks * plan.chunk_bytes, plan.lookahead_chunks * plan.chunk_bytes
+            policy.open_session(plan.name, plan.name, plan.dataset, opened, ahead)
+
+    def run(self) -> list[JobRun]:
+        """Plays until every job is done or hangs.
+
+        Raises:
+            RuntimeError: nobody can move and nothing is being fetched: a deadlock.
+        """
+        while any(job.running for job in self.jobs):
+            self._land()
+            moved = [self._step(job) for job in self.jobs if job.running]
+            if not any(moved) and not self._flying:
+                raise RuntimeError(f"deadlock at tick {self._tick}: {self.policy!r}")
+            self._on_tick()
+            self._tick += 1
+        return self.jobs
+
+    def _land(self) -> None:
+        while self._flying and self._flying[0][0] <= self._tick:
+            self.policy.published(self._flying.popleft()[1])
+
+    def _step(self, job: JobRun) -> bool:
+        """One use of one job; False: it waits."""
+        name, place = job.plan.name, job.place
+        self._start_epoch(job)
+        self._ask(job)
+        if not self._use(job):
+            job.waited_ticks += 1
+            return False
+        job.depth[place] = job.asked - place - 1
+        job.open.append(int(job.uses[place]))
+        if len(job.open) >= job.plan.open_chunks:
+            self.policy.release(name, job.open.popleft())
+        job.place += 1
+        return True
+
+    def _start_epoch(self, job: JobRun) -> None:
+        epoch, begun = divmod(job.place, job.epoch_chunks)
+        if not begun:
+            rest = job.uses[job.place : job.place + job.epoch_chunks]
+            self.policy.start_epoch(job.plan.name, epoch, rest)
+
+    def _ask(self, job: JobRun) -> None:
+        """Announces and asks in order of use, until there is no room."""
+        last = min(len(job.uses), job.place + job.plan.lookahead_chunks + 1)
+        while job.asked < last:
+            chunk = int(job.uses[job.asked])
+            if job.announced == job.asked:
+                self.policy.look_ahead(job.plan.name, chunk)
+                job.announced += 1
+            if not self._need(job, job.asked):
+                return
+            job.asked += 1
+
+    def _need(self, job: JobRun, place: int) -> bool:
+        answer = self.policy.need(job.plan.name, int(job.uses[place]), head=place == job.place)
+        if isinstance(answer, Admit):
+            job.missed[place] = True
+            self._flying.append((self._tick + self._fetch_ticks, answer.key))
+        return not (isinstance(answer, Wait) and not answer.fetching)
+
+    def _use(self, job: JobRun) -> bool:
+        if job.asked <= job.place:
+            return False
+        if self.policy.opened(job.plan.name, int(job.uses[job.place])):
+            return True
+        self._need(job, job.place)  # it was evicted for somebody's head of line, or is on its way
+        return False
+
+    def finish(self, job: JobRun) -> Freed:
+        """Ends a job's session."""
+        return self.policy.close_session(job.plan.name)
+
+
+def _begin(plan: JobPlan) -> JobRun:
+    orders = [plan.order(epoch) for epoch in range(plan.epochs)]
+    uses = np.concatenate(orders)
+    return JobRun(plan, uses, np.zeros(len(uses), np.bool_), np.zeros(len(uses), np.int64), len(orders[0]))
