@@ -13,6 +13,7 @@ all parts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NoReturn
 
@@ -69,7 +70,6 @@ class Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     format: str
     whole_objects: bool
-    urls: list[str]
     base: str
     classes: list[str]
     chunk_bytes: int
@@ -86,11 +86,16 @@ class Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Root(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """root.json."""
+    """root.json.
+
+    The urls are not part of the content: `s3://bucket/train` and `s3://bucket/train/` are one dataset, whose
+    state and cache fit either way. The addresses of the objects are.
+    """
 
     magic: str
     version: int
     digest: str
+    urls: list[str]
     file_bytes: dict[str, int]
     content: Content
 
@@ -105,19 +110,19 @@ def file_name(table: str, part: int) -> str:
     return f"{table}-{part:05d}{TABLE_SUFFIX}"
 
 
-def encode_root(content: Content, file_bytes: dict[str, int]) -> bytes:
+def encode_root(content: Content, urls: Sequence[str], file_bytes: dict[str, int]) -> bytes:
     """The bytes of root.json.
 
     Raises:
         ManifestError: longer than readers accept.
     """
-    root = Root(MAGIC, VERSION, content.digest(), file_bytes, content)
+    root = Root(MAGIC, VERSION, content.digest(), list(urls), file_bytes, content)
     raw = msgspec.json.format(msgspec.json.encode(root), indent=1)
     if len(raw) > ROOT_LIMIT_BYTES:
         raise ManifestError(
-            f"{len(content.urls)} urls and {len(content.classes)} classes make {ROOT_NAME} {len(raw)} bytes long, "
+            f"{len(urls)} urls and {len(content.classes)} classes make {ROOT_NAME} {len(raw)} bytes long, "
             f"more than {ROOT_LIMIT_BYTES}; name a prefix or a glob instead of single objects",
-            urls=len(content.urls),
+            urls=len(urls),
             classes=len(content.classes),
         )
     return raw

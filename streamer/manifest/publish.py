@@ -42,7 +42,7 @@ def publish(rows: Rows, root: Path) -> Path:
                 runs[name] = Run(part.first[name], count, digest_of(table))
             parts.append(Part(runs))
         content = _content(rows, parts)
-        write_synced(place / ROOT_NAME, encode_root(content, file_bytes))
+        write_synced(place / ROOT_NAME, encode_root(content, rows.listing.urls, file_bytes))
         return settle(place, root / content.digest())
 
 
@@ -50,7 +50,6 @@ def _content(rows: Rows, parts: list[Part]) -> Content:
     return Content(
         format=rows.format,
         whole_objects=rows.whole_objects,
-        urls=list(rows.listing.urls),
         base=rows.listing.base,
         classes=list(rows.listing.classes) if rows.whole_objects else [],
         chunk_bytes=rows.chunk_bytes,

@@ -32,7 +32,7 @@ class Manifest:
         digest: 32 hex characters, the identity of the content.
         path: the folder.
         format: name of the container format.
-        urls: what was indexed.
+        urls: what was indexed, as it was written when this folder was made.
         classes: class names by label, sorted; empty for containers.
         chunk_bytes: what the chunks were cut to.
         total_bytes: sizes of all objects together.
@@ -43,7 +43,7 @@ class Manifest:
         content = root.content
         self._content, self._parts = content, tables
         self.path, self.digest, self.format = path, root.digest, content.format
-        self.urls, self.classes = tuple(content.urls), tuple(content.classes)
+        self.urls, self.classes = tuple(root.urls), tuple(content.classes)
         self.chunk_bytes, self.total_bytes = content.chunk_bytes, content.total_bytes
         self.samples, self.chunks, self.objects = map(content.count, ("samples", "chunks", "objects"))
         self._firsts = {

@@ -78,8 +78,8 @@ def test_layouts():
 def test_roots():
     """5,000 broken root.json: nothing but the documented errors, and never a content that its digest does not fit."""
     runs = {table: Run(0, 1, "00" * 16) for table in ("objects", "chunks", "samples")}
-    content = Content("folder", True, ["s3://b/"], "s3://b/", ["cat"], 8192, 100, [Part(runs)])
-    good = encode_root(content, {file_name(table, 0): 500 for table in runs})
+    content = Content("folder", True, "s3://b/", ["cat"], 8192, 100, [Part(runs)])
+    good = encode_root(content, ["s3://b/"], {file_name(table, 0): 500 for table in runs})
     drawn, refused = random.Random(1), 0
     for _ in range(5000):
         raw = broken(good, drawn)

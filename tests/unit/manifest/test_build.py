@@ -28,6 +28,14 @@ async def test_folders_do_not_depend_on_the_order_of_the_listing(build_it, store
     assert first.digest == second.digest
 
 
+async def test_the_spelling_of_the_url_does_not_matter(build_it, store, files):
+    """With or without the last slash it is the same listing, so the same dataset."""
+    with_slash = await build_it(store(files), "s3://b/files/")
+    without = await build_it(store(files), "s3://b/files")
+    assert with_slash.digest == without.digest
+    assert with_slash.urls == ("s3://b/files/",)
+
+
 async def test_a_changed_object_is_another_dataset(build_it, store, tars):
     """Versions are part of the identity, and only the changed object's chunks get other keys."""
     changed = dict(tars)
@@ -44,9 +52,9 @@ async def test_nothing_of_time_or_machine_is_written(build_it, store, tars):
     """root.json has what the dataset is, and nothing else."""
     manifest = await build_it(store(tars), "s3://b/tars/")
     root = json.loads((manifest.path / "root.json").read_text())
-    assert root.keys() == {"magic", "version", "digest", "file_bytes", "content"}
+    assert root.keys() == {"magic", "version", "digest", "urls", "file_bytes", "content"}
     assert root["content"].keys() == {
-        *("format", "whole_objects", "urls", "base", "classes", "chunk_bytes", "total_bytes", "parts")
+        *("format", "whole_objects", "base", "classes", "chunk_bytes", "total_bytes", "parts")
     }
     assert [p.name for p in manifest.path.parent.iterdir()] == [manifest.digest]
 

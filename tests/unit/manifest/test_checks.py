@@ -28,7 +28,7 @@ def forged(manifest: Manifest, target, table: str, column: str, row: int, value:
     run = msgspec.structs.replace(part.tables[table], digest=digest_of(columns))
     part = msgspec.structs.replace(part, tables={**part.tables, table: run})
     content = msgspec.structs.replace(root.content, parts=[part])
-    (target / ROOT_NAME).write_bytes(encode_root(content, sizes))
+    (target / ROOT_NAME).write_bytes(encode_root(content, root.urls, sizes))
     return target
 
 

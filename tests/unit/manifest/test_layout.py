@@ -7,29 +7,29 @@ from streamer.errors import ManifestCorruptError, ManifestError, ManifestVersion
 from streamer.manifest.layout import ROOT_LIMIT_BYTES, Content, Part, Run, decode_root, encode_root, file_name
 
 PART = Part({table: Run(0, 1, "00" * 16) for table in ("objects", "chunks", "samples")})
-CONTENT = Content("folder", True, ["s3://b/"], "s3://b/", ["cat"], 8192, 100, [PART])
+CONTENT = Content("folder", True, "s3://b/", ["cat"], 8192, 100, [PART])
+URLS = ["s3://b/"]
 FILES = {file_name(table, 0): 500 for table in PART.tables}
 
 
 def changed(**fields: object) -> bytes:
-    root = msgspec.json.decode(encode_root(CONTENT, FILES))
+    root = msgspec.json.decode(encode_root(CONTENT, URLS, FILES))
     root.update(fields)
     return msgspec.json.encode(root)
 
 
 def test_round_trip():
-    """What is written is read, and the digest is that of the content alone."""
-    root = decode_root(encode_root(CONTENT, FILES), "root.json")
+    """What is written is read, and the digest is that of the content alone: not of the urls' spelling, nor of files."""
+    root = decode_root(encode_root(CONTENT, URLS, FILES), "root.json")
     assert (root.content, root.file_bytes, root.digest) == (CONTENT, FILES, CONTENT.digest())
     other_files = dict.fromkeys(FILES, 501)
-    assert decode_root(encode_root(CONTENT, other_files), "root.json").digest == root.digest
+    assert decode_root(encode_root(CONTENT, ["s3://b"], other_files), "root.json").digest == root.digest
 
 
 def test_every_field_of_the_content_is_in_the_digest():
     """A change anywhere is another dataset."""
     changes = [
         {"format": "webdataset"},
-        {"urls": ["s3://c/"]},
         {"base": "s3://c/"},
         {"classes": ["dog"]},
         {"chunk_bytes": 4096},
@@ -71,7 +71,7 @@ def test_parts_must_follow_each_other():
     content = msgspec.structs.replace(CONTENT, parts=[PART, PART])
     files = {file_name(table, i): 500 for table in PART.tables for i in (0, 1)}
     with pytest.raises(ManifestCorruptError, match="do not follow each other"):
-        decode_root(encode_root(content, files), "root.json")
+        decode_root(encode_root(content, URLS, files), "root.json")
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"\xff\xfe", b'{"magic": 1}', b"[" * 100_000])
@@ -83,8 +83,7 @@ def test_garbage(raw):
 
 def test_root_has_a_limit():
     """Neither written nor read beyond 16 MiB; the message names the cure."""
-    content = msgspec.structs.replace(CONTENT, urls=["s3://bucket/" + "x" * 1000] * 17_000)
     with pytest.raises(ManifestError, match="name a prefix or a glob"):
-        encode_root(content, FILES)
+        encode_root(CONTENT, ["s3://bucket/" + "x" * 1000] * 17_000, FILES)
     with pytest.raises(ManifestCorruptError, match="more than"):
         decode_root(b" " * (ROOT_LIMIT_BYTES + 1), "root.json")
