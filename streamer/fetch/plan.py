@@ -25,14 +25,15 @@ def pieces(extent: Extent, range_bytes: int) -> Iterator[Extent]:
     """Cuts an extent into ranges of `range_bytes` up to twice that.
 
     Cuts lie on multiples of `range_bytes` in the object, where uploaded parts usually begin (AWS: "use byte-range
-    fetches aligned to the parts"); a short first or last run is joined to its neighbour, so no range is shorter
-    than `range_bytes` unless the extent is.
+    fetches aligned to the parts"); a short first run is joined to its neighbour, and the last cut moves where it
+    would leave a short end, so no range is shorter than `range_bytes` unless the extent is.
     """
     start = extent.start
     while extent.stop - start >= 2 * range_bytes:
         cut = (start // range_bytes + 1) * range_bytes
         if cut - start < range_bytes:
             cut += range_bytes
+        cut = min(cut, extent.stop - range_bytes)
         yield Extent(extent.object, start, cut)
         start = cut
     yield Extent(extent.object, start, extent.stop)

@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import obstore
 import pytest
@@ -523,7 +524,7 @@ async def test_window_serves_what_is_due_first(server: FakeS3) -> None:
     async with fetching(server, config=config) as fetcher, asyncio.TaskGroup() as group:
         server.script = once(Act(wait_seconds=10))
         for i in range(4):
-            group.create_task(_fetch_due(fetcher, part(server, i, i + 1), lambda i=i: due[i]))
+            group.create_task(_fetch_due(fetcher, part(server, i, i + 1), partial(due.__getitem__, i)))
         await until(lambda: fetcher.statistics().waiting >= 3)
         due[1] = 0.5
         server.released.set()

@@ -1,0 +1,64 @@
+"""From answers to errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamer.errors import AccessDeniedError, ConfigError, StoreError, ThrottledError
+from streamer.store.failures import Answer, error_of, redacted, short_read, translating
+
+
+def test_unknown_status_is_a_store_error() -> None:
+    """A status without an entry keeps its number and code."""
+    error = error_of("s3://b/k", Answer(599, "Odd"))
+    assert type(error) is StoreError
+    assert (error.details["status"], error.details["code"]) == (599, "Odd")
+    assert "599 Odd" in str(error)
+
+
+def test_expired_credentials_are_access_denied_whatever_the_status() -> None:
+    """S3 answers 400 to an expired token."""
+    error = error_of("s3://b/k", Answer(400, "ExpiredToken"))
+    assert isinstance(error, AccessDeniedError)
+    assert "renew" in str(error)
+
+
+def test_message_hides_signed_urls() -> None:
+    """A presigned url is named without its query."""
+    assert "hush" not in str(error_of("https://h/k?X-Amz-Signature=hush", Answer(403)))
+
+
+def test_short_read_has_the_numbers() -> None:
+    """Asked and received."""
+    error = short_read("s3://b/k", 10, 110, 30)
+    assert "[10, 110)" in str(error)
+    assert (error.details["start"], error.details["stop"], error.details["received"]) == (10, 110, 30)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["GET http://h/k?sig=hush&x=1", "X-Amz-Security-Token: hush", 'password="hush"', "AWS_SECRET=hush"],
+)
+def test_secrets_are_struck_out_of_causes(text: str) -> None:
+    """The foreign text stays, without what unlocks the store."""
+    assert "hush" not in str(redacted(ValueError(text)))
+    assert "ValueError" in str(redacted(ValueError(text)))
+
+
+def test_harmless_causes_stay_themselves() -> None:
+    """Type and traceback are kept where nothing must be hidden."""
+    error = OSError("no route")
+    assert redacted(error) is error
+
+
+def test_translating_leaves_ours_alone() -> None:
+    """Our own errors pass; foreign ones become ours with the cause."""
+    with pytest.raises(ConfigError), translating(_mapper, "s3://b/k"):
+        raise ConfigError("mine")
+    with pytest.raises(ThrottledError) as caught, translating(_mapper, "s3://b/k"):
+        raise OSError("theirs")
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def _mapper(url: str, error: Exception, target: object) -> ThrottledError:
+    return ThrottledError(f"{url}: {error}")

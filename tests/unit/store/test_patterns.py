@@ -1,0 +1,72 @@
+"""Globs and brace ranges."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamer.errors import ConfigError
+from streamer.store.patterns import Pattern, expand, without_globs
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("s3://b/x.tar", ["s3://b/x.tar"]),
+        ("s3://b/{008..011}.tar", ["s3://b/008.tar", "s3://b/009.tar", "s3://b/010.tar", "s3://b/011.tar"]),
+        ("s3://b/{8..10}", ["s3://b/8", "s3://b/9", "s3://b/10"]),
+        ("s3://b/{a,b}/{0..1}", ["s3://b/a/0", "s3://b/a/1", "s3://b/b/0", "s3://b/b/1"]),
+        ("s3://b/{only}", ["s3://b/only"]),
+    ],
+)
+def test_braces(url: str, expected: list[str]) -> None:
+    """Ranges keep their zeros, alternatives their order, and several multiply."""
+    assert expand(url) == expected
+
+
+@pytest.mark.parametrize("url", ["s3://b/{5..1}", "s3://b/{0..99999999}"])
+def test_nonsense_ranges(url: str) -> None:
+    """A range that falls, or that names more than a million urls, is a slip."""
+    with pytest.raises(ConfigError, match="must rise"):
+        expand(url)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [
+        ("s3://b/t/", ["s3://b/t/a", "s3://b/t/a/b"], ["s3://b/t/folder/"]),
+        ("s3://b/t/*.tar", ["s3://b/t/1.tar"], ["s3://b/t/x/1.tar", "s3://b/t/1.tarx", "s3://b/t/1xtar"]),
+        ("s3://b/**/*.tar", ["s3://b/1.tar", "s3://b/x/y/1.tar"], ["s3://b/1.jpg"]),
+        ("s3://b/t/??.x", ["s3://b/t/ab.x"], ["s3://b/t/a/.x", "s3://b/t/abc.x"]),
+        ("s3://b/t/[a-c]1", ["s3://b/t/b1"], ["s3://b/t/d1"]),
+        ("s3://b/t/[!a]1", ["s3://b/t/b1"], ["s3://b/t/a1"]),
+        ("s3://b/t/{a,b}", ["s3://b/t/a"], ["s3://b/t/c"]),
+        ("s3://b/{t,u}/*.x", ["s3://b/u/1.x"], ["s3://b/v/1.x"]),
+    ],
+)
+def test_what_a_pattern_keeps(pattern: str, yes: list[str], no: list[str]) -> None:
+    """A star stays inside a folder, two stars do not; dots are dots."""
+    found = Pattern.of(pattern)
+    assert all(map(found.matches, yes))
+    assert not any(map(found.matches, no))
+
+
+@pytest.mark.parametrize(
+    ("url", "folder", "single"),
+    [
+        ("s3://b/t", "s3://b/t/", True),
+        ("s3://b/t/", "s3://b/t/", True),
+        ("s3://b/t/x-{0..3}", "s3://b/t/", False),
+        ("s3://b/*/x", "s3://b/", False),
+    ],
+)
+def test_what_is_listed(url: str, folder: str, single: bool) -> None:
+    """The deepest folder that holds everything."""
+    assert (Pattern.of(url).folder, Pattern.of(url).single) == (folder, single)
+
+
+@pytest.mark.parametrize("url", ["https://h/a/*.tar", "https://h/a/"])
+def test_web_servers_cannot_be_listed(url: str) -> None:
+    """The message says what to write instead."""
+    with pytest.raises(ConfigError, match=r"000\.\.127"):
+        without_globs(url)
+    assert without_globs("https://h/a/{0..3}.tar") == "https://h/a/{0..3}.tar"

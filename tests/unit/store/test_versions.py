@@ -1,0 +1,57 @@
+"""The text that pins a read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from streamer.errors import ObjectChangedError
+from streamer.manifest.model import ObjectRecord
+from streamer.store.versions import etag_version, if_match, nanoseconds, of_listing, require
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"ETag": '"abc-3"', "size": 1}, "etag:abc-3"),
+        ({"etag": "0x8D", "size": 1}, "etag:0x8D"),
+        ({"generation": "17", "size": 1}, "generation:17"),
+        ({"size": 5, "mtime": 1.5}, "stat:5:1500000000"),
+        ({"size": 5, "LastModified": datetime(1970, 1, 1, 0, 0, 2, 7, UTC)}, "stat:5:2000007000"),
+        ({"size": 5}, "stat:5:0"),
+        ({"ETag": "", "size": 5, "created": 1}, "stat:5:1000000000"),
+    ],
+)
+def test_version_of_an_info(entry: dict[str, object], expected: str) -> None:
+    """The strongest that the store gives: ETag, then generation, then size and time."""
+    assert of_listing(entry) == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("etag:abc", '"abc"'), ('etag:W/"abc"', None), ("stat:1:2", None), ("generation:3", None)],
+)
+def test_if_match(version: str, expected: str | None) -> None:
+    """Only strong tags can pin a read by header (RFC 9110 13.1.1)."""
+    assert if_match(version) == expected
+
+
+def test_weak_tags_keep_their_mark() -> None:
+    """A weak tag is compared as text and never sent."""
+    assert etag_version('W/"x"') == 'etag:W/"x"'
+
+
+def test_times_agree_however_they_come() -> None:
+    """A float has no nanoseconds: the same moment as float and as datetime is the same version."""
+    moment = datetime(2026, 11, 20, 13, 40, 0, 761088, UTC)
+    assert nanoseconds(moment) == nanoseconds(moment.timestamp()) == 1795182000761088000
+
+
+def test_require_names_both_versions() -> None:
+    """The message has what the manifest and what the store says."""
+    target = ObjectRecord("s3://b/k", 10, "etag:old")
+    require(target, "etag:old")
+    with pytest.raises(ObjectChangedError, match=r"etag:old.*etag:new") as caught:
+        require(target, "etag:new")
+    assert caught.value.details == {"url": "s3://b/k", "expected": "etag:old", "actual": "etag:new"}
