@@ -200,7 +200,7 @@ class SampleMaker:
 
 
 class _Draws:
-    """A generator per sample, set anew instead of made anew (1.6 against 17 us)."""
+    """A generator per sample, set anew instead of made anew (6.6 against 16 us, 2026-11-20)."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

@@ -1,0 +1,115 @@
+"""A dataset made ready: seats, state, and what a resumed run may change."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from streamer.errors import ConfigError, StateError, StreamerError
+from streamer.loader import opening
+
+
+def test_the_batches_of_all_ranks_are_the_global_batch(make_dataset, folder):
+    """Whatever the number of ranks, as long as it divides the batch."""
+    whole = make_dataset(folder).prepare(12, False)
+    for world_size in (2, 3, 4):
+        ranks = [
+            make_dataset(folder, rank=rank, world_size=world_size).prepare(12 // world_size, False)
+            for rank in range(world_size)
+        ]
+        assert {prepared.global_batch for prepared in ranks} == {12}
+        assert {prepared.seats for prepared in ranks} == {12 // world_size}
+        for batch in range(whole.plan(1).batches):
+            dealt = [ordinal for prepared in ranks for ordinal in prepared.ordinals(1, batch).tolist()]
+            assert sorted(dealt) == sorted(whole.ordinals(1, batch).tolist())
+
+
+def test_a_state_is_plain_and_comes_back(make_dataset, folder):
+    """Through JSON, in another dataset of the same data."""
+    state = make_dataset(folder).prepare(10, False).state(3, 4)
+    assert (state["epoch"], state["position"], state["global_batch"]) == (3, 40, 10)
+    prepared = make_dataset(folder).prepare(10, False)
+    assert prepared.resume(json.loads(json.dumps(state))) == (3, 4)
+    assert prepared.plan(3).batches == 10
+    assert prepared.state(3, 4) == state
+
+
+def test_another_batch_goes_on_with_exactly_the_rest(make_dataset, folder):
+    """Positions 40..99 in batches of 7; a state of the resumed run counts positions, too."""
+    whole = make_dataset(folder).prepare(10, False)
+    seen = [o for batch in range(4) for o in whole.ordinals(3, batch).tolist()]
+    prepared = make_dataset(folder).prepare(7, False)
+    epoch, first = prepared.resume(whole.state(3, 4))
+    assert epoch == 3
+    rest = [o for batch in range(first, prepared.plan(3).batches) for o in prepared.ordinals(3, batch).tolist()]
+    assert sorted(set(seen + rest)) == list(range(100))
+    assert len(seen) + len(rest) == 100 + -60 % 7
+    assert prepared.state(3, first + 1)["position"] == 47
+    assert prepared.plan(4).batches == 15, "later epochs begin at their first position"
+    reader = prepared.recipe().open()
+    assert reader.batch(3, first)[0].tolist() == prepared.ordinals(3, first).tolist()
+
+
+def test_a_finished_epoch_goes_on_with_the_next(make_dataset, folder):
+    """Unless the iterator itself is put back at its end."""
+    prepared = make_dataset(folder).prepare(10, False)
+    state = prepared.state(3, 10)
+    assert prepared.resume(state) == (4, 0)
+    assert prepared.reenter(state) == (3, 10)
+
+
+def test_automatic_parts_of_the_order_follow_the_state(make_dataset, folder):
+    """They were chosen for the batch of the run that saved it; given ones must agree."""
+    saved = make_dataset(folder, lanes=2, shuffle_window=6).prepare(10, False)
+    prepared = make_dataset(folder).prepare(10, False)
+    assert prepared.spec != saved.spec
+    prepared.resume(saved.state(1, 2))
+    assert prepared.spec == saved.spec
+    assert prepared.ordinals(1, 2).tolist() == saved.ordinals(1, 2).tolist()
+    fixed = make_dataset(folder, lanes=5).prepare(10, False)
+    with pytest.raises(StateError, match="lanes"):
+        fixed.resume(saved.state(1, 2))
+
+
+def test_a_state_of_a_selection_does_not_fit_the_whole(make_dataset, folder):
+    """The digest of what takes part is a part of the order."""
+    dataset = make_dataset(folder)
+    state = dataset.select(labels=[0]).prepare(10, False).state(0, 1)
+    with pytest.raises(StateError, match="manifest"):
+        dataset.prepare(10, False).resume(state)
+
+
+def test_all_ranks_prepare_together(make_dataset, folder, monkeypatch):
+    """A failure on this rank is told to the others before it is raised; facts are told on success."""
+    told: list[dict[str, object]] = []
+
+    def gather(text: str) -> list[str]:
+        told.append(json.loads(text))
+        return [text, text]
+
+    monkeypatch.setattr(opening, "gather_for", lambda seat: gather)
+    dataset = make_dataset(folder, rank=0, world_size=2)
+    prepared = dataset.prepare(5, True)
+    facts = told[0]["facts"]
+    assert facts["seed"] == 17
+    assert (facts["global_batch"], facts["world_size"], facts["drop_last"]) == (10, 2, True)
+    assert facts["manifest"] == prepared.manifest.digest
+    with pytest.raises(ConfigError, match="lanes"):
+        make_dataset(folder, shuffle=False, lanes=3, rank=0, world_size=2).prepare(5, False)
+    assert told[1]["failure"][0] == "ConfigError"
+    next(iter(dataset))
+    assert len(told) == 3, "a bare loop compares, too"
+    len(dataset)
+    assert dataset[0]
+    assert len(told) == 3, "looking does not"
+
+
+def test_a_rank_with_another_state_is_refused(make_dataset, folder, monkeypatch):
+    """Before it waits for the others in the wrong place."""
+    other = {"facts": {"resume": "epoch 1, position 20"}, "failure": None}
+    monkeypatch.setattr(opening, "gather_for", lambda seat: lambda text: [json.dumps(other), text])
+    dataset = make_dataset(folder, rank=0, world_size=2, batch_size=5)
+    dataset.load_state_dict({"epoch": 1, "position": 30})
+    with pytest.raises(StreamerError, match=r"position 20.*position 30"):
+        iter(dataset)
