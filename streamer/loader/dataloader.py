@@ -251,7 +251,7 @@ class StreamingDataLoader:
         rules = MakerRules(prepared.seed, s.collate_fn, s.on_error, s.worker_type == "process" or s.num_workers == 0)
         if s.num_workers == 0:
             return InlineSupply(prepared, rules, s.span)
-        self._pinner = Pinner.for_mode(s.pin)
+        self._pinner = Pinner.for_mode(s.pin, fencing=s.device is None)
         plan = FeedPlan(
             workers=s.num_workers,
             worker_type=s.worker_type,

@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import selectors
+import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from streamer.errors import BrokenError, IntegrityError, WorkerError
@@ -398,7 +399,9 @@ class Feeder:
         logger.warning("worker %d is gone (%s); a new one takes its place", handle.row, obituary.cause)
         for pending in handle.tasks:
             self._bequeath(pending, obituary)
-        limit = _DEATHS if obituary.was_ready else _BOOT_DEATHS
+        # A SIGKILL comes from outside and may strike at any time; a worker that ends by itself at start always will.
+        by_itself = not obituary.was_ready and obituary.signal != signal.SIGKILL
+        limit = _BOOT_DEATHS if by_itself else _DEATHS
         if self._deaths >= limit:
             self._scene.stop(_hopeless(self._deaths, obituary))
         elif self._scene.open:
@@ -423,22 +426,28 @@ class Feeder:
         return self._strikes[key] >= _STRIKES
 
     def _patience(self) -> float | None:
-        """Seconds until a sample at work has had its time; None: wait for events only."""
-        ends = [since + self._timeout_nanoseconds() for _, since in self._at_work()]
-        return max(0.0, (min(ends) - time.monotonic_ns()) / 1e9) if ends else None
+        """Seconds until the first sample at work has had its time; None: wait for events only."""
+        limit = self._plan.timeout_seconds
+        busy = [handle for handle in self._pool.handles if handle.tasks] if limit > 0 else []
+        if not busy:
+            return None
+        # One that has not yet begun what it was given is looked at again after a whole time.
+        return max(0.0, limit - max(self._spent_seconds(handle) for handle in busy))
 
     def _punish_the_stuck(self) -> None:
-        now = time.monotonic_ns()
-        for handle, since in list(self._at_work()):
-            if now - since >= self._timeout_nanoseconds():
+        limit = self._plan.timeout_seconds
+        for handle in list(self._pool.handles) if limit > 0 else []:
+            if (spent := self._spent_seconds(handle)) >= limit:
+                ordinal = self._pool.doing(handle).ordinal
                 logger.warning(
-                    "worker %d has been at sample %d for %.1f s (timeout=%g): it is killed",
-                    handle.row,
-                    self._pool.doing(handle).ordinal,
-                    (now - since) / 1e9,
-                    self._plan.timeout_seconds,
+                    "worker %d has been at sample %d for %.1f s (timeout=%g)", handle.row, ordinal, spent, limit
                 )
                 self._stuck(handle)
+
+    def _spent_seconds(self, handle: Handle) -> float:
+        """How long the worker has been at its sample."""
+        doing = self._pool.doing(handle)
+        return (time.monotonic_ns() - doing.since) / 1e9 if doing.task else 0.0
 
     def _stuck(self, handle: Handle) -> None:
         if handle.process is not None:
@@ -453,16 +462,6 @@ class Feeder:
                 ordinal=doing.ordinal,
             )
         )
-
-    def _at_work(self) -> Iterator[tuple[Handle, int]]:
-        if self._plan.timeout_seconds > 0 and self._scene.open:
-            for handle in self._pool.handles:
-                doing = self._pool.doing(handle)
-                if doing.task:
-                    yield handle, doing.since
-
-    def _timeout_nanoseconds(self) -> int:
-        return int(self._plan.timeout_seconds * 1e9)
 
 
 def _finish_task(handle: Handle, number: int) -> Pending:

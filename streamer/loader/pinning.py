@@ -100,10 +100,13 @@ class Pinner:
     Args:
         runtime: CUDA.
         required: an error where registering fails; otherwise one warning.
+        fencing: the trainer sees the ring's batches and may copy them itself; otherwise only the loader's own
+            prefetcher does, which keeps each until its copy is over.
     """
 
-    def __init__(self, runtime: CudaRuntime, required: bool) -> None:
+    def __init__(self, runtime: CudaRuntime, required: bool, fencing: bool = True) -> None:
         self.pinned = False
+        self._fencing = fencing
         self._runtime = runtime
         self._required = required
         self._failed = False
@@ -113,7 +116,7 @@ class Pinner:
         self._lock = threading.Lock()
 
     @classmethod
-    def for_mode(cls, mode: bool | Literal["auto"]) -> Pinner | None:
+    def for_mode(cls, mode: bool | Literal["auto"], fencing: bool = True) -> Pinner | None:
         """The pinner for `pin=`; None: do not pin.
 
         Raises:
@@ -124,7 +127,7 @@ class Pinner:
         import torch
 
         if torch.cuda.is_available():
-            return cls(TorchCuda(), required=mode is True)
+            return cls(TorchCuda(), required=mode is True, fencing=fencing)
         if mode is True:
             raise ConfigError("pin=True, but torch finds no CUDA device", field="pin")
         return None
@@ -139,7 +142,7 @@ class Pinner:
             return
         code = self._register_pieces(ring)
         if code == 0:
-            self.pinned = ring.fencing = True
+            self.pinned, ring.fencing = True, self._fencing
             return
         self._failed = True
         message = f"cudaHostRegister of {ring.shape.nbytes} bytes failed with code {code}"
@@ -149,7 +152,7 @@ class Pinner:
 
     def fence(self) -> None:
         """Before the trainer's next batch: slots that died wait for the copies begun until now."""
-        for ring in self._rings:
+        for ring in self._rings if self._fencing else ():
             ring.fence(lambda: EventFence(self._runtime.fence()))
 
     def close(self) -> None:

@@ -41,12 +41,14 @@ class Obituary:
 
     Attributes:
         cause: "killed by SIGKILL", "exit code 3", ...
+        signal: the signal that ended it, 0 for none.
         peak_bytes: its largest resident size, 0 if unknown.
         doing: what it was doing.
         was_ready: whether it had ever come up.
     """
 
     cause: str
+    signal: int
     peak_bytes: int
     doing: Doing
     was_ready: bool
@@ -98,11 +100,11 @@ class Handle:
         if self.process and self.process.returncode is None:
             self.process.kill()
 
-    def bury(self) -> tuple[str, int]:
-        """Ends it if need be, waits for its end; returns the cause and its largest resident size in bytes."""
+    def bury(self) -> tuple[int, int]:
+        """Ends it if need be, waits for its end; returns its exit code and its largest resident size in bytes."""
         self.channel.close()
         if self.process is None:
-            return "its thread ended", 0
+            return 0, 0
         self.kill()
         os.close(self.pidfd)
         return _wait(self.process)
@@ -148,11 +150,11 @@ class Pool:
 
     def bury(self, handle: Handle) -> Obituary:
         """Takes a worker off that is gone, or is to go."""
-        cause, peak = handle.bury()
+        code, peak = handle.bury()
         doing = self._board.doing(handle.row)
         self._board.rest(handle.row)
         self.handles.remove(handle)
-        return Obituary(cause, peak, doing, handle.ready)
+        return Obituary(_cause(code), max(0, -code), peak, doing, handle.ready)
 
     def doing(self, handle: Handle) -> Doing:
         """What a worker is doing right now."""
@@ -209,17 +211,17 @@ def _await_end(handle: Handle) -> None:
         select.select([handle.pidfd], [], [], _FAREWELL_SECONDS)
 
 
-def _wait(process: subprocess.Popen[bytes]) -> tuple[str, int]:
+def _wait(process: subprocess.Popen[bytes]) -> tuple[int, int]:
     """Reaps the process, with its memory: what Popen.wait does not tell."""
     if process.returncode is not None:
-        return _cause(process.returncode), 0
+        return process.returncode, 0
     try:
         _, status, usage = os.wait4(process.pid, 0)
     except ChildProcessError:  # somebody else's SIGCHLD handler was faster
         process.returncode = 0
-        return "ended", 0
+        return 0, 0
     process.returncode = os.waitstatus_to_exitcode(status)
-    return _cause(process.returncode), usage.ru_maxrss * 1024
+    return process.returncode, usage.ru_maxrss * 1024
 
 
 def _cause(code: int) -> str:

@@ -133,6 +133,9 @@ class Ring:
             slots.append(self._dead.popleft())
         if slots:
             self._fenced.append((make(), slots))
+        if self._fenced:
+            # Nobody calls when an event has passed: the feeder looks now.
+            self._on_free()
 
     def wait_for_fences(self) -> None:
         """Waits until nothing on the device reads a dead slot any more."""

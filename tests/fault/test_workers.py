@@ -1,0 +1,358 @@
+"""Workers that die, hang or misbehave; a trainer that is killed. Nothing changes in the batches, nothing stays."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from streamer.errors import WorkerError
+from streamer.loader.dataloader import StreamingDataLoader
+from streamer.loader.testing import FakeDataset
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+PATIENCE_SECONDS = 20
+
+
+def sample(epoch: int, ordinal: int) -> dict[str, object]:
+    return {"x": np.full(500, ordinal + 1000 * epoch), "noise": np.random.rand(20), "key": str(ordinal)}
+
+
+def slower(epoch: int, ordinal: int) -> dict[str, object]:
+    time.sleep(0.0005)
+    return sample(epoch, ordinal)
+
+
+def digest(batches: object) -> str:
+    found = hashlib.sha256()
+    for batch in batches:
+        found.update(batch["x"].numpy().tobytes() + batch["noise"].numpy().tobytes() + "".join(batch["key"]).encode())
+    return found.hexdigest()
+
+
+def pids(loader: StreamingDataLoader) -> list[int]:
+    return [handle.process.pid for handle in loader._supply.feeder._pool.handles]
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.005)
+
+
+def expected(samples: int) -> str:
+    with StreamingDataLoader(FakeDataset(samples, sample), 8) as loader:
+        return digest(batch for _ in range(2) for batch in loader)
+
+
+def test_killed_worker_is_replaced():
+    """SIGKILL in the middle of two epochs: the same batches, one respawn, counted."""
+    with StreamingDataLoader(FakeDataset(200, slower), 8, 2) as loader:
+
+        def batches():
+            for epoch in range(2):
+                for number, batch in enumerate(loader):
+                    if (epoch, number) == (0, 5):
+                        os.kill(pids(loader)[0], signal.SIGKILL)
+                    yield batch
+
+        assert digest(batches()) == expected(200)
+        assert loader.stats().respawns == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_hundred_kills():
+    """200 SIGKILLs at random moments: the stream's digest is that of an undisturbed run, no gap over 2 s."""
+    samples, kills, gaps = 4000, 200, []
+    chooser = random.Random(3)
+    with StreamingDataLoader(FakeDataset(samples, slower), 8, 2) as loader:
+        stop = threading.Event()
+
+        def murder() -> None:
+            done = 0
+            while done < kills and not stop.wait(chooser.uniform(0.02, 0.5)):
+                victims = [handle.process.pid for handle in supply.feeder._pool.handles]
+                with contextlib.suppress(IndexError, ProcessLookupError):
+                    os.kill(chooser.choice(victims), signal.SIGKILL)
+                    done += 1
+
+        def epoch():
+            last = time.monotonic()
+            for batch in loader:
+                yield batch
+                gaps.append(time.monotonic() - last)
+                last = time.monotonic()
+
+        next(iter(loader))
+        supply = loader._supply
+        murderer = threading.Thread(target=murder)
+        murderer.start()
+        found, number = [], 0
+        while murderer.is_alive():
+            loader.set_epoch(number % 2)
+            found.append((number % 2, digest(epoch())))
+            number += 1
+        stop.set()
+        murderer.join()
+        respawns = loader.stats().respawns
+    with StreamingDataLoader(FakeDataset(samples, sample), 8) as calm:
+        truth = [digest(calm), digest(calm)]
+    assert all(seen == truth[which] for which, seen in found)
+    assert respawns >= kills * 0.9
+    print(f"{respawns} respawns, longest gap {max(gaps):.3f} s, {len(gaps)} batches")
+    assert max(gaps) < 2
+
+
+def deadly(epoch: int, ordinal: int) -> object:
+    if ordinal == 13:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return {"x": ordinal}
+
+
+def test_deadly_sample_is_named():
+    """A sample that ends two workers is an error with its number and the signal; the batches after it follow."""
+    with StreamingDataLoader(FakeDataset(40, deadly), 4, 2) as loader:
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        with pytest.raises(WorkerError, match=r"sample 13 .*killed by SIGSEGV.* MiB") as caught:
+            next(batches)
+        assert caught.value.details["ordinal"] == 13
+        assert next(batches)["x"].tolist() == [16, 17, 18, 19]
+
+
+def test_deadly_sample_is_skipped(caplog):
+    """With `on_error="skip"` it is left out, counted and logged."""
+    with StreamingDataLoader(FakeDataset(16, deadly), 4, 2, on_error="skip") as loader:
+        assert [b["x"].tolist() for b in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 14, 15]]
+        assert loader.stats().left_out >= 1
+    assert "sample 13 is left out" in caplog.text
+
+
+def stuck(epoch: int, ordinal: int) -> object:
+    if (epoch, ordinal) == (0, 6):
+        threading.Event().wait()
+    return {"x": ordinal}
+
+
+def test_stuck_sample_is_named():
+    """A transform that never returns costs two workers, then it is an error; the others go on."""
+    with StreamingDataLoader(FakeDataset(12, stuck), 4, 2, timeout=0.3) as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(WorkerError, match="sample 6"):
+            next(batches)
+        assert next(batches)["x"].tolist() == [8, 9, 10, 11]
+
+
+def test_stuck_once_is_made_again(tmp_path):
+    """A transform that hangs once is killed and its batch made by another worker, the same."""
+    marker = tmp_path / "hung"
+
+    def once(epoch: int, ordinal: int) -> object:
+        if ordinal == 6 and not marker.exists():
+            marker.write_text("")
+            threading.Event().wait()
+        return {"x": ordinal}
+
+    with StreamingDataLoader(FakeDataset(12, once), 4, 1, timeout=0.3) as loader:
+        assert [b["x"].tolist() for b in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+        assert loader.stats().respawns == 1
+
+
+def test_stuck_thread():
+    """A thread cannot be killed: the error says which sample, and what to do."""
+    release = threading.Event()
+
+    def wait(epoch: int, ordinal: int) -> object:
+        if ordinal == 6:
+            release.wait()
+        return {"x": ordinal}
+
+    with StreamingDataLoader(FakeDataset(12, wait), 4, 1, worker_type="thread", timeout=0.2) as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(WorkerError, match=r"sample 6 .*worker_type='process'"):
+            next(batches)
+        release.set()
+
+
+def test_workers_that_cannot_start(capfd):
+    """A recipe that fails in the worker is its error; one that ends the process is a WorkerError, not a loop."""
+
+    class Bad:
+        def __reduce__(self):
+            return os._exit, (7,)
+
+        def __call__(self, epoch, ordinal):
+            return None
+
+    with (
+        StreamingDataLoader(FakeDataset(12, Bad()), 4, 1) as loader,
+        pytest.raises(WorkerError, match="exit code 7"),
+    ):
+        list(loader)
+
+
+def test_recipe_that_fails_to_open():
+    """What the recipe raises at start comes to the caller with its traceback."""
+
+    class Missing:
+        def __reduce__(self):
+            return __import__, ("no_such_module_for_this_test",)
+
+        def __call__(self, epoch, ordinal):
+            return None
+
+    with (
+        StreamingDataLoader(FakeDataset(12, Missing()), 4, 2) as loader,
+        pytest.raises(ModuleNotFoundError, match="no_such_module"),
+    ):
+        list(loader)
+
+
+def run_script(text: str, tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(text))
+    return subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+
+
+UNGUARDED = """
+    import sys, os
+    import numpy as np
+    from streamer.loader.dataloader import StreamingDataLoader
+    from streamer.loader.testing import FakeDataset
+    import beside
+
+    class Point:
+        def __init__(self, x): self.x = x
+
+    def report(epoch, ordinal):
+        return {"x": beside.shift(ordinal), "torch": "torch" in sys.modules, "path": os.environ.get("PYTHONPATH", "-")}
+
+    loader = StreamingDataLoader(FakeDataset(8, lambda e, o: report(e, o)), 4, 2,
+                                 collate_fn=lambda samples: Point(samples))
+    for batch in loader:
+        assert type(batch) is Point
+        print([s["x"] for s in batch.x], any(s["torch"] for s in batch.x), batch.x[0]["path"])
+    loader.close()
+"""
+
+
+def test_unguarded_script(tmp_path):
+    """No `if __name__`, lambdas, classes of the script, a module beside it: works; workers have no torch."""
+    (tmp_path / "beside.py").write_text("def shift(n):\n    return n + 100\n")
+    process = run_script(UNGUARDED, tmp_path)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    path = os.environ.get("PYTHONPATH", "-")
+    assert out.splitlines() == [f"[100, 101, 102, 103] False {path}", f"[104, 105, 106, 107] False {path}"]
+    assert errors == ""
+
+
+ENDLESS = """
+    import sys, time
+    import numpy as np
+    from streamer.loader.dataloader import StreamingDataLoader
+    from streamer.loader.testing import FakeDataset
+
+    def sample(epoch, ordinal):
+        if sys.argv[1] == "stuck" and ordinal > 20:
+            while True:
+                pass
+        return {"x": np.ones(10)}
+
+    loader = StreamingDataLoader(FakeDataset(10_000_000, sample), 4, 2)
+    for number, batch in enumerate(loader):
+        if number == 3:
+            print(*[h.process.pid for h in loader._supply.feeder._pool.handles], flush=True)
+        time.sleep(0.01)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("what", ["busy", "stuck"])
+def test_killed_trainer_leaves_nothing(what, tmp_path):
+    """SIGKILL of the trainer: its workers are gone within a second, also in the middle of an endless transform."""
+    process = run_script(ENDLESS, tmp_path, what)
+    workers = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(workers) == 2
+    assert all(map(alive, workers))
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 1
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(map(alive, workers))
+
+
+def test_interrupt(tmp_path):
+    """Ctrl-C to the whole group: the trainer ends with KeyboardInterrupt, its workers quietly with it."""
+    process = run_script(ENDLESS, tmp_path, "busy")
+    workers = [int(pid) for pid in process.stdout.readline().split()]
+    for pid in [*workers, process.pid]:
+        os.kill(pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert errors.count("Traceback") == 1
+    assert "KeyboardInterrupt" in errors
+    wait_until(lambda: not any(map(alive, workers)))
+
+
+def test_no_shm_is_used():
+    """Nothing of the ring is in /dev/shm: a container's 64 MB limit there does not matter."""
+    before = Path("/proc/self/maps").read_text().count("/dev/shm")
+    with StreamingDataLoader(FakeDataset(40, sample), 8, 1) as loader:
+        next(iter(loader))
+        mapped = Path("/proc/self/maps").read_text()
+        assert mapped.count("/dev/shm") == before
+        assert "memfd:streamer-ring" in mapped
+
+
+def test_a_workers_child_does_not_hide_its_death():
+    """A worker that forked leaves its socket open in the child; its death is seen nevertheless."""
+
+    def forks(epoch: int, ordinal: int) -> object:
+        if (epoch, ordinal) == (0, 4) and not os.path.exists(marker):
+            Path(marker).write_text("")
+            if os.fork() == 0:
+                time.sleep(2)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"x": ordinal}
+
+    marker = f"/tmp/streamer-test-{os.getpid()}"
+    started = time.monotonic()
+    try:
+        with StreamingDataLoader(FakeDataset(12, forks), 4, 1) as loader:
+            assert [b["x"].tolist() for b in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+            assert loader.stats().respawns == 1
+        assert time.monotonic() - started < 2
+    finally:
+        os.unlink(marker)
