@@ -16,6 +16,7 @@ from streamer.errors import StoreError
 BUCKET = "demo"
 TARS_URL = f"s3://{BUCKET}/tars/"
 FOLDER_URL = f"s3://{BUCKET}/folder/"
+MANIFEST_URL = f"s3://{BUCKET}/manifest/"
 IMAGES_PER_TAR = 125
 
 # What S3 clients sign with; the demo's server takes any.

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-# A unix datagram is whole or not at all; the longest event has 300 bytes.
-MAX_EVENT_BYTES = 4096
+# A unix datagram is whole or not at all; the longest event is a traceback's end.
+MAX_EVENT_BYTES = 16384
+MAX_ERROR_CHARACTERS = 3000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +66,22 @@ class EpochEnd:
     keys: str
 
 
-Event = Indexed | Step | EpochEnd
-_KINDS: dict[str, type[Indexed | Step | EpochEnd]] = {kind.__name__: kind for kind in (Indexed, Step, EpochEnd)}
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """The rank gives up.
+
+    Attributes:
+        error: the end of its traceback.
+    """
+
+    rank: int
+    error: str
+
+
+Event = Indexed | Step | EpochEnd | Failed
+_KINDS: dict[str, type[Indexed | Step | EpochEnd | Failed]] = {
+    kind.__name__: kind for kind in (Indexed, Step, EpochEnd, Failed)
+}
 
 
 class Sender:

@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from streamer.demo.events import EpochEnd, Event, Indexed, Step
+from streamer.demo.events import EpochEnd, Event, Failed, Indexed, Step
 from streamer.demo.server import Counts
+from streamer.errors import StreamerError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,11 @@ class Collector:
     ends: dict[int, dict[int, EpochEnd]] = field(default_factory=dict)
 
     def take(self, event: Event) -> bool:
-        """Takes an event in; True: this one completes the index or an epoch."""
+        """Takes an event in; True: this one completes the index or an epoch.
+
+        Raises:
+            StreamerError: the event is a rank's failure.
+        """
         match event:
             case Step():
                 self.steps.append(event)
@@ -117,6 +122,8 @@ class Collector:
                 ended = self.ends.setdefault(event.epoch, {})
                 ended[event.rank] = event
                 return len(ended) == self.ranks
+            case Failed():
+                raise StreamerError(f"rank {event.rank} failed:\n{event.error}", rank=event.rank)
 
     def row(self, epoch: int, usage: Usage, store: Counts) -> EpochRow:
         """The epoch's line."""

@@ -13,6 +13,7 @@ class Settings:
 
     Attributes:
         url: the dataset.
+        manifest: url of its manifest.
         storage_options: as fsspec takes them.
         cache_bytes: limit of the cache.
         batch_size: of one rank.
@@ -21,6 +22,7 @@ class Settings:
     """
 
     url: str
+    manifest: str
     storage_options: dict[str, object]
     cache_bytes: int
     seed: int
