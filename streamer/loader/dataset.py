@@ -122,7 +122,7 @@ class StreamingDataset(IterableDataset[object]):
             stream=stream,
         )
         # One job for this process and its workers, where torchrun or SLURM name none.
-        self._start(Opening(options, (), f"pid-{os.getpid()}"), EpochCell())
+        self._start(Opening(options, (), f"pid-{os.getpid()}", EpochCell()))
 
     def __repr__(self) -> str:
         options, choices = self._opening.options, len(self._opening.choices)
@@ -209,7 +209,8 @@ class StreamingDataset(IterableDataset[object]):
         )
         other = StreamingDataset.__new__(StreamingDataset)
         mine = self._opening
-        other._start(Opening(mine.options, (*mine.choices, (indices, where)), mine.job), EpochCell())
+        shared = EpochCell(manifest=mine.shared.manifest)
+        other._start(Opening(mine.options, (*mine.choices, (indices, where)), mine.job, shared))
         return other
 
     # ------------------------------------------------------------ epochs and state
@@ -286,10 +287,10 @@ class StreamingDataset(IterableDataset[object]):
 
     # ------------------------------------------------------------ inside
 
-    def _start(self, opening: Opening, epochs: EpochCell) -> None:
+    def _start(self, opening: Opening) -> None:
         options = opening.options
         self._opening = opening
-        self._epochs = epochs
+        self._epochs = opening.shared
         self._budget = ErrorBudget(options.on_error, options.error_budget, [])
         self._resume = None
         self._prepared = None
@@ -305,8 +306,8 @@ class StreamingDataset(IterableDataset[object]):
         settings, epochs = state["settings"], state["epochs"]
         assert isinstance(settings, bytes)
         assert isinstance(epochs, EpochCell)
-        opening, resume = cloudpickle.loads(settings)
-        self._start(Opening(*opening), epochs)
+        (options, choices, job), resume = cloudpickle.loads(settings)
+        self._start(Opening(options, choices, job, epochs))
         self._resume = resume
 
     def _plain(self) -> Prepared:

@@ -1,4 +1,4 @@
-"""Which epoch comes next: one number that the main process and all its DataLoader workers share.
+"""What the main process and all its DataLoader workers share: which epoch comes next, and which manifest it is of.
 
 torch's workers live in other processes, and `set_epoch` in the main process never reaches the copies of the dataset
 that persistent workers hold (huggingface/datasets #6673). The number is therefore in shared memory without a name: a
@@ -8,6 +8,9 @@ Every `iter()` without `set_epoch` is the next epoch. All workers of one `iter(l
 they are, whether they are new or persistent, and although an earlier, abandoned iteration may still be starting up.
 They agree by what torch gives to all of them and to nobody else: the base seed of the iteration. The first worker that
 comes with a seed takes the next epoch and writes it down; the others find it there.
+
+Forked workers cannot know what the main process did not: the first one that has found the manifest writes it down, too.
+Without that the workers of every epoch would list the bucket again, and find another manifest when it has grown.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ _ENTRIES = 64
 # torch warns far below; a machine has fewer cores.
 _MAX_WORKERS = 4096
 _ENTRY = np.dtype([("seed", "<i8"), ("round", "<i8"), ("epoch", "<i8"), ("joined", "u1", (_MAX_WORKERS // 8,))])
-_TABLE = np.dtype([("next_epoch", "<i8"), ("iterations", "<i8"), ("entries", _ENTRY, (_ENTRIES,))])
+_TABLE = np.dtype([("next_epoch", "<i8"), ("manifest", "S32"), ("iterations", "<i8"), ("entries", _ENTRY, (_ENTRIES,))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +54,39 @@ class WorkerTicket:
 
 
 class EpochCell:
-    """The shared number. Any process may use it; calls are short and locked across processes.
+    """The shared memory. Any process may use it; calls are short and locked across processes.
 
     Args:
         first: the epoch that the first `begin` gets.
+        manifest: digest of the manifest, if it is known.
     """
 
-    def __init__(self, first: int = 0) -> None:
+    def __init__(self, first: int = 0, manifest: str = "") -> None:
         self._attach(os.memfd_create("streamer-epoch", os.MFD_CLOEXEC))
         os.ftruncate(self._descriptor, _TABLE.itemsize)
         self._map()
         self.set(first)
+        self._table["manifest"] = manifest.encode()
 
     def __repr__(self) -> str:
-        return f"EpochCell(next={self.next_epoch})"
+        return f"EpochCell(next={self.next_epoch}, manifest={self.manifest or None})"
 
     @property
     def next_epoch(self) -> int:
         """The epoch that the next `begin` gets."""
         return int(self._table["next_epoch"])
+
+    @property
+    def manifest(self) -> str:
+        """Digest of the manifest that all processes use; "" before one of them has found it."""
+        return bytes(self._table["manifest"].item()).decode()
+
+    def settle_manifest(self, digest: str) -> str:
+        """Writes down which manifest it is, unless another process was faster; returns what all use."""
+        with self._locked():
+            if not self.manifest:
+                self._table["manifest"] = digest.encode()
+            return self.manifest
 
     def set(self, epoch: int) -> None:
         """The next `begin`, in whatever process, gets `epoch`, the one after it `epoch + 1`."""
@@ -140,7 +157,7 @@ class EpochCell:
     def __reduce__(self) -> tuple[Callable[..., EpochCell], tuple[object, ...]]:
         """On the way into a process that is being started: the same memory. Otherwise a copy with its own number."""
         if context.get_spawning_popen() is None:
-            return EpochCell, (self.next_epoch,)
+            return EpochCell, (self.next_epoch, self.manifest)
         return _shared, (reduction.DupFd(self._descriptor),)
 
 

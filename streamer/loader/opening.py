@@ -13,6 +13,7 @@ from streamer.config import Environment, RankConfig
 from streamer.errors import Detail, StreamerError
 from streamer.loader.choosing import Choice, choose
 from streamer.loader.distributed import agree, detect, gather_for
+from streamer.loader.epochs import EpochCell
 from streamer.loader.looking import StreamedBytes, find_key
 from streamer.loader.making import SampleMaker, SampleRules
 from streamer.loader.options import DatasetOptions
@@ -33,12 +34,14 @@ class Opening:
         options: what the user asked for.
         choices: selections, in order.
         job: names the job where the environment does not.
+        shared: what all processes of the dataset agree on.
     """
 
-    def __init__(self, options: DatasetOptions, choices: tuple[Choice, ...], job: str) -> None:
+    def __init__(self, options: DatasetOptions, choices: tuple[Choice, ...], job: str, shared: EpochCell) -> None:
         self.options = options
         self.choices = choices
         self.job = job
+        self.shared = shared
         self._client: EngineClient | None = None
         self._opened: tuple[Manifest, Selection | None] | None = None
 
@@ -140,11 +143,22 @@ class Opening:
 
     def _open(self) -> tuple[Manifest, Selection | None]:
         if self._opened is None:
-            seat = self.rank_config()
-            path = self.client().manifest(self.options.manifest_request(seat), _Announcer(seat.rank))
-            manifest = Manifest.open(path)
+            manifest = self._settled() or self._found()
             self._opened = manifest, choose(manifest, self.choices)
         return self._opened
+
+    def _found(self) -> Manifest:
+        """Asks the engine, which lists the urls; if another process was faster, its answer counts."""
+        seat = self.rank_config()
+        path = self.client().manifest(self.options.manifest_request(seat), _Announcer(seat.rank))
+        return Manifest.open(path.parent / self.shared.settle_manifest(path.name))
+
+    def _settled(self) -> Manifest | None:
+        """The manifest that another process of this dataset has found; None: nobody has, or it is not here any more."""
+        if not self.shared.manifest:
+            return None
+        path = self.client().roots()[0] / "manifests" / self.shared.manifest
+        return Manifest.open(path) if path.is_dir() else None
 
     def _order(self, global_batch: int) -> OrderSpec:
         options = self.options

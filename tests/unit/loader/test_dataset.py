@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import shutil
 from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
@@ -79,6 +81,19 @@ def test_only_the_first_node_builds(fake_engine, make_dataset, folder, monkeypat
     monkeypatch.setenv("STREAMER_NODE", "1")
     assert make_dataset(folder, manifest="s3://b/m").samples == 100
     assert (fake_engine.requests[0].build, fake_engine.requests[0].manifest) == (False, "s3://b/m")
+
+
+def test_the_urls_are_listed_once_for_all_processes(fake_engine, make_dataset, folder):
+    """Copies for workers and selections take the manifest that was found; one that is gone is asked for again."""
+    dataset = make_dataset(folder)
+    assert dataset.samples == 100
+    assert pickle.loads(pickle.dumps(dataset)).samples == 100
+    assert dataset.select(fraction=(0, 0.5)).samples < 100
+    assert len(fake_engine.requests) == 1
+    shutil.rmtree(fake_engine.manifest.path)
+    fake_engine.manifest = None
+    assert pickle.loads(pickle.dumps(dataset)).samples == 100
+    assert len(fake_engine.requests) == 2
 
 
 # ---------------------------------------------------------------- iteration

@@ -98,6 +98,15 @@ def test_too_many_workers_are_refused():
         begin(EpochCell(), 0, 4096)
 
 
+def test_the_first_manifest_counts():
+    """All processes use what the first one found; copies know it, too."""
+    cell = EpochCell()
+    assert cell.manifest == ""
+    assert cell.settle_manifest("a" * 32) == "a" * 32
+    assert cell.settle_manifest("b" * 32) == "a" * 32
+    assert copy.deepcopy(cell).manifest == "a" * 32
+
+
 def test_a_copy_has_a_number_of_its_own():
     """copy, deepcopy and pickle: the same value, other memory."""
     cell = EpochCell(3)
@@ -112,9 +121,11 @@ def test_a_forked_child_shares_the_number():
     cell.begin()
     child = os.fork()
     if child == 0:
+        cell.settle_manifest("c" * 32)
         os._exit(0 if cell.begin() == 1 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert cell.begin() == 2
+    assert cell.manifest == "c" * 32
 
 
 def _child(cell: EpochCell, answers: object) -> None:
