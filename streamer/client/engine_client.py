@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import logging
 import os
+import select
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -55,6 +56,7 @@ class EngineClient:
         self.settings = settings
         self._job = settings.job or f"pid-{os.getpid()}"
         self._connection: Connection | None = None
+        self._poll: select.epoll | None = None
         self._sessions: dict[int, Session] = {}
         self._answers: dict[int, Event] = {}
         self._numbers = itertools.count(1)
@@ -141,8 +143,10 @@ class EngineClient:
     # ------------------------------------------------------------ events
 
     def fileno(self) -> int:
-        """For select; may change after a `pump`."""
-        return self._connected().fileno()
+        """For select; readable when there is something to pump. Stays the same when the engine is replaced."""
+        self._connected()
+        assert self._poll is not None
+        return self._poll.fileno()
 
     def pump(self, timeout_seconds: float | None = 0.0) -> None:
         """Takes in what the engine sent, waiting at most `timeout_seconds` for it. Reconnects if the engine is gone."""
@@ -196,6 +200,7 @@ class EngineClient:
             session.close()
         self._closed = True
         self._drop()
+        self._drop_poll()
 
     # ------------------------------------------------------------ inside
 
@@ -207,6 +212,11 @@ class EngineClient:
         self._check_open()
         if self._connection is None:
             self._connection = connect(self.settings)
+            if self._poll is None:
+                self._poll = select.epoll()
+            # A closed socket leaves the set by itself. A selector would confuse a new socket of the same number with
+            # the old one; it sees the set, which stays.
+            self._poll.register(self._connection.fileno(), select.EPOLLIN)
         return self._connection
 
     def _reconnect(self) -> None:
@@ -225,6 +235,11 @@ class EngineClient:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def _drop_poll(self) -> None:
+        if self._poll is not None:
+            self._poll.close()
+            self._poll = None
 
     def _take(self, event: Event) -> None:
         match event:
@@ -272,8 +287,9 @@ class EngineClient:
                     raise ServiceError(f"the engine answered {kind.__name__} with {type(other).__name__}")
 
     def _after_fork(self) -> None:
-        """The child of a fork: the socket is the parent's."""
+        """The child of a fork: socket and set are the parent's."""
         self._drop()
+        self._drop_poll()
         self._sessions.clear()
         self._answers.clear()
 

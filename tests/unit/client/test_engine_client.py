@@ -1,0 +1,56 @@
+"""The client's manners: one descriptor to watch, errors where they belong, nothing shared with a forked child."""
+
+import os
+import select
+import signal
+
+import pytest
+
+from streamer.client.engine_client import EngineClient
+from streamer.client.settings import ClientSettings
+from streamer.errors import ClosedError, ConfigError
+
+
+@pytest.fixture
+def client(tmp_path):
+    settings = ClientSettings(
+        cache_dir=tmp_path / "cache", runtime_dir=tmp_path / "run", cache_bytes=8 << 20, grace_seconds=0.1
+    )
+    with EngineClient(settings) as made:
+        yield made
+
+
+def test_the_descriptor_to_watch_outlives_the_engine(client):
+    """A selector registered once hears of the death and of the next engine, whatever number its socket has."""
+    watched = client.fileno()
+    poll = select.poll()
+    poll.register(watched, select.POLLIN)
+    for _ in range(2):
+        os.kill(client._connected().welcome.pid, signal.SIGKILL)
+        assert poll.poll(5000)
+        client.pump(0.0)
+        assert client.fileno() == watched
+        assert not poll.poll(0)
+        assert client.statistics()["needs"] == 0
+
+
+def test_a_closed_client_says_so(client):
+    """Using it afterwards is an error of its own."""
+    client.statistics()
+    client.close()
+    client.close()
+    with pytest.raises(ClosedError):
+        client.statistics()
+
+
+def test_options_that_cannot_travel_are_a_config_error(tmp_path):
+    """An object among the storage options is refused before anything is started."""
+    settings = ClientSettings(cache_dir=tmp_path, runtime_dir=tmp_path, storage_options={"session": object()})
+    with pytest.raises(ConfigError, match="plain values"):
+        settings.encoded_options()
+
+
+def test_secrets_are_not_in_the_repr(tmp_path):
+    """Settings are printed in logs and tracebacks."""
+    settings = ClientSettings(cache_dir=tmp_path, runtime_dir=tmp_path, storage_options={"secret": "hunter2"})
+    assert "hunter2" not in repr(settings)
