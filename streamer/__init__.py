@@ -34,7 +34,12 @@ def __getattr__(name: str) -> object:
         return import_module("streamer.errors")
     if name not in _HOMES:
         raise AttributeError(f"module 'streamer' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        raise ImportError(f"streamer.{name} needs PyTorch; `pip install 'streamer[torch]'`, or torch itself") from error
 
 
 def __dir__() -> list[str]:

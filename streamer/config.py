@@ -131,6 +131,7 @@ class RankConfig:
     rank: int = 0
     world_size: int = 1
     node: int = 0
+    nodes: int = 1
     job: str = ""
 
     def __post_init__(self) -> None:
@@ -201,6 +202,7 @@ def _rank(env: Mapping[str, str]) -> RankConfig:
         rank=_integer(env, ("RANK", "SLURM_PROCID"), 0),
         world_size=_integer(env, ("WORLD_SIZE", "SLURM_NTASKS"), 1),
         node=_integer(env, ("STREAMER_NODE", "GROUP_RANK", "SLURM_NODEID"), 0),
+        nodes=max(1, _integer(env, ("STREAMER_NODES", "GROUP_WORLD_SIZE", "SLURM_NNODES"), 1)),
         job=job,
     )
 

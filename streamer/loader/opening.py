@@ -21,6 +21,7 @@ from streamer.loader.prepared import Identity, Prepared
 from streamer.loader.samples import SampleRecipe
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
+from streamer.order.quality import check_sample_shuffle, explain, lane_spread
 from streamer.order.spec import OrderSpec, shuffle_mode
 from streamer.wire.messages import IndexProgress
 
@@ -44,6 +45,7 @@ class Opening:
         self.shared = shared
         self._client: EngineClient | None = None
         self._opened: tuple[Manifest, Selection | None] | None = None
+        self._explained: set[str] = set()
 
     def __repr__(self) -> str:
         return f"Opening({self.options.urls}, client={self._client!r}, opened={self._opened!r})"
@@ -81,9 +83,11 @@ class Opening:
     def prepare(self, batch_size: int, drop_last: bool) -> Prepared:
         """Fixes order and seats for batches of `batch_size` samples on each rank."""
         seat, options, selection = self.rank_config(), self.options, self.selection
+        spec = self._order(batch_size * seat.world_size)
+        self._explain(spec, batch_size * seat.world_size, seat)
         recipe = SampleRecipe(
             manifest_path=self.manifest.path,
-            spec=self._order(batch_size * seat.world_size),
+            spec=spec,
             rank=seat.rank,
             world_size=seat.world_size,
             global_batch=batch_size * seat.world_size,
@@ -162,6 +166,8 @@ class Opening:
 
     def _order(self, global_batch: int) -> OrderSpec:
         options = self.options
+        if shuffle_mode(options.shuffle) == "sample":
+            check_sample_shuffle(self.manifest.samples, self.manifest.total_bytes)
         chosen = self.manifest if self.selection is None else self.selection
         return OrderSpec.auto(
             chosen.digest,
@@ -172,6 +178,20 @@ class Opening:
             lanes=options.lanes,
             window=options.shuffle_window,
         )
+
+    def _explain(self, spec: OrderSpec, global_batch: int, seat: RankConfig) -> None:
+        """Says once, on the first rank, how good this order is and what it costs; loudly, where nodes fetch twice."""
+        if seat.rank or spec.order_id in self._explained:
+            return
+        self._explained.add(spec.order_id)
+        chosen = self.manifest if self.selection is None else self.selection
+        share = chosen.samples / self.manifest.samples
+        stored_bytes = int(self.manifest.chunk_local_bytes.sum() * share)
+        logger.info("%s", explain(spec, chosen.chunk_samples, global_batch, stored_bytes, seat.nodes))
+        if seat.nodes > 1 and global_batch % seat.nodes == 0:
+            spread = lane_spread(spec, global_batch, seat.nodes)
+            if spread.crossing:
+                logger.warning("%s", str(spread))
 
     def _rules(self) -> SampleRules:
         options = self.options

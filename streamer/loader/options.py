@@ -19,6 +19,9 @@ from streamer.wire.messages import GetManifest
 FORMATS = ("auto", "folder", "webdataset")
 OnError = Literal["raise", "skip"]
 
+# shuffle="sample" wants every sample to be a chunk of its own; the builder cuts no finer than this.
+_LEAST_CHUNK_BYTES = 1024
+
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetOptions:
@@ -99,6 +102,7 @@ class DatasetOptions:
             format=self.format,
             manifest="" if self.manifest is None else absolute(self.manifest),
             build=rank_config.node == 0,
+            chunk_bytes=_LEAST_CHUNK_BYTES if shuffle_mode(self.shuffle) == "sample" else 0,
             limit_seconds=self.index_limit,
         )
 

@@ -158,10 +158,11 @@ def test_stateful_dataloader_resumes(make, workers, taken):
 def test_an_error_in_a_worker_arrives_with_its_type(make, place):
     """What, where, which decoder; torch re-raises it in the main process."""
     dataset = StreamingDataset(place / "bad")
-    with pytest.raises(DecodeError, match=r"1\.cls.*decode_class") as caught:
-        list(loader(dataset, num_workers=1))
-    # Its traceback holds the loader, in a circle, and that its worker.
-    del caught
+    iterator = iter(loader(dataset, num_workers=1))
+    with pytest.raises(DecodeError, match=r"1\.cls.*decode_class"):
+        next(iterator)
+    # The traceback holds the loader in a circle, and torch waits 5 s for workers that the collector ends.
+    iterator._shutdown_workers()
     gc.collect()
     dataset.close()
 

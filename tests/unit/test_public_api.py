@@ -39,6 +39,17 @@ def test_what_a_worker_imports_is_free_of_torch():
     assert fresh(code) == "[]"
 
 
+def test_without_torch_the_error_says_what_to_install():
+    """Not which of our files imports it."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import streamer\n"
+        "try: streamer.StreamingDataset\n"
+        "except ImportError as error: print(error)"
+    )
+    assert "pip install 'streamer[torch]'" in fresh(code)
+
+
 def test_the_names_are_these():
     """Frozen: a change here is a change for every user."""
     assert streamer.__all__ == ["DevicePrefetcher", "StreamingDataLoader", "StreamingDataset", "__version__", "errors"]

@@ -174,6 +174,28 @@ def test_a_transform_gets_the_sample_and_its_rng(make_dataset, folder):
     assert dict(make_dataset(folder, transform=draw, seed=3)) != first
 
 
+def test_shuffle_by_sample_asks_for_a_chunk_each(fake_engine, make_dataset, folder):
+    """And is refused with its price where samples are small."""
+    dataset = make_dataset(folder, shuffle="sample")
+    with pytest.raises(ConfigError, match="USD"):
+        len(dataset)
+    assert fake_engine.requests[0].chunk_bytes == 1024
+
+
+def test_the_order_is_explained_once(make_dataset, folder, caplog, monkeypatch):
+    """On the first rank; two nodes that share the only lane are told the cure, loudly."""
+    monkeypatch.setenv("STREAMER_NODES", "2")
+    caplog.set_level("INFO")
+    for rank in (0, 1):
+        dataset = make_dataset(folder, batch_size=4, rank=rank, world_size=2)
+        list(dataset), list(dataset), dataset.prepare(4)
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if "opening" in record.name]
+    explained = [text for level, text in said if "mixing" in text]
+    assert len(explained) == 1
+    assert "shuffle_window" in explained[0]
+    assert [level for level, text in said if "nodes share the lanes" in text and level == "WARNING"] == ["WARNING"]
+
+
 # ---------------------------------------------------------------- epochs
 
 
