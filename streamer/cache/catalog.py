@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import diskcache
-from diskcache.core import DBNAME, MODE_RAW, MODE_TEXT
+from diskcache.core import DBNAME, DEFAULT_SETTINGS, METADATA, MODE_RAW, MODE_TEXT
 
 from streamer.cache.table import KEY_BYTES
 from streamer.errors import CacheError
@@ -159,7 +159,7 @@ class Catalog:
     def _open(self) -> CatalogContents:
         self._directory.mkdir(mode=0o700, exist_ok=True)
         if (self._directory / DBNAME).exists():
-            _refuse_triggers(self._directory / DBNAME)
+            _refuse_foreign(self._directory / DBNAME)
         self._cache = diskcache.Cache(str(self._directory), timeout=5, disk=PlainDisk, **_SETTINGS)
         return self._read()
 
@@ -217,15 +217,21 @@ def _connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
-def _refuse_triggers(path: Path) -> None:
-    """A trigger or a view would run somebody's SQL at our writes; diskcache itself makes three counting ones."""
+def _refuse_foreign(path: Path) -> None:
+    """Looks before diskcache does: damage, somebody's SQL that would run at our writes, somebody's settings.
+
+    (Its constructor leaves connections open when it fails.)
+    """
     with contextlib.closing(_connect(path)) as connection:
-        names = [
-            name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('trigger','view')")
-        ]
-    foreign = [name for name in names if not str(name).startswith("Settings_")]
-    if foreign:
-        raise ForeignRowError(f"the catalog has triggers or views that are not ours: {foreign}")
+        sound = connection.execute("PRAGMA quick_check(1)").fetchone()
+        code = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('trigger', 'view')").fetchall()
+        names = connection.execute("SELECT key FROM Settings").fetchall()
+    known = {*DEFAULT_SETTINGS, *METADATA, *_SETTINGS}
+    foreign = {name for (name,) in names} - known | {name for (name,) in code if not str(name).startswith("Settings_")}
+    if foreign or sound != ("ok",):
+        raise ForeignRowError(
+            f"the catalog is damaged, or has settings, triggers or views that are not ours: {foreign}"
+        )
 
 
 def _sort_in(key: bytes | str, value: bytes | str, contents: CatalogContents) -> None:

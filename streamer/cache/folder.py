@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import grp
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ _MARKER_TEXT = "streamer cache "
 ROOT_ID = "root-id"
 SUBFOLDERS = ("chunks", "manifests", "tmp", "catalog")
 _DIGITS = "0123456789abcdef"
+_CHUNK_NAME = re.compile(rf"([0-9a-f]{{32}}){re.escape(SUFFIX)}")
 
 # A rename there is not atomic for readers on other hosts, locks and SQLite's log do not work: one folder per machine.
 NETWORK_FILESYSTEMS = frozenset(
@@ -253,9 +255,9 @@ def chunk_files(folder: Folder) -> Iterator[tuple[bytes, int]]:
             continue
         with entries:
             for entry in entries:
-                name = entry.name
-                if name.endswith(SUFFIX) and len(name) == 32 + len(SUFFIX) and entry.is_file(follow_symlinks=False):
-                    yield bytes.fromhex(name.removesuffix(SUFFIX)), entry.stat(follow_symlinks=False).st_size
+                match = _CHUNK_NAME.fullmatch(entry.name)
+                if match and entry.name[0] == digit and entry.is_file(follow_symlinks=False):
+                    yield bytes.fromhex(match[1]), entry.stat(follow_symlinks=False).st_size
 
 
 def read_header(folder: Folder, key: bytes, length: int) -> ChunkHeader:

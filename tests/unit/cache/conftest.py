@@ -1,0 +1,36 @@
+"""Chunks with known bytes, and cache folders in a temporary place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.cache.writer import Buffer, ChunkBytes
+from streamer.config import CacheConfig
+
+
+def ramp(length: int, start: int = 0) -> bytes:
+    """Byte value = offset: a misplaced byte names itself."""
+    return (np.arange(start, start + length) % 251).astype(np.uint8).tobytes()
+
+
+@pytest.fixture
+def make_chunk() -> Callable[..., ChunkBytes]:
+    """Chunk number n: `size` bytes in parts, three samples, one of them empty."""
+
+    def make(number: int, size: int = 10_000) -> ChunkBytes:
+        body = ramp(size, number)
+        key = bytes([number * 37 % 256]) + number.to_bytes(15, "big")
+        parts: list[Buffer] = [body[: size // 3], memoryview(body)[size // 3 :]]
+        return ChunkBytes(key, parts, np.array([0, size // 2, size // 2, size]))
+
+    return make
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> CacheConfig:
+    """A limit of 4 MiB and no floor."""
+    return CacheConfig(directory=tmp_path / "cache", limit_bytes=4 << 20, free_floor_bytes=0)

@@ -1,0 +1,157 @@
+"""The catalog: bytes and text only, in and out; anything else makes it anew."""
+
+from __future__ import annotations
+
+import pickle
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from streamer.cache.catalog import Catalog, CatalogRow, ForeignRowError, PlainDisk
+from streamer.errors import CacheError
+
+KEY = bytes(range(16))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A catalog with one chunk in it."""
+    path = tmp_path / "catalog"
+    catalog = Catalog(path)
+    catalog.open()
+    catalog.write({KEY: CatalogRow(4711, "digest")}, used=["digest"])
+    catalog.close()
+    return path
+
+
+def contents(path: Path) -> dict[bytes, CatalogRow]:
+    catalog = Catalog(path)
+    try:
+        return catalog.open().chunks
+    finally:
+        catalog.close()
+
+
+def plant(path: Path, statement: str, *values: object) -> None:
+    connection = sqlite3.connect(path / "cache.db")
+    with connection:
+        connection.execute(statement, values)
+    connection.close()
+
+
+class Bomb:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.target,)
+
+
+def test_rows_come_back(folder: Path) -> None:
+    """Length and dataset of a chunk, and when the dataset was last used."""
+    catalog = Catalog(folder)
+    found = catalog.open()
+    catalog.close()
+    assert found.chunks == {KEY: CatalogRow(4711, "digest")}
+    assert found.used["digest"] > 1.7e9
+
+
+def test_rows_are_removed(folder: Path) -> None:
+    """Unknown keys are ignored."""
+    catalog = Catalog(folder)
+    catalog.open()
+    catalog.write({}, removed=[KEY, b"?" * 16])
+    catalog.close()
+    assert contents(folder) == {}
+
+
+@pytest.mark.parametrize("column", ["key", "value"])
+def test_a_planted_pickle_does_not_run(folder: Path, tmp_path: Path, column: str) -> None:
+    """A row of diskcache's pickle mode, in key or value: refused, never loaded; the catalog is made anew."""
+    target = tmp_path / "executed"
+    bomb = sqlite3.Binary(pickle.dumps(Bomb(target)))
+    key, raw, mode, value = (bomb, 0, 1, b"x") if column == "key" else (b"k" * 16, 1, 4, bomb)
+    plant(folder, "INSERT INTO Cache (key, raw, mode, value) VALUES (?, ?, ?, ?)", key, raw, mode, value)
+    assert contents(folder) == {}
+    assert not target.exists()
+    pickle.loads(bytes(bomb))  # the bomb is a real one
+    assert target.exists()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        (b"k" * 16, 1, 2, "../../etc/passwd", None),
+        (b"k" * 16, 1, 3, "cache.db", None),
+        (b"k" * 16, 1, 1, None, 17),
+        (b"k" * 16, 1, 1, None, b"\x07unknown version"),
+        (b"short", 1, 1, None, b"\x01" + bytes(8)),
+        (12, 1, 1, None, b"x"),
+        ("text nobody wrote", 1, 3, None, "x"),
+        ("used:d", 1, 3, None, "not a number"),
+    ],
+)
+def test_a_row_that_is_not_ours_makes_it_anew(folder: Path, row: tuple[object, ...]) -> None:
+    """Files outside, numbers, other versions, other keys: nothing of such a catalog is believed."""
+    statement = "INSERT INTO Cache (key, raw, mode, filename, value) VALUES (?, ?, ?, ?, ?)"
+    plant(folder, statement, *row)
+    assert contents(folder) == {}
+    assert contents(folder) == {}
+
+
+def test_a_trigger_makes_it_anew(folder: Path) -> None:
+    """Somebody's SQL does not run at our writes."""
+    plant(folder, "CREATE TRIGGER planted AFTER INSERT ON Cache BEGIN DELETE FROM Settings; END")
+    assert contents(folder) == {}
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a database at all" * 100, None])
+def test_a_damaged_database_makes_it_anew(folder: Path, damage: bytes | None) -> None:
+    """Empty, foreign, or half: the files are the truth, the catalog is only their index."""
+    database = folder / "cache.db"
+    whole = database.read_bytes()
+    database.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    assert contents(folder) == {}
+    assert contents(folder) == {}
+
+
+def test_a_settings_row_cannot_configure_us(folder: Path) -> None:
+    """A planted argument of the disk or a pragma that does not exist: made anew, no error."""
+    plant(folder, "INSERT OR REPLACE INTO Settings VALUES ('disk_planted', 'x')")
+    assert contents(folder) == {}
+
+
+def test_peek_changes_nothing(folder: Path) -> None:
+    """Reading for `stat` neither writes nor repairs."""
+    before = (folder / "cache.db").read_bytes()
+    assert Catalog(folder).peek() == {KEY: CatalogRow(4711, "digest")}
+    assert (folder / "cache.db").read_bytes() == before
+    assert Catalog(folder.parent / "none").peek() == {}
+
+
+def test_the_disk_refuses_anything_but_bytes_and_text(tmp_path: Path) -> None:
+    """On the way in as on the way out; and it unlinks nothing for a row."""
+    disk = PlainDisk(str(tmp_path))
+    keep = tmp_path / "keep"
+    keep.touch()
+    disk.remove(str(keep))
+    assert keep.exists()
+    for value in (1, 1.5, None, {"a": 1}):
+        with pytest.raises(TypeError):
+            disk.store(value, False)
+        with pytest.raises(TypeError):
+            disk.put(value)
+    with pytest.raises(ForeignRowError):
+        disk.filename()
+
+
+def test_a_closed_catalog_says_so(folder: Path) -> None:
+    """Writing after `close` is a CacheError."""
+    catalog = Catalog(folder)
+    catalog.open()
+    catalog.close()
+    with pytest.raises(CacheError, match="closed"):
+        catalog.write({})

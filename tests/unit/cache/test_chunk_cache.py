@@ -1,0 +1,351 @@
+"""Publish, find, evict, restart, refuse: the folder in use."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from streamer.cache import chunk_cache as module
+from streamer.cache.accounts import Published
+from streamer.cache.catalog import CatalogRow
+from streamer.cache.chunk_cache import FIXED_BYTES, ChunkCache
+from streamer.cache.folder import Folder, used_bytes
+from streamer.cache.maintenance import export
+from streamer.cache.table import charge
+from streamer.cache.verify import verify_file
+from streamer.cache.writer import ChunkBytes, write_chunk
+from streamer.config import CacheConfig
+from streamer.errors import CacheError, CacheFullError, CacheVersionError, ClosedError
+
+MakeChunk = Callable[..., ChunkBytes]
+
+
+async def publish(cache: ChunkCache, chunk: ChunkBytes, dataset: str = "d") -> Published:
+    return await cache.publish(chunk.key, chunk.parts, chunk.sample_offsets, dataset=dataset)
+
+
+async def test_a_published_chunk_is_there_whole(config: CacheConfig, make_chunk: MakeChunk) -> None:
+    """Its file has header, bytes and checksums, mode 0600, and lies where the reader looks."""
+    chunk = make_chunk(1)
+    async with ChunkCache(config) as cache:
+        published = await publish(cache, chunk)
+        path = cache.path(chunk.key)
+        assert path is not None
+        assert published.root == cache.root
+        assert path.stat().st_size == published.file_bytes
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert cache.contains(chunk.key)
+        assert verify_file(path, chunk.key).samples == 3
+        assert path.read_bytes()[64:10_064] == b"".join(chunk.parts)
+
+
+async def test_publishing_twice_writes_once(config: CacheConfig, make_chunk: MakeChunk) -> None:
+    """Two publishers of one chunk at the same time: one file, one charge."""
+    async with ChunkCache(config) as cache:
+        await asyncio.gather(publish(cache, make_chunk(1)), publish(cache, make_chunk(1)))
+        now = cache.statistics()
+        assert (now.published_chunks, now.charged_bytes) == (1, charge(10_076))
+
+
+async def test_an_evicted_chunk_is_gone_at_once_and_its_bytes_are_free(
+    config: CacheConfig, make_chunk: MakeChunk
+) -> None:
+    """Unknown keys are ignored; eviction twice is harmless."""
+    chunk = make_chunk(1)
+    async with ChunkCache(config) as cache:
+        await publish(cache, chunk)
+        eviction = asyncio.create_task(cache.evict([chunk.key, b"?" * 16]))
+        await asyncio.sleep(0)
+        assert not cache.contains(chunk.key)
+        await eviction
+        await cache.evict([chunk.key])
+        assert cache.statistics().charged_bytes == 0
+        assert not list(cache.root.glob("chunks/*/*"))
+
+
+async def test_the_limit_holds_before_anything_is_written(config: CacheConfig, make_chunk: MakeChunk) -> None:
+    """The chunk that does not fit is refused with the numbers; after an eviction it fits."""
+    async with ChunkCache(replace(config, limit_bytes=FIXED_BYTES + 8192 + 3 * charge(100_076))) as cache:
+        chunks = [make_chunk(number, 100_000) for number in range(4)]
+        for chunk in chunks[:3]:
+            await publish(cache, chunk)
+        with pytest.raises(CacheFullError, match="are taken in") as caught:
+            await publish(cache, chunks[3])
+        assert caught.value.details["taken_bytes"] == 3 * charge(100_076)
+        eviction = asyncio.create_task(cache.evict([chunks[0].key]))
+        await asyncio.sleep(0)
+        await publish(cache, chunks[3])  # waits for the unlink under way
+        await eviction
+
+
+async def test_usage_on_the_disk_never_exceeds_the_limit(config: CacheConfig, make_chunk: MakeChunk) -> None:
+    """`st_blocks` of the folder, catalog and log included, while chunks come and go at the brim."""
+    limit = 2 << 20
+    worst = 0
+    async with ChunkCache(replace(config, limit_bytes=limit)) as cache:
+        held: list[bytes] = []
+        for number in range(120):
+            chunk = make_chunk(number, 20_000 + number * 500)
+            while cache.statistics().charged_bytes + charge(chunk.local_bytes + 76) > cache.limit_bytes:
+                await cache.evict([held.pop(0)])
+            await publish(cache, chunk)
+            held.append(chunk.key)
+            worst = max(worst, used_bytes(cache.root))
+    assert 0.7 * limit < worst <= limit
+
+
+async def test_a_new_engine_finds_what_was_published(config: CacheConfig, make_chunk: MakeChunk) -> None:
+    """By dataset, those used longest ago first, with the lengths of the files."""
+    async with ChunkCache(config) as cache:
+        await publish(cache, make_chunk(1), "old")
+        await publish(cache, make_chunk(2, 500), "new")
+        cache.use("new")
+        root_id = cache.root_id
+    async with ChunkCache(config) as cache:
+        assert cache.root_id == root_id
+        found = [(dataset, keys.tolist(), lengths.tolist()) for dataset, keys, lengths in cache.catalog()]
+        assert [name for name, _, _ in found] == ["old", "new"]
+        assert found[1][2] == [500 + 76]
+        assert cache.contains(make_chunk(1).key)
+        assert cache.statistics().charged_bytes == charge(10_076) + charge(576)
+
+
+async def test_a_cancelled_publish_leaves_nothing(
+    config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread is waited for, so that the caller may reuse its buffers; no file, no charge."""
+    entered = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow(chunk: ChunkBytes, folder: Folder) -> int:
+        length = write_chunk(chunk, folder)
+        loop.call_soon_threadsafe(entered.set)
+        return length
+
+    monkeypatch.setattr(module, "write_chunk", slow)
+    async with ChunkCache(config) as cache:
+        task = asyncio.create_task(publish(cache, make_chunk(1)))
+        await entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert cache.statistics().charged_bytes == 0
+        assert not list(cache.root.glob("chunks/*/*"))
+
+
+async def test_offsets_that_do_not_cover_the_bytes_are_refused(config: CacheConfig, make_chunk: MakeChunk) -> None:
+    """Nothing is charged for a chunk that is not one."""
+    chunk = make_chunk(1)
+    async with ChunkCache(config) as cache:
+        with pytest.raises(CacheError, match="do not cover"):
+            await cache.publish(chunk.key, chunk.parts, chunk.sample_offsets[:-1])
+        assert cache.statistics().charged_bytes == 0
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])
+async def test_chunks_pass_through_memory_while_the_disk_refuses(
+    config: CacheConfig,
+    make_chunk: MakeChunk,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+) -> None:
+    """Readable from one of the roots, one warning, a lower limit; gone from memory at the end."""
+    chunks = [make_chunk(number) for number in range(3)]
+
+    def refuse(chunk: ChunkBytes, folder: Folder) -> int:
+        if folder.path == config.directory:
+            raise OSError(code, os.strerror(code))
+        return write_chunk(chunk, folder)
+
+    monkeypatch.setattr(module, "write_chunk", refuse)
+    with caplog.at_level(logging.WARNING):
+        async with ChunkCache(config) as cache:
+            for chunk in chunks:
+                published = await publish(cache, chunk)
+            memory = cache.roots[1]
+            assert published.root == memory != cache.root
+            path = cache.path(chunks[2].key)
+            assert path is not None
+            verify_file(path, chunks[2].key)
+            assert cache.statistics().fallback_chunks == 3
+            assert cache.statistics().charged_bytes == 0
+            await cache.evict([chunks[0].key])
+            assert not cache.contains(chunks[0].key)
+            assert cache.limit_bytes <= 512 << 20
+    assert len([r for r in caplog.records if "refuses writes" in r.message]) == 1
+    assert not memory.exists()
+
+
+async def test_memory_is_bounded_too(
+    config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fits neither on the disk nor in memory is a typed error that names both; after an eviction it fits."""
+    monkeypatch.setattr("streamer.cache.fallback.FALLBACK_BYTES", charge(10_076))
+    real = write_chunk
+
+    def refuse(chunk: ChunkBytes, folder: Folder) -> int:
+        if folder.path == config.directory:
+            raise OSError(errno.ENOSPC, "full")
+        return real(chunk, folder)
+
+    monkeypatch.setattr(module, "write_chunk", refuse)
+    async with ChunkCache(config) as cache:
+        await publish(cache, make_chunk(1))
+        with pytest.raises(CacheError, match="neither on the disk") as caught:
+            await publish(cache, make_chunk(2))
+        assert caught.value.details["errno"] == errno.ENOSPC
+        await cache.evict([make_chunk(1).key])
+        await publish(cache, make_chunk(2))
+
+
+async def test_verify_finds_a_flipped_byte(config: CacheConfig, make_chunk: MakeChunk) -> None:
+    """Counted, and no error for a chunk that is not here."""
+    chunk = make_chunk(1)
+    async with ChunkCache(config) as cache:
+        await publish(cache, chunk)
+        assert await cache.verify(chunk.key)
+        path = cache.path(chunk.key)
+        assert path is not None
+        with path.open("r+b") as file:
+            file.seek(5000)
+            file.write(b"\xff")
+        assert not await cache.verify(chunk.key)
+        assert not await cache.verify(b"?" * 16)
+        assert cache.statistics().damaged_chunks == 1
+
+
+async def test_layers_below_are_found_and_never_written(
+    config: CacheConfig, make_chunk: MakeChunk, tmp_path: Path
+) -> None:
+    """A chunk of a layer is a hit without a charge; evict leaves it alone."""
+    layer = tmp_path / "layer"
+    async with ChunkCache(config) as cache:
+        await publish(cache, make_chunk(1))
+    assert export(config.directory, layer) == 1
+    before = {path: path.stat().st_mtime_ns for path in layer.rglob("*")}
+    upper = replace(config, directory=tmp_path / "upper", layers=(layer,))
+    async with ChunkCache(upper) as cache:
+        key = make_chunk(1).key
+        assert cache.layer_keys() == [key]
+        assert cache.path(key) == layer / "chunks" / key.hex()[0] / f"{key.hex()}.chunk"
+        assert cache.roots == (upper.directory, cache.roots[1], layer)
+        await cache.evict([key])
+        assert await cache.verify(key)
+        assert cache.statistics().charged_bytes == 0
+    assert {path: path.stat().st_mtime_ns for path in layer.rglob("*")} == before
+
+
+async def test_the_page_cache_is_advised(config: CacheConfig, make_chunk: MakeChunk) -> None:
+    """Read-ahead and drop of what is here and of what is not."""
+    async with ChunkCache(config) as cache:
+        await publish(cache, make_chunk(1))
+        for key in (make_chunk(1).key, make_chunk(2).key):
+            await cache.readahead(key)
+            await cache.drop(key)
+
+
+async def test_manifests_count(config: CacheConfig) -> None:
+    """After `measure` the chunks' part of the limit is smaller by what the manifests take."""
+    async with ChunkCache(config) as cache:
+        before = cache.limit_bytes
+        (cache.root / "manifests" / "m").write_bytes(bytes(100_000))
+        await cache.measure()
+        assert before - cache.limit_bytes >= 100_000
+
+
+async def test_the_limit_gives_way_to_a_full_disk(
+    config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With less free space than the floor the limit is below what is there; it comes back when others leave."""
+    real = os.statvfs(config.directory.parent)
+
+    class Full:
+        f_blocks, f_frsize, f_bavail = real.f_blocks, real.f_frsize, 0
+
+    async with ChunkCache(replace(config, free_floor_bytes=8192)) as cache:
+        whole = cache.limit_bytes
+        for number in range(4):
+            await publish(cache, make_chunk(number))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "statvfs", lambda path: Full)
+            await cache.measure()
+        assert cache.limit_bytes == 4 * charge(10_076) - 8192
+        await cache.measure()
+        assert cache.limit_bytes == whole
+
+
+async def test_a_closed_cache_says_so(config: CacheConfig, make_chunk: MakeChunk) -> None:
+    """Use after the end is ClosedError, not a file in a folder that somebody else owns now."""
+    async with ChunkCache(config) as cache:
+        pass
+    with pytest.raises(ClosedError):
+        await publish(cache, make_chunk(1))
+    with pytest.raises(ClosedError):
+        await cache.evict([])
+
+
+async def test_a_folder_of_another_version_is_refused(config: CacheConfig) -> None:
+    """The error reaches whoever starts the engine; nothing is left running."""
+    async with ChunkCache(config):
+        pass
+    (config.directory / "streamer-cache").write_text("streamer cache 99\n")
+    with pytest.raises(CacheVersionError, match="99"):
+        async with ChunkCache(config):
+            pass
+
+
+async def test_a_catalog_that_cannot_be_written_costs_nothing(
+    config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted and logged; the next start finds the chunk by its header."""
+
+    def fail(*args: object) -> None:
+        raise CacheError("no")
+
+    with monkeypatch.context() as patch:
+        async with ChunkCache(config) as cache:
+            patch.setattr(cache._catalog, "write", fail)
+            await publish(cache, make_chunk(1))
+        assert cache.statistics().catalog_failures > 0
+    async with ChunkCache(config) as cache:
+        assert [(name, len(keys)) for name, keys, _ in cache.catalog()] == [("", 1)]
+
+
+async def test_without_a_limit_it_takes_a_share_of_the_free_space(config: CacheConfig) -> None:
+    """80 % of what is free, less the fixed part."""
+    async with ChunkCache(replace(config, limit_bytes=None)) as cache:
+        free = shutil.disk_usage(cache.root).free
+        assert 0.7 * free < cache.limit_bytes < 0.85 * free
+
+
+async def test_the_catalog_is_written_in_batches(
+    config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is published while one transaction is under way goes into the next one, together."""
+    batches: list[int] = []
+    go_on = threading.Event()
+    async with ChunkCache(config) as cache:
+        write = cache._catalog.write
+
+        def slow(added: Mapping[bytes, CatalogRow], removed: Iterable[bytes], used: Iterable[str]) -> None:
+            batches.append(len(added))
+            go_on.wait()
+            write(added, removed, used)
+
+        monkeypatch.setattr(cache._catalog, "write", slow)
+        try:
+            await asyncio.gather(*(publish(cache, make_chunk(number)) for number in range(40)))
+        finally:
+            go_on.set()
+    assert sum(batches) == 40
+    assert len(batches) <= 3

@@ -1,0 +1,132 @@
+"""The folder: layout, modes, owners, versions, network filesystems."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from streamer.cache import folder as module
+from streamer.cache.folder import Access, filesystem_type, open_folder, open_layer, used_bytes
+from streamer.errors import CacheError, CacheVersionError, ConfigError
+
+
+def test_a_new_folder_is_private_and_complete(tmp_path: Path) -> None:
+    """0700, marker, root id, subfolders; opened again it is the same."""
+    path = tmp_path / "deep" / "cache"
+    first = open_folder(path)
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert (path / "streamer-cache").read_text() == "streamer cache 1\n"
+    assert {entry.name for entry in path.iterdir()} == {
+        "streamer-cache", "root-id", "chunks", "manifests", "tmp", "catalog",
+    }  # fmt: skip
+    assert len(list((path / "chunks").iterdir())) == 16
+    assert len(first.root_id) == 32
+    assert open_folder(path).root_id == first.root_id
+
+
+def test_with_a_group_it_is_readable_by_it(tmp_path: Path) -> None:
+    """0750 and 0640; the catalog stays private."""
+    group = os.getgid()
+    name = next(line.split(":")[0] for line in Path("/etc/group").read_text().splitlines() if f":{group}:" in line)
+    folder = open_folder(tmp_path / "cache", name)
+    assert (tmp_path / "cache" / "chunks" / "a").stat().st_mode & 0o777 == 0o750
+    assert (tmp_path / "cache" / "catalog").stat().st_mode & 0o777 == 0o700
+    assert folder.access == Access(0o750, 0o640, group)
+    with pytest.raises(ConfigError, match="does not exist"):
+        open_folder(tmp_path / "cache", "nobody-has-this-group")
+
+
+def test_leftovers_in_tmp_are_removed(tmp_path: Path) -> None:
+    """Half-written files and folders of a killed engine."""
+    open_folder(tmp_path)
+    (tmp_path / "tmp" / "half").write_bytes(b"x")
+    (tmp_path / "tmp" / "folder").mkdir()
+    (tmp_path / "tmp" / "folder" / "file").touch()
+    open_folder(tmp_path)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["streamer cache 2\n", "something else", ""])
+def test_another_version_is_refused(tmp_path: Path, text: str) -> None:
+    """With both versions in the message, and nothing changed."""
+    open_folder(tmp_path)
+    (tmp_path / "streamer-cache").write_text(text)
+    (tmp_path / "tmp" / "theirs").touch()
+    for opener in (open_folder, open_layer):
+        with pytest.raises(CacheVersionError, match="streamer cache 1"):
+            opener(tmp_path)
+    assert (tmp_path / "tmp" / "theirs").exists()
+
+
+def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
+    """Somebody's home is not a cache; a fresh disk's lost+found and a marker cut short by a kill do not matter."""
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "streamer-cache.0a1b2c3d").touch()
+    open_folder(tmp_path)
+    (tmp_path / "streamer-cache").unlink()
+    with pytest.raises(CacheVersionError, match="not a streamer cache"):
+        open_folder(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    """Even when we could write: what lies there was written by another user."""
+    open_folder(tmp_path)
+    os.chown(tmp_path, 12345, -1)
+    with pytest.raises(CacheError, match="belongs to user 12345"):
+        open_folder(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Permissions (root has them all, so they are played) and a file in the way."""
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheError, match="cannot use the cache folder"):
+        open_folder(tmp_path / "file")
+    with pytest.raises(CacheError, match="cannot use the cache folder"):
+        open_folder(tmp_path / "file" / "below")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(CacheError, match="Permission denied"):
+        open_folder(tmp_path / "cache")
+
+
+MOUNTS = """22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+30 22 0:41 / /data rw,relatime shared:1 - nfs4 server:/export rw
+31 30 0:42 / /data/with\\040space rw - ext4 /dev/vdb rw
+32 22 0:43 / /dev/shm rw - tmpfs tmpfs rw
+33 22 0:44 / /bucket rw - fuse.mountpoint-s3 mountpoint-s3 rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/x", "ext4"), ("/data/cache", "nfs4"), ("/data/with space/c", "ext4"), ("/database", "ext4"),
+     ("/dev/shm/c", "tmpfs"), ("/bucket", "fuse.mountpoint-s3")],
+)  # fmt: skip
+def test_the_filesystem_is_that_of_the_longest_mount(path: str, kind: str) -> None:
+    """Escaped names, neighbours with the same beginning."""
+    assert filesystem_type(Path(path), MOUNTS) == kind
+
+
+def test_a_network_filesystem_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its name in the message, before anything is written there."""
+    monkeypatch.setattr(module, "filesystem_type", lambda path: "nfs4")
+    with pytest.raises(CacheError, match="nfs4, a network filesystem"):
+        open_folder(tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_used_bytes_counts_blocks_and_folders(tmp_path: Path) -> None:
+    """As `du` does; holes cost nothing."""
+    before = used_bytes(tmp_path)
+    (tmp_path / "a.chunk").write_bytes(bytes(5000))
+    (tmp_path / "b").write_bytes(bytes(100))
+    assert used_bytes(tmp_path) - before == 8192 + 4096
+    assert used_bytes(tmp_path, chunks=False) - before == 4096
+
+
+def test_a_layer_that_is_missing_is_refused(tmp_path: Path) -> None:
+    """CacheError with the path."""
+    with pytest.raises(CacheError, match="cannot read the cache layer"):
+        open_layer(tmp_path / "none")

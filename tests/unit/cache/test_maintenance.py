@@ -1,0 +1,87 @@
+"""stat, check, clear, export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from streamer.cache.chunk_cache import ChunkCache
+from streamer.cache.maintenance import check, clear, export, stat
+from streamer.cache.writer import ChunkBytes
+from streamer.config import CacheConfig
+from streamer.errors import CacheError, CacheVersionError
+
+MakeChunk = Callable[..., ChunkBytes]
+
+
+@pytest.fixture
+async def folder(config: CacheConfig, make_chunk: MakeChunk) -> Path:
+    """Two chunks of a, one of b, a manifest."""
+    async with ChunkCache(config) as cache:
+        for number, dataset in enumerate("aab"):
+            chunk = make_chunk(number)
+            await cache.publish(chunk.key, chunk.parts, chunk.sample_offsets, dataset=dataset)
+    (config.directory / "manifests" / "m").mkdir()
+    (config.directory / "manifests" / "m" / "root.json").write_text("{}")
+    return config.directory
+
+
+def damage(folder: Path, key: bytes) -> None:
+    path = folder / "chunks" / key.hex()[0] / f"{key.hex()}.chunk"
+    path.write_bytes(path.read_bytes().replace(b"\x05", b"\x06"))
+
+
+def test_stat_counts_by_dataset(folder: Path) -> None:
+    """Chunks and bytes of each, and what the disk says."""
+    found = stat(folder)
+    assert found.datasets == {"a": (2, 20_152), "b": (1, 10_076)}
+    assert (found.chunks, found.chunk_bytes) == (3, 30_228)
+    assert found.used_bytes > found.chunk_bytes
+
+
+def test_check_names_what_is_wrong_and_repairs_on_demand(folder: Path, make_chunk: MakeChunk) -> None:
+    """With progress; without `repair` nothing is removed."""
+    key = make_chunk(1).key
+    damage(folder, key)
+    seen: list[tuple[int, int]] = []
+    report = check(folder, progress=lambda done, total: seen.append((done, total)))
+    assert list(report.damaged) == [key.hex()]
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert check(folder, repair=True).damaged
+    assert check(folder).damaged == {}
+    assert check(folder).chunks == 2
+
+
+def test_clear_leaves_an_empty_folder_that_can_be_used_again(folder: Path) -> None:
+    """And refuses a folder that is not a cache."""
+    assert clear(folder) > 30_000
+    assert list(folder.iterdir()) == []
+    (folder / "precious").touch()
+    with pytest.raises(CacheError):
+        clear(folder)
+    assert (folder / "precious").exists()
+
+
+def test_export_copies_what_is_sound(folder: Path, make_chunk: MakeChunk, tmp_path: Path) -> None:
+    """Chunks and manifests; a damaged chunk stays behind; again copies nothing."""
+    damage(folder, make_chunk(1).key)
+    layer = tmp_path / "layer"
+    assert export(folder, layer) == 2
+    assert (layer / "manifests" / "m" / "root.json").read_text() == "{}"
+    times = {path: path.stat().st_mtime_ns for path in layer.glob("chunks/*/*")}
+    assert export(folder, layer, keys=[make_chunk(0).key]) == 1
+    assert {path: path.stat().st_mtime_ns for path in layer.glob("chunks/*/*")} == times
+    assert check(layer).damaged == {}
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    """None, and one of another version."""
+    with pytest.raises(CacheError):
+        stat(tmp_path / "none")
+    (tmp_path / "streamer-cache").write_text("streamer cache 7")
+    (tmp_path / "root-id").write_text("x")
+    for work in (stat, check, clear):
+        with pytest.raises(CacheVersionError):
+            work(tmp_path)

@@ -1,0 +1,96 @@
+"""One chunk file: what is written, and that a failure leaves nothing."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.cache.folder import Folder, open_folder
+from streamer.cache.verify import verify_file
+from streamer.cache.writer import ChunkBytes, sample_checksums, write_chunk
+from streamer.errors import CacheError
+
+MakeChunk = Callable[..., ChunkBytes]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """An empty cache folder."""
+    return open_folder(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [5, 5, 9], [3, 10, 17], list(range(1, 20))])
+def test_checksums_do_not_depend_on_how_the_bytes_are_cut(cuts: list[int]) -> None:
+    """Samples that cross parts, empty samples, empty parts."""
+    body = bytes(range(20))
+    bounds = [0, *cuts, 20]
+    parts = [body[start:stop] for start, stop in itertools.pairwise(bounds)]
+    offsets = np.array([0, 0, 7, 7, 12, 20])
+    expected = [zlib.crc32(body[a:b]) for a, b in itertools.pairwise(offsets)]
+    assert sample_checksums(parts, offsets).tolist() == expected
+
+
+def test_many_parts_need_many_calls(folder: Folder) -> None:
+    """More buffers than one pwritev takes (1,024)."""
+    body = os.urandom(3000)
+    parts = [body[at : at + 1] for at in range(3000)]
+    chunk = ChunkBytes(b"k" * 16, parts, np.array([0, 1500, 3000]))
+    write_chunk(chunk, folder)
+    assert folder.chunk_path(chunk.key).read_bytes()[64:3064] == body
+
+
+def test_short_writes_are_continued(folder: Folder, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may write less than asked, also in the middle of a buffer."""
+
+    def stingy(descriptor: int, buffers: list[memoryview], at: int) -> int:
+        return os.pwrite(descriptor, bytes(buffers[0][:777]), at)
+
+    monkeypatch.setattr(os, "pwritev", stingy)
+    chunk = make_chunk(1)
+    write_chunk(chunk, folder)
+    verify_file(folder.chunk_path(chunk.key), chunk.key)
+
+
+def test_a_failure_leaves_nothing(folder: Folder, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full in the middle: no file in tmp, none under the name."""
+
+    def full(descriptor: int, buffers: list[memoryview], at: int) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(OSError, match="full"):
+        write_chunk(make_chunk(1), folder)
+    assert not list(folder.path.glob("tmp/*"))
+    assert not list(folder.path.glob("chunks/*/*"))
+
+
+def test_the_mode_does_not_depend_on_the_umask(folder: Folder, make_chunk: MakeChunk) -> None:
+    """0600 with any umask."""
+    before = os.umask(0o777)
+    try:
+        write_chunk(make_chunk(1), folder)
+    finally:
+        os.umask(before)
+    assert folder.chunk_path(make_chunk(1).key).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("offsets", [[], [0, 5], [1, 10_000], [0, 10_001]])
+def test_offsets_must_cover_the_bytes(folder: Folder, make_chunk: MakeChunk, offsets: list[int]) -> None:
+    """CacheError with the chunk's length."""
+    chunk = make_chunk(1)
+    with pytest.raises(CacheError, match="10000 bytes"):
+        write_chunk(ChunkBytes(chunk.key, chunk.parts, np.array(offsets)), folder)
+
+
+def test_a_chunk_without_bytes(folder: Folder) -> None:
+    """Samples of 0 bytes are never requested, but they may fill a chunk."""
+    chunk = ChunkBytes(b"e" * 16, [], np.array([0, 0, 0]))
+    write_chunk(chunk, folder)
+    assert verify_file(folder.chunk_path(chunk.key), chunk.key).samples == 2
