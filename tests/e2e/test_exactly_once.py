@@ -1,0 +1,261 @@
+"""Every sample exactly once: ranks, workers, formats, loaders, nodes, kills and resumes; bytes compared by hash."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.client.engine_client import EngineClient
+from streamer.client.settings import ClientSettings
+
+CONSUME = Path(__file__).parent / "consume.py"
+SAMPLES = 230
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """The same 230 samples as a class folder and as tars, 10 to 60 KB each."""
+    root, random = tmp_path_factory.mktemp("data"), np.random.default_rng(7)
+    (root / "tars").mkdir()
+    with contextlib.ExitStack() as stack:
+        tars = [stack.enter_context(tarfile.open(root / "tars" / f"{i}.tar", "w")) for i in range(4)]
+        for number in range(SAMPLES):
+            content = random.bytes(int(random.integers(10_000, 60_000)))
+            path = root / "folder" / f"class{number % 3}" / f"{number:04}.bin"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            for name, body in ((f"{number:04}.bin", content), (f"{number:04}.cls", str(number % 3).encode())):
+                member = tarfile.TarInfo(name)
+                member.size = len(body)
+                tars[number % 4].addfile(member, io.BytesIO(body))
+    return root
+
+
+@pytest.fixture(scope="module")
+def truth(data) -> Counter:
+    """Digest of every sample's payload."""
+    return Counter(digest(path.read_bytes()) for path in (data / "folder").rglob("*.bin"))
+
+
+def digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+class Machine:
+    """A node: one cache folder, one engine, kept alive by a client of its own."""
+
+    def __init__(self, folder: Path, cache_bytes: int = 64 << 20) -> None:
+        self.folder, self.cache_bytes = folder, cache_bytes
+        self.client = EngineClient(
+            ClientSettings(
+                cache_dir=folder / "cache", runtime_dir=folder / "run", cache_bytes=cache_bytes, grace_seconds=0.1
+            )
+        )
+
+    def statistics(self) -> dict[str, object]:
+        return self.client.statistics()
+
+    def start(self, rank: int, world: int, *, node: int = 0, **task: object) -> subprocess.Popen:
+        """Starts one rank of a job on this node."""
+        self.client.roots()
+        dataset = {
+            "cache_dir": str(self.folder / "cache"),
+            "cache_bytes": self.cache_bytes,
+            "rank": rank,
+            "world_size": world,
+            **task.pop("dataset", {}),
+        }
+        environment = {
+            **os.environ,
+            "STREAMER_RUNTIME_DIR": str(self.folder / "run"),
+            "STREAMER_JOB": "job",
+            "STREAMER_NODE": str(node),
+            "OMP_NUM_THREADS": "1",
+        }
+        settings = {"loader": "ours", "batch_size": 16, "workers": 0, "epochs": 1, "dataset": dataset, **task}
+        return subprocess.Popen(
+            [sys.executable, str(CONSUME), json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+
+@pytest.fixture
+def machine(tmp_path) -> Iterator[Machine]:
+    made = Machine(tmp_path)
+    with contextlib.closing(made.client):
+        yield made
+
+
+def lines_of(ranks: list[subprocess.Popen]) -> list[list[dict]]:
+    """What each rank printed; all must have ended well."""
+    outputs = [rank.communicate(timeout=90)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * len(ranks)
+    return [[json.loads(line) for line in output.splitlines()] for output in outputs]
+
+
+def batches_of(lines: list[dict]) -> list[dict]:
+    return [line for line in lines if "batch" in line]
+
+
+def delivered(ranks: list[list[dict]], epoch: int = 0) -> Counter:
+    """Digests of all samples that are no repeats."""
+    found: Counter = Counter()
+    for lines in ranks:
+        for line in batches_of(lines):
+            repeated = line["repeated"] or [False] * len(line["samples"])
+            if line["epoch"] == epoch:
+                found.update(mark for (_, mark), again in zip(line["samples"], repeated, strict=True) if not again)
+    return found
+
+
+def global_batches(ranks: list[list[dict]], epoch: int = 0) -> list[list[str]]:
+    """The samples of each global batch, in no order."""
+    columns = [[b["samples"] for b in batches_of(lines) if b["epoch"] == epoch] for lines in ranks]
+    return [sorted(mark for part in parts for _, mark in part) for parts in zip(*columns, strict=True)]
+
+
+def matrix(*quick: tuple[object, ...], full: list[tuple[object, ...]]) -> list[object]:
+    """Every case once: the quick ones always, the rest with the slow tests."""
+    return [case if case in quick else pytest.param(*case, marks=pytest.mark.slow) for case in full]
+
+
+SHAPES = list(itertools.product(["folder", "tars"], [1, 2, 3], [0, 1, 2, 3]))
+
+
+@pytest.mark.parametrize(("layout", "world", "workers"), matrix(("folder", 3, 1), ("tars", 2, 2), full=SHAPES))
+def test_our_loader_delivers_every_sample_once(machine, data, truth, layout, world, workers):
+    """Two epochs over all ranks: the data set each time, equal steps, repeats marked."""
+    url = str(data / layout)
+    ranks = lines_of(
+        [machine.start(rank, world, url=url, workers=workers, epochs=2, batch_size=8) for rank in range(world)]
+    )
+    assert delivered(ranks, 0) == truth
+    assert delivered(ranks, 1) == truth
+    assert len({len(batches_of(lines)) for lines in ranks}) == 1
+    assert global_batches(ranks, 0) != global_batches(ranks, 1)
+
+
+TOLD = [(*shape, told) for shape in SHAPES for told in (True, False)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "world", "workers", "told"), matrix(("tars", 3, 2, True), ("folder", 2, 3, False), full=TOLD)
+)
+def test_a_stock_dataloader_gets_every_sample_once(machine, data, truth, layout, world, workers, told):
+    """Under torch's own DataLoader, with the batch size told to the data set and without."""
+    dataset = {"batch_size": 8} if told else {}
+    ranks = lines_of(
+        [
+            machine.start(
+                rank, world, url=str(data / layout), loader="stock", workers=workers, batch_size=8, dataset=dataset
+            )
+            for rank in range(world)
+        ]
+    )
+    found = delivered(ranks)
+    assert set(found) == set(truth)
+    # Padding repeats at most one global batch; a stock loader has no place to mark them.
+    assert found.total() - truth.total() < 8 * world
+    assert len({sum(len(b["samples"]) for b in batches_of(lines)) for lines in ranks}) == 1
+
+
+def test_global_batches_do_not_depend_on_ranks_or_workers(machine, data):
+    """One rank and three of a global batch of 24 make the same batches."""
+    url = str(data / "tars")
+    found = [
+        global_batches(
+            lines_of(
+                [machine.start(r, world, url=url, batch_size=24 // world, workers=world - 1) for r in range(world)]
+            )
+        )
+        for world in (1, 3)
+    ]
+    assert found[0] == found[1]
+
+
+def test_a_resumed_run_yields_exactly_the_rest(machine, data, truth):
+    """Stopped after 5 batches on one rank, resumed on two: together the data set, and what an unbroken run yields."""
+    url = str(data / "folder")
+    whole = lines_of([machine.start(0, 1, url=url, batch_size=16)])
+    head = lines_of([machine.start(0, 1, url=url, batch_size=16, stop_after=5)])
+    tail = lines_of([machine.start(r, 2, url=url, batch_size=8, resume=head[0][-1]["state"]) for r in range(2)])
+    assert delivered(head) + delivered(tail) == truth
+    assert global_batches(head) + global_batches(tail) == global_batches(whole)
+
+
+def test_a_killed_engine_costs_no_sample(machine, data, truth):
+    """kill -9 of the engine in mid-epoch, twice: the same samples, no error."""
+    pauses = [3, 9]
+    rank = machine.start(0, 1, url=str(data / "folder"), workers=2, epochs=2, pause_at=pauses)
+    lines = []
+    for line in rank.stdout:
+        lines.append(json.loads(line))
+        if "paused" in lines[-1]:
+            os.kill(machine.client._connected().welcome.pid, signal.SIGKILL)
+            machine.statistics()
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+    rank.communicate(timeout=60)
+    assert rank.returncode == 0
+    assert delivered([lines], 0) == truth
+    assert delivered([lines], 1) == truth
+
+
+def test_two_ranks_fetch_the_data_once(machine, data):
+    """Store bytes of the first epoch of two ranks on one node: at most 1.02 of the data."""
+    ranks = [machine.start(rank, 2, url=str(data / "folder"), batch_size=8) for rank in range(2)]
+    lines_of(ranks)
+    total = sum(path.stat().st_size for path in (data / "folder").rglob("*.bin"))
+    assert machine.statistics()["store_bytes"] <= 1.02 * total
+
+
+def test_two_nodes_share_an_epoch(tmp_path):
+    """Two engines, two folders: each sample once, each byte once, the batches of one node; resume on one node."""
+    # 120 chunks: the one that lies on the cut between the two lanes, which both nodes need, is under 1 %.
+    random, url, manifest = np.random.default_rng(8), str(tmp_path / "data"), str(tmp_path / "manifest")
+    for number in range(600):
+        path = tmp_path / "data" / f"class{number % 3}" / f"{number:04}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(random.bytes(int(random.integers(30_000, 70_000))))
+    truth = Counter(digest(path.read_bytes()) for path in (tmp_path / "data").rglob("*.bin"))
+    nodes = [Machine(tmp_path / f"node{n}") for n in range(2)]
+    with contextlib.ExitStack() as stack:
+        for node in nodes:
+            stack.callback(node.client.close)
+        task = {"url": url, "batch_size": 8, "dataset": {"manifest": manifest, "lanes": 2}}
+
+        def job(**more: object) -> list[list[dict]]:
+            ranks = [
+                nodes[n].start(n, 2, node=n, **{**task, "dataset": dict(task["dataset"]), **more}) for n in range(2)
+            ]
+            return lines_of(ranks)
+
+        both = job()
+        assert delivered(both) == truth
+        total = sum(path.stat().st_size for path in (tmp_path / "data").rglob("*.bin"))
+        assert sum(node.statistics()["store_bytes"] for node in nodes) <= 1.02 * total
+        one = lines_of([nodes[0].start(0, 1, **{**task, "batch_size": 16, "dataset": dict(task["dataset"])})])
+        assert global_batches(both) == global_batches(one)
+        head = job(stop_after=4)
+        state = head[0][-1]["state"]
+        tail = lines_of(
+            [nodes[1].start(0, 1, **{**task, "batch_size": 16, "resume": state, "dataset": dict(task["dataset"])})]
+        )
+        assert delivered(head) + delivered(tail) == truth
