@@ -33,6 +33,15 @@ def test_the_environment_tells(variables, seat):
     assert (found.rank, found.world_size) == seat
 
 
+@pytest.mark.parametrize(
+    ("variables", "nodes"),
+    [({}, 1), ({"GROUP_WORLD_SIZE": "4"}, 4), ({"SLURM_NNODES": "3"}, 3), ({"STREAMER_NODES": "0"}, 1)],
+)
+def test_the_environment_tells_the_number_of_nodes(variables, nodes):
+    """As torchrun and SLURM set it; ours comes first."""
+    assert detect(environment=environment(**variables)).nodes == nodes
+
+
 def test_what_is_given_overrides(monkeypatch):
     """The environment and torch.distributed; node and job stay."""
     monkeypatch.setattr(distributed, "_group", lambda: (1, 2))
