@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import time
+from dataclasses import replace
 
 from streamer.client.connection import Connection
 from streamer.client.engine_client import EngineClient
@@ -28,6 +29,7 @@ class EngineWatch:
         self._base = Usage()
         self._carried = Usage()
         self._kill: Kill | None = None
+        self._last_pid = -1
 
     @property
     def kill_seen(self) -> Kill | None:
@@ -38,7 +40,7 @@ class EngineWatch:
         """Needs and hits since this was last asked, over the death of an engine."""
         now = self._carried + self._usage()
         since, self._base = now - self._base, now
-        self._note_successor()
+        self._note_successor(self._pid())
         return since
 
     def kill(self, epoch: int) -> str:
@@ -58,14 +60,14 @@ class EngineWatch:
         return sum(Manifest.open(folder).chunks for folder in folders)
 
     def await_gone(self, timeout_seconds: float) -> None:
-        """Waits until the engine has left the folder, as it does when nobody is connected any more.
+        """Waits until the engine that was last seen has left, as it does when nobody is connected any more.
 
         Raises:
             StreamerError: it stays.
         """
         try:
-            handle = os.pidfd_open(self._pid_on_file())
-        except ProcessLookupError:
+            handle = os.pidfd_open(self._last_pid)
+        except (ProcessLookupError, ValueError):  # gone; or never seen
             return
         try:
             gone, _, _ = select.select([handle], [], [], timeout_seconds)
@@ -81,15 +83,11 @@ class EngineWatch:
     def _pid(self) -> int:
         connection = Connection(self._settings.socket_path, "")
         try:
-            return connection.welcome.pid
+            self._last_pid = connection.welcome.pid
+            return self._last_pid
         finally:
             connection.close()
 
-    def _pid_on_file(self) -> int:
-        text = (self._settings.cache_dir / "engine.lock").read_text().strip()
-        return int(text) if text else -1
-
-    def _note_successor(self) -> None:
+    def _note_successor(self, pid: int) -> None:
         if self._kill is not None and not self._kill.successor:
-            before = self._kill
-            self._kill = Kill(pid=before.pid, successor=self._pid(), at_seconds=before.at_seconds, epoch=before.epoch)
+            self._kill = replace(self._kill, successor=pid)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from streamer.demo.events import EpochEnd, Event, Failed, Indexed, Step
 from streamer.demo.server import Counts
 from streamer.errors import StreamerError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +126,9 @@ class Collector:
                 ended[event.rank] = event
                 return len(ended) == self.ranks
             case Failed():
-                raise StreamerError(f"rank {event.rank} failed:\n{event.error}", rank=event.rank)
+                logger.info("rank %d failed:\n%s", event.rank, event.error)
+                last_line = event.error.strip().splitlines()[-1]
+                raise StreamerError(f"rank {event.rank} failed: {last_line} (--debug shows where)", rank=event.rank)
 
     def row(self, epoch: int, usage: Usage, store: Counts) -> EpochRow:
         """The epoch's line."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import select
 import subprocess
@@ -28,7 +29,9 @@ from streamer.errors import StreamerError
 
 # The engine leaves this long after its last connection (3 s of grace), with room for a busy machine.
 LEAVE_SECONDS = 30.0
-LOG_TAIL_LINES = 30
+LOG_CHARACTERS = 10_000
+
+logger = logging.getLogger(__name__)
 
 
 class Progress(Protocol):
@@ -230,8 +233,8 @@ class _Run:
         while (event := receiver.receive()) is None:
             readable, _, _ = select.select([receiver.fileno(), ended], [], [])
             if readable == [ended]:
-                tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
-                raise StreamerError(f"the ranks ended in epoch {len(self._rows) + 1}; the end of their log:\n{tail}")
+                logger.info("the ranks' log:\n%s", self._log.read_text(errors="replace")[-LOG_CHARACTERS:])
+                raise StreamerError(f"the ranks ended in epoch {len(self._rows) + 1} (--debug shows their log)")
         return event
 
     def _take(self, event: Event) -> None:
