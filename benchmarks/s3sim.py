@@ -1,0 +1,59 @@
+"""Starts the S3 simulator that the benchmarks measure against: nginx with latency, bandwidth and exact counters.
+
+The simulator is a command `s3sim start|stats|set|stop`; its path comes from --s3sim or $S3SIM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# S3 within its region: first byte 30 ms median, 90 MB/s on one connection.
+S3_PROFILE = ("--ttfb-ms", "30", "--ttfb-sigma", "0.5", "--conn-mbps", "90")
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """A running simulator."""
+
+    command: str
+    endpoint: str
+
+    @property
+    def options(self) -> dict[str, object]:
+        """storage_options that reach it."""
+        return {"key": "key", "secret": "secret", "endpoint_url": self.endpoint}
+
+    def statistics(self, *, reset: bool = False) -> dict[str, object]:
+        """Exact counters of the server."""
+        request = urllib.request.Request(
+            f"{self.endpoint}/__stats" + ("/reset" if reset else ""), method="POST" if reset else "GET"
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return dict(json.load(answer))
+
+    def set(self, **options: object) -> None:
+        """Changes latency, bandwidth or faults while it runs."""
+        port = self.endpoint.rsplit(":", 1)[1]
+        settings = [f"{name}={value}" for name, value in options.items()]
+        subprocess.run([self.command, "set", *settings, "--port", port], check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def simulator(root: Path, *options: str, command: str | None = None) -> Iterator[Simulator]:
+    """Serves the folders of `root` as buckets while the context lasts."""
+    path = command or os.environ.get("S3SIM", "s3sim")
+    started = subprocess.run([path, "start", "--root", str(root), *options], check=True, capture_output=True, text=True)
+    endpoint = next(word for word in started.stdout.split() if word.startswith("http://"))
+    try:
+        yield Simulator(path, endpoint.rstrip("/"))
+    finally:
+        subprocess.run(
+            [path, "stop", "--port", endpoint.rstrip("/").rsplit(":", 1)[1]], check=True, capture_output=True
+        )

@@ -1,0 +1,248 @@
+"""From bucket to batch, end to end: samples per second of a cold and of warm epochs, beside local files.
+
+    S3SIM=path/to/s3sim python benchmarks/stream.py [--samples 10000] [--workers 2] [--keep FOLDER]
+
+10,000 samples of 110 KB in tars on a simulated S3 (first byte 30 ms, 90 MB/s a connection), raw bytes, batch 64, the
+manifest present, a fresh cache. Beside it a stock DataLoader over the same samples as files on the local disk.
+Prints a table and keeps it in benchmarks/results/stream-<date>.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from s3sim import S3_PROFILE, Simulator, simulator
+
+RESULTS = Path(__file__).parent / "results"
+SHARD_SAMPLES = 560
+BATCH = 64
+
+
+def make_data(root: Path, samples: int) -> None:
+    """The same bytes as tars in a bucket and as files in folders."""
+    random = np.random.default_rng(1)
+    sizes = np.clip(random.lognormal(np.log(105_000), 0.3, samples), 20_000, 400_000).astype(int)
+    (root / "bucket" / "train").mkdir(parents=True)
+    for first in range(0, samples, SHARD_SAMPLES):
+        with tarfile.open(root / "bucket" / "train" / f"{first // SHARD_SAMPLES:04}.tar", "w") as tar:
+            for number in range(first, min(first + SHARD_SAMPLES, samples)):
+                content = random.bytes(int(sizes[number]))
+                _add(tar, f"{number:06}.jpg", content)
+                _add(tar, f"{number:06}.cls", str(number % 10).encode())
+                path = root / "files" / f"{number % 100:02}" / f"{number:06}.jpg"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
+
+
+# ---------------------------------------------------------------- the measured processes
+
+
+def run_streamer(arguments: argparse.Namespace) -> Iterator[dict[str, float]]:
+    """One trainer; a line per epoch."""
+    from streamer import StreamingDataLoader, StreamingDataset
+
+    begun = time.perf_counter()
+    dataset = StreamingDataset(
+        "s3://bucket/train/",
+        manifest=arguments.manifest,
+        cache_dir=arguments.cache,
+        cache_bytes=arguments.cache_bytes,
+        storage_options=json.loads(arguments.options),
+        decode=None,
+    )
+    with StreamingDataLoader(dataset, batch_size=BATCH, num_workers=arguments.workers) as loader:
+        for epoch in range(arguments.epochs):
+            yield from _measure(loader, epoch, begun)
+            begun = time.perf_counter()
+
+
+def run_local(arguments: argparse.Namespace) -> Iterator[dict[str, float]]:
+    """A stock DataLoader over files on the local disk."""
+    import torch.utils.data
+
+    loader = torch.utils.data.DataLoader(
+        LocalFiles(Path(arguments.files)),
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=arguments.workers,
+        persistent_workers=True,
+        collate_fn=as_columns,
+    )
+    for epoch in range(arguments.epochs):
+        yield from _measure(loader, epoch, time.perf_counter())
+
+
+class LocalFiles:
+    """Samples as files: what the local disk allows."""
+
+    def __init__(self, root: Path) -> None:
+        self._paths = sorted(map(str, root.rglob("*.jpg")))
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        with open(self._paths[index], "rb") as file:
+            return {"jpg": file.read(), "cls": index}
+
+
+def as_columns(samples: list[dict[str, object]]) -> dict[str, list[object]]:
+    """What default_collate makes of bytes."""
+    return {name: [sample[name] for sample in samples] for name in samples[0]}
+
+
+def _measure(loader: object, epoch: int, begun: float) -> Iterator[dict[str, float]]:
+    started, count, size, first = time.perf_counter(), 0, 0, 0.0
+    for batch in loader:  # type: ignore[attr-defined]
+        first = first or time.perf_counter() - started
+        count += len(batch["jpg"])
+        size += sum(map(len, batch["jpg"]))
+    seconds = time.perf_counter() - started
+    yield {
+        "epoch": epoch + 1,
+        "samples_per_second": count / seconds,
+        "first_batch_seconds": first,
+        "set_up_seconds": started - begun,
+        "samples": count,
+        "bytes": size,
+        "cpu_seconds": _cpu_seconds(),
+    }
+
+
+def _cpu_seconds() -> float:
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+# ---------------------------------------------------------------- the comparison
+
+
+def measure(kind: str, *arguments: str, server: Simulator | None = None) -> list[dict[str, float]]:
+    """Runs one kind in a fresh process; adds what the server counted to each epoch."""
+    if server is not None:
+        server.statistics(reset=True)
+    process = subprocess.Popen([sys.executable, __file__, "--run", kind, *arguments], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    rows = []
+    for line in process.stdout:
+        row = json.loads(line)
+        if server is not None:
+            counted = server.statistics(reset=True)
+            row["requests"] = counted["object_gets"]
+            row["sent_bytes"] = counted["body_bytes_sent"]
+        rows.append(row)
+    if process.wait():
+        raise SystemExit(f"{kind} failed with status {process.returncode}")
+    return rows
+
+
+def table(rows: dict[str, list[dict[str, float]]]) -> str:
+    """One line per kind and epoch."""
+    lines = [f"{'what':34} {'epoch':>5} {'samples/s':>10} {'first batch':>12} {'store MB':>9} {'GETs':>6}"]
+    for name, epochs in rows.items():
+        for row in epochs:
+            sent = f"{row['sent_bytes'] / 1e6:9.1f}" if "sent_bytes" in row else " " * 9
+            lines.append(
+                f"{name:34} {row['epoch']:5.0f} {row['samples_per_second']:10,.0f} {row['first_batch_seconds']:10.2f} s"
+                f" {sent} {row.get('requests', ''):>6}"
+            )
+    return "\n".join(lines)
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """The whole benchmark."""
+    root = Path(arguments.keep or tempfile.mkdtemp(prefix="streamer-bench-"))
+    try:
+        if not (root / "bucket").exists():
+            make_data(root, arguments.samples)
+        with simulator(root, *S3_PROFILE, command=arguments.s3sim) as server:
+            rows = _turns(root, server, arguments)
+        report = f"{_machine()}\n{table(rows)}\n"
+        print(report)
+        name = f"stream-{datetime.now(UTC):%Y-%m-%d}.txt"
+        (RESULTS / name).write_text(f"{report}\npython benchmarks/stream.py --workers {arguments.workers}\n")
+    finally:
+        if not arguments.keep:
+            shutil.rmtree(root)
+
+
+def _turns(root: Path, server: Simulator, arguments: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+    options = json.dumps(server.options)
+    manifest = root / "manifest"
+    if not manifest.exists():
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "streamer",
+                "index",
+                "s3://bucket/train/",
+                "--out",
+                str(manifest),
+                "--storage-options",
+                options,
+                "--cache-dir",
+                str(root / "index-cache"),
+            ],
+            check=True,
+        )
+    rows: dict[str, list[dict[str, float]]] = {}
+    common = ("--workers", str(arguments.workers), "--epochs", str(arguments.epochs))
+    for turn in range(arguments.turns):
+        cache = root / "cache"
+        shutil.rmtree(cache, ignore_errors=True)
+        rows[f"streamer, turn {turn + 1}"] = measure(
+            "streamer", "--manifest", str(manifest), "--cache", str(cache), "--options", options, *common, server=server
+        )
+        rows[f"stock DataLoader, local files, {turn + 1}"] = measure("local", "--files", str(root / "files"), *common)
+    return rows
+
+
+def _machine() -> str:
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}"
+    )
+
+
+def main() -> None:
+    """Parses the command line; `--run` is for the processes that it starts itself."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=10_000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--keep", help="folder for the data, kept for the next run")
+    parser.add_argument("--s3sim", help="path of the simulator's command; default $S3SIM")
+    for hidden in ("--run", "--manifest", "--cache", "--options", "--files", "--cache-bytes"):
+        parser.add_argument(hidden, default="auto" if hidden == "--cache-bytes" else None, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.run is None:
+        compare(arguments)
+        return
+    for row in (run_streamer if arguments.run == "streamer" else run_local)(arguments):
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

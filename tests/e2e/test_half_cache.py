@@ -1,0 +1,126 @@
+"""A cache of half the data, for real: hits at the bound, the limit never passed, the first epoch fetched once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.client.engine_client import EngineClient
+from streamer.client.session import EpochSchedule, Session, SessionSpec
+from streamer.client.settings import ClientSettings
+from streamer.manifest import Manifest
+from streamer.order import EpochOrder, OrderSpec, RankPlan
+from streamer.wire.messages import GetManifest
+
+BATCH = 32
+RANKS = 2
+EPOCHS = 4
+BLOCK_BYTES = 512
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    """1,200 files of 10 to 70 KB: 48 MB, about 200 chunks."""
+    random = np.random.default_rng(3)
+    for number in range(1200):
+        path = tmp_path / "data" / f"class{number % 8}" / f"{number:04}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(random.bytes(int(random.integers(10_000, 70_000))))
+    return tmp_path / "data"
+
+
+class Watch(threading.Thread):
+    """Looks at what the folder really takes, as fast as it can."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(name="watch")
+        self.folder, self.peak_bytes, self.looks = folder, 0, 0
+        self._end = threading.Event()
+
+    def run(self) -> None:
+        while not self._end.is_set():
+            self.peak_bytes = max(self.peak_bytes, taken_bytes(self.folder))
+            self.looks += 1
+            self._end.wait(0.002)  # leaves the interpreter to the reader
+
+    def stop(self) -> None:
+        self._end.set()
+        self.join()
+
+
+def taken_bytes(folder: Path) -> int:
+    total = 0
+    for path in (folder, *folder.rglob("*")):
+        try:
+            total += path.lstat().st_blocks * BLOCK_BYTES
+        except FileNotFoundError:
+            continue
+    return total
+
+
+class Rank:
+    """One rank's session over the order's real schedule."""
+
+    def __init__(self, client: EngineClient, manifest: Manifest, spec: OrderSpec, rank: int) -> None:
+        self._manifest, self._spec, self._rank = manifest, spec, rank
+        self._step = 0
+        self.session: Session = client.open_session(SessionSpec(dataset=manifest.digest, consumer=f"rank {rank}"))
+        self._announced = 0
+        self._extend(0)
+
+    def _extend(self, epoch: int) -> None:
+        plan = self._plan(epoch)
+        schedule, base = plan.schedule(), epoch * plan.batches
+        self.session.extend(EpochSchedule(epoch, schedule.chunk, schedule.first + base, schedule.last + base))
+
+    def _plan(self, epoch: int) -> RankPlan:
+        order = EpochOrder(self._spec, self._manifest.chunk_samples, epoch)
+        return RankPlan(order, BATCH, RANKS, self._rank, False)
+
+    def steps(self, epoch: int) -> Iterator[None]:
+        """Goes through an epoch, batch by batch; the next one is announced early, but for the first (it is counted)."""
+        plan = self._plan(epoch)
+        if epoch == 1:
+            self._extend(1)
+        if 1 <= epoch < EPOCHS - 1:
+            self._extend(epoch + 1)
+        for _ in range(plan.batches):
+            self.session.wait(self._step, 30)
+            self._step += 1
+            self.session.done(self._step)
+            self.session.want(self._step + 3)
+            yield
+
+
+def test_hits_reach_the_bound_and_the_limit_holds(tmp_path, data):
+    """From epoch 2 on hits >= (cache - staging)/data - 0.01; st_blocks <= limit; epoch 1 costs <= 1.02 of the data."""
+    total = sum(path.stat().st_size for path in data.rglob("*.bin"))
+    limit = total // 2
+    settings = ClientSettings(
+        cache_dir=tmp_path / "cache", runtime_dir=tmp_path / "run", cache_bytes=limit, grace_seconds=0.1
+    )
+    with EngineClient(settings) as client:
+        manifest = Manifest.open(client.manifest(GetManifest(0, [str(data)], "auto")))
+        spec = OrderSpec.auto(manifest.digest, manifest.chunk_samples, BATCH, 17, True)
+        watch = Watch(tmp_path / "cache")
+        watch.start()
+        ranks = [Rank(client, manifest, spec, rank) for rank in range(RANKS)]
+        fetched = [0]
+        for epoch in range(EPOCHS):
+            for _ in zip(*(rank.steps(epoch) for rank in ranks), strict=True):
+                pass
+            fetched.append(int(client.statistics()["store_bytes"]))
+        watch.stop()
+        counts = client.statistics()
+    assert manifest.chunks >= 150
+    assert fetched[1] <= 1.02 * total
+    bound = (counts["limit_bytes"] - counts["staging_bytes"]) / total
+    later = fetched[-1] - fetched[1]
+    assert 1 - later / ((EPOCHS - 1) * total) >= bound - 0.01
+    assert bound >= 0.33, f"staging takes {counts['staging_bytes']} of {limit}"
+    assert watch.looks > 20
+    assert watch.peak_bytes <= limit
