@@ -50,6 +50,7 @@ class Job:
     lookahead: int
     hedge: bool
     most_bytes: int
+    passes: int
     folder: str
 
     @property
@@ -100,7 +101,7 @@ def chunks_of(records: Sequence[ObjectRecord], job: Job) -> list[Chunk]:
             for record in records
             for first in range(0, record.size, job.chunk_bytes)
         ]
-    return [_chunk(index, extents) for index, extents in enumerate(parts)]
+    return [_chunk(index, extents) for index, extents in enumerate(parts * job.passes)]
 
 
 def _chunk(index: int, extents: tuple[Extent, ...]) -> Chunk:
@@ -306,6 +307,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--in-flight", type=int, default=32, help="requests at once of the bare contenders")
     parser.add_argument("--lookahead", type=int, default=64, help="chunks that ours is asked for at once")
     parser.add_argument("--hedge", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--passes", type=int, default=1, help="times that the bytes are read, in one go")
     parser.add_argument("--most-mb", type=int, default=1_000_000)
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="where files go")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -329,6 +331,7 @@ def main() -> None:
         lookahead=given.lookahead,
         hedge=given.hedge,
         most_bytes=given.most_mb * 1_000_000,
+        passes=given.passes,
         folder=given.folder,
     )
     names = given.contenders.split(",")
@@ -337,7 +340,7 @@ def main() -> None:
         for name in names:
             results[name].append(run_apart(name, job))
     records = asyncio.run(_count(job))
-    report(results, records)
+    report(results, records * job.passes)
 
 
 async def _count(job: Job) -> int:

@@ -62,6 +62,8 @@ class Attempt:
             return self._winner is request
         self._winner = request
         if request is self._first:
+            if self._duplicate is not None:
+                self._order.endpoint.budget.lost()
             self._disarm()
         elif self._task is not None:
             self._order.tally.hedge_wins += 1

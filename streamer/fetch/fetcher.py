@@ -105,7 +105,7 @@ class Fetcher:
             ClosedError: the fetcher is not open.
         """
         ranges = plan.requests(chunk.extents, self._config.range_bytes)
-        line = Line(due or _now)
+        line = Line(due or _asked_now())
         reserved = sum(extent.length for extent in ranges)
         await self._memory.acquire(line, reserved)
         try:
@@ -121,7 +121,7 @@ class Fetcher:
         Raises:
             StoreError, ClosedError: as fetch.
         """
-        line = Line(due or _now)
+        line = Line(due or _asked_now())
         await self._memory.acquire(line, extent.length)
         try:
             ranges = plan.requests([extent], self._config.range_bytes)
@@ -180,5 +180,7 @@ class Fetcher:
         return self._endpoints[root]
 
 
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+def _asked_now() -> Due:
+    """Due at the moment of asking: earlier askers first."""
+    moment = asyncio.get_running_loop().time()
+    return lambda: moment

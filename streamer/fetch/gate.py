@@ -124,7 +124,8 @@ class Gate:
         self._first = None
 
     def _grant(self) -> None:
-        while self._lines and self._fits((line := self._due_first()).waiters[0][1]):
+        # Due times are read only when there is room for the smallest amount.
+        while self._lines and self._fits(1) and self._fits((line := self._due_first()).waiters[0][1]):
             granted, amount = line.waiters.popleft()
             if not line.waiters:
                 self._leave(line)

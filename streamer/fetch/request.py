@@ -78,28 +78,37 @@ class Request:
         self._succeeded(loop.time())
 
     def _accepts(self, piece: memoryview, deadline: asyncio.Timeout) -> bool:
-        if self._received == 0 and not self._is_first(deadline):
-            return False
         before, self._received = self._received, self._received + piece.nbytes
+        if before == 0 and not self._is_first():
+            return False
         self._order.tally.received_bytes += piece.nbytes
         self._keep(piece)
-        step = self._floor_bytes()
-        if before // step != self._received // step and not self._outpaced:
-            deadline.reschedule(_time() + self._order.config.progress_seconds)
+        if self._received < self._order.extent.length:
+            self._watch(before, deadline)
         return True
 
-    def _is_first(self, deadline: asyncio.Timeout) -> bool:
+    def _is_first(self) -> bool:
         if not self._claim(self):
             return False
         order, now = self._order, _time()
         self._first_byte_at = now
         order.endpoint.first_byte(order.extent.length).add(now - self._started)
         order.tally.first_byte.add(now - self._started)
-        deadline.reschedule(now + order.config.progress_seconds)
+        return True
+
+    def _watch(self, before: int, deadline: asyncio.Timeout) -> None:
+        """Renews the deadline at the first piece and at each multiple of what the floor asks for."""
+        step = self._floor_bytes()
+        if (before == 0 or before // step != self._received // step) and not self._outpaced:
+            deadline.reschedule(_time() + self._order.config.progress_seconds)
+        if before == 0:
+            self._watch_pace(deadline)
+
+    def _watch_pace(self, deadline: asyncio.Timeout) -> None:
+        order = self._order
         allowed = hedge.body_seconds(order.extent.length, order.endpoint.rates)
         if allowed is not None and order.extent.length >= RATE_LEAST_BYTES:
-            self._pace = asyncio.get_running_loop().call_at(now + allowed, self._judge_pace, deadline)
-        return True
+            self._pace = asyncio.get_running_loop().call_later(allowed, self._judge_pace, deadline)
 
     def _judge_pace(self, deadline: asyncio.Timeout) -> None:
         """The body takes four times as long as others: ends it, where the rest is worth a request."""

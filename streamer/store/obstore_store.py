@@ -10,6 +10,9 @@ import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
+from obstore import get_async, head_async, put_async
+from obstore import list as list_pages
+
 from streamer.errors import ObjectNotFoundError, StoreError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, patterns, urls, versions
@@ -19,7 +22,7 @@ from streamer.store.failures import translating
 from streamer.store.obstore_errors import mapped
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, GetResult, ObjectMeta
+    from obstore import GetOptions, ObjectMeta
     from obstore.store import ObjectStore as Client
 
 Page = list[ObjectRecord]
@@ -41,6 +44,8 @@ class ObstoreStore:
 
     def __init__(self, root: str, make_client: Callable[[], Client]) -> None:
         self._root = root
+        self._prefix = root + "/"
+        self._is_plain = urls.split(self._prefix).scheme not in urls.HTTP_SCHEMES
         self._make_client = make_client
         self._client: Client | None = None
         self._process = 0
@@ -51,9 +56,11 @@ class ObstoreStore:
 
     async def get(self, target: ObjectRecord, start: int, stop: int) -> AsyncGenerator[memoryview, None]:
         """See ObjectStore.get."""
-        result = await self._open(target, start, stop)
         received = 0
+        self._counters.requests += 1
         with translating(mapped, target.url, target):
+            result = await get_async(self._connected(), self._key(target.url), options=_options(target, start, stop))
+            _check(target, result.meta, result.range, (start, stop))
             if stop - start <= WHOLE_BYTES:
                 received = self._counters.received(body := memoryview(await result.bytes_async()))
                 yield body
@@ -63,20 +70,6 @@ class ObstoreStore:
                     yield body
         if received != stop - start:
             raise failures.short_read(target.url, start, stop, received)
-
-    async def _open(self, target: ObjectRecord, start: int, stop: int) -> GetResult:
-        from obstore import get_async
-
-        options: GetOptions = {"range": (start, stop)}
-        if tag := versions.if_match(target.version):
-            options["if_match"] = tag
-        elif target.version.startswith(versions.VERSION):
-            options["version"] = target.version.removeprefix(versions.VERSION)
-        self._counters.requests += 1
-        with translating(mapped, target.url, target):
-            result = await get_async(self._connected(), urls.split(target.url).key, options=options)
-        _check(target, result.meta, result.range, (start, stop))
-        return result
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         """See ObjectStore.list; a plain web server lists nothing, it is asked for each url."""
@@ -104,16 +97,12 @@ class ObstoreStore:
         return record
 
     async def _pages(self, folder: str) -> AsyncGenerator[Page, None]:
-        from obstore import list as list_pages
-
         self._counters.lists += 1
         with translating(mapped, folder):
             async for page in list_pages(self._connected(), urls.split(folder).key or None):
                 yield [self._record(meta) for meta in page]
 
     async def _head(self, url: str) -> ObjectRecord | None:
-        from obstore import head_async
-
         self._counters.requests += 1
         try:
             with translating(mapped, url):
@@ -124,8 +113,6 @@ class ObstoreStore:
 
     async def put(self, url: str, content: bytes) -> None:
         """See ObjectStore.put."""
-        from obstore import put_async
-
         self._counters.requests += 1
         with translating(mapped, url):
             await put_async(self._connected(), urls.split(url).key, content, use_multipart=False)
@@ -145,6 +132,12 @@ class ObstoreStore:
     def _record(self, meta: ObjectMeta) -> ObjectRecord:
         return ObjectRecord(f"{self._root}/{meta['path']}", meta["size"], _version(meta))
 
+    def _key(self, url: str) -> str:
+        """What the store calls the object; most urls need no parsing (2 us of 200 for a small object)."""
+        if self._is_plain and url.startswith(self._prefix):
+            return url[len(self._prefix) :]
+        return urls.split(url).key
+
     def _connected(self) -> Client:
         if self._client is None:
             self._client = self._make_client()
@@ -157,6 +150,15 @@ class ObstoreStore:
                 url=self._root,
             )
         return self._client
+
+
+def _options(target: ObjectRecord, start: int, stop: int) -> GetOptions:
+    options: GetOptions = {"range": (start, stop)}
+    if tag := versions.if_match(target.version):
+        options["if_match"] = tag
+    elif target.version.startswith(versions.VERSION):
+        options["version"] = target.version.removeprefix(versions.VERSION)
+    return options
 
 
 def _version(meta: ObjectMeta) -> str:

@@ -79,6 +79,18 @@ def test_budget_is_a_share_of_the_requests() -> None:
     assert 0.05 * 2000 <= taken <= 0.05 * 2000 + 4
 
 
+def test_duplicates_that_lose_become_rare() -> None:
+    """Where nothing is gained they stop at a quarter of the share."""
+    budget = HedgeBudget(0.05, 0.03)
+    taken = 0
+    for _ in range(2000):
+        budget.earned(8 << 20)
+        if budget.take(8 << 20):
+            taken += 1
+            budget.lost()
+    assert taken <= 0.05 * 2000 / 4 + 2
+
+
 def test_budget_is_a_share_of_the_bytes() -> None:
     """Small requests cannot spend the large ones' share: duplicates of 100 KB stop at 3 % of the bytes."""
     budget = HedgeBudget(0.5, 0.03, bytes=0.0)
