@@ -6,13 +6,43 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import timedelta
+from typing import Protocol
 
 from streamer import errors
 from streamer.config import Environment, RankConfig
 from streamer.errors import ConfigError, Detail, StateError, StreamerError
 
-# Every rank gives a text; every rank gets all of them, in order of rank.
-Gather = Callable[[str], list[str]]
+# Every rank gives a text; every rank gets all of them, in order of rank, and None for those who did not come.
+Gather = Callable[[str], list[str | None]]
+
+
+class Store(Protocol):
+    """What is needed of torch.distributed.Store."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to a counter and returns it."""
+        ...
+
+    def set(self, key: str, value: str) -> None:
+        """Writes."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """Reads."""
+        ...
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all of them are there."""
+        ...
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Waits until all of them are there; a RuntimeError when it takes longer."""
+        ...
+
+
+# As long as torch itself waits for a rank (default of init_process_group with gloo).
+_WAIT_SECONDS = 1800.0
 
 
 def detect(
@@ -56,10 +86,18 @@ def agree(gather: Gather, facts: Mapping[str, Detail], failure: StreamerError | 
 
     Raises:
         StreamerError: the failure of the lowest rank that failed, on every rank.
-        StateError: ranks disagree; names the facts and the first two ranks that differ.
+        StateError: ranks disagree (names the facts and the first two ranks that differ), or did not come.
     """
     mine = {"facts": dict(facts), "failure": None if failure is None else _portable(failure)}
-    told = [json.loads(text) for text in gather(json.dumps(mine))]
+    texts = gather(json.dumps(mine))
+    missing = [rank for rank, text in enumerate(texts) if text is None]
+    if missing:
+        raise StateError(
+            f"ranks {missing} of {len(texts)} did not come to compare their datasets within {_WAIT_SECONDS:.0f} s; "
+            "every rank must iterate (or take len of) the same loaders in the same order",
+            ranks=str(missing),
+        )
+    told = [json.loads(text) for text in texts if text is not None]
     for rank, entry in enumerate(told):
         if entry["failure"] is not None:
             if failure is not None:
@@ -94,9 +132,33 @@ def _group() -> tuple[int, int] | None:
     return int(torch.distributed.get_rank()), int(torch.distributed.get_world_size())
 
 
-def _gather(text: str) -> list[str]:
+def _gather(text: str) -> list[str | None]:
+    """Through the process group's store: no collective that could meet another one, no device, no pickle."""
     from torch import distributed
 
-    told: list[str | None] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(told, text)
-    return [str(entry) for entry in told]
+    store, rank, size = _store(), distributed.get_rank(), distributed.get_world_size()
+    # The n-th comparison of this rank is the n-th of every other.
+    place = f"streamer/{store.add(f'streamer/compared/{rank}', 1)}"
+    store.set(f"{place}/{rank}", text)
+    if rank == 0:
+        store.set(f"{place}/all", json.dumps(_collect(store, [f"{place}/{other}" for other in range(size)])))
+    # Rank 0 answers in any case, so the others wait longer than it does.
+    store.wait([f"{place}/all"], timedelta(seconds=_WAIT_SECONDS + 60))
+    told: list[str | None] = json.loads(store.get(f"{place}/all"))
+    return told
+
+
+def _collect(store: Store, keys: list[str]) -> list[str | None]:
+    """Rank 0 reads for all: with R ranks that is R requests, not R squared."""
+    try:
+        store.wait(keys, timedelta(seconds=_WAIT_SECONDS))
+    except RuntimeError:  # torch's timeout; who is missing is told by `check`
+        return [store.get(key).decode() if store.check([key]) else None for key in keys]
+    return [store.get(key).decode() for key in keys]
+
+
+def _store() -> Store:
+    from torch.distributed import distributed_c10d
+
+    store: Store = distributed_c10d._get_default_store()
+    return store

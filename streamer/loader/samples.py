@@ -88,9 +88,9 @@ class Plans:
     def _build(self, epoch: int) -> RankPlan:
         recipe = self._recipe
         start = recipe.entry[1] if epoch == recipe.entry[0] else 0
-        return RankPlan(
-            self._order.at(epoch), recipe.global_batch, recipe.world_size, recipe.rank, recipe.drop_last, start=start
-        )
+        # From the last epoch's order: what does not change from epoch to epoch has been computed there.
+        self._order = self._order.at(epoch)
+        return RankPlan(self._order, recipe.global_batch, recipe.world_size, recipe.rank, recipe.drop_last, start=start)
 
 
 class SampleReader:

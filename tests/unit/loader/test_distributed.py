@@ -113,10 +113,17 @@ def test_a_rank_that_failed_raises_its_own_error():
     assert caught.value is mine
 
 
+def test_a_rank_that_does_not_come_is_named():
+    """Nobody waits for ever."""
+    with pytest.raises(StateError, match=r"ranks \[1, 3\] of 4"):
+        agree(lambda text: [text, None, text, None], {}, None)
+
+
 RANK = """
 import os, sys
 import torch.distributed as dist
 from streamer.errors import StreamerError
+from streamer.loader import distributed
 from streamer.loader.distributed import agree, detect, gather_for
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
@@ -128,19 +135,26 @@ for facts, failure in (({"seed": rank}, None), ({"seed": 1}, StreamerError("brok
         agree(gather, facts, failure)
     except StreamerError as error:
         print(seat.rank, seat.world_size, type(error).__name__, error)
+distributed._WAIT_SECONDS = 0.2
+if rank == 0:
+    try:
+        agree(gather, {}, None)
+    except StreamerError as error:
+        print(error)
 dist.destroy_process_group()
 """
 
 
 def test_two_real_ranks_get_the_same_errors(tmp_path: Path):
-    """Through gloo: a difference, and a failure of rank 1, arrive on both; nobody waits for ever."""
+    """A difference and a failure of rank 1 arrive on both; a rank that does not come is told."""
     command = [sys.executable, "-c", RANK]
     ranks = [
         subprocess.Popen([*command, str(rank), str(tmp_path / "meet")], stdout=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
     told = [rank.communicate(timeout=50)[0].splitlines() for rank in ranks]
-    assert [len(lines) for lines in told] == [2, 2]
+    assert [len(lines) for lines in told] == [3, 2]
+    assert told[0][2].startswith("ranks [1] of 2")
     for rank, lines in enumerate(told):
         assert lines[0].startswith(f"{rank} 2 StateError rank 0 and rank 1")
         assert lines[1].startswith(f"{rank} 2 StreamerError")
