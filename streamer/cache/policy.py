@@ -95,6 +95,7 @@ class CachePolicy:
         self._table = self._room.table
         self._sessions: dict[str, Session] = {}
         self._jobs: dict[str, int] = {}
+        self._flying: dict[bytes, int] = {}
         self._count = _Counters()
 
     def __repr__(self) -> str:
@@ -413,8 +414,8 @@ class CachePolicy:
                 self._room.idle(row, outcome)
 
     def _fetching(self, key: bytes) -> int:
-        row = self._table.find(key)
-        if row is None or self._table.state[row] not in (State.FETCHING_KEPT, State.FETCHING_TRANSIT):
+        row = self._flying.pop(key, None)
+        if row is None:
             raise CacheError(f"chunk {key.hex()} was not admitted, or its fetch has ended already")
         return row
 
@@ -431,6 +432,7 @@ class CachePolicy:
             self._refuse_if_stuck(granted is None)
         if granted is None:
             return Wait(key, fetching=False)
+        self._flying[key] = row
         place = Place.KEPT if granted[0] == State.FETCHING_KEPT else Place.TRANSIT
         return Admit(key, place, tuple(map(self._table.key, granted[1])))
 

@@ -43,7 +43,7 @@ class Room:
         self.transit_bytes = 0
         self.settling = False
         self.tick = 0
-        self.chunks = [0] * len(State)
+        self.chunks = [0] * State.COUNT
         self.evicted = self.due_evicted = self.promoted = 0
         self._lru = lru
         self._emergency = Emergency(self.table)
@@ -80,7 +80,7 @@ class Room:
             group.quota_bytes = min(group.total_bytes, left // (len(live) - place))
             left -= group.quota_bytes
 
-    def enter(self, row: int, state: State) -> None:
+    def enter(self, row: int, state: int) -> None:
         """An absent chunk takes its bytes."""
         cost = int(self.table.cost[row])
         self._move(row, state)
@@ -112,14 +112,14 @@ class Room:
             self.tick += 1
             self.table.rank[row] = self.tick
 
-    def _move(self, row: int, state: State) -> None:
+    def _move(self, row: int, state: int) -> None:
         self.chunks[self.table.state[row]] -= 1
         self.chunks[state] += 1
         self.table.state[row] = state
 
     # --- admission -------------------------------------------------------------------------------------------
 
-    def admit(self, row: int, loan_bytes: Callable[[], int]) -> tuple[State, list[int]] | None:
+    def admit(self, row: int, loan_bytes: Callable[[], int]) -> tuple[int, list[int]] | None:
         """Room for an absent chunk without hurting anybody: kept, or else transit; None: no.
 
         Returns:
@@ -134,7 +134,7 @@ class Room:
         victims = self._in_transit(group, cost, loan_bytes)
         return None if victims is None else self._replace(row, State.FETCHING_TRANSIT, victims)
 
-    def force(self, row: int, queues: Queues) -> tuple[State, list[int]] | None:
+    def force(self, row: int, queues: Queues) -> tuple[int, list[int]] | None:
         """Room for a head of line, at the expense of what is not open; None: everything is open or being fetched."""
         needed = self.total_bytes + int(self.table.cost[row]) - self.limit_bytes
         victims: list[int] | None = []
@@ -145,7 +145,7 @@ class Room:
         state = State.FETCHING_KEPT if self._lru else State.FETCHING_TRANSIT
         return self._replace(row, state, victims)
 
-    def _replace(self, row: int, state: State, victims: list[int]) -> tuple[State, list[int]]:
+    def _replace(self, row: int, state: int, victims: list[int]) -> tuple[int, list[int]]:
         for victim in victims:
             self._evict(victim)
         self.enter(row, state)

@@ -1,0 +1,262 @@
+"""The cache: hit rates of the real policy beside the bound, and what files and decisions cost.
+
+    python benchmarks/cache.py [--chunks 4000] [--quick]
+
+Prints tables and keeps them in benchmarks/results/cache-<date>.txt, with the curves in cache-<date>.png. The first
+table plays a job of four epochs against the policy, without a byte; hit rates are those of the last epoch, the others
+of the whole run. `bound` is (C - S) / D, `formula` f + (1 - f) ln(1 - f). Costs are CPU seconds of this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import os
+import platform
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.cache.chunk_cache import ChunkCache
+from streamer.cache.policy import CachePolicy
+from streamer.cache.simulation import JobPlan, Order, Simulation
+from streamer.cache.table import charged_bytes
+from streamer.cache.writer import ChunkBytes
+from streamer.config import CacheConfig, Eviction
+
+RESULTS = Path(__file__).parent / "results"
+SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
+POLICIES: tuple[Eviction, ...] = ("hold", "epoch-lru", "lru")
+EPOCHS, OPEN, AHEAD = 4, 24, 12
+MiB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One simulated run; shares are of the data, `tenths` the worst distance of a tenth of the last epoch from it."""
+
+    share: float
+    policy: Eviction
+    order: str
+    hit_rate: float
+    bound: float
+    formula: float
+    tenths: float
+    fetched: float
+    kept_written: float
+    waited: float
+    ahead_cold: float
+    ahead_warm: float
+
+    def row(self) -> str:
+        """A line of the table."""
+        return (
+            f"{self.share:5.2f}  {self.policy:9}  {self.order:9}  {self.hit_rate:7.3f}  {self.bound:7.3f}"
+            f"  {self.formula:7.3f}  {self.tenths:6.2f}  {self.fetched:7.2f}  {self.kept_written:7.3f}"
+            f"  {self.waited:6.3f}  {self.ahead_cold:5.1f}  {self.ahead_warm:5.1f}"
+        )
+
+
+HEADER = (
+    "share  policy     order      hit      bound    formula  tenths  fetched  moved    waited  cold   warm\n"
+    "  f                          rate     (C-S)/D  of LRU   off by  x data   x data   share   ahead  ahead"
+)
+
+
+def orders(chunks: int) -> dict[str, Order]:
+    """Block order (eight lanes, each permuted per epoch), fresh permutations, one permutation for ever."""
+    lanes = np.array_split(np.random.default_rng(4).permutation(chunks), 8)
+
+    def block(epoch: int) -> NDArray[np.int64]:
+        shuffled = [np.random.default_rng([5, epoch, lane]).permutation(part) for lane, part in enumerate(lanes)]
+        longest = max(map(len, shuffled))
+        return np.array([part[at] for at in range(longest) for part in shuffled if at < len(part)])
+
+    return {
+        "block": block,
+        "fresh": lambda epoch: np.random.default_rng([2, epoch]).permutation(chunks),
+        "identical": lambda epoch: np.random.default_rng(3).permutation(chunks),
+    }
+
+
+def simulate(share: float, eviction: Eviction, name: str, order: Order, chunks: int) -> Outcome:
+    """Plays one job of four epochs."""
+    lengths = np.random.default_rng(1).integers(MiB // 2, 3 * MiB // 2, chunks)
+    cost = charged_bytes(lengths)
+    policy = CachePolicy(int(share * cost.sum()), eviction)
+    policy.add_dataset("train", lengths, np.random.default_rng(0).integers(0, 256, (chunks, 16), dtype=np.uint8))
+    moved: dict[int, int] = {}
+
+    def watch() -> None:
+        place = simulation.jobs[0].place
+        if place % chunks == 0 and place not in moved:
+            moved[place] = policy.statistics().promoted_chunks
+
+    plan = JobPlan("job", "train", order, EPOCHS, OPEN, AHEAD, int(cost.mean()))
+    simulation = Simulation(policy, [plan], on_tick=watch)
+    (job,) = simulation.run()
+    now = policy.statistics()
+    rates = job.hit_rates(cost)
+    return Outcome(
+        share=share,
+        policy=eviction,
+        order=name,
+        hit_rate=rates[-1],
+        bound=(now.limit_bytes - now.staging_bytes) / float(cost.sum()),
+        formula=share + (1 - share) * math.log(1 - share),
+        tenths=float(np.abs(job.tenths(EPOCHS - 1) - rates[-1]).max()),
+        fetched=now.admitted_bytes / float(cost.sum()),
+        kept_written=(now.promoted_chunks - moved[(EPOCHS - 1) * chunks]) / chunks,
+        waited=job.waited_ticks / (job.waited_ticks + len(job.uses)),
+        ahead_cold=float(job.depth[AHEAD : chunks - AHEAD].mean()),
+        ahead_warm=float(job.depth[(EPOCHS - 1) * chunks : -AHEAD].mean()),
+    )
+
+
+def hit_rates(chunks: int) -> Iterator[Outcome]:
+    """Every policy at every share: block order for all, the other orders for hold and lru."""
+    for name, order in orders(chunks).items():
+        for policy in POLICIES:
+            if name == "block" or policy != "epoch-lru":
+                yield from (simulate(share, policy, name, order, chunks) for share in SHARES)
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def cost_of(work: Callable[[], None]) -> tuple[float, float]:
+    """CPU and wall seconds of some work."""
+    cpu, wall = cpu_seconds(), time.perf_counter()
+    work()
+    return cpu_seconds() - cpu, time.perf_counter() - wall
+
+
+def decisions(chunks: int) -> str:
+    """What the policy costs with many chunks: knowing them, opening a session, one use."""
+    lengths = np.full(chunks, 8 * MiB)
+    keys = np.random.default_rng(0).integers(0, 256, (chunks, 16), dtype=np.uint8)
+    policy = CachePolicy(int(0.5 * charged_bytes(lengths).sum()))
+    add, _ = cost_of(lambda: policy.add_dataset("d", lengths, keys))
+    begin, _ = cost_of(lambda: (policy.open_session("s", "j", "d", 64 * MiB, 64 * MiB), None)[1])
+    epoch, _ = cost_of(lambda: policy.start_epoch("s", 0, np.arange(chunks)))
+    uses = min(chunks, 200_000)
+
+    def use() -> None:
+        for chunk in range(uses):
+            policy.look_ahead("s", chunk)
+            answer = policy.need("s", chunk, head=True)
+            policy.published(answer.key)
+            policy.opened("s", chunk)
+            policy.release("s", chunk)
+
+    used, _ = cost_of(use)
+    return (
+        f"policy with {chunks:,} chunks, CPU: add_dataset {add:.2f} s, open_session {begin * 1e3:.0f} ms,"
+        f" start_epoch {epoch * 1e3:.0f} ms, one use from look-ahead to release {used / uses * 1e6:.1f} us"
+    )
+
+
+async def files(folder: Path, count: int) -> list[str]:
+    """What publishing, verifying, evicting and starting cost on this disk."""
+    config = CacheConfig(directory=folder, limit_bytes=1 << 40, free_floor_bytes=0)
+    body = os.urandom(8 * MiB)
+    offsets = np.linspace(0, len(body), 81).astype(np.int64)  # samples of 100 KB
+    keys = [index.to_bytes(16, "little") for index in range(count)]
+    lines = []
+
+    async def measure(what: str, cache: ChunkCache, work: Callable[[bytes], object]) -> None:
+        cpu, wall = cpu_seconds(), time.perf_counter()
+        for key in keys:
+            await work(key)  # type: ignore[misc]
+        cpu, wall = cpu_seconds() - cpu, time.perf_counter() - wall
+        gigabytes = count * len(body) / 1e9
+        lines.append(f"{what:9} {cpu / gigabytes:6.3f} CPU s/GB  {gigabytes / wall:6.2f} GB/s")
+
+    async with ChunkCache(config) as cache:
+        await measure("publish", cache, lambda key: cache.publish(key, [body], offsets, dataset="d"))
+        await measure("verify", cache, cache.verify)
+        await measure("evict", cache, lambda key: cache.evict([key]))
+    return lines
+
+
+def checksums_alone(count: int) -> str:
+    """The part of publishing that is CRC-32, for comparison."""
+    body = os.urandom(8 * MiB)
+    chunk = ChunkBytes(bytes(16), [body], np.linspace(0, len(body), 81).astype(np.int64))
+    from streamer.cache.writer import payload_checksum, sample_checksums
+
+    def work() -> None:
+        for _ in range(count):
+            sample_checksums(chunk.parts, chunk.sample_offsets)
+            payload_checksum(chunk.parts)
+
+    cpu, _ = cost_of(work)
+    return f"checksums {cpu / (count * len(body) / 1e9):6.3f} CPU s/GB  (both kinds, part of publish)"
+
+
+def plot(outcomes: list[Outcome], path: Path) -> None:
+    """Hit rate over the cache's share, the bound and LRU's formula beside it."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 5))
+    f = np.linspace(0.001, 0.999, 200)
+    axes.plot(f, f, color="0.6", linestyle=":", label="no policy can do more: f")
+    axes.plot(f, f + (1 - f) * np.log(1 - f), color="tab:red", linestyle=":", label="LRU's formula: f + (1-f) ln(1-f)")
+    for policy, mark in zip(POLICIES, "osx", strict=True):
+        chosen = [one for one in outcomes if one.policy == policy and one.order == "block"]
+        axes.plot([one.share for one in chosen], [one.hit_rate for one in chosen], mark, label=f"{policy}, measured")
+    axes.set_xlabel("cache / data")
+    axes.set_ylabel("hit rate of a warm epoch, in bytes")
+    axes.set_title("The policy, simulated: block order, look-ahead and open chunks included")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    """Runs everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chunks", type=int, default=4000)
+    parser.add_argument("--quick", action="store_true", help="500 chunks, small files")
+    parser.add_argument("--folder", type=Path, default=None, help="where the files of the second part go")
+    arguments = parser.parse_args()
+    chunks = 500 if arguments.quick else arguments.chunks
+    today = time.strftime("%Y-%m-%d")
+    cores = os.cpu_count()
+    lines = [
+        f"benchmarks/cache.py, {today}, {platform.platform()}, {cores} cores, Python {platform.python_version()}",
+        f"{chunks} chunks of 0.5 to 1.5 MiB, {EPOCHS} epochs, {OPEN} open, {AHEAD} ahead, a fetch takes 4 ticks",
+        "",
+        *HEADER.splitlines(),
+    ]
+    outcomes = list(hit_rates(chunks))
+    lines += [one.row() for one in outcomes]
+    lines += ["", decisions(50_000 if arguments.quick else 1_500_000)]
+    count = 8 if arguments.quick else 96
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        lines += ["", f"{count} chunks of 8 MiB on {arguments.folder or tempfile.gettempdir()} (page cache included):"]
+        lines += [checksums_alone(count), *asyncio.run(files(Path(folder) / "cache", count))]
+    text = "\n".join(lines) + "\n"
+    print(text)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"cache-{today}.txt").write_text(text)
+    plot(outcomes, RESULTS / f"cache-{today}.png")
+
+
+if __name__ == "__main__":
+    main()
