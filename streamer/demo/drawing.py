@@ -7,8 +7,6 @@ import io
 import math
 import random
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from typing import NamedTuple
 
 from PIL import Image, ImageDraw
@@ -16,8 +14,6 @@ from PIL import Image, ImageDraw
 EDGE_PIXELS = 256
 # Grain and quality make about 30 KB an image: 2,000 of them are over 200 chunks of 256 KiB.
 JPEG_QUALITY = 88
-# Images that one process draws before it hands them over.
-BATCH_IMAGES = 50
 
 
 class Point(NamedTuple):
@@ -57,22 +53,14 @@ _POLYGONS = {
 CLASSES = ("circle", "cross", "dots", "ring", "square", "star", "stripes", "triangle")
 
 
-def pictures(count: int, seed: int, processes: int = 2) -> Iterator[Picture]:
-    """Draws the images in order, on several cores.
+def pictures(count: int, seed: int) -> Iterator[Picture]:
+    """Draws the images in order, 0.7 ms each (2026-11-20).
 
     Args:
         count: how many.
         seed: the same seed gives the same images.
-        processes: how many draw at the same time.
     """
-    starts = range(0, count, BATCH_IMAGES)
-    with ProcessPoolExecutor(processes) as pool:
-        for batch in pool.map(partial(_draw_batch, count=count, seed=seed), starts):
-            yield from batch
-
-
-def _draw_batch(start: int, *, count: int, seed: int) -> list[Picture]:
-    return [draw(index, seed) for index in range(start, min(start + BATCH_IMAGES, count))]
+    return (draw(index, seed) for index in range(count))
 
 
 def draw(index: int, seed: int) -> Picture:

@@ -139,7 +139,7 @@ def _draw_time(axes: Axes, measured: Measured) -> None:
         died = measured.kill.at_seconds - start
         axes.axvline(died, color=ORANGE, linestyle="--")
         axes.annotate(" engine killed", (died, 0.03), xycoords=("data", "axes fraction"), va="bottom", color=ORANGE)
-    axes.set(xlabel="seconds", ylabel="samples/s", ylim=(0, None), xlim=(0, None))
+    axes.set(xlabel="seconds", ylabel="samples/s", ylim=(0, max(values) * 1.2), xlim=(0, None))
     _plain(axes)
 
 
@@ -152,10 +152,14 @@ def _draw_epochs(axes: Axes, rows: Sequence[EpochRow], title: str, values: Seque
 def _draw_bounds(hits: Axes, store: Axes, measured: Measured) -> None:
     """What half a cache can do at best."""
     bound = min(1.0, measured.cache_bytes / measured.dataset_bytes)
-    hits.axhline(100 * bound, color=ORANGE, linestyle=":", linewidth=1)
-    hits.set_ylim(0, max(hits.get_ylim()[1], 115 * bound))
-    store.axhline(measured.dataset_bytes / 1e6, color=ORANGE, linestyle=":", linewidth=1)
-    store.set_ylim(0, max(store.get_ylim()[1], 1.15 * measured.dataset_bytes / 1e6))
+    _line(hits, 100 * bound, "what the cache can hold")
+    _line(store, measured.dataset_bytes / 1e6, "the whole dataset")
+
+
+def _line(axes: Axes, value: float, text: str) -> None:
+    axes.axhline(value, color=ORANGE, linestyle=":", linewidth=1)
+    axes.annotate(text, (1, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=ORANGE, size=8)
+    axes.set_ylim(0, max(axes.get_ylim()[1], 1.25 * value))
 
 
 def _plain(axes: Axes) -> None:

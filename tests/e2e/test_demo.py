@@ -1,0 +1,91 @@
+"""The whole demo: S3 server, upload, index, two ranks, a killed engine, table and curves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamer.demo import report
+from streamer.demo.measured import Measured
+from streamer.demo.run import DemoOptions, run_demo
+from streamer.demo.server import Link
+
+
+class _Screen:
+    """Remembers what was shown."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.titles: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    @contextlib.contextmanager
+    def progress(self, title: str, unit: str) -> Iterator[_Screen]:
+        self.titles.append(title)
+        yield self
+
+    def update(self, done: float, total: float | None, text: str = "") -> None:
+        assert total is None or done <= total
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the demo makes its folder; short, for the sockets in it."""
+    folder = tmp_path_factory.mktemp("d", numbered=True)
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+def _check(measured: Measured, options: DemoOptions) -> None:
+    assert [row.samples for row in measured.rows] == [options.images] * options.epochs
+    assert all(row.usage.need_bytes > 0 and row.seconds > 0 and 0 <= row.wait_share <= 1 for row in measured.rows)
+    assert {(step.rank, step.epoch) for step in measured.steps} == {
+        (rank, epoch) for rank in range(options.ranks) for epoch in range(options.epochs)
+    }
+
+
+@pytest.mark.timeout(120)
+def test_a_small_demo_survives_the_death_of_its_engine(temporary: Path) -> None:
+    """Two epochs, the engine killed in the second: every sample in both, another engine at the end, nothing left."""
+    options = DemoOptions(images=256, epochs=2, kill_epoch=2, cache_share=1.5, link=Link(0.0, 0))
+    screen = _Screen()
+    measured = run_demo(options, screen)
+    _check(measured, options)
+    assert measured.kill is not None
+    assert measured.kill.epoch == 1
+    assert measured.kill.successor != measured.kill.pid
+    assert measured.index.read_bytes >= measured.dataset_bytes
+    assert screen.titles == ["drawing and uploading", "epoch 1", "epoch 2"]
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["tars", "folder"])
+def test_the_demo_as_it_comes(layout: str, tmp_path: Path) -> None:
+    """At least 150 chunks, hits from the second epoch on, less from the store, loss falling, all of it on paper."""
+    options = DemoOptions(layout=layout)  # type: ignore[arg-type]
+    measured = run_demo(options, _Screen())
+    _check(measured, options)
+    first, *later = measured.rows
+    assert measured.chunks >= 150
+    assert all(row.usage.hit_share > 0.25 for row in later)
+    assert all(row.store.read_bytes < 0.75 * measured.dataset_bytes for row in later)
+    assert first.store.read_bytes < 1.15 * measured.dataset_bytes
+    assert measured.rows[-1].loss < 0.5 * first.loss
+    results, curves = report.save(measured, tmp_path / "demo")
+    assert results.stat().st_size > 1000
+    assert curves.stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_same_seed_reads_the_same_samples_in_the_same_order() -> None:
+    """The digest over all ranks and epochs repeats, and another seed has another."""
+    small = {"images": 256, "epochs": 2, "kill_epoch": 0, "cache_share": 1.5, "link": Link(0.0, 0)}
+    first, again, other = (run_demo(DemoOptions(seed=seed, **small), _Screen()).keys for seed in (17, 17, 18))  # type: ignore[arg-type]
+    assert first == again
+    assert first != other
