@@ -121,7 +121,6 @@ class Feeder:
         self._tasks = 0
         self._rings = 0
         self._no_ring = False
-        self._strikes: dict[tuple[int, int, int], int] = {}
         self._deaths = 0
         self._batch_nanoseconds = 0
         self._oversize: list[int] = []
@@ -411,7 +410,7 @@ class Feeder:
         doing = obituary.doing
         if pending.abandoned:
             self._release(pending)
-        elif doing.task != pending.task or not self._struck_out(pending, doing.ordinal):
+        elif doing.task != pending.task or pending.strike(doing.ordinal) < _STRIKES:
             self._scene.window.repeat(pending)
         elif doing.ordinal >= 0 and self._plan.rules.on_error == "skip":
             pending.left_out.add(doing.ordinal)
@@ -419,11 +418,6 @@ class Feeder:
             self._scene.window.repeat(pending)
         else:
             self._fail(pending, _deadly(pending, obituary))
-
-    def _struck_out(self, pending: Pending, ordinal: int) -> bool:
-        key = pending.epoch, pending.batch, ordinal
-        self._strikes[key] = self._strikes.get(key, 0) + 1
-        return self._strikes[key] >= _STRIKES
 
     def _patience(self) -> float | None:
         """Seconds until the first sample at work has had its time; None: wait for events only."""

@@ -63,25 +63,6 @@ class StagedSource(Protocol):
         ...
 
 
-@runtime_checkable
-class RowSource(Protocol):
-    """A source of samples of fixed dtype and shape, which writes them where they are wanted: no array in between."""
-
-    def row_fields(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-        """Field -> (numpy dtype, shape of one sample); empty: not this data, use `load`."""
-        ...
-
-    def load_rows(
-        self, epoch: int, ordinals: npt.NDArray[np.int64], rows: Mapping[str, npt.NDArray[np.generic]]
-    ) -> None:
-        """Fills row i of every field with sample `ordinals[i]`.
-
-        Raises:
-            ChunkUnreadableError: the bytes are gone or wrong.
-        """
-        ...
-
-
 class Recipe(Protocol):
     """How to open a `BatchSource`; cloudpickled once to each worker, brings no torch along by itself."""
 

@@ -23,6 +23,7 @@ class Pending:
         ring, slot: where it goes; a negative slot is MEASURE or SPILL.
         left_out: ordinals that are not loaded any more.
         rereads: how often a chunk of it had to be leased again.
+        strikes: ordinal (-1: between samples) -> workers that died over it.
         abandoned: nobody waits for it any more.
     """
 
@@ -34,7 +35,13 @@ class Pending:
     slot: int = -1
     left_out: set[int] = field(default_factory=set)
     rereads: int = 0
+    strikes: dict[int, int] = field(default_factory=dict)
     abandoned: bool = False
+
+    def strike(self, ordinal: int) -> int:
+        """One more worker died over this sample; returns how many have."""
+        self.strikes[ordinal] = self.strikes.get(ordinal, 0) + 1
+        return self.strikes[ordinal]
 
 
 class Course:

@@ -103,12 +103,14 @@ def test_two_hundred_kills():
         murderer = threading.Thread(target=murder)
         murderer.start()
         found, number = [], 0
-        while murderer.is_alive():
-            loader.set_epoch(number % 2)
-            found.append((number % 2, digest(epoch())))
-            number += 1
-        stop.set()
-        murderer.join()
+        try:
+            while murderer.is_alive():
+                loader.set_epoch(number % 2)
+                found.append((number % 2, digest(epoch())))
+                number += 1
+        finally:
+            stop.set()
+            murderer.join()
         respawns = loader.stats().respawns
     with StreamingDataLoader(FakeDataset(samples, sample), 8) as calm:
         truth = [digest(calm), digest(calm)]
