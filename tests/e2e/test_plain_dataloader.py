@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing.resource_tracker
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -208,3 +209,33 @@ def test_every_byte_comes_from_the_store_once(make, place):
         stored = client.statistics()["store_bytes"]
     sizes = [path.stat().st_size for path in place.rglob("*.npy")]
     assert sum(sizes) <= stored <= sum(sizes) + len("dog")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_killed_engine_changes_nothing(make, workers):
+    """SIGKILL in mid-epoch: the same batches, no error."""
+    (first,) = in_order(make, 1)
+    dataset = make(batch_size=BATCH)
+    engine = dataset._opening.client()._connected().welcome.pid
+    found = []
+    for step, batch in enumerate(loader(dataset, num_workers=workers)):
+        found += batch["npy"][:, 0].tolist()
+        if step == 2:
+            os.kill(engine, signal.SIGKILL)
+    assert found == first
+    assert len(dataset) == PADDED
+    assert dataset[0]["npy"][0] in range(SAMPLES), "the main process finds the new engine, too"
+
+
+def test_a_cache_that_is_damaged_under_way_changes_nothing(make, place):
+    """Every chunk file spoilt in mid-epoch: leased again, read, in the same order."""
+    (first,) = in_order(make, 1)
+    found = []
+    for number, sample in enumerate(make(batch_size=BATCH)):
+        found.append(int(sample["npy"][0]))
+        if number == 20:
+            for path in (place / "cache" / "chunks").rglob("*.chunk"):
+                with path.open("r+b") as chunk:
+                    chunk.seek(300)
+                    chunk.write(b"\xaa" * 8)
+    assert found == first
