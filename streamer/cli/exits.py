@@ -24,6 +24,7 @@ class Exit(IntEnum):
     CACHE = 4
     ENGINE = 5
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 MEANINGS = {
@@ -34,6 +35,7 @@ MEANINGS = {
     Exit.CACHE: "the cache folder or its disk cannot be used as asked",
     Exit.ENGINE: "no engine answers",
     Exit.INTERRUPTED: "interrupted with Ctrl-C",
+    Exit.TERMINATED: "ended by SIGTERM",
 }
 
 # The first match decides.

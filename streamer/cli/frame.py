@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -70,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         An `Exit` code.
     """
     arguments = build_parser().parse_args(argv)
+    if argv is None:
+        # What is open is closed on the way out: the demo's processes and folder must not outlive it.
+        signal.signal(signal.SIGTERM, lambda number, stack: sys.exit(Exit.TERMINATED))
     code = _run(arguments, Terminal())
     if argv is None and "obstore" in sys.modules:
         _leave(code)
