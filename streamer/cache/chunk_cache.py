@@ -155,7 +155,12 @@ class ChunkCache:
         `measure`) if that is less. While the disk refuses writes: what it holds and what memory takes.
         """
         disk_limit = self._charged + self._fallback.limit_bytes if self._refused else self._disk_limit
-        return max(0, min(self._whole_limit - self._overhead, disk_limit))
+        return min(self._hard_limit, disk_limit)
+
+    @property
+    def _hard_limit(self) -> int:
+        """What is never exceeded. A lack of free space lowers only `limit_bytes`; the policy follows in its time."""
+        return max(0, self._whole_limit - self._overhead)
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -192,11 +197,16 @@ class ChunkCache:
 
     def path(self, key: bytes) -> Path | None:
         """The file of a chunk; None: it is not here."""
+        own = self._own_path(key)
+        if own is None and key in self._below:
+            return self._layers[self._below[key]].chunk_path(key)
+        return own
+
+    def _own_path(self, key: bytes) -> Path | None:
         if key in self._chunks:
             return self._folder.chunk_path(key)
-        if key in self._in_memory and self._fallback.folder:
-            return self._fallback.folder.chunk_path(key)
-        return self._layers[self._below[key]].chunk_path(key) if key in self._below else None
+        memory = self._fallback.folder if key in self._in_memory else None
+        return None if memory is None else memory.chunk_path(key)
 
     def free_bytes(self) -> int:
         """Free space of the filesystem, as this user may take it."""
@@ -300,13 +310,13 @@ class ChunkCache:
 
     async def _reserve(self, length: int) -> None:
         wanted = charge(length)
-        while self._unlinks and self._charged + wanted > self.limit_bytes:
+        while self._unlinks and self._charged + wanted > self._hard_limit:
             await next(iter(self._unlinks)).wait()
-        if self._charged + wanted > self.limit_bytes:
+        if self._charged + wanted > self._hard_limit:
             raise CacheFullError(
                 f"no room for a chunk of {format_bytes(length)}: {format_bytes(self._charged)} of"
-                f" {format_bytes(self.limit_bytes)} are taken in {self._folder.path}",
-                limit_bytes=self.limit_bytes,
+                f" {format_bytes(self._hard_limit)} are taken in {self._folder.path}",
+                limit_bytes=self._hard_limit,
                 taken_bytes=self._charged,
                 wanted_bytes=wanted,
             )
@@ -319,10 +329,10 @@ class ChunkCache:
             CacheError: a file could not be unlinked; its bytes stay counted.
         """
         self._check_open()
-        wanted = [key for key in keys if key not in self._below]
+        wanted = list(keys)
         failed: dict[bytes, OSError] = {}
         async with self._turns.take(wanted) as turn:
-            paths = {key: path for key in wanted if (path := self.path(key)) is not None}
+            paths = {key: path for key in wanted if (path := self._own_path(key)) is not None}
             lengths = {key: self._chunks.pop(key) for key in paths if key in self._chunks}
             for key in paths:
                 self._in_memory.pop(key, None)

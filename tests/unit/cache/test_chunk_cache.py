@@ -242,6 +242,11 @@ async def test_layers_below_are_found_and_never_written(
         await cache.evict([key])
         assert await cache.verify(key)
         assert cache.statistics().charged_bytes == 0
+        await publish(cache, make_chunk(1))  # the layer's was found wrong: a good one above it, which can go again
+        assert cache.path(key) == upper.directory / "chunks" / key.hex()[0] / f"{key.hex()}.chunk"
+        await cache.evict([key])
+        assert cache.statistics().charged_bytes == 0
+        assert cache.contains(key)
     assert {path: path.stat().st_mtime_ns for path in layer.rglob("*")} == before
 
 
