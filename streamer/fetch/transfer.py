@@ -44,6 +44,7 @@ class Transfer:
         self._tally = tally
         self._position = extent.start
         self._attempts = 0
+        self._started = 0.0
         self._first_failure = 0.0
         self._refreshed = False
         self._parts: list[memoryview] = []
@@ -54,22 +55,29 @@ class Transfer:
         Raises:
             StoreError: permanent, or still failing after the last try; details have url, attempts, elapsed_seconds.
         """
-        started = _time()
+        self._started = _time()
         while self._position < self._extent.stop:
-            self._attempts += 1
-            try:
-                await self._try()
-            except StreamerError as error:
-                await self._recover(error, _time() - started)
+            pause = await self._try()
+            if pause > 0.0:
+                await asyncio.sleep(pause)
         return self._parts
 
-    async def _try(self) -> None:
+    async def _try(self) -> float:
+        """One try in the window; returns the pause before the next."""
         gate = self._endpoint.gate
+        self._attempts += 1
         await gate.acquire(self._line)
         try:
             await Attempt(self._order(), self._keep).run()
+        except StreamerError as error:
+            pause = await self._recover(error)
+            if not isinstance(error, ThrottledError):
+                return pause
+            # What was refused keeps its place while it waits: another in its stead would be refused as well.
+            await asyncio.sleep(pause)
         finally:
             gate.release()
+        return 0.0
 
     def _order(self) -> Order:
         extent = self._extent
@@ -89,23 +97,26 @@ class Transfer:
         self._parts.append(piece)
         self._position += piece.nbytes
 
-    async def _recover(self, error: StreamerError, elapsed: float) -> None:
-        """Pauses before the next try.
+    async def _recover(self, error: StreamerError) -> float:
+        """Judges a failed try; returns the pause before the next one.
 
         Raises:
             StoreError: there is none.
         """
+        elapsed = _time() - self._started
         self._first_failure = self._first_failure or _time()
         self._endpoint.failed(error)
         self._tally.throttled += isinstance(error, ThrottledError)
         if expired(error) and not self._refreshed:
             self._refreshed = True
             await self._endpoint.refresh()
+            pause = 0.0
         elif self._is_last(error, elapsed):
             raise self._final(error, elapsed) from error
-        elif not error.details.get("outpaced"):
-            await asyncio.sleep(self._pause(error))
+        else:
+            pause = 0.0 if error.details.get("outpaced") else self._pause(error)
         self._tally.retries += 1
+        return pause
 
     def _is_last(self, error: StreamerError, elapsed: float) -> bool:
         return not retryable(error) or gives_up(

@@ -1,8 +1,10 @@
 """How many requests one endpoint gets at once: a pure state machine, time is an argument.
 
-Source: additive increase of 5 %, x0.85 on latency above 2x base, x0.7 on more than 1 % of 503, slow start x1.5 until
-three intervals bring less than 15 % more goodput: 92-99 % of the capacity in simulation, before and after a
-fivefold drop; a window by minimal latency (BBR) under-fills because request latency is heavy-tailed.
+Sources: slow start x1.5 until three intervals bring less than 15 % more goodput, then additive increase of 5 %, and
+x0.85 on latency above 2x base: 92-99 % of the capacity in simulation, before and after a fivefold drop; a window by
+minimal latency (BBR) under-fills because request latency is heavy-tailed. Refusals (429, 503): see `_yield`; 85-97 % of
+a permitted rate with 0.3-1 % refused, 99 % of a link that refuses a fifth of the requests by chance (simulated,
+2026-11-20).
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from statistics import median
 
 INTERVAL_SECONDS = 0.25
 INTERVAL_SAMPLES = 8
+# A share of refusals and the effect of a smaller window on it are noise below this.
+REFUSAL_SAMPLES = 24
 SLOW_START_FACTOR = 1.5
 SLOW_START_GAIN = 1.15
 SLOW_START_PATIENCE = 3
@@ -21,7 +25,24 @@ INCREASE_LEAST = 2.0
 LATENCY_INFLATION = 2.0
 LATENCY_FACTOR = 0.85
 REFUSED_SHARE = 0.01
-REFUSED_FACTOR = 0.7
+# Little's law: what was served per second x how long it took is the window that the store serves. The window becomes
+# this share of it, within these factors of what it was.
+SERVED_SHARE = 0.97
+REFUSED_FACTORS = (0.5, 0.95)
+# What was sent before the window gave way says nothing about the new one; so many mean durations are not counted.
+BLANK_FACTOR = 1.5
+# After refusals the window stays below the size that met them for this long, then asks again: one interval in 60.
+CEILING_SECONDS = 15.0
+# So many intervals in a row must give way before it is judged whether that helps: the first ones still see the burst
+# that a store allows.
+YIELDS_JUDGED = 4
+# It was in vain when less than this share of the rate is left and more than this share of the refusals.
+VAIN_RATE = 0.85
+VAIN_SHARE = 0.5
+# One more than the one that a link of any kind needs to be kept busy.
+REFUSED_LEAST = 2.0
+# Refusals that do not depend on the window are not fought for this long, twice as long each time it is found.
+INDIFFERENT_SECONDS = 10.0
 # The base is the least interval median of this long; a queue of our own making must drain within it once.
 BASE_SECONDS = 20.0
 
@@ -34,23 +55,50 @@ class Interval:
     received_bytes: int = 0
     refused: int = 0
     contended: int = 0
+    samples: int = 0
+    total_seconds: float = 0.0
     seconds: dict[int, list[float]] = field(default_factory=dict)
 
+    def add(self, seconds: float, length: int, *, contended: bool) -> None:
+        """A request that ended well."""
+        self.seconds.setdefault(size_class(length), []).append(seconds)
+        self.samples += 1
+        self.total_seconds += seconds
+        self.received_bytes += length
+        self.contended += contended
+
     @property
-    def samples(self) -> int:
-        """Requests that ended well."""
-        return sum(len(values) for values in self.seconds.values())
+    def refused_share(self) -> float:
+        """Of the answers."""
+        return self.refused / max(1, self.refused + self.samples)
 
     def mean_seconds(self) -> float:
-        """Mean duration of a request."""
-        return sum(map(sum, self.seconds.values())) / max(1, self.samples)
+        """Of the requests that ended well."""
+        return self.total_seconds / max(1, self.samples)
+
+    def complete(self, now: float) -> bool:
+        """Long enough and with enough answers to decide."""
+        mean = self.mean_seconds()
+        needed = REFUSAL_SAMPLES if self.refused else INTERVAL_SAMPLES
+        return now - self.start >= max(INTERVAL_SECONDS, 2 * mean) and self.samples + self.refused >= needed
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """An interval in which the window gave way to refusals: requests at once, served per second, share refused."""
+
+    size: float
+    rate: float
+    refused_share: float
 
 
 class WindowControl:
     """The size of one endpoint's window.
 
     Args:
-        start, least, most: requests.
+        start: requests at once in the beginning.
+        least: refusals may take it below this, latency may not.
+        most: never above this.
     """
 
     def __init__(self, start: int, least: int, most: int) -> None:
@@ -62,6 +110,12 @@ class WindowControl:
         self._plateau_size = self._size
         self._best_rate = 0.0
         self._base: dict[int, deque[tuple[float, float]]] = {}
+        self._ceiling = float(most)
+        self._ceiling_until = 0.0
+        self._blank_until = float("-inf")
+        self._yields: list[Yield] = []
+        self._indifferent_seconds = INDIFFERENT_SECONDS
+        self._indifferent_until = 0.0
         self.inflation = 1.0
 
     def __repr__(self) -> str:
@@ -71,47 +125,48 @@ class WindowControl:
     @property
     def size(self) -> int:
         """Requests at once."""
-        return int(self._size)
+        return round(self._size)
 
     def finished(self, now: float, seconds: float, length: int, *, contended: bool) -> None:
         """A request of `length` bytes took `seconds`; `contended`: others waited for its place."""
-        interval = self._current(now - seconds)
-        interval.seconds.setdefault(size_class(length), []).append(seconds)
-        interval.received_bytes += length
-        interval.contended += contended
-        if self._complete(interval, now):
-            self._decide(interval, now)
-            self._interval = Interval(now)
+        if now >= self._blank_until:
+            self._current(max(now - seconds, self._blank_until)).add(seconds, length, contended=contended)
+            self._turn(now)
 
     def refused(self, now: float) -> None:
         """The store answered 429 or 503."""
-        interval = self._current(now)
-        interval.refused += 1
-        if interval.refused == 1 or interval.refused > REFUSED_SHARE * interval.samples:
-            self._shrink(now)
+        if now >= self._blank_until:
+            self._current(now).refused += 1
+            self._turn(now)
 
     def _current(self, now: float) -> Interval:
         if self._interval is None:
             self._interval = Interval(now)
         return self._interval
 
-    def _complete(self, interval: Interval, now: float) -> bool:
-        length = max(INTERVAL_SECONDS, 2 * interval.mean_seconds())
-        return now - interval.start >= length and interval.samples >= INTERVAL_SAMPLES
+    def _turn(self, now: float) -> None:
+        interval = self._interval
+        if interval is not None and interval.complete(now):
+            self._decide(interval, now)
+            self._interval = Interval(max(now, self._blank_until))
 
     def _decide(self, interval: Interval, now: float) -> None:
-        self.inflation = self._measure(interval, now)
-        rate = interval.received_bytes / (now - interval.start)
+        if interval.samples:
+            self.inflation = self._measure(interval, now)
+        if interval.refused_share > REFUSED_SHARE and now >= self._indifferent_until:
+            self._yield(interval, now)
+            return
+        self._yields.clear()
         if interval.contended * 2 < interval.samples:
             return  # the readers were the limit: nothing was learnt about the link
         if self._slow_start:
-            self._double(rate)
+            self._climb(interval.received_bytes / (now - interval.start), now)
         elif self.inflation > LATENCY_INFLATION:
-            self._resize(self._size * LATENCY_FACTOR)
-        elif not interval.refused:
-            self._resize(self._size + max(INCREASE_LEAST, INCREASE_SHARE * self._size))
+            self._resize(max(self._size * LATENCY_FACTOR, min(self._size, self._least)), now)
+        else:
+            self._resize(self._size + max(INCREASE_LEAST, INCREASE_SHARE * self._size), now)
 
-    def _double(self, rate: float) -> None:
+    def _climb(self, rate: float, now: float) -> None:
         """Slow start; at the end the window goes back to where the plateau began."""
         if rate > SLOW_START_GAIN * self._best_rate:
             self._best_rate, self._plateau, self._plateau_size = rate, 0, self._size
@@ -119,17 +174,43 @@ class WindowControl:
             self._plateau += 1
         if self._plateau >= SLOW_START_PATIENCE:
             self._slow_start = False
-            self._resize(self._plateau_size)
+            self._resize(self._plateau_size, now)
         else:
-            self._resize(self._size * SLOW_START_FACTOR)
+            self._resize(self._size * SLOW_START_FACTOR, now)
 
-    def _shrink(self, now: float) -> None:
+    def _yield(self, interval: Interval, now: float) -> None:
+        """Gives way to refusals, as long as that costs no goodput.
+
+        Where the store limits the rate, a smaller window gets as much through. Where less gets through and as many are
+        refused, they have another cause, and giving way only slows us down: the steps are taken back.
+        """
         self._slow_start = False
-        self._resize(self._size * REFUSED_FACTOR)
-        self._interval = Interval(now)
+        rate = interval.samples / max(now - interval.start, 1e-3)
+        self._yields.append(Yield(self._size, rate, interval.refused_share))
+        if len(self._yields) >= YIELDS_JUDGED and self._is_in_vain():
+            self._indifferent_until = now + self._indifferent_seconds
+            self._indifferent_seconds *= 2
+            self._ceiling_until = now
+            self._resize(self._yields[0].size, now)
+            self._yields.clear()
+            return
+        mean = interval.mean_seconds()
+        served = rate * mean * SERVED_SHARE
+        lowest, highest = REFUSED_FACTORS
+        self._ceiling = min(max(served, self._size * lowest), self._size * highest)
+        self._ceiling_until = now + CEILING_SECONDS
+        self._blank_until = now + BLANK_FACTOR * mean
+        self._resize(self._ceiling, now)
 
-    def _resize(self, size: float) -> None:
-        self._size = min(max(size, float(self._least)), float(self._most))
+    def _is_in_vain(self) -> bool:
+        """Whether giving way cost goodput and hardly fewer were refused, since the second interval that gave way."""
+        first, *_, last = self._yields[1:]
+        best = max(step.rate for step in self._yields[1:])
+        return last.rate < VAIN_RATE * best and last.refused_share > VAIN_SHARE * first.refused_share
+
+    def _resize(self, size: float, now: float) -> None:
+        most = min(self._ceiling, self._most) if now < self._ceiling_until else self._most
+        self._size = min(max(size, REFUSED_LEAST), max(most, REFUSED_LEAST))
 
     def _measure(self, interval: Interval, now: float) -> float:
         """Median over the requests of duration / base of their size class."""
