@@ -296,7 +296,7 @@ class Feeder:
         elif note.kind is Kind.LEFT_OUT:
             self._left_out(note.value, thaw_error(note.body))
         elif note.number == 0:
-            self._scene.stop(thaw_error(note.body))
+            self._scene.stop(_unopened(thaw_error(note.body)))
         else:
             self._answered(handle, _finish_task(handle, note.number), note)
 
@@ -464,6 +464,14 @@ def _finish_task(handle: Handle, number: int) -> Pending:
             handle.tasks.remove(pending)
             return pending
     raise AssertionError(f"worker {handle.row} answered task {number}, which it was not given")
+
+
+def _unopened(error: BaseException) -> BaseException:
+    error.add_note(
+        "raised when a worker opened the data set. What a script defines travels to workers by value, except what "
+        "pickles only by name (functools.cache, classes of C extensions): put those into a module"
+    )
+    return error
 
 
 def _located(error: BaseException, pending: Pending, ordinal: int) -> BaseException:
