@@ -80,7 +80,8 @@ class FetchConfig:
     # A body slower than the floor for this long is abandoned and resumed on a new connection.
     progress_seconds: float = 1.5
     progress_floor_bytes_per_second: int = 64 * 1024
-    # The first try waits this long for its first byte (S3: max above 10 s in 10^6, Bodner 2025), each next twice that.
+    # The first try waits at most this long for its first byte (S3: max above 10 s in 10^6, Bodner 2025), each next twice
+    # as long; eight times the p99 seen, from 2 s on, when that is known.
     first_byte_seconds: float = 10.0
     hedge: bool = True
     # A budget must exceed the mass of the tail to help, and bounds the harm in an outage:
@@ -122,6 +123,33 @@ class EngineConfig:
     lookahead_chunks: int = 64
     # An index that would take longer than this is not built in passing.
     index_limit_seconds: float = 600.0
+    # What a service serves and with which credentials; empty: any url, with the options that the client sends.
+    datasets: tuple[DatasetConfig, ...] = ()
+    service: ServiceConfig = field(default_factory=lambda: ServiceConfig())
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetConfig:
+    """Everything below one url, and how its store is reached: the options stay with the service."""
+
+    url: str
+    storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceConfig:
+    """How an engine behaves as a service of its own."""
+
+    # host:port of /metrics, /healthz and /readyz; "": none.
+    http: str = ""
+    # Users that may connect besides the service's own, root, and the members of the cache's group.
+    allow_uids: tuple[int, ...] = ()
+    # A file whose content clients must show, besides being allowed users.
+    token_file: Path | None = None
+    # Kubernetes kills 30 s after SIGTERM by default: what is on its way has to be down before.
+    drain_seconds: float = 20.0
+    # 512 ranks of 8 worker processes; each idle connection costs 6 KB (CPython 3.11, 2026-11-20).
+    max_connections: int = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +179,12 @@ class Environment:
     engine: str | None
     rank: RankConfig
     log_level: str | None
+    token_file: Path | None = None
+    # What a service manager says: where to notify, and how often it wants to hear (sd_notify(3)).
+    notify_socket: str | None = None
+    watchdog_seconds: float | None = None
+    # STREAMER_* settings of `streamer serve` by lower-case name ("cache_bytes"), as written.
+    service: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, variables: Mapping[str, str] | None = None) -> Environment:
@@ -166,7 +200,52 @@ class Environment:
             engine=env.get("STREAMER_ENGINE") or None,
             rank=_rank(env),
             log_level=env.get("STREAMER_LOG") or None,
+            token_file=Path(env["STREAMER_TOKEN_FILE"]) if env.get("STREAMER_TOKEN_FILE") else None,
+            notify_socket=env.get("NOTIFY_SOCKET") or None,
+            watchdog_seconds=_integer(env, ("WATCHDOG_USEC",), 0) / 1e6 or None,
+            service=_service(env),
         )
+
+
+# What every process of streamer may find in its environment, and what only `streamer serve` reads.
+_COMMON = frozenset(["CACHE_DIR", "RUNTIME_DIR", "ENGINE", "LOG", "TOKEN_FILE", "JOB", "NODE", "NODES"])
+SERVICE_VARIABLES = (
+    *("CONFIG", "SOCKET", "HTTP", "CACHE_BYTES", "MEMORY_BYTES", "EVICTION"),
+    *("GROUP", "ALLOW_UIDS", "DRAIN_SECONDS", "MAX_CONNECTIONS"),
+)
+# Kubernetes puts these into every container when a Service is called "streamer".
+_KUBERNETES = re.compile(r"STREAMER_(\w+_)?(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d+_\w+)")
+
+
+def _service(env: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): env[f"STREAMER_{name}"] for name in SERVICE_VARIABLES if env.get(f"STREAMER_{name}")}
+
+
+def check_variables(variables: Mapping[str, str] | None = None) -> None:
+    """Refuses a misspelt STREAMER_* variable.
+
+    Raises:
+        ConfigError: names it, and those that there are.
+    """
+    known = {f"STREAMER_{name}" for name in (*_COMMON, *SERVICE_VARIABLES)}
+    for name in os.environ if variables is None else variables:
+        if name.startswith("STREAMER_") and name not in known and not _KUBERNETES.fullmatch(name):
+            raise ConfigError(f"{name} is no setting; there are {', '.join(sorted(known))}", field=name)
+
+
+def read_token(path: Path) -> str:
+    """The token of a file, without the white space around it.
+
+    Raises:
+        ConfigError: it cannot be read, or is empty.
+    """
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the token file {path}: {error}", field="token_file") from error
+    if not token:
+        raise ConfigError(f"the token file {path} is empty", field="token_file")
+    return token
 
 
 def _cache_dir(env: Mapping[str, str]) -> Path:

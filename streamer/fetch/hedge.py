@@ -27,6 +27,9 @@ ABANDONED_BYTES = 256 << 10
 FULL_INFLATION = 1.5
 PUSHBACK_SECONDS = 5.0
 SOON_FACTOR = 2.0
+PATIENCE_LEAST_SECONDS = 2.0
+PATIENCE_FACTOR = 8.0
+PATIENCE_GROWTH = 8.0
 BODY_FACTOR = 4.0
 BODY_LEAST_SECONDS = 0.3
 
@@ -64,6 +67,21 @@ def duplicate_after(first_byte: Sampled, *, soon: bool) -> float | None:
     if middle is None or high is None:
         return None
     return max(high, 2.0 * middle)
+
+
+def patience_seconds(first_byte: Sampled, most_seconds: float, attempt: int) -> float:
+    """How long try number `attempt` waits for its first byte: eight p99, at least 2 s, twice as long each time.
+
+    Source: AWS, "Timeouts and retries for latency-sensitive applications": small requests again after 2 s, then 4.
+
+    Args:
+        first_byte: of the same size class.
+        most_seconds: for the first try, and while nothing is known.
+        attempt: 1, 2, ...
+    """
+    high = first_byte.quantile(0.99)
+    first = most_seconds if high is None else min(max(PATIENCE_LEAST_SECONDS, PATIENCE_FACTOR * high), most_seconds)
+    return float(first * min(PATIENCE_GROWTH, 2.0 ** (attempt - 1)))
 
 
 def due_soon(seconds_left: float, first_byte: Sampled) -> bool:

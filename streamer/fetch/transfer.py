@@ -7,6 +7,7 @@ import random
 from typing import TYPE_CHECKING
 
 from streamer.errors import StoreError, StreamerError, ThrottledError
+from streamer.fetch import hedge
 from streamer.fetch.attempt import Attempt
 from streamer.fetch.request import Order
 from streamer.fetch.retry import asked_seconds, expired, gives_up, pause_seconds, retryable
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from streamer.fetch.endpoint import Endpoint
     from streamer.fetch.gate import Line
     from streamer.fetch.statistics import Tally
-
-# A first byte may take at most this many times as long on later tries.
-_PATIENCE_GROWTH = 8.0
 
 
 class Transfer:
@@ -83,14 +81,14 @@ class Transfer:
         extent = self._extent
         if self._position > extent.start:
             extent = Extent(extent.object, self._position, extent.stop)
-        growth = min(_PATIENCE_GROWTH, 2.0 ** (self._attempts - 1))
+        sampled = self._endpoint.first_byte(extent.length)
         return Order(
             extent,
             self._endpoint,
             self._config,
             self._tally,
             self._line.due(),
-            self._config.first_byte_seconds * growth,
+            hedge.patience_seconds(sampled, self._config.first_byte_seconds, self._attempts),
         )
 
     def _keep(self, piece: memoryview) -> None:

@@ -15,6 +15,7 @@ from streamer.fetch.hedge import (
     body_seconds,
     due_soon,
     duplicate_after,
+    patience_seconds,
     worthwhile,
 )
 
@@ -53,6 +54,14 @@ def test_duplicate_after_the_p95_or_p99(soon: bool, expected: float) -> None:
 def test_never_below_twice_the_median() -> None:
     """A narrow distribution must not make every 20th request a duplicate."""
     assert duplicate_after(sampled(*[0.03] * 100), soon=True) == 0.06
+
+
+def test_patience_follows_the_p99_and_doubles() -> None:
+    """Ten seconds while nothing is known; eight p99, but 2 s at least; twice as long each try, at most eight times."""
+    assert patience_seconds(sampled(), 10.0, 1) == 10.0
+    assert patience_seconds(sampled(*[0.03] * 50), 10.0, 1) == 2.0
+    assert patience_seconds(sampled(*[0.5] * 50), 10.0, 2) == 8.0
+    assert patience_seconds(sampled(*[30.0] * 50), 10.0, 9) == 80.0
 
 
 def test_due_soon_is_two_p95() -> None:
