@@ -80,8 +80,8 @@ class FetchConfig:
     # A body slower than the floor for this long is abandoned and resumed on a new connection.
     progress_seconds: float = 1.5
     progress_floor_bytes_per_second: int = 64 * 1024
-    # The first try waits at most this long for its first byte (S3: max above 10 s in 10^6, Bodner 2025), each next twice
-    # as long; eight times the p99 seen, from 2 s on, when that is known.
+    # The first try waits at most this long for its first byte (S3: max above 10 s in 10^6, Bodner 2025), each next
+    # twice as long; four times the p99 seen, from 2 s on, when that is known.
     first_byte_seconds: float = 10.0
     hedge: bool = True
     # A budget must exceed the mass of the tail to help, and bounds the harm in an outage:

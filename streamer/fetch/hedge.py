@@ -28,7 +28,7 @@ FULL_INFLATION = 1.5
 PUSHBACK_SECONDS = 5.0
 SOON_FACTOR = 2.0
 PATIENCE_LEAST_SECONDS = 2.0
-PATIENCE_FACTOR = 8.0
+PATIENCE_FACTOR = 4.0
 PATIENCE_GROWTH = 8.0
 BODY_FACTOR = 4.0
 BODY_LEAST_SECONDS = 0.3
@@ -70,7 +70,7 @@ def duplicate_after(first_byte: Sampled, *, soon: bool) -> float | None:
 
 
 def patience_seconds(first_byte: Sampled, most_seconds: float, attempt: int) -> float:
-    """How long try number `attempt` waits for its first byte: eight p99, at least 2 s, twice as long each time.
+    """How long try number `attempt` waits for its first byte: four p99, at least 2 s, twice as long each time.
 
     Source: AWS, "Timeouts and retries for latency-sensitive applications": small requests again after 2 s, then 4.
 

@@ -57,10 +57,10 @@ def test_never_below_twice_the_median() -> None:
 
 
 def test_patience_follows_the_p99_and_doubles() -> None:
-    """Ten seconds while nothing is known; eight p99, but 2 s at least; twice as long each try, at most eight times."""
+    """Ten seconds while nothing is known; four p99, but 2 s at least; twice as long each try, at most eight times."""
     assert patience_seconds(sampled(), 10.0, 1) == 10.0
     assert patience_seconds(sampled(*[0.03] * 50), 10.0, 1) == 2.0
-    assert patience_seconds(sampled(*[0.5] * 50), 10.0, 2) == 8.0
+    assert patience_seconds(sampled(*[0.6] * 50), 10.0, 2) == 4.8
     assert patience_seconds(sampled(*[30.0] * 50), 10.0, 9) == 80.0
 
 
