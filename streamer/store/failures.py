@@ -83,6 +83,9 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
 }
 
 
+UNTRUSTED = "its certificate is not trusted (a private CA: client_kwargs={'verify': '/path/ca.pem'})"
+
+
 def unreachable(url: str, reason: str) -> StoreError:
     """No connection, or it broke: worth another try."""
     return StoreError(f"{shown(url)}: {reason}; check the endpoint and the network", url=shown(url), status=None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Mapping
+import ssl
+from collections.abc import Iterator, Mapping
 
 from streamer.errors import StoreTimeoutError, StreamerError
 from streamer.manifest.model import ObjectRecord
@@ -23,16 +24,24 @@ def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerE
         return failures.error_of(url, answer)
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
         return StoreTimeoutError(f"{shown(url)}: timed out", url=shown(url), status=None)
-    return failures.unreachable(url, f"the request failed ({type(error).__name__})")
+    untrusted = any(isinstance(step, ssl.SSLError) or type(step).__name__ == "SSLError" for step in _chain(error))
+    reason = failures.UNTRUSTED if untrusted else f"the request failed ({type(error).__name__})"
+    return failures.unreachable(url, reason)
 
 
-def _answer(error: BaseException | None) -> failures.Answer:
-    """The first HTTP answer in the chain of causes; s3fs and gcsfs translate theirs into OSErrors and keep it there."""
-    step = error
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it came from."""
+    step: BaseException | None = error
     while step is not None:
+        yield step
+        step = step.__cause__ or step.__context__
+
+
+def _answer(error: BaseException) -> failures.Answer:
+    """The first HTTP answer in the chain of causes; s3fs and gcsfs translate theirs into OSErrors and keep it there."""
+    for step in _chain(error):
         if (found := _http_answer(step)) is not None:
             return found
-        step = step.__cause__ or step.__context__
     return failures.Answer(_status_of_type(error))
 
 

@@ -39,14 +39,17 @@ def _answer(error: Exception) -> failures.Answer:
 
 
 def _unanswered(url: str, error: Exception) -> StoreError:
-    kinds = ("Connect", "Timeout", "Decode", "Interrupted", "Request")
-    kind = next((kind for kind in kinds if f"kind: {kind}" in str(error)), "Unknown")
-    return failures.unreachable(url, _REASONS.get(kind, f"the request failed ({kind})"))
+    text = str(error)
+    reason = next((reason for sign, reason in _REASONS.items() if sign in text), "the request failed")
+    return failures.unreachable(url, reason)
 
 
+# Without an answer there is no status; obstore 0.12 tells the kinds apart only in its text. First match wins.
 _REASONS = {
-    "Connect": "no connection",
-    "Timeout": "timed out",
-    "Decode": "the connection broke in the body",
-    "Interrupted": "the connection broke",
+    "dns error": "the name of the endpoint cannot be resolved",
+    "certificate": failures.UNTRUSTED,
+    "kind: Connect": "no connection",
+    "kind: Timeout": "timed out",
+    "kind: Decode": "the connection broke in the body",
+    "kind: Interrupted": "the connection broke",
 }
