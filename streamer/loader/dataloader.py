@@ -18,6 +18,7 @@ from streamer.loader.counters import LoaderStats, TrainerClock
 from streamer.loader.delivery import Delivery, FedSupply, InlineSupply, Supply
 from streamer.loader.device import DevicePrefetcher, check_device
 from streamer.loader.feeder import Feeder, FeedPlan
+from streamer.loader.keeper import RingRules
 from streamer.loader.maker import MakerRules, OnError
 from streamer.loader.pinning import Pinner
 from streamer.loader.pool import WorkerType
@@ -257,9 +258,8 @@ class StreamingDataLoader:
             worker_type=s.worker_type,
             rules=rules,
             span=s.span,
-            ring_bytes=s.ring_bytes,
+            ring=RingRules(budget_bytes=s.ring_bytes, on_ring=self._pinner.register if self._pinner else None),
             timeout_seconds=s.timeout,
-            on_ring=self._pinner.register if self._pinner else None,
         )
         return FedSupply(Feeder(prepared, plan))
 

@@ -8,19 +8,19 @@ take a finished batch from a queue.
 from __future__ import annotations
 
 import logging
-import os
 import selectors
 import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from streamer.errors import BrokenError, IntegrityError, WorkerError
-from streamer.loader import ring as rings
-from streamer.loader.control import MEASURE, SPILL, Kind, Made, Note
+from streamer.errors import BrokenError, StreamerError, WorkerError
+from streamer.loader import failures
+from streamer.loader.bell import Bell
+from streamer.loader.control import Kind, Made, Note
 from streamer.loader.counters import FeedCounters
+from streamer.loader.keeper import RingKeeper, RingRules, release
 from streamer.loader.maker import MakerRules, thaw_error
 from streamer.loader.pool import Handle, Obituary, Pool, WorkerType
 from streamer.loader.ring import Ring
@@ -33,12 +33,9 @@ logger = logging.getLogger(__name__)
 # Batches shorter than this are queued two deep at a worker, to hide the way there and back (0.1 ms, and up to the
 # 5 ms that a busy trainer holds the GIL); longer ones one deep, so that none waits behind a straggler.
 _SHORT_NANOSECONDS = 20_000_000
-# A sample, or a batch, that was in the hands of so many workers when they died is not tried again.
-_STRIKES = 2
 # Deaths in a row without a single batch made: something is wrong with all workers.
 _DEATHS = 20
 _BOOT_DEATHS = 3
-_REREADS = 3
 # Closing waits for workers at most this long; the thread goes on alone if one is in the kernel's hands.
 _JOIN_SECONDS = 10.0
 
@@ -52,50 +49,16 @@ class FeedPlan:
         worker_type: processes or threads.
         rules: how batches are made.
         span: batches that may be begun and not yet taken.
-        ring_bytes: the ring's budget.
+        ring: its budget, and what is done with it.
         timeout_seconds: a sample may take this long; 0: any time.
-        poison: fill freed slots, to find views that outlive them.
-        on_ring: called with each new ring before it is used, on the feeder's thread.
     """
 
     workers: int
     worker_type: WorkerType
     rules: MakerRules
     span: int
-    ring_bytes: int
+    ring: RingRules
     timeout_seconds: float = 0.0
-    poison: bool = False
-    on_ring: Callable[[Ring], None] | None = None
-
-
-class Bell:
-    """Wakes the feeder from any thread, without a lock and without waiting. Its descriptor lives as long as it does."""
-
-    def __init__(self) -> None:
-        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # The feeder has idle workers and waits for a slot, or for room in the window.
-        self.hungry = False
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)
-
-    def fileno(self) -> int:
-        """Readable when it was rung."""
-        return self._descriptor
-
-    def ring(self) -> None:
-        """Wakes the feeder."""
-        os.eventfd_write(self._descriptor, 1)
-
-    def wake(self) -> None:
-        """Something was freed: wakes the feeder if it waits for that. Called by finalizers."""
-        if self.hungry:
-            self.hungry = False
-            self.ring()
-
-    def clear(self) -> None:
-        """Heard."""
-        os.eventfd_read(self._descriptor)
 
 
 class Feeder:
@@ -108,25 +71,27 @@ class Feeder:
 
     def __init__(self, prepared: PreparedStream, plan: FeedPlan) -> None:
         self.counters = FeedCounters()
-        self.ring: Ring | None = None
-        self.broken: BrokenError | None = None
+        self.broken: StreamerError | None = None
         self._plan = plan
         self._pool = Pool(prepared.recipe(), plan.rules, plan.workers, plan.worker_type)
         self._bell = Bell()
+        self._keeper = RingKeeper(plan.ring, plan.span, self._bell.wake)
         self._asked: deque[Run] = deque()
         self._closing = False
         self._thread = threading.Thread(target=self._live, name="streamer-feeder", daemon=True)
         self._selector = selectors.DefaultSelector()
         self._scene = Scene(prepared, plan.span, self._selector)
         self._tasks = 0
-        self._rings = 0
-        self._no_ring = False
         self._deaths = 0
         self._batch_nanoseconds = 0
-        self._oversize: list[int] = []
 
     def __repr__(self) -> str:
-        return f"Feeder({self._pool!r}, {self.ring!r}, {self._scene!r})"
+        return f"Feeder({self._pool!r}, {self._keeper!r}, {self._scene!r})"
+
+    @property
+    def ring(self) -> Ring | None:
+        """The ring in use, if there is one yet."""
+        return self._keeper.ring
 
     # ------------------------------------------------------------ the trainer's side
 
@@ -173,16 +138,17 @@ class Feeder:
         self._scene.leave()
         self._selector.close()
         self._pool.close()
-        if self.ring is not None:
-            self.ring.close()
+        self._keeper.close()
 
     def _collapse(self, error: BaseException) -> None:
-        broken = BrokenError(f"the loader's feeder thread died: {type(error).__name__}: {error}")
-        broken.__cause__ = error
-        self.broken = broken
+        if isinstance(error, StreamerError):
+            self.broken = error
+        else:
+            self.broken = BrokenError(f"the loader's feeder thread died: {type(error).__name__}: {error}")
+            self.broken.__cause__ = error
         for run in (self._scene.run, *self._asked):
             if run is not None:
-                run.outcomes.put(Failed(broken, final=True))
+                run.outcomes.put(Failed(self.broken, final=True))
 
     def _turn(self) -> None:
         while self._asked:
@@ -217,7 +183,7 @@ class Feeder:
             pending = self._scene.next()
             if pending is None:
                 return True
-            if not self._place(pending):
+            if not self._keeper.place(pending, self._scene.starving(pending)):
                 self._scene.window.repeat(pending)
                 return True
             self._send(handle, pending)
@@ -228,23 +194,7 @@ class Feeder:
         return handle if handle is not None and len(handle.tasks) < self._depth() else None
 
     def _depth(self) -> int:
-        measuring = self.ring is None and not self._no_ring
-        return 2 if not measuring and self._batch_nanoseconds < _SHORT_NANOSECONDS else 1
-
-    def _place(self, pending: Pending) -> bool:
-        """Finds the batch a slot; it keeps the one it has."""
-        if pending.ring is not None:
-            return True
-        if self.ring is None:
-            pending.slot = SPILL if self._no_ring else MEASURE
-            return True
-        slot = self.ring.take()
-        if slot is not None:
-            pending.ring, pending.slot = self.ring, slot
-            return True
-        # All slots are in the trainer's hands: it must not starve while it holds them.
-        pending.slot = SPILL
-        return self._scene.starving(pending)
+        return 2 if not self._keeper.measuring and self._batch_nanoseconds < _SHORT_NANOSECONDS else 1
 
     def _send(self, handle: Handle, pending: Pending) -> None:
         self._tasks += 1
@@ -296,7 +246,7 @@ class Feeder:
         elif note.kind is Kind.LEFT_OUT:
             self._left_out(note.value, thaw_error(note.body))
         elif note.number == 0:
-            self._scene.stop(_unopened(thaw_error(note.body)))
+            self._scene.stop(failures.unopened(thaw_error(note.body)))
         else:
             self._answered(handle, _finish_task(handle, note.number), note)
 
@@ -304,34 +254,24 @@ class Feeder:
         if note.kind is Kind.NEED:
             self._grant(handle, pending, note.value)
         elif pending.abandoned:
-            self._release(pending)
+            release(pending)
         elif note.kind is Kind.UNREADABLE:
             self._reread(pending, note.value, note.body.decode())
         else:
-            self._fail(pending, _located(thaw_error(note.body), pending, note.value))
+            self._fail(pending, failures.located(thaw_error(note.body), pending, note.value))
 
     def _reread(self, pending: Pending, chunk: int, reason: str) -> None:
         pending.rereads += 1
         self.counters.rereads += 1
-        if pending.rereads > _REREADS:
-            error = IntegrityError(
-                f"epoch {pending.epoch}, batch {pending.batch}: chunk {chunk} cannot be read after {_REREADS} new "
-                f"leases: {reason}",
-                chunk=chunk,
-            )
-            self._fail(pending, error)
+        if pending.rereads > failures.REREADS:
+            self._fail(pending, failures.unreadable(pending, chunk, reason))
             return
         self._scene.reject(chunk, reason)
         self._scene.window.repeat(pending)
 
     def _fail(self, pending: Pending, error: BaseException) -> None:
-        self._release(pending)
+        release(pending)
         self._scene.window.finish(pending, Failed(error))
-
-    def _release(self, pending: Pending) -> None:
-        if pending.ring is not None:
-            pending.ring.put_back(pending.slot)
-            pending.ring = None
 
     def _left_out(self, ordinal: int, error: BaseException) -> None:
         self.counters.left_out += 1
@@ -341,40 +281,17 @@ class Feeder:
 
     def _grant(self, handle: Handle, pending: Pending, nbytes: int) -> None:
         """The worker holds a batch of this size: say where it goes, even if nobody waits for it any more."""
-        if self.ring is None and not self._no_ring:
-            self._build_ring(nbytes)
-        slot = self.ring.take() if self.ring is not None and nbytes <= self.ring.shape.slot_bytes else None
-        pending.ring, pending.slot = (self.ring, slot) if slot is not None else (None, SPILL)
+        self._announce(self._keeper.grant(pending, nbytes))
         self._send(handle, pending)
 
-    def _build_ring(self, batch_bytes: int) -> None:
-        shape = rings.fit(batch_bytes, self._plan.span, self._plan.ring_bytes)
-        if shape is None:
-            self._no_ring = True
-            logger.warning(
-                "ring_bytes=%d does not hold two batches of %d bytes: every batch goes through memory of its own; "
-                "raise ring_bytes",
-                self._plan.ring_bytes,
-                batch_bytes,
-            )
-            return
-        self._rings += 1
-        old, self.ring = self.ring, Ring(self._rings, shape, self._bell.wake, poison=self._plan.poison)
-        if old is not None:
-            old.close()
-        if self._plan.on_ring is not None:
-            self._plan.on_ring(self.ring)
-        for handle in self._pool.handles:
-            handle.give(self.ring)
-
     def _oversize_made(self, pending: Pending, made: Made) -> None:
-        """A batch was too large for its slot: once may happen, twice means larger slots."""
         self.counters.oversize += 1
-        self._release(pending)
-        self._oversize.append(made.nbytes)
-        if len(self._oversize) >= 2 and rings.fit(max(self._oversize), self._plan.span, self._plan.ring_bytes):
-            self._build_ring(max(self._oversize))
-            self._oversize.clear()
+        self._announce(self._keeper.oversize(pending, made.nbytes))
+
+    def _announce(self, ring: Ring | None) -> None:
+        if ring is not None:
+            for handle in self._pool.handles:
+                handle.give(ring)
 
     # ------------------------------------------------------------ death
 
@@ -402,22 +319,22 @@ class Feeder:
         by_itself = not obituary.was_ready and obituary.signal != signal.SIGKILL
         limit = _BOOT_DEATHS if by_itself else _DEATHS
         if self._deaths >= limit:
-            self._scene.stop(_hopeless(self._deaths, obituary))
+            self._scene.stop(failures.hopeless(self._deaths, obituary))
         elif self._scene.open:
             self._hire(handle.row)
 
     def _bequeath(self, pending: Pending, obituary: Obituary) -> None:
         doing = obituary.doing
         if pending.abandoned:
-            self._release(pending)
-        elif doing.task != pending.task or pending.strike(doing.ordinal) < _STRIKES:
+            release(pending)
+        elif doing.task != pending.task or pending.strike(doing.ordinal) < failures.STRIKES:
             self._scene.window.repeat(pending)
         elif doing.ordinal >= 0 and self._plan.rules.on_error == "skip":
             pending.left_out.add(doing.ordinal)
-            self._left_out(doing.ordinal, _deadly(pending, obituary))
+            self._left_out(doing.ordinal, failures.deadly(pending, obituary))
             self._scene.window.repeat(pending)
         else:
-            self._fail(pending, _deadly(pending, obituary))
+            self._fail(pending, failures.deadly(pending, obituary))
 
     def _patience(self) -> float | None:
         """Seconds until the first sample at work has had its time; None: wait for events only."""
@@ -464,41 +381,3 @@ def _finish_task(handle: Handle, number: int) -> Pending:
             handle.tasks.remove(pending)
             return pending
     raise AssertionError(f"worker {handle.row} answered task {number}, which it was not given")
-
-
-def _unopened(error: BaseException) -> BaseException:
-    error.add_note(
-        "raised when a worker opened the data set. What a script defines travels to workers by value, except what "
-        "pickles only by name (functools.cache, classes of C extensions): put those into a module"
-    )
-    return error
-
-
-def _located(error: BaseException, pending: Pending, ordinal: int) -> BaseException:
-    where = f"sample {ordinal} of " if ordinal >= 0 else ""
-    error.add_note(f"raised in a worker by {where}epoch {pending.epoch}, batch {pending.batch}")
-    return error
-
-
-def _deadly(pending: Pending, obituary: Obituary) -> WorkerError:
-    doing = obituary.doing
-    what = f"sample {doing.ordinal}" if doing.ordinal >= 0 else "putting the batch together"
-    return WorkerError(
-        f"{what} (epoch {pending.epoch}, batch {pending.batch}) ended {_STRIKES} workers; the last one: "
-        f"{obituary.cause}, {obituary.peak_bytes >> 20} MiB at its peak. A SIGKILL that nobody sent means out of "
-        "memory: use fewer workers, or on_error='skip' to go on without the sample",
-        ordinal=doing.ordinal,
-        epoch=pending.epoch,
-        batch=pending.batch,
-        cause=obituary.cause,
-        peak_bytes=obituary.peak_bytes,
-    )
-
-
-def _hopeless(deaths: int, obituary: Obituary) -> WorkerError:
-    return WorkerError(
-        f"{deaths} workers died without making a batch; the last one: {obituary.cause}, "
-        f"{obituary.peak_bytes >> 20} MiB at its peak. See what they wrote to stderr",
-        cause=obituary.cause,
-        peak_bytes=obituary.peak_bytes,
-    )

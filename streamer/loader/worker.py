@@ -109,15 +109,16 @@ class Worker:
 
     def _perform(self, task: Task) -> None:
         try:
-            work = self._held.pop((task.epoch, task.batch), None) or self._make(task)
+            key = task.epoch, task.batch
+            self._hand_over(task, self._held.pop(key) if key in self._held else self._make(task))
+        except _Gone:
+            raise
         except ChunkUnreadableError as error:
             self._say(Note(Kind.UNREADABLE, task.number, error.chunk, error.reason.encode()[:_ERROR_BYTES]))
         except SampleFailedError as error:
             self._fail(task, error.ordinal, error.__cause__ or error)
         except Exception as error:  # noqa: BLE001 - it goes to the trainer, whole
             self._fail(task, -1, error)
-        else:
-            self._hand_over(task, work)
         finally:
             self._board.rest(self._row)
 
@@ -128,6 +129,8 @@ class Worker:
         self._board.begin(self._row, task.number, -1)
         for ordinal, error in loaded.left_out:
             self._say(Note(Kind.LEFT_OUT, task.number, ordinal, freeze_error(error, _ERROR_BYTES)))
+        # Their tracebacks lead back to the list: a cycle that would keep this worker's memory.
+        loaded.left_out.clear()
         packed = PackedBatch(self._maker.put_together(loaded.samples))
         stages = Stages(stages.load, stages.read, stages.decode, stages.transform, watch.lap())
         repeated = loaded.repeated.tobytes() if loaded.repeated.any() else b""

@@ -77,7 +77,8 @@ def poisoned(samples: int, **arguments: object) -> StreamingDataLoader:
 
     def with_poison():
         supply = build()
-        supply.feeder._plan = dataclasses.replace(supply.feeder._plan, poison=True)
+        keeper = supply.feeder._keeper
+        keeper._rules = dataclasses.replace(keeper._rules, poison=True)
         return supply
 
     loader._build_supply = with_poison
