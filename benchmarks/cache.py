@@ -218,9 +218,10 @@ def plot(outcomes: list[Outcome], path: Path) -> None:
     f = np.linspace(0.001, 0.999, 200)
     axes.plot(f, f, color="0.6", linestyle=":", label="no policy can do more: f")
     axes.plot(f, f + (1 - f) * np.log(1 - f), color="tab:red", linestyle=":", label="LRU's formula: f + (1-f) ln(1-f)")
-    for policy, mark in zip(POLICIES, "osx", strict=True):
+    for policy, mark, size in zip(POLICIES, "osx", (4, 10, 7), strict=True):
         chosen = [one for one in outcomes if one.policy == policy and one.order == "block"]
-        axes.plot([one.share for one in chosen], [one.hit_rate for one in chosen], mark, label=f"{policy}, measured")
+        x, y = [one.share for one in chosen], [one.hit_rate for one in chosen]
+        axes.plot(x, y, mark, markersize=size, fillstyle="none" if mark == "s" else "full", label=policy)
     axes.set_xlabel("cache / data")
     axes.set_ylabel("hit rate of a warm epoch, in bytes")
     axes.set_title("The policy, simulated: block order, look-ahead and open chunks included")
