@@ -67,6 +67,7 @@ class Attempt:
             self._disarm()
         elif self._task is not None:
             self._order.tally.hedge_wins += 1
+            self._order.endpoint.budget.won()
             self._task.cancel()
         return True
 

@@ -74,7 +74,8 @@ class Endpoint:
         if not self._hedging:
             return None
         sampled = self.first_byte(length)
-        return hedge.duplicate_after(sampled, soon=hedge.due_soon(due - _time(), sampled))
+        after = hedge.duplicate_after(sampled, soon=hedge.due_soon(due - _time(), sampled))
+        return None if after is None else after * self.budget.delay
 
     def alone(self, first_failure: float) -> bool:
         """Whether a failure since `first_failure` is the request's own: others go through, or nobody ever did."""

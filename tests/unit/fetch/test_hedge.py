@@ -10,6 +10,7 @@ from streamer.fetch.hedge import (
     ABANDONED_BYTES,
     BODY_LEAST_SECONDS,
     LEAST_SAMPLES,
+    MOST_DELAY,
     HedgeBudget,
     Sampled,
     body_seconds,
@@ -89,7 +90,7 @@ def test_budget_is_a_share_of_the_requests() -> None:
 
 
 def test_duplicates_that_lose_become_rare() -> None:
-    """Where nothing is gained they stop at a quarter of the share."""
+    """Where nothing is gained they cost twice, and come later and later."""
     budget = HedgeBudget(0.05, 0.03)
     taken = 0
     for _ in range(2000):
@@ -97,7 +98,8 @@ def test_duplicates_that_lose_become_rare() -> None:
         if budget.take(8 << 20):
             taken += 1
             budget.lost()
-    assert taken <= 0.05 * 2000 / 4 + 2
+    assert taken <= 0.05 * 2000 / 2 + 4
+    assert budget.delay == MOST_DELAY
 
 
 def test_budget_is_a_share_of_the_bytes() -> None:
@@ -124,22 +126,29 @@ def test_never_into_a_full_link_or_against_pushback() -> None:
     assert not worthwhile(inflation=1.0, seconds_since_pushback=4.9)
 
 
-def test_two_percent_slow_requests_in_virtual_time() -> None:
-    """The measured case: 30 ms, 2 % of requests 1 s. p99 falls from 1 s to under 0.15 s for less than 5 % more."""
+@pytest.mark.parametrize(("sigma", "expected"), [(0.3, 0.15), (0.5, 0.2), (0.8, 0.26)])
+def test_two_percent_slow_requests_in_virtual_time(sigma: float, expected: float) -> None:
+    """The measured case: 30 ms, 2 % of requests 1 s. p99 falls from 1 s to this for less than 5 % more requests.
+
+    At sigma 0.8 one in a hundred takes 0.19 s without any slow ones.
+    """
     draw = random.Random(17)
     found, budget = Sampled(), HedgeBudget(0.05, 0.03)
     durations, hedges = [], 0
 
     def latency() -> float:
-        return 1.0 if draw.random() < 0.02 else draw.lognormvariate(-3.5, 0.3)
+        return 1.0 if draw.random() < 0.02 else 0.03 * draw.lognormvariate(0.0, sigma)
 
-    for _ in range(5000):
+    for _ in range(8000):
         budget.earned(1 << 20)
         first, after = latency(), duplicate_after(found, soon=True)
+        after = None if after is None else after * budget.delay
         if after is not None and first > after and budget.take(1 << 20):
             hedges += 1
-            first = min(first, after + latency())
+            second = after + latency()
+            (budget.won if second < first else budget.lost)()
+            first = min(first, second)
         found.add(first)
         durations.append(first)
-    assert sorted(durations)[4950] < 0.15
-    assert hedges < 0.05 * 5000 + 4
+    assert sorted(durations)[7920] < expected
+    assert hedges < 0.05 * 8000
