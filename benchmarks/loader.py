@@ -10,11 +10,12 @@ Four kinds of batches, two workers everywhere:
 Ways: `ring` is StreamingDataLoader; `stock` DataLoader with default_collate; `stock+copy` makes one tensor first (apex,
 timm); `stock numpy` returns arrays; `stock+ring` is DataLoader with our `RingCollate`. CPU is user + system of the main
 process and of all workers; faults are minor page faults; both after ten batches of warm-up. Producing a sample costs
-nothing (the same one each time), so this is the hand-over, and for `ring` also the seeding of the generators for each
+nothing (it is there already), so this is the hand-over, and for `ring` also the seeding of the generators for each
 sample (7 us).
 
 Then the script of a user's complaint: 128 arrays (1000, 150) float64 a batch, each produced in 3 ms (sleeping, as I/O
-does), a step of 50 ms, 0, 2 and 4 workers. Last the main thread's wake-up delay while a loader feeds.
+does), a step of 50 ms, 0 to 10 workers. Then one slow item in 20, and the main thread's wake-up delay while a loader
+feeds.
 Results are kept in benchmarks/results/loader-<date>.txt.
 """
 
@@ -25,6 +26,7 @@ import os
 import platform
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -46,14 +48,14 @@ WARM_UP = 10
 Make = Callable[[int, int], object]
 
 
-class Constant:
-    """A sample that costs nothing to produce: what remains is the hand-over."""
+class Ready:
+    """Samples that cost nothing to produce: what remains is the hand-over."""
 
-    def __init__(self, sample: object) -> None:
-        self.sample = sample
+    def __init__(self, samples: list[object]) -> None:
+        self.samples = samples
 
     def __call__(self, epoch: int, ordinal: int) -> object:
-        return self.sample
+        return self.samples[ordinal % len(self.samples)]
 
 
 def constant(shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -62,10 +64,10 @@ def constant(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 # name -> how a sample is made, samples a batch
 KINDS: dict[str, tuple[Make, int]] = {
-    "image": (Constant({"x": constant((224, 224, 3), "u1"), "y": 5}), 256),
-    "float": (Constant({"x": constant((1000, 150), "f8"), "y": 5}), 128),
-    "tokens": (Constant({"x": constant((2048,), "i8")}), 64),
-    "raw": (Constant({"jpg": np.random.default_rng(1).bytes(110_000), "__key__": "00000005", "cls": 5}), 256),
+    "image": (Ready([{"x": constant((224, 224, 3), "u1"), "y": 5}]), 256),
+    "float": (Ready([{"x": constant((1000, 150), "f8"), "y": 5}]), 128),
+    "tokens": (Ready([{"x": constant((2048,), "i8")}]), 64),
+    "raw": (Ready([{"jpg": os.urandom(110_000), "__key__": f"{n:08}", "cls": 5} for n in range(256)]), 256),
 }
 
 
@@ -199,7 +201,7 @@ def slow_array(epoch: int, ordinal: int) -> object:
 def complaint(report: Callable[[str], None], epochs_of: int) -> None:
     report("\nseconds per batch of 128 x (1000, 150) float64, 3 ms each, 50 ms step (the stock loader forks)")
     report(f"{'workers':10}{'ring':>8}{'waited':>9}{'stock':>8}")
-    for workers in (0, 2, 4):
+    for workers in (0, 2, 4, 10):
         with StreamingDataLoader(FakeDataset(128 * epochs_of, slow_array), 128, workers) as loader:
             mine = steps(iter(loader))
             waited = loader.stats().wait_median_seconds
@@ -215,6 +217,29 @@ def steps(batches: Iterator[object]) -> float:
         time.sleep(0.05)
         count += 1
     return (time.perf_counter() - started) / count
+
+
+def slow_item(epoch: int, ordinal: int) -> object:
+    time.sleep(0.8 if ordinal % 20 == 10 else 0.05)
+    return ordinal
+
+
+def straggler(report: Callable[[str], None]) -> None:
+    """One item in 20 takes 16 times as long; 4 workers, batch 1, a step of 20 ms."""
+    with StreamingDataLoader(FakeDataset(120, slow_item), 1, 4, prefetch_batches=48) as loader:
+        mine = waiting(iter(loader))
+    theirs = waiting(iter(DataLoader(Mapped(slow_item, 120), 1, num_workers=4)))
+    report(f"\none slow item in 20: share of time waiting after the first batch: ring {mine:.0%}, stock {theirs:.0%}")
+
+
+def waiting(batches: Iterator[object]) -> float:
+    next(batches)
+    started, stepped = time.perf_counter(), 0.0
+    for _ in batches:
+        began = time.perf_counter()
+        time.sleep(0.02)
+        stepped += time.perf_counter() - began
+    return 1 - stepped / (time.perf_counter() - started)
 
 
 def wake_ups(report: Callable[[str], None], count: int) -> None:
@@ -248,6 +273,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="only the hand-over of images and tokens, ten batches")
     options = parser.parse_args()
     lines: list[str] = []
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
 
     def report(line: str) -> None:
         print(line, flush=True)
@@ -264,6 +290,7 @@ def main() -> None:
         return
     hand_over(options.batches, report)
     complaint(report, 24)
+    straggler(report)
     wake_ups(report, 5000)
     (RESULTS / f"loader-{datetime.now(UTC):%Y-%m-%d}.txt").write_text("\n".join(lines) + "\n")
 

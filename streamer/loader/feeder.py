@@ -194,7 +194,7 @@ class Feeder:
         return handle if handle is not None and len(handle.tasks) < self._depth() else None
 
     def _depth(self) -> int:
-        return 2 if not self._keeper.measuring and self._batch_nanoseconds < _SHORT_NANOSECONDS else 1
+        return 2 if 0 < self._batch_nanoseconds < _SHORT_NANOSECONDS else 1
 
     def _send(self, handle: Handle, pending: Pending) -> None:
         self._tasks += 1
@@ -237,7 +237,7 @@ class Feeder:
         self.counters.made(made)
         self.counters.spilled += spill is not None
         spent = made.stages.load + made.stages.collate + made.stages.write
-        self._batch_nanoseconds += (spent - self._batch_nanoseconds) // 4
+        self._batch_nanoseconds = (3 * (self._batch_nanoseconds or spent) + spent) // 4
         self._scene.window.finish(pending, finished)
 
     def _noted(self, handle: Handle, note: Note) -> None:
