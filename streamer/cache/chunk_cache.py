@@ -129,6 +129,11 @@ class ChunkCache:
         self._disk_limit = max(0, self._charged + found.f_bavail * found.f_frsize - floor)
         self._refused = False
 
+    async def resize(self, limit_bytes: int) -> None:
+        """Another limit for the whole folder. `limit_bytes` follows: tell the policy and evict its victims."""
+        self._whole_limit = limit_bytes
+        await self.measure()
+
     async def measure(self) -> None:
         """Takes stock: manifests that were added, and the free space. `limit_bytes` follows; tell the policy."""
         await in_thread(self._files, self._measure)

@@ -59,13 +59,15 @@ class Access:
 
     @classmethod
     def of(cls, group: str | None) -> Access:
-        """For a group's name; None: the owner alone.
+        """For a group's name or number; None: the owner alone.
 
         Raises:
             ConfigError: no such group.
         """
         if group is None:
             return cls()
+        if group.isdecimal():  # a container's groups have no names
+            return cls(0o750, 0o640, int(group))
         try:
             return cls(0o750, 0o640, grp.getgrnam(group).gr_gid)
         except KeyError as error:

@@ -4,82 +4,123 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exits import Exit
-from streamer.cli.options import add_cache_dir, size, size_or_auto
+from streamer.cli.options import add_cache_dir, size
 from streamer.cli.terminal import Terminal
-from streamer.config import CacheConfig, EngineConfig, Environment, FetchConfig
+from streamer.config import EngineConfig, Environment, check_variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from streamer.service.notify import Notifier
 
 HELP = "run the engine as a service"
 
 DESCRIPTION = """\
 Runs the engine in the foreground, as a service for all jobs of this machine or as the sidecar of a pod. Trainers need
 one setting, STREAMER_ENGINE, and, where they see the cache folder at another path, STREAMER_CACHE_DIR. The service
-stays until SIGTERM or Ctrl-C. One engine per cache folder.
+stays until SIGTERM or Ctrl-C, which let finish what is on its way; SIGHUP reads the configuration again. One engine
+per cache folder. With [[datasets]] in its configuration the service holds the credentials: it serves these and
+nothing else, and trainers need none.
 """
 
 EXAMPLES = """\
 examples:
   streamer serve --cache-dir /nvme/streamer --cache-bytes 200GB --socket /run/streamer/engine.sock
+  streamer serve --config /etc/streamer.toml
   STREAMER_ENGINE=unix:/run/streamer/engine.sock torchrun --nproc-per-node 8 train.py
+
+/etc/streamer.toml:
+  [cache]
+  directory = "/nvme/streamer"
+  limit_bytes = "200GB"
+  group = "trainers"                         # may connect, and read the cache
+
+  [[datasets]]
+  url = "s3://bucket/train/"
+  storage_options = { endpoint_url = "https://s3.example.org" }
+  storage_options_file = "/etc/streamer/bucket.json"
+
+Every option has a variable: STREAMER_CACHE_BYTES, STREAMER_SOCKET, STREAMER_HTTP, STREAMER_CONFIG ...; an option
+counts more than the variable, the variable more than the file.
 """
+
+# `configuration` takes these from the arguments; their names are those of `service.configuration`.
+_OPTIONS = ("cache_dir", "cache_bytes", "memory_bytes", "socket", "eviction", "group", "http", "drain_seconds")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML; see the example below")
     parser.add_argument(
-        "--cache-bytes",
-        type=size_or_auto,
-        metavar="SIZE",
-        help="hard limit of the cache (default: 80%% of what is free)",
+        "--cache-bytes", type=_size, metavar="SIZE", help="hard limit of the cache (default: 80%% of what is free)"
     )
     parser.add_argument(
         "--memory-bytes",
-        type=size,
+        type=_size,
         metavar="SIZE",
-        help="buffers for bytes on their way (default: a quarter, up to 1GiB)",
+        help="buffers for bytes on their way (default: a quarter of the memory, up to 1GiB)",
     )
     parser.add_argument(
         "--socket", type=Path, metavar="PATH", help="where to listen (default: engine.sock in the runtime folder)"
     )
+    parser.add_argument("--eviction", choices=("hold", "epoch-lru", "lru"), help="what stays (default: hold)")
+    parser.add_argument("--group", metavar="GROUP", help="its members may connect and read the cache; name or number")
     parser.add_argument(
-        "--eviction", choices=("hold", "epoch-lru", "lru"), default="hold", help="what stays (default: hold)"
+        "--http", metavar="HOST:PORT", help="/metrics, /healthz, /readyz; or off (default: 127.0.0.1:9464)"
+    )
+    parser.add_argument(
+        "--drain-seconds", type=float, metavar="S", help="how long SIGTERM waits for what is on its way (default: 20)"
     )
     add_cache_dir(parser)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Serves until a signal ends it."""
-    config = configuration(arguments, Environment.read())
-    if not arguments.debug and Environment.read().log_level is None:
+    from streamer.service.notify import Notifier
+
+    environment = Environment.read()
+    check_variables()
+    config = configuration(arguments, environment)
+    if not arguments.debug and environment.log_level is None:
         logging.getLogger().setLevel(logging.INFO)
-    _serve(config, lambda: terminal.line(f"listening: STREAMER_ENGINE=unix:{config.socket_path}"))
+    _serve(
+        config,
+        lambda: terminal.line(f"listening: STREAMER_ENGINE=unix:{config.socket_path}"),
+        lambda: configuration(arguments, environment),
+        Notifier(environment.notify_socket, environment.watchdog_seconds),
+    )
     return Exit.DONE
 
 
 def configuration(arguments: argparse.Namespace, environment: Environment) -> EngineConfig:
-    """The engine's configuration from the command line and the environment."""
-    directory = arguments.cache_dir or environment.cache_dir
-    socket = arguments.socket or environment.runtime_dir / "engine.sock"
-    return EngineConfig(
-        cache=CacheConfig(
-            directory=Path(os.path.abspath(directory)), limit_bytes=arguments.cache_bytes, eviction=arguments.eviction
-        ),
-        fetch=FetchConfig(memory_bytes=arguments.memory_bytes),
-        socket_path=Path(os.path.abspath(socket)),
-        grace_seconds=None,
-    )
+    """The engine's configuration from the file, the environment and the command line.
+
+    Raises:
+        ConfigError: a setting that there is not, or cannot be.
+    """
+    from streamer.service.configuration import engine_config
+
+    file = arguments.config or (Path(environment.service["config"]) if "config" in environment.service else None)
+    return engine_config(file, environment, {name: getattr(arguments, name) for name in _OPTIONS})
 
 
-def _serve(config: EngineConfig, listening: Callable[[], None]) -> None:
+def _size(text: str) -> int | str:
+    # "auto" takes back what the file says.
+    return text if text == "auto" else size(text)
+
+
+def _serve(
+    config: EngineConfig,
+    listening: Callable[[], None],
+    configure: Callable[[], EngineConfig],
+    notifier: Notifier,
+) -> None:
     import uvloop
 
     from streamer.service.lifecycle import run as run_engine
 
-    uvloop.run(run_engine(config, listening))
+    uvloop.run(run_engine(config, listening, configure, notifier))

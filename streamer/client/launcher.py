@@ -43,7 +43,7 @@ def connect(settings: ClientSettings) -> Connection:
     deadline = time.monotonic() + settings.connect_seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(DisconnectedError):
-            return Connection(settings.socket_path, settings.job)
+            return Connection(settings.socket_path, settings.job, settings.token())
         _start_if_nobody_did(settings)
     raise EngineUnavailableError(
         f"the engine of {settings.cache_dir} starts and does not stay ({settings.connect_seconds:.0f} s); "
@@ -60,7 +60,7 @@ def log_path(settings: ClientSettings) -> Path:
 def _start_if_nobody_did(settings: ClientSettings) -> None:
     with _spawn_lock(settings):
         with contextlib.suppress(DisconnectedError):
-            Connection(settings.socket_path, settings.job).close()
+            Connection(settings.socket_path, settings.job, settings.token()).close()
             return
         _start(settings)
 
@@ -70,7 +70,7 @@ def _connect_patiently(settings: ClientSettings) -> Connection:
     deadline = time.monotonic() + settings.connect_seconds
     while True:
         try:
-            return Connection(settings.socket_path, settings.job)
+            return Connection(settings.socket_path, settings.job, settings.token())
         except DisconnectedError as error:
             if time.monotonic() > deadline:
                 raise EngineUnavailableError(

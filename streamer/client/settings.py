@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from streamer.config import Environment, Eviction
+from streamer.config import Environment, Eviction, read_token
 from streamer.errors import ConfigError
 
 # sun_path has 108 bytes including the final zero (unix(7)).
@@ -28,6 +28,7 @@ class ClientSettings:
         storage_options: as fsspec takes them; sent to the engine, never logged.
         job: the same text for all ranks of a job; "" if nothing tells.
         connect_seconds: how long an engine may stay away before it is an error.
+        token_file: holds what the engine asks for; read at each connect, so it may be renewed.
         grace_seconds: how long an engine started by this client stays after its last connection.
     """
 
@@ -40,6 +41,7 @@ class ClientSettings:
     job: str = ""
     connect_seconds: float = 60.0
     grace_seconds: float = 3.0
+    token_file: Path | None = None
 
     @classmethod
     def from_environment(cls, environment: Environment | None = None) -> ClientSettings:
@@ -50,6 +52,7 @@ class ClientSettings:
             runtime_dir=env.runtime_dir,
             engine=env.engine,
             job=env.rank.job,
+            token_file=env.token_file,
         )
 
     @property
@@ -78,6 +81,14 @@ class ClientSettings:
                 )
             return _checked(Path(path))
         return _checked(self.runtime_dir / f"{self.engine_id}.sock")
+
+    def token(self) -> str:
+        """What to show to the engine; "" for nothing.
+
+        Raises:
+            ConfigError: the token file cannot be read.
+        """
+        return "" if self.token_file is None else read_token(self.token_file)
 
     def encoded_options(self) -> bytes:
         """The storage options as JSON.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from streamer.errors import ManifestError
+from streamer.engine.access import Access
+from streamer.errors import ManifestError, StreamerError
 from streamer.formats import chunkfile
 from streamer.manifest import Manifest
 
@@ -49,10 +51,12 @@ class Datasets:
 
     Args:
         root: the cache folder.
+        access: which of them are served, and with which storage options.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, access: Access) -> None:
         self._root = root
+        self._access = access
         self._open: dict[str, Dataset] = {}
 
     def __len__(self) -> int:
@@ -63,6 +67,7 @@ class Datasets:
 
         Raises:
             ManifestError: no such manifest here, or it cannot be read.
+            AccessDeniedError: it is of urls that are not served.
         """
         if not digest.isalnum():
             raise ManifestError(f"{digest!r} is no digest of a manifest")
@@ -71,10 +76,18 @@ class Datasets:
             folder = self._root / "manifests" / digest
             if not folder.is_dir():
                 raise ManifestError(f"no manifest {digest} in {self._root}; ask for it by url or manifest= first")
-            known = self._open[digest] = Dataset(Manifest.open(folder), options)
-        elif options:
-            known.options = options
+            manifest = Manifest.open(folder)
+            known = self._open[digest] = Dataset(manifest, self._access.options(manifest.urls, options))
+        elif options or self._access.held:
+            known.options = self._access.options(known.manifest.urls, options)
         return known
+
+    def reload(self, access: Access) -> None:
+        """Other credentials: open datasets take them over; one that is not served any more fails at its next fetch."""
+        self._access = access
+        for dataset in self._open.values() if access.held else ():
+            with suppress(StreamerError):
+                dataset.options = access.options(dataset.manifest.urls, {})
 
     def all(self) -> list[Dataset]:
         """Every dataset opened so far."""

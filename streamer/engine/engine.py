@@ -17,7 +17,8 @@ from typing import Self
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.decision import Admit, Freed, Hit, Wait
 from streamer.cache.policy import CachePolicy
-from streamer.config import EngineConfig
+from streamer.config import EngineConfig, format_bytes
+from streamer.engine.access import Access
 from streamer.engine.datasets import Dataset, Datasets
 from streamer.engine.flights import Flight, Flights, Passenger
 from streamer.engine.indexing import Indexing, ManifestRequest, Report
@@ -25,7 +26,7 @@ from streamer.engine.session import EngineSession, SessionRequest, open_bytes
 from streamer.engine.statistics import Values, engine_statistics
 from streamer.engine.stores import Fetchers
 from streamer.engine.track import Columns, Use
-from streamer.errors import CacheFullError, IntegrityError, StreamerError
+from streamer.errors import BrokenError, CacheFullError, ConfigError, IntegrityError, StreamerError
 from streamer.manifest.model import Extent
 
 logger = logging.getLogger(__name__)
@@ -51,9 +52,12 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.cache = ChunkCache(config.cache)
-        self.fetchers = Fetchers(config.fetch)
+        self.fetchers = Fetchers(config.fetch, Access(config.datasets))
         self.sessions: dict[str, EngineSession] = {}
         self.rejects: Counter[bytes] = Counter()
+        # Errors that reached a consumer, by kind.
+        self.errors: Counter[str] = Counter()
+        self.draining = False
         self._stack = AsyncExitStack()
         self._numbers = itertools.count(1)
         self._kicked = False
@@ -68,7 +72,7 @@ class Engine:
             await stack.enter_async_context(self.cache)
             await stack.enter_async_context(self.fetchers)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            self.datasets = Datasets(self.cache.root)
+            self.datasets = Datasets(self.cache.root, self.fetchers.access)
             self.flights = Flights(self.cache, self.fetchers, tasks, self._landed)
             self.indexing = Indexing(self)
             self._restore()
@@ -100,12 +104,46 @@ class Engine:
         """The chunk-local bytes `[start, stop)` straight from the store, for looking at a sample."""
         dataset = self.datasets.get(digest, options)
         dataset.key(chunk)
-        fetcher = await self.fetchers.of(dataset.options)
+        fetcher = await self.fetchers.of_chunk(dataset.manifest.chunk(chunk), dataset.options)
         return b"".join([await fetcher.read(piece) for piece in _extents_of(dataset, chunk, span)])
 
     def statistics(self) -> Values:
         """Counters by name; see `engine.statistics`."""
         return engine_statistics(self)
+
+    # ------------------------------------------------------------ life
+
+    async def drain(self, seconds: float) -> None:
+        """Launches nothing any more and waits, at most so long, until what is on its way lies in the cache."""
+        self.draining = True
+        if left := await self.flights.land(seconds):
+            logger.warning("%d chunks were not down after %.0f s: their bytes are fetched again", left, seconds)
+
+    async def reload(self, config: EngineConfig) -> None:
+        """Takes over another limit and other datasets; everything else needs a new engine.
+
+        Raises:
+            ConfigError: the limit is below what is open; nothing has changed then.
+        """
+        limit = config.cache.limit_bytes
+        if limit is not None and limit != self.config.cache.limit_bytes:
+            await self._resize(limit)
+        self.fetchers.access = Access(config.datasets)
+        self.datasets.reload(self.fetchers.access)
+        self.config = config
+        self.kick()
+
+    async def _resize(self, limit_bytes: int) -> None:
+        state = self.policy.statistics()
+        least = state.open_bytes + state.staging_bytes
+        if self.sessions and limit_bytes < least:
+            raise ConfigError(
+                f"limit_bytes={limit_bytes} ({format_bytes(limit_bytes)}) is below the {format_bytes(least)} that the "
+                f"{len(self.sessions)} open sessions need; the limit stays at {format_bytes(self.cache.limit_bytes)}",
+                field="limit_bytes",
+            )
+        await self.cache.resize(limit_bytes)
+        self._freed(self.policy.set_limit(self.cache.limit_bytes))
 
     def room_bytes(self) -> int:
         """What the kept part can still take without an eviction."""
@@ -197,7 +235,17 @@ class Engine:
         waiting_first = sorted(self.sessions.values(), key=lambda s: s.track.through() - s.track.want)
         for session in waiting_first:
             if session.admitted and session.failed is None:
-                self._pump(session)
+                self._pump_alone(session)
+
+    def _pump_alone(self, session: EngineSession) -> None:
+        """What goes wrong with one session ends that one: the others must move."""
+        try:
+            self._pump(session)
+        except StreamerError as error:
+            session.fail(error)
+        except Exception as error:
+            logger.exception("session %s failed", session.name)
+            session.fail(BrokenError(f"the engine failed over this session: {error!r}; see its log"))
 
     def _pump(self, session: EngineSession) -> None:
         for use in session.track.take_over():
@@ -214,7 +262,7 @@ class Engine:
     def _ask_ahead(self, session: EngineSession) -> None:
         """Asks the policy for what the session needs next, until it has enough ahead or there is no room."""
         track = session.track
-        while True:
+        while not self.draining:
             if (question := track.next_question()) is not None:
                 if not self._ask(session, question):
                     return

@@ -88,6 +88,13 @@ class Flights:
             self._unlinking.add(task)
             task.add_done_callback(self._unlinking.discard)
 
+    async def land(self, seconds: float) -> int:
+        """Waits at most so long for what is on its way; returns how many flights are still in the air."""
+        tasks = [flight.task for flight in self._in_air.values() if flight.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+        return len(self._in_air)
+
     def cancel(self) -> None:
         """Ends all flights."""
         for flight in self._in_air.values():
@@ -110,7 +117,7 @@ class Flights:
     async def _bring(self, flight: Flight) -> None:
         manifest = flight.dataset.manifest
         chunk = manifest.chunk(flight.chunk)
-        fetcher = await self._fetchers.of(flight.dataset.options)
+        fetcher = await self._fetchers.of_chunk(chunk, flight.dataset.options)
         with await fetcher.fetch(chunk, due=flight.due) as fetched:
             await self._room_is_made()
             await self._cache.publish(

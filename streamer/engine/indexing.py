@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -62,7 +63,8 @@ class Indexing:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._root = engine.cache.root / "manifests"
-        self._locks: dict[tuple[object, ...], asyncio.Lock] = {}
+        # A lock lives as long as somebody holds or awaits it: urls that nobody asks for leave nothing behind.
+        self._locks: weakref.WeakValueDictionary[tuple[object, ...], asyncio.Lock] = weakref.WeakValueDictionary()
         self._found: dict[tuple[object, ...], tuple[float, str]] = {}
         self.read_bytes = 0
         self.requests = 0
@@ -74,7 +76,8 @@ class Indexing:
             ManifestError, ConfigError, StoreError: it cannot be had.
         """
         asked = time.monotonic()
-        async with self._locks.setdefault(request.identity, asyncio.Lock()):
+        lock = self._locks.setdefault(request.identity, asyncio.Lock())
+        async with lock:
             found_at, digest = self._found.get(request.identity, (-1.0, ""))
             if found_at < asked:  # what was found after this request came is fresh enough for it
                 digest = await self._find(request, report)
@@ -82,14 +85,16 @@ class Indexing:
             return digest
 
     async def _find(self, request: ManifestRequest, report: Report) -> str:
-        fetcher = await self._engine.fetchers.of(request.options)
+        fetchers = self._engine.fetchers
+        options = fetchers.access.options(request.urls, request.options)
         if not request.manifest:
-            return await self._build(request, fetcher, report)
+            return await self._build(request, await fetchers.of(options), report)
+        elsewhere = await fetchers.of(fetchers.access.options([request.manifest], request.options))
         deadline = time.monotonic() + request.wait_seconds
-        while (digest := await self._take(request.manifest, fetcher)) is None:
+        while (digest := await self._take(request.manifest, elsewhere)) is None:
             if request.build:
-                digest = await self._build(request, fetcher, report)
-                await self._give(digest, request.manifest, fetcher)
+                digest = await self._build(request, await fetchers.of(options), report)
+                await self._give(digest, request.manifest, elsewhere)
                 return digest
             if time.monotonic() > deadline:
                 raise ManifestError(
@@ -127,6 +132,8 @@ class Indexing:
         lister = _Recorder(fetcher)
         for url in request.urls:
             await lister.record(url)
+        access = self._engine.fetchers.access
+        access.check_objects((record.url for record in lister.records), access.options(request.urls, request.options))
         known = self._root / "sources" / lister.digest(request)
         with suppress(OSError, ManifestError):
             return Manifest.open(self._root / known.read_text()).digest

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.engine.track import Columns, Track
+from streamer.engine.waiting import Waiting
 from streamer.errors import StateError, StreamerError
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 # Weight of the newest measurement in the mean time of a step.
 _STEP_WEIGHT = 0.2
+# Uses of the running epoch, of the next in look-ahead, and of a few before for those who look late.
+_EPOCHS_COUNTED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +97,7 @@ class EngineSession:
         self.failed: StreamerError | None = None
         self.counts: dict[int, EpochCount] = {}
         self.heard_at = engine.now()
+        self.waiting = Waiting(engine.now())
         self._engine = engine
         self._on_ready, self._on_error = callbacks
         self._announced = (-1, 0)
@@ -122,6 +126,7 @@ class EngineSession:
             self._step_seconds += _STEP_WEIGHT * (pace - self._step_seconds)
             self._done_at = now
         self.track.advance(done, want)
+        self._watch()
         self._engine.kick()
 
     def reject(self, chunk: int, reason: str) -> None:
@@ -135,9 +140,13 @@ class EngineSession:
 
     # ------------------------------------------------------------ for the engine
 
+    def engine_now(self) -> float:
+        """The loop's clock, in seconds."""
+        return self._engine.now()
+
     def announce(self) -> None:
         """Tells the consumer how far it may read, if that is news."""
-        news = (self.track.through(), self._rejects)
+        news = (self._watch(), self._rejects)
         if self.failed is None and news != self._announced:
             self._announced = news
             self._on_ready(*news)
@@ -146,10 +155,20 @@ class EngineSession:
         """Ends the session with an error that reaches its reader."""
         if self.failed is None:
             self.failed = error
+            self._engine.errors[type(error).__name__] += 1
+            self.waiting.tell(False, self._engine.now())
             self._on_error(error)
+
+    def _watch(self) -> int:
+        """`through` of now; the consumer waits while it wants a step and not even the next one is ready."""
+        through, track = self.track.through(), self.track
+        self.waiting.tell(through < track.done <= track.want, self._engine.now())
+        return through
 
     def count(self, epoch: int, size_bytes: int, *, hit: bool) -> None:
         """One need."""
+        if epoch not in self.counts:
+            self.counts = {known: self.counts[known] for known in list(self.counts)[-_EPOCHS_COUNTED:]}
         count = self.counts.setdefault(epoch, EpochCount())
         count.needs += 1
         count.needed_bytes += size_bytes

@@ -6,14 +6,22 @@ needs, hits, needed_bytes, hit_bytes          uses of chunks by sessions; a hit 
 retries, hedges, hedge_wins                   what the fetcher did about a slow or failing store
 kept_bytes, transit_bytes, limit_bytes        what the cache holds
 evicted_chunks, rejected_chunks               what left it, and what its readers found wrong
-sessions                                      one entry per session: consumer, epoch, where it stands, hits per epoch
+hit_bound                                     the share of hits that no policy exceeds: what is kept / the live data
+flights                                       chunks between store and SSD
+errors, error_kinds                           errors that reached a consumer
+draining                                      the engine is leaving: it launches nothing any more
+datasets                                      one entry per dataset in use since the start: url, sizes, sessions
+sessions                                      one entry per session: consumer, epoch, where it stands, hits per epoch,
+                                              waiting_seconds of age_seconds
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from streamer.engine.datasets import Dataset
 from streamer.engine.session import EngineSession
+from streamer.store.urls import shown
 
 if TYPE_CHECKING:
     from streamer.engine.engine import Engine
@@ -21,6 +29,9 @@ if TYPE_CHECKING:
 Scalar = str | int | float | bool | None
 Table = dict[str, Scalar]
 Values = dict[str, Scalar | list[Table]]
+
+# A client says who it is; at most so much of it is repeated.
+_SHOWN_LETTERS = 120
 
 
 def engine_statistics(engine: Engine) -> Values:
@@ -40,7 +51,12 @@ def engine_statistics(engine: Engine) -> Values:
         "kept_chunks": policy.kept_chunks,
         "evicted_chunks": policy.evicted_chunks,
         "rejected_chunks": engine.rejects.total(),
-        "in_flight": len(engine.flights),
+        "hit_bound": _hit_bound(engine, policy.limit_bytes - policy.staging_bytes),
+        "flights": len(engine.flights),
+        "errors": engine.errors.total(),
+        "error_kinds": [{"kind": kind, "count": count} for kind, count in sorted(engine.errors.items())],
+        "draining": engine.draining,
+        "datasets": [_dataset(engine, dataset) for dataset in engine.datasets.all()],
         "sessions": [_session(session) for session in engine.sessions.values()],
         **_store(engine, fetch),
     }
@@ -57,12 +73,38 @@ def _store(engine: Engine, fetch: dict[str, int | float]) -> Table:
     }
 
 
+def _hit_bound(engine: Engine, kept_limit_bytes: int) -> float:
+    """1 when everything in use fits; 0 while nothing is in use."""
+    live = {session.dataset.manifest.digest: session.dataset.total_bytes for session in engine.sessions.values()}
+    total = sum(live.values())
+    return min(1.0, max(0, kept_limit_bytes) / total) if total else 0.0
+
+
+def _dataset(engine: Engine, dataset: Dataset) -> Table:
+    manifest = dataset.manifest
+    return {
+        "dataset": manifest.digest,
+        # Neither signatures nor passwords, and not more than a line of a table can show.
+        "url": shown(manifest.urls[0])[:_SHOWN_LETTERS] if manifest.urls else "",
+        "urls": len(manifest.urls),
+        "samples": manifest.samples,
+        "chunks": manifest.chunks,
+        "total_bytes": dataset.total_bytes,
+        "sessions": sum(session.dataset is dataset for session in engine.sessions.values()),
+    }
+
+
 def _session(session: EngineSession) -> Table:
+    now = session.engine_now()
     epoch = session.running_epoch if session.running_epoch is not None else -1
     count = session.counts.get(epoch)
     return {
-        "consumer": session.request.consumer,
+        "consumer": session.request.consumer[:_SHOWN_LETTERS],
+        "job": session.request.job[:_SHOWN_LETTERS],
         "dataset": session.request.dataset,
+        "waiting_seconds": round(session.waiting.seconds(now), 6),
+        "age_seconds": round(session.waiting.age_seconds(now), 6),
+        "failed": type(session.failed).__name__ if session.failed else "",
         "epoch": epoch,
         "done": session.track.done,
         "through": session.track.through(),

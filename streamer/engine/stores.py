@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from typing import Self
 
 from streamer.config import FetchConfig
+from streamer.engine.access import Access
 from streamer.engine.datasets import options_key
 from streamer.fetch import Fetcher
+from streamer.fetch.statistics import FetchStatistics
+from streamer.manifest.model import Chunk
 from streamer.store import ObjectStore, open_store
 
 
 class Fetchers:
     """Opens fetchers as they are needed, closes all at the end. On the engine's loop, inside its `async with`."""
 
-    def __init__(self, config: FetchConfig) -> None:
+    def __init__(self, config: FetchConfig, access: Access) -> None:
+        self.access = access
         self._config = config
         self._open: dict[str, Fetcher] = {}
         self._stack = AsyncExitStack()
@@ -41,13 +45,21 @@ class Fetchers:
             await self._stack.enter_async_context(fetcher)
         return self._open[key]
 
+    async def of_chunk(self, chunk: Chunk, options: Mapping[str, object]) -> Fetcher:
+        """The fetcher for a chunk of a dataset with these options.
+
+        Raises:
+            AccessDeniedError: an object of the chunk is not served with them.
+        """
+        self.access.check_chunk(chunk, options)
+        return await self.of(options)
+
     def statistics(self) -> dict[str, int | float]:
         """The counts and gauges of all fetchers: sums, and the worst of the latencies."""
-        total: dict[str, int | float] = {}
+        total: dict[str, int | float] = {field.name: 0 for field in fields(FetchStatistics)}
         for fetcher in self._open.values():
             for name, value in asdict(fetcher.statistics()).items():
-                before = total.get(name, 0)
-                total[name] = max(before, value) if name.endswith("_seconds") else before + value
+                total[name] = max(total[name], value) if name.endswith("_seconds") else total[name] + value
         return total
 
 

@@ -19,6 +19,9 @@ import numpy.typing as npt
 
 from streamer.errors import ProtocolError
 
+# Three empty arrays and what holds them (CPython 3.11): an epoch without entries is not free.
+_EPOCH_BYTES = 512
+
 Columns = tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
@@ -226,6 +229,10 @@ class Track:
     def ahead_chunks(self) -> list[int]:
         """Chunks held beyond what the consumer asked for."""
         return [use.chunk for use in self._ahead]
+
+    def schedule_bytes(self) -> int:
+        """What the schedules of its epochs take that are not used up."""
+        return sum(_EPOCH_BYTES + uses.chunk.nbytes + uses.first.nbytes + uses.last.nbytes for uses in self._epochs)
 
     def open_chunks(self) -> int:
         """How many uses are open."""

@@ -1,4 +1,9 @@
-"""How an engine comes to life: one per cache folder, a socket that never points at nothing, a clean end."""
+"""How an engine comes to life: one per cache folder, a socket that never points at nothing, a clean end.
+
+lock the cache folder -> engine -> socket, HTTP -> ready
+SIGTERM: not ready, socket gone -> what is on its way lands, questions are answered -> connections end -> unlock
+SIGHUP: the configuration is read again: limit, datasets and their options, who may connect
+"""
 
 from __future__ import annotations
 
@@ -14,38 +19,163 @@ from pathlib import Path
 
 from streamer.config import EngineConfig
 from streamer.engine.engine import Engine
-from streamer.errors import CacheError, ConfigError
+from streamer.errors import CacheError, ConfigError, StreamerError
+from streamer.service.admission import group_id
+from streamer.service.limits import raise_descriptor_limit
+from streamer.service.notify import Notifier
 from streamer.service.peer import Peer
 from streamer.service.server import Server
+from streamer.service.web import serving
 
 logger = logging.getLogger(__name__)
 
-# How long a starting engine waits for the one that is leaving the same folder.
+# How long a starting engine waits for the one that is leaving the same folder: its grace time and what follows.
 LOCK_SECONDS = 10.0
 
 
-async def run(config: EngineConfig, listening: Callable[[], None]) -> None:
-    """Runs an engine until its last connection has been gone for the grace time, or SIGTERM or SIGINT comes.
+class Life:
+    """From start to end of one engine. Used once.
 
     Args:
         config: complete, with a socket path.
         listening: called once when clients can connect.
+        configure: reads the configuration again; None: SIGHUP ends the engine, as it does any program.
+        notifier: whom to tell.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        listening: Callable[[], None],
+        configure: Callable[[], EngineConfig] | None = None,
+        notifier: Notifier | None = None,
+    ) -> None:
+        self._config = config
+        self._listening = listening
+        self._configure = configure
+        self._notifier = notifier or Notifier(None)
+        self._leave = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._reload = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"Life({self._config.cache.directory}, leaving={self._leave.is_set()})"
+
+    async def run(self) -> None:
+        """Until its last connection has been gone for the grace time, or SIGTERM or SIGINT comes.
+
+        Raises:
+            ConfigError, CacheError: the folder or the socket cannot be used.
+        """
+        config = self._config
+        assert config.socket_path is not None, "checked by `run`"
+        _make_cache_dir(config.cache.directory)
+        raise_descriptor_limit()
+        with _only_engine(config.cache.directory, LOCK_SECONDS + config.service.drain_seconds):
+            async with Engine(config) as engine, asyncio.TaskGroup() as tasks:
+                server = Server(config, engine, tasks, self._leave.set)
+                async with serving(config.service.http, server.statistics, self._not_ready):
+                    async with _listening(config, server):
+                        self._on_signals()
+                        self._listening()
+                        self._notifier.ready()
+                        watch = tasks.create_task(self._reload_when_told(engine, server))
+                        await self._leave.wait()
+                        watch.cancel()
+                    self._notifier.stopping()
+                    await self._drain(engine, server)
+                server.close()
+            self._notifier.close()
+
+    def _not_ready(self) -> str:
+        """Why no trainer should come now; "": it may."""
+        return "the service is stopping" if self._leave.is_set() else ""
+
+    # ------------------------------------------------------------ the end
+
+    async def _drain(self, engine: Engine, server: Server) -> None:
+        """Whoever sent one signal waits for an orderly end; whoever sends a second does not."""
+        seconds = self._config.service.drain_seconds
+        if self._config.grace_seconds is not None:  # nobody is connected, or the embedded engine is told to go
+            return
+        begun = time.monotonic()
+        drained = asyncio.ensure_future(self._drain_within(engine, server, seconds))
+        hurried = asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait([drained, hurried], return_when=asyncio.FIRST_COMPLETED)
+        for task in (drained, hurried):
+            task.cancel()
+        await asyncio.gather(drained, hurried, return_exceptions=True)
+        logger.info("drained in %.2f s", time.monotonic() - begun)
+
+    @staticmethod
+    async def _drain_within(engine: Engine, server: Server, seconds: float) -> None:
+        async with asyncio.TaskGroup() as both:
+            both.create_task(engine.drain(seconds))
+            both.create_task(server.finish(seconds))
+
+    # ------------------------------------------------------------ signals
+
+    def _on_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._told_to_leave)
+        if self._configure is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._reload.set)
+
+    def _told_to_leave(self) -> None:
+        if self._leave.is_set():
+            self._hurry.set()
+        self._leave.set()
+
+    async def _reload_when_told(self, engine: Engine, server: Server) -> None:
+        while True:
+            await self._reload.wait()
+            self._reload.clear()
+            self._notifier.reloading()
+            try:
+                await self._reload_now(engine, server)
+            except StreamerError as error:
+                logger.error("the configuration stays as it was: %s", error)
+            self._notifier.ready()
+
+    async def _reload_now(self, engine: Engine, server: Server) -> None:
+        assert self._configure is not None
+        config = self._configure()
+        if bool(config.datasets) != bool(self._config.datasets):
+            raise ConfigError("datasets cannot be added to a service that had none, or be removed; restart it")
+        await engine.reload(config)
+        server.reload(config)
+        self._config = config
+        logger.info("configuration read again: limit %d bytes", engine.cache.limit_bytes)
+
+
+async def run(
+    config: EngineConfig,
+    listening: Callable[[], None],
+    configure: Callable[[], EngineConfig] | None = None,
+    notifier: Notifier | None = None,
+) -> None:
+    """Runs an engine from start to end; see `Life`.
 
     Raises:
         ConfigError, CacheError: the folder or the socket cannot be used.
     """
     if config.socket_path is None:
         raise ConfigError("an engine needs a socket path", field="socket_path")
-    _make_cache_dir(config.cache.directory)
-    leave = asyncio.Event()
-    with _only_engine(config.cache.directory):
-        async with Engine(config) as engine, asyncio.TaskGroup() as tasks:
-            server = Server(config, engine, tasks, leave.set)
-            async with _listening(config.socket_path, server, 0o660 if config.cache.group else 0o600):
-                _leave_on_signals(leave)
-                listening()
-                await leave.wait()
-            server.close()
+    try:
+        await Life(config, listening, configure, notifier).run()
+    except BaseExceptionGroup as group:
+        # What went wrong inside a task group comes out wrapped; the caller knows our errors, not groups of one.
+        raise _only_error(group) from group
+
+
+def _only_error(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+# ---------------------------------------------------------------- the folder
 
 
 def _make_cache_dir(directory: Path) -> None:
@@ -56,7 +186,7 @@ def _make_cache_dir(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _only_engine(directory: Path) -> Iterator[None]:
+def _only_engine(directory: Path, seconds: float) -> Iterator[None]:
     """Holds a lock on the cache folder itself for life: the kernel frees it with the process.
 
     Raises:
@@ -64,14 +194,14 @@ def _only_engine(directory: Path) -> Iterator[None]:
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _lock(descriptor, directory)
+        _lock(descriptor, directory, seconds)
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, directory: Path) -> None:
-    deadline = time.monotonic() + LOCK_SECONDS
+def _lock(descriptor: int, directory: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,17 +217,22 @@ def _lock(descriptor: int, directory: Path) -> None:
         time.sleep(0.05)
 
 
+# ---------------------------------------------------------------- the socket
+
+
 @contextlib.asynccontextmanager
-async def _listening(path: Path, server: Server, mode: int) -> AsyncIterator[None]:
+async def _listening(config: EngineConfig, server: Server) -> AsyncIterator[None]:
     """Binds to a temporary name and renames: a dead socket file does no harm, a live one always answers."""
+    path = config.socket_path
+    assert path is not None
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_socket_folder(path.parent, config)
         temporary.unlink(missing_ok=True)
         listener = await asyncio.get_running_loop().create_unix_server(
             lambda: Peer(server), str(temporary), backlog=1024
         )
-        os.chmod(temporary, mode)
+        _open_to(temporary, config)
         identity = os.stat(temporary).st_ino
         os.rename(temporary, path)
     except OSError as error:
@@ -109,14 +244,28 @@ async def _listening(path: Path, server: Server, mode: int) -> AsyncIterator[Non
         _remove_socket(path, identity)
 
 
+def _make_socket_folder(folder: Path, config: EngineConfig) -> None:
+    """A folder that is there already is left as its owner made it."""
+    if folder.is_dir():
+        return
+    folder.mkdir(mode=0o700, parents=True)
+    if config.cache.group is not None:
+        os.chown(folder, -1, group_id(config.cache.group))
+        folder.chmod(0o750)
+    if config.service.allow_uids:
+        folder.chmod(0o755)
+
+
+def _open_to(socket_path: Path, config: EngineConfig) -> None:
+    """The file's mode keeps strangers out before they connect; `Admission` checks those who get through."""
+    if config.cache.group is not None:
+        os.chown(socket_path, -1, group_id(config.cache.group))
+    mode = 0o660 if config.cache.group is not None else 0o600
+    os.chmod(socket_path, 0o666 if config.service.allow_uids else mode)
+
+
 def _remove_socket(path: Path, identity: int) -> None:
     """Removes the socket unless another engine has taken the name over."""
     with contextlib.suppress(FileNotFoundError):
         if os.stat(path).st_ino == identity:
             path.unlink()
-
-
-def _leave_on_signals(leave: asyncio.Event) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, leave.set)

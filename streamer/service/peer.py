@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import struct
+from collections.abc import Iterator
 from typing import Protocol, cast
 
-from streamer.errors import ProtocolError, StreamerError
+from streamer.errors import BrokenError, ProtocolError, StreamerError
+from streamer.service.admission import Credentials
 from streamer.wire.frames import encode, request_decoder
-from streamer.wire.messages import Event, Failed, Hello, Request
+from streamer.wire.messages import Content, Event, Failed, GetStatistics, Hello, Request
 
 logger = logging.getLogger(__name__)
 
-# A reader that leaves this much unread is dropped: it would hold the engine's memory.
-MAX_UNREAD_BYTES = 80 << 20
+# What a reader may leave unread besides the contents it asked for: 100,000 small events. More would hold the
+# engine's memory; the client connects again and goes on where it stood.
+MAX_UNREAD_BYTES = 4 << 20
 # A connection that says nothing for this long after connecting is closed.
 HELLO_SECONDS = 10.0
-_UCRED = struct.Struct("3i")
+# Requests of one peer that are taken before the others have their turn.
+BURST = 64
+_MOST_ERROR_LETTERS = 65536
 
 
 class PeerHandler(Protocol):
@@ -36,66 +40,143 @@ class PeerHandler(Protocol):
     def joined(self, peer: Peer) -> bool:
         """A new connection; False: it is not welcome."""
 
+    def dropped(self, peer: Peer, why: str) -> None:
+        """The connection is ended for what the peer did: "protocol", "unread" or "silent"."""
+
 
 class Peer(asyncio.Protocol):
     """Lives on the server's loop from connect to disconnect."""
 
     def __init__(self, handler: PeerHandler) -> None:
-        self.name = "?"
+        self.credentials: Credentials | None = None
         self.greeted = False
         self._handler = handler
         self._decoder = request_decoder()
+        self._received = bytearray()
+        self._requests: Iterator[Request] | None = None
         self._transport: asyncio.Transport | None = None
         self._hello_timer: asyncio.TimerHandle | None = None
+        self._content_bytes = 0
+        self._paused = False
+        self._drained = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"Peer({self.name})"
+        return f"Peer({self.credentials or '?'})"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio."""
         # uvloop's transports have the methods of asyncio's, not their base class.
         self._transport = cast(asyncio.Transport, transport)
-        self.name = _credentials(self._transport)
+        self._transport.set_write_buffer_limits(high=0)
+        self._drained.set()
+        self.credentials = _credentials(self._transport)
         if not self._handler.joined(self):
-            transport.abort()
+            self._transport.abort()
             return
         loop = asyncio.get_running_loop()
         self._hello_timer = loop.call_later(HELLO_SECONDS, self._no_hello)
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio."""
-        try:
-            for request in self._decoder.feed(data):
-                self._take(request)
-        except StreamerError as error:
-            logger.warning("%s: %s", self, error)
-            self.fail(error)
-            self.close()
+        self._received += data
+        if self._requests is None:
+            self._take_some()
+
+    def pause_writing(self) -> None:
+        """Called by asyncio: something lies unread."""
+        self._drained.clear()
+
+    def resume_writing(self) -> None:
+        """Called by asyncio: all is read, or at least out."""
+        self._content_bytes = 0
+        self._drained.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio."""
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         self._transport = None
+        self._drained.set()
         self._handler.lost(self)
 
     def send(self, event: Event) -> None:
         """Sends an event; a peer that does not read is dropped."""
         if self._transport is None or self._transport.is_closing():
             return
+        if isinstance(event, Content):
+            self._content_bytes += len(event.content)
         self._transport.write(encode(event))
-        if (unread := self._transport.get_write_buffer_size()) > MAX_UNREAD_BYTES:
-            logger.warning("%s leaves %d bytes unread: dropped", self, unread)
-            self._transport.abort()
+        if (unread := self._transport.get_write_buffer_size()) > MAX_UNREAD_BYTES + self._content_bytes:
+            self.drop(f"leaves {unread} bytes unread", "unread")
+
+    async def drained(self, seconds: float) -> None:
+        """Waits until the peer has read what it was sent; one that does not in time is dropped."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._drained.wait()
+        except TimeoutError:
+            self.drop(f"has not read its answer for {seconds:.0f} s", "unread")
 
     def fail(self, error: StreamerError, request: int = -1, session: int = -1) -> None:
         """Sends an error to the reader that asked."""
-        self.send(Failed(type(error).__name__, str(error)[:65536], error.details, request, session))
+        self.send(Failed(type(error).__name__, str(error)[:_MOST_ERROR_LETTERS], error.details, request, session))
+
+    def drop(self, what: str, why: str) -> None:
+        """Ends the connection at once; `what` for the log, `why` to count."""
+        if self._transport is not None and not self._transport.is_closing():
+            logger.warning("%s %s: dropped", self, what)
+            self._handler.dropped(self, why)
+            self._transport.abort()
 
     def close(self) -> None:
         """Closes after what was sent is out."""
         if self._transport is not None:
             self._transport.close()
+
+    # ------------------------------------------------------------ inside
+
+    def _take_some(self) -> None:
+        """Takes a burst of what has arrived; if there is more, reading pauses and the other peers have their turn."""
+        if self._transport is None or self._transport.is_closing():
+            self._requests = None
+            return
+        try:
+            if self._requests is None:
+                received, self._received = self._received, bytearray()
+                self._requests = self._decoder.feed(received)
+            for _ in range(BURST):
+                if (request := next(self._requests, None)) is None:
+                    self._requests = None
+                    break
+                self._take(request)
+                if isinstance(request, GetStatistics):  # the dearest of them: one a turn
+                    break
+        except StreamerError as error:
+            self._refuse(error)
+        except Exception as error:
+            logger.exception("a message of %s failed", self)
+            self._refuse(BrokenError(f"the engine failed over a message: {error!r}; see its log"))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._requests is None and not self._received:
+            if self._paused:
+                self._paused = False
+                self._transport.resume_reading()
+            return
+        if not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+        asyncio.get_running_loop().call_soon(self._take_some)
+
+    def _refuse(self, error: StreamerError) -> None:
+        logger.warning("%s: %s", self, error)
+        self._handler.dropped(self, "protocol")
+        self.fail(error)
+        self._received.clear()
+        self.close()
 
     def _take(self, request: Request) -> None:
         if isinstance(request, Hello) and not self.greeted:
@@ -107,14 +188,12 @@ class Peer(asyncio.Protocol):
 
     def _no_hello(self) -> None:
         if not self.greeted:
-            logger.warning("%s said nothing for %.0f s: closed", self, HELLO_SECONDS)
-            self.close()
+            self.drop(f"said nothing for {HELLO_SECONDS:.0f} s", "silent")
 
 
-def _credentials(transport: asyncio.Transport) -> str:
+def _credentials(transport: asyncio.Transport) -> Credentials | None:
     """Who is on the other end, as the kernel says (Linux)."""
-    sock = transport.get_extra_info("socket")
-    if sock is None or not hasattr(socket, "SO_PEERCRED"):
-        return "peer"
-    pid, uid, _gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return f"pid {pid} uid {uid}"
+    connection = transport.get_extra_info("socket")
+    if connection is None or not hasattr(socket, "SO_PEERCRED"):
+        return None
+    return Credentials.of(connection)

@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from streamer.config import EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.indexing import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
+from streamer.engine.statistics import Values
 from streamer.errors import (
-    BrokenError,
-    ConfigError,
+    EngineUnavailableError,
     ProtocolError,
     ProtocolVersionError,
     ServiceError,
     StreamerError,
 )
+from streamer.service.admission import Admission
+from streamer.service.limits import MAX_SESSIONS_PER_PEER, Limits
 from streamer.service.peer import Peer
+from streamer.service.process import process_statistics
+from streamer.service.questions import Asker, Questions
 from streamer.version import VERSION
 from streamer.wire.messages import (
     PROTOCOL,
     Advance,
     CloseSession,
-    Content,
     Extend,
     GetManifest,
     GetStatistics,
     Hello,
-    IndexProgress,
-    ManifestReady,
     Opened,
     OpenSession,
     Read,
@@ -48,12 +48,6 @@ from streamer.wire.messages import (
 
 logger = logging.getLogger(__name__)
 
-MAX_PEERS = 4096
-# Questions of one peer that may be in work at the same time.
-MAX_QUESTIONS = 64
-MAX_SESSIONS_PER_PEER = 256
-MAX_READ_BYTES = 64 << 20
-
 
 @dataclass(slots=True)
 class _Conversation:
@@ -61,17 +55,20 @@ class _Conversation:
 
     job: str = ""
     sessions: dict[int, EngineSession] = field(default_factory=dict)
-    questions: int = 0
+    asker: Asker = field(default_factory=Asker)
 
 
 class Server:
     """Answers peers for one engine. Lives on the engine's loop.
 
     Args:
-        config: socket and grace.
+        config: socket, grace, who may connect.
         engine: opened already.
         tasks: where questions that take time run.
         leave: called once when nobody has been connected for the grace time.
+
+    Raises:
+        ConfigError: no such group; the token file cannot be read.
     """
 
     def __init__(
@@ -79,21 +76,40 @@ class Server:
     ) -> None:
         self._config = config
         self._engine = engine
-        self._tasks = tasks
         self._leave = leave
+        self._admission = Admission(config.cache, config.service)
+        self._limits = Limits.of(config.service)
+        self._questions = Questions(engine, tasks, self._limits)
         self._peers: dict[Peer, _Conversation] = {}
         self._grace: asyncio.TimerHandle | None = None
+        self._begun = engine.now()
+        self._count: Counter[str] = Counter()
         self._watch_grace()
 
     def __repr__(self) -> str:
         return f"Server(peers={len(self._peers)}, engine={self._engine!r})"
 
+    def statistics(self) -> Values:
+        """The engine's, and those of the service: connections, what was refused and dropped, the process."""
+        return {**self._engine.statistics(), **self._own_statistics(self._engine.now())}
+
+    def reload(self, config: EngineConfig) -> None:
+        """Takes over who may connect; those who are connected stay.
+
+        Raises:
+            ConfigError: no such group; the token file cannot be read.
+        """
+        self._admission = Admission(config.cache, config.service)
+        self._config = config
+
     # ------------------------------------------------------------ connections
 
     def joined(self, peer: Peer) -> bool:
         """A new connection."""
-        if len(self._peers) >= MAX_PEERS:
-            logger.warning("%s refused: %d peers are connected already", peer, len(self._peers))
+        self._count["connections"] += 1
+        if len(self._peers) >= self._limits.peers:
+            self._count["refused"] += 1
+            logger.warning("%s refused: %d are connected already", peer, len(self._peers))
             return False
         self._peers[peer] = _Conversation()
         if self._grace is not None:
@@ -108,8 +124,17 @@ class Server:
             session.close()
         self._watch_grace()
 
+    def dropped(self, peer: Peer, why: str) -> None:
+        """A connection is being ended for what the peer did."""
+        self._count[f"dropped {why}"] += 1
+
     def greet(self, peer: Peer, hello: Hello) -> None:
-        """Checks version; answers where the chunks are."""
+        """Checks who it is, and the version; answers where the chunks are."""
+        try:
+            self._admission.check(peer.credentials, hello.token)
+        except EngineUnavailableError:
+            self._count["refused"] += 1
+            raise
         if hello.protocol != PROTOCOL:
             raise ProtocolVersionError(
                 f"this engine speaks protocol {PROTOCOL} (streamer {VERSION}), the client {hello.protocol} "
@@ -132,6 +157,10 @@ class Server:
             )
         )
 
+    async def finish(self, seconds: float) -> None:
+        """Answers what is being asked, within this time."""
+        await self._questions.finish(seconds)
+
     def close(self) -> None:
         """Closes all connections."""
         for peer in list(self._peers):
@@ -150,12 +179,10 @@ class Server:
             case CloseSession():
                 if (session := conversation.sessions.pop(request.session, None)) is not None:
                     session.close()
-            case GetManifest():
-                self._question(peer, request.request, self._manifest(peer, request))
-            case Read():
-                self._question(peer, request.request, self._read(peer, request))
+            case GetManifest() | Read():
+                self._questions.ask(peer, conversation.asker, request)
             case GetStatistics():
-                peer.send(Statistics(request.request, self._engine.statistics()))
+                peer.send(Statistics(request.request, self.statistics()))
             case _:
                 raise ProtocolError(f"{type(request).__name__} out of turn")
 
@@ -169,7 +196,7 @@ class Server:
                     job=request.job,
                     dataset=request.dataset,
                     consumer=request.consumer,
-                    options=_options(request.options),
+                    options=self._questions.options(peer, conversation.asker, request.options),
                     order_id=request.order_id,
                     global_batch=request.global_batch,
                     world_size=request.world_size,
@@ -194,69 +221,39 @@ class Server:
             case Reject():
                 session.reject(request.chunk, request.reason)
             case Extend():
+                self._check_room_for(request)
                 session.extend(request.epoch, _columns(request), request.complete)
 
-    # ------------------------------------------------------------ questions that take time
+    def _check_room_for(self, request: Extend) -> None:
+        held = sum(session.track.schedule_bytes() for session in self._engine.sessions.values())
+        wanted = len(request.chunk) + len(request.first) + len(request.last)
+        if held + wanted > self._limits.schedule_bytes:
+            raise ServiceError(
+                f"the schedules of all sessions take {held} bytes, {wanted} more exceed the "
+                f"{self._limits.schedule_bytes} that this service has for them; give it more memory",
+                limit=self._limits.schedule_bytes,
+            )
 
-    def _question(self, peer: Peer, number: int, answer: Awaitable[None]) -> None:
-        conversation = self._peers[peer]
-        if conversation.questions >= MAX_QUESTIONS:
-            raise ProtocolError(f"more than {MAX_QUESTIONS} questions at once")
-        conversation.questions += 1
-        self._tasks.create_task(self._answer(peer, number, conversation, answer))
+    # ------------------------------------------------------------ inside
 
-    async def _answer(self, peer: Peer, number: int, conversation: _Conversation, answer: Awaitable[None]) -> None:
-        try:
-            await answer
-        except StreamerError as error:
-            peer.fail(error, request=number)
-        except Exception as error:
-            logger.exception("question %d of %s failed", number, peer)
-            peer.fail(BrokenError(f"the engine failed over a question: {error!r}; see its log"), request=number)
-        finally:
-            conversation.questions -= 1
-
-    async def _manifest(self, peer: Peer, request: GetManifest) -> None:
-        def progress(text: str, done: int, total: int) -> None:
-            peer.send(IndexProgress(request.request, text, done, total))
-
-        digest = await self._engine.manifest(
-            ManifestRequest(
-                urls=tuple(request.urls),
-                format=request.format,
-                options=_options(request.options),
-                manifest=request.manifest,
-                build=request.build,
-                chunk_bytes=request.chunk_bytes or None,
-                limit_seconds=request.limit_seconds,
-                wait_seconds=request.wait_seconds,
-            ),
-            progress,
-        )
-        peer.send(ManifestReady(request.request, digest))
-
-    async def _read(self, peer: Peer, request: Read) -> None:
-        if request.stop - request.start > MAX_READ_BYTES:
-            raise ServiceError(f"a read of {request.stop - request.start} bytes; at most {MAX_READ_BYTES}")
-        content = await self._engine.read(
-            request.dataset, _options(request.options), request.chunk, (request.start, request.stop)
-        )
-        peer.send(Content(request.request, content))
+    def _own_statistics(self, now: float) -> Values:
+        return {
+            "version": VERSION,
+            "pid": os.getpid(),
+            "uptime_seconds": round(now - self._begun, 3),
+            "connections": len(self._peers),
+            "connections_total": self._count["connections"],
+            "connections_refused": self._count["refused"],
+            "dropped_protocol": self._count["dropped protocol"],
+            "dropped_unread": self._count["dropped unread"],
+            "dropped_silent": self._count["dropped silent"],
+            **process_statistics(),
+        }
 
     def _watch_grace(self) -> None:
         if self._config.grace_seconds is not None and not self._peers and self._grace is None:
             loop = asyncio.get_running_loop()
             self._grace = loop.call_later(self._config.grace_seconds, self._leave)
-
-
-def _options(encoded: bytes) -> dict[str, object]:
-    try:
-        options = json.loads(encoded)
-    except ValueError as error:
-        raise ConfigError("storage_options are not JSON", field="storage_options") from error
-    if not isinstance(options, dict):
-        raise ConfigError("storage_options are no mapping", field="storage_options")
-    return options
 
 
 def _columns(request: Extend) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,0 +1,115 @@
+"""Which urls an engine serves, and with which storage options.
+
+An engine that holds credentials serves what lies below its configured urls and nothing else: otherwise whoever may
+connect could read, with the engine's rights, any bucket, file or web address that it can reach.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from streamer.config import DatasetConfig
+from streamer.errors import AccessDeniedError, ConfigError
+from streamer.manifest.model import Chunk
+from streamer.store.urls import shown, split
+
+Options = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A configured url as it is compared: "scheme root" and key, cut at slashes."""
+
+    prefix: str
+    options: Options = field(repr=False)
+
+
+class Access:
+    """Decides by url; pure but for resolving links of local files.
+
+    Args:
+        datasets: what is served; empty: everything, with the options that clients send.
+    """
+
+    def __init__(self, datasets: Sequence[DatasetConfig] = ()) -> None:
+        places = [_Place(_comparable(dataset.url), dataset.storage_options) for dataset in datasets]
+        self._places = sorted(places, key=lambda place: len(place.prefix), reverse=True)
+
+    def __repr__(self) -> str:
+        return f"Access({[place.prefix for place in self._places]})"
+
+    @property
+    def held(self) -> bool:
+        """The options are the engine's; those of clients are not used."""
+        return bool(self._places)
+
+    def options(self, urls: Iterable[str], offered: Options) -> Options:
+        """The storage options for urls that are read together.
+
+        Args:
+            urls: prefixes, patterns or objects.
+            offered: what the client sent.
+
+        Raises:
+            AccessDeniedError: a url is not served here.
+            ConfigError: the urls have different options.
+        """
+        if not self.held:
+            return offered
+        found: list[tuple[str, Options]] = [(url, self._of(url)) for url in urls]
+        for url, options in found[1:]:
+            if options != found[0][1]:
+                raise ConfigError(
+                    f"{shown(found[0][0])} and {shown(url)} have different storage options in the service's "
+                    "configuration; one dataset is read with one set of them",
+                    field="storage_options",
+                )
+        return found[0][1] if found else {}
+
+    def check_objects(self, urls: Iterable[str], options: Options) -> None:
+        """Each object must be served with exactly these options; a manifest may name any url.
+
+        Raises:
+            AccessDeniedError: one is not.
+        """
+        if self.held:
+            for url in urls:
+                if self._of(url) != options:
+                    raise _denied(url)
+
+    def check_chunk(self, chunk: Chunk, options: Options) -> None:
+        """As `check_objects`, for the objects of a chunk."""
+        if self.held:
+            self.check_objects({extent.object.url for extent in chunk.extents}, options)
+
+    def _of(self, url: str) -> Options:
+        wanted = _comparable(url)
+        for place in self._places:
+            if wanted == place.prefix or wanted.startswith(place.prefix.rstrip("/") + "/"):
+                return place.options
+        raise _denied(url)
+
+
+def _denied(url: str) -> AccessDeniedError:
+    return AccessDeniedError(
+        f"{shown(url)} is not among the datasets of this service; add a [[datasets]] entry for it to the service's "
+        "configuration",
+        url=shown(url),
+    )
+
+
+def _comparable(url: str) -> str:
+    """One spelling per place.
+
+    Raises:
+        AccessDeniedError: it has a dot segment, which a server or a client library may resolve to somewhere else.
+    """
+    address = split(url)
+    if address.scheme == "file":
+        # A link in a served folder must not lead out of it.
+        return "file://" + os.path.realpath(address.key)
+    if any(part in (".", "..") for part in address.key.split("/")):
+        raise _denied(url)
+    return f"{address.root}/{address.key}".rstrip("/")

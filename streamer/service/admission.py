@@ -1,0 +1,107 @@
+"""Who may connect: users as the kernel names them, and a token where one is asked for."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from streamer.config import CacheConfig, ServiceConfig, read_token
+from streamer.errors import ConfigError, EngineUnavailableError
+
+# From <asm-generic/socket.h>; Linux 4.13. Python's socket module does not have it.
+SO_PEERGROUPS = 59
+# NGROUPS_MAX of Linux; a longer answer is an error of getsockopt.
+_MOST_GROUPS = 65536
+_UCRED = struct.Struct("=iII")
+_GROUPS_AT_FIRST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """The other end of a connection as the kernel saw it at connect. pid 0: it lives in another PID namespace."""
+
+    pid: int
+    uid: int
+    groups: frozenset[int]
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} uid {self.uid}"
+
+    @classmethod
+    def of(cls, connection: socket.socket) -> Credentials:
+        """Of a connected unix socket."""
+        pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        return cls(pid, uid, frozenset([gid, *_supplementary(connection)]))
+
+
+def _supplementary(connection: socket.socket) -> Iterable[int]:
+    for count in (_GROUPS_AT_FIRST, _MOST_GROUPS):
+        try:
+            raw = connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 4 * count)
+        except OSError:  # more groups than asked for, or an older kernel: then the first group has to do
+            continue
+        return struct.unpack(f"={len(raw) // 4}I", raw)
+    return ()
+
+
+class Admission:
+    """The rule: the service's own user, root, listed users, members of the cache's group; and the token, if any.
+
+    Args:
+        cache: its group.
+        service: listed users, token file. The file is read here: once, at the start and at each reload.
+
+    Raises:
+        ConfigError: no such group; the token file cannot be read.
+    """
+
+    def __init__(self, cache: CacheConfig, service: ServiceConfig) -> None:
+        self._users = frozenset([os.geteuid(), 0, *service.allow_uids])
+        self._group = None if cache.group is None else group_id(cache.group)
+        self._token = None if service.token_file is None else read_token(service.token_file)
+
+    def __repr__(self) -> str:
+        asks = "a token" if self._token is not None else "no token"
+        return f"Admission(users={sorted(self._users)}, group={self._group}, {asks})"
+
+    def check(self, peer: Credentials | None, token: str) -> None:
+        """Lets a peer in.
+
+        Args:
+            peer: None where the platform does not tell.
+            token: what it showed.
+
+        Raises:
+            EngineUnavailableError: it may not; says why.
+        """
+        if peer is not None and peer.uid not in self._users and self._group not in peer.groups:
+            raise EngineUnavailableError(
+                f"user {peer.uid} may not use this engine; it serves users {sorted(self._users)} and group "
+                f"{self._group}: add it to allow_uids of the service, or run the trainer with that group",
+                uid=peer.uid,
+            )
+        if self._token is not None and not hmac.compare_digest(self._token.encode(), token.encode()):
+            shown = "the token shown is another one" if token else "none was shown"
+            raise EngineUnavailableError(
+                f"this engine asks for a token and {shown}; set STREAMER_TOKEN_FILE to the file that holds it"
+            )
+
+
+def group_id(group: str) -> int:
+    """The number of a group by name or number; in a container most numbers have no name.
+
+    Raises:
+        ConfigError: no such group.
+    """
+    import grp
+
+    if group.isdecimal():
+        return int(group)
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError as error:
+        raise ConfigError(f"group={group!r} does not exist on this machine", field="group") from error

@@ -1,0 +1,216 @@
+"""The configuration of `streamer serve`: a TOML file, STREAMER_* variables over it, command line options over both.
+
+    [cache]     directory limit_bytes eviction group free_floor_bytes layers
+    [fetch]     memory_bytes window_max range_bytes ...
+    [engine]    socket_path lookahead_bytes silent_seconds ...
+    [service]   http allow_uids token_file drain_seconds max_connections
+    [[datasets]]  url, storage_options or storage_options_file (JSON)
+
+Every name is a field of the dataclass of that section in `streamer.config`; a name that is none is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, TypeVar, get_args, get_origin
+
+from streamer.config import (
+    CacheConfig,
+    DatasetConfig,
+    EngineConfig,
+    Environment,
+    FetchConfig,
+    ServiceConfig,
+    known_fields,
+    parse_bytes,
+    read_toml,
+)
+from streamer.errors import ConfigError
+
+_SECTIONS: dict[str, type[object]] = {
+    "cache": CacheConfig,
+    "fetch": FetchConfig,
+    "engine": EngineConfig,
+    "service": ServiceConfig,
+}
+# Fields of EngineConfig that have a section of their own, or no meaning for a service.
+_ELSEWHERE = frozenset(["cache", "fetch", "datasets", "service", "grace_seconds"])
+# Where a variable of `Environment.service`, or an option of the command line, belongs.
+_PLACES = {
+    "cache_dir": ("cache", "directory"),
+    "cache_bytes": ("cache", "limit_bytes"),
+    "eviction": ("cache", "eviction"),
+    "group": ("cache", "group"),
+    "memory_bytes": ("fetch", "memory_bytes"),
+    "socket": ("engine", "socket_path"),
+    "http": ("service", "http"),
+    "allow_uids": ("service", "allow_uids"),
+    "token_file": ("service", "token_file"),
+    "drain_seconds": ("service", "drain_seconds"),
+    "max_connections": ("service", "max_connections"),
+}
+# Loopback; 9464 is the customary port of exporters (prometheus/prometheus wiki, default port allocations).
+DEFAULT_HTTP = "127.0.0.1:9464"
+
+_Config = TypeVar("_Config")
+_Tables = dict[str, dict[str, object]]
+
+
+def engine_config(path: Path | None, environment: Environment, options: Mapping[str, object]) -> EngineConfig:
+    """The complete configuration of a service.
+
+    Args:
+        path: the TOML file; None: only environment and options.
+        environment: its `service` variables count more than the file.
+        options: from the command line, by the same names; None: not given. They count most.
+
+    Raises:
+        ConfigError: an unknown setting, or a value that cannot be; names it.
+    """
+    tables, datasets = _file(path)
+    variables: dict[str, object] = {name: text for name, text in environment.service.items() if name != "config"}
+    variables["token_file"] = environment.token_file
+    for source in (variables, options):
+        for name, value in source.items():
+            if value is not None:
+                section, field = _PLACES[name]
+                tables[section][field] = value
+    tables["cache"].setdefault("directory", environment.cache_dir)
+    tables["engine"].setdefault("socket_path", environment.runtime_dir / "engine.sock")
+    tables["service"].setdefault("http", DEFAULT_HTTP)
+    return _assembled(tables, datasets)
+
+
+def _assembled(tables: _Tables, datasets: tuple[DatasetConfig, ...]) -> EngineConfig:
+    cache = _section(CacheConfig, tables["cache"], "[cache]")
+    engine = _section(EngineConfig, {**tables["engine"], "cache": cache}, "[engine]", _ELSEWHERE)
+    return replace(
+        engine,
+        cache=replace(cache, directory=Path(os.path.abspath(cache.directory))),
+        socket_path=Path(os.path.abspath(engine.socket_path or "")),
+        fetch=_section(FetchConfig, tables["fetch"], "[fetch]"),
+        service=_section(ServiceConfig, tables["service"], "[service]"),
+        datasets=datasets,
+        grace_seconds=None,
+    )
+
+
+def _file(path: Path | None) -> tuple[_Tables, tuple[DatasetConfig, ...]]:
+    tables: _Tables = {name: {} for name in _SECTIONS}
+    if path is None:
+        return tables, ()
+    found = read_toml(path)
+    datasets = found.pop("datasets", [])
+    for name, table in found.items():
+        if name not in _SECTIONS:
+            raise ConfigError(f"{path} has no section [{name}]; it has {', '.join(_SECTIONS)}, datasets", field=name)
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: {name} is a section: write [{name}] and its settings below", field=name)
+        for field in table.keys() & _ELSEWHERE if name == "engine" else ():
+            raise ConfigError(f"{path}: [engine] has no setting {field!r}", field=field)
+        tables[name].update(table)
+    if not isinstance(datasets, list):
+        raise ConfigError(f"{path}: write [[datasets]] for each dataset", field="datasets")
+    return tables, tuple(_dataset(entry, path) for entry in datasets)
+
+
+# ---------------------------------------------------------------- datasets
+
+
+def _dataset(entry: object, path: Path) -> DatasetConfig:
+    where = f"[[datasets]] of {path}"
+    if not isinstance(entry, dict) or not isinstance(entry.get("url"), str) or not entry["url"]:
+        raise ConfigError(f"{where}: each has a url", field="url")
+    values = dict(entry)
+    file = values.pop("storage_options_file", None)
+    if file is not None:
+        values["storage_options"] = {**values.get("storage_options", {}), **_options_of(Path(str(file)))}
+    known_fields(DatasetConfig, values, where)
+    if not isinstance(values.get("storage_options", {}), dict):
+        raise ConfigError(f"{where}: storage_options is a table", field="storage_options")
+    return DatasetConfig(**values)
+
+
+def _options_of(path: Path) -> dict[str, object]:
+    # Neither the content nor the parser's complaint is shown: it would quote the secret.
+    try:
+        found = json.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", field="storage_options_file") from error
+    except ValueError:
+        raise ConfigError(f"{path} is not JSON", field="storage_options_file") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no JSON object", field="storage_options_file")
+    return found
+
+
+# ---------------------------------------------------------------- one section
+
+
+def _section(
+    kind: type[_Config], values: Mapping[str, object], where: str, elsewhere: frozenset[str] = frozenset()
+) -> _Config:
+    known_fields(kind, values, where)
+    hints = typing.get_type_hints(kind)
+    return kind(
+        **{name: value if name in elsewhere else _coerced(name, value, hints[name]) for name, value in values.items()}
+    )
+
+
+def _coerced(name: str, value: object, hint: object) -> object:
+    """A setting as its field wants it; from TOML it has a type, from the environment it is text.
+
+    Raises:
+        ConfigError: it cannot be.
+    """
+    if isinstance(hint, types.UnionType) or get_origin(hint) is typing.Union:
+        hint = next(arm for arm in get_args(hint) if arm is not type(None))
+        if value == "auto":
+            return None
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(str, get_args(hint)))}", field=name)
+        return value
+    if get_origin(hint) is tuple:
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple):
+            raise ConfigError(f"{name}={value!r} is a list", field=name)
+        return tuple(_plain(name, part, get_args(hint)[0]) for part in parts)
+    return _plain(name, value, hint)
+
+
+def _plain(name: str, value: object, kind: object) -> object:
+    if kind is int and name.endswith("_bytes") and isinstance(value, int | str) and not isinstance(value, bool):
+        return parse_bytes(value, name)
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    if kind is str and isinstance(value, str | int) and not isinstance(value, bool):
+        return str(value)
+    if kind is bool:
+        return _truth(name, value)
+    if kind in (int, float):
+        return _number(name, value, whole=kind is int)
+    raise ConfigError(f"{name}={value!r} is not what it should be", field=name)
+
+
+def _truth(name: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise ConfigError(f"{name}={value!r} is true or false", field=name)
+
+
+def _number(name: str, value: object, *, whole: bool) -> int | float:
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            number: int | float = int(value) if whole else float(value)
+        except ValueError:
+            number = -1
+        if number >= 0 and (not whole or not isinstance(value, float)):
+            return number
+    raise ConfigError(f"{name}={value!r} is not a {'whole ' if whole else ''}number of at least 0", field=name)

@@ -1,0 +1,58 @@
+"""How much a service lets its clients take: derived once from the memory and the descriptors it may use itself."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import resource
+from dataclasses import dataclass
+
+from streamer.config import MiB, ServiceConfig
+from streamer.fetch.memory import budget_bytes
+
+logger = logging.getLogger(__name__)
+
+MAX_READ_BYTES = 64 * MiB
+# Questions of one peer that may be in work at the same time.
+MAX_QUESTIONS = 64
+MAX_SESSIONS_PER_PEER = 256
+# The store's connections (at most 256 an endpoint), the catalog, chunk files and manifests.
+RESERVED_DESCRIPTORS = 512
+LEAST_PEERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one service, all clients together.
+
+    Attributes:
+        peers: connections.
+        answer_bytes: contents that were read for clients and not taken by them yet.
+        question_bytes: urls in questions that are being answered.
+        schedule_bytes: schedules of open sessions, 20 bytes an entry.
+    """
+
+    peers: int
+    answer_bytes: int
+    question_bytes: int
+    schedule_bytes: int
+
+    @classmethod
+    def of(cls, config: ServiceConfig, memory_bytes: int | None = None) -> Limits:
+        """From the memory of the cgroup (a quarter of it, as `fetch.memory` counts) and the open-files limit."""
+        budget = memory_bytes or budget_bytes()
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return cls(
+            peers=max(LEAST_PEERS, min(config.max_connections, descriptors - RESERVED_DESCRIPTORS)),
+            answer_bytes=max(MAX_READ_BYTES, budget // 2),
+            question_bytes=budget // 4,
+            schedule_bytes=budget // 2,
+        )
+
+
+def raise_descriptor_limit() -> None:
+    """Takes as many descriptors as the system allows: the customary soft limit of 1024 is for select(2)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(ValueError, OSError):  # a kernel that refuses leaves what there was
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,191 @@
+"""Every metric of `/metrics`: name with its unit, kind, stability, meaning, and the statistic it comes from.
+
+A *stable* name and its meaning stay for all versions with the same first number; an *experimental* one may change in
+any version. Nothing else in streamer makes up a name. Labels: `dataset` is the manifest's digest; `job` and
+`consumer` are what clients call themselves, cut at 120 letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from streamer.engine.statistics import Scalar, Table, Values
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+Kind = Literal["counter", "gauge"]
+Stability = Literal["stable", "experimental"]
+
+# More sessions than this are summed under consumer="others": a scrape stays small whatever connects.
+MOST_SESSIONS = 1000
+OTHERS = "others"
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One metric.
+
+    Attributes:
+        name: with unit; a counter's ends in _total.
+        source: key of the statistics, or of an entry of `table`.
+        table: "" for one value; else the list of entries in the statistics, one series each.
+        labels: keys of the entry that tell the series apart.
+    """
+
+    name: str
+    kind: Kind
+    stability: Stability
+    source: str
+    help: str
+    table: str = ""
+    labels: tuple[str, ...] = ()
+
+
+# name without "streamer_", key of the statistics, meaning
+_SINGLE = (
+    ("store_received_bytes_total", "store_bytes", "Bytes of chunks and reads that came from the store."),
+    ("store_requests_total", "store_requests", "Ranged reads sent for chunks and reads, with retries and hedges."),
+    ("index_received_bytes_total", "index_bytes", "Bytes read to build manifests."),
+    ("index_requests_total", "index_requests", "Reads sent to build manifests."),
+    ("store_retries_total", "retries", "Reads tried again after a failure."),
+    ("store_throttled_total", "throttled", "Answers 429 and 503."),
+    ("store_hedges_total", "hedges", "Duplicates sent because no first byte came."),
+    ("store_hedge_wins_total", "hedge_wins", "Duplicates that were first."),
+    ("store_failures_total", "failures", "Ranges given up after all retries."),
+    ("store_stalled_total", "stalled", "Bodies abandoned for lack of progress."),
+    ("store_requests_in_flight", "in_flight", "Requests sent and not ended."),
+    ("store_requests_window", "window", "Requests allowed at once."),
+    ("store_first_byte_p50_seconds", "first_byte_p50_seconds", "Median time to first byte of the last 512 requests."),
+    ("store_first_byte_p99_seconds", "first_byte_p99_seconds", "99th percentile of the same."),
+    ("fetch_buffer_bytes", "reserved_bytes", "Memory given to chunks on their way."),
+    ("cache_needs_total", "needs", "Uses of chunks by sessions."),
+    ("cache_hits_total", "hits", "Uses that cost no store byte."),
+    ("cache_needed_bytes_total", "needed_bytes", "Bytes of the uses."),
+    ("cache_hit_bytes_total", "hit_bytes", "Bytes of the uses that cost no store byte."),
+    ("cache_hit_bound_ratio", "hit_bound", "The share of hits that the cache can give at most."),
+    ("cache_limit_bytes", "limit_bytes", "What chunk files may take."),
+    ("cache_kept_bytes", "kept_bytes", "Chunks that stay after their use."),
+    ("cache_transit_bytes", "transit_bytes", "Chunks that leave after their use."),
+    ("cache_open_bytes", "open_bytes", "Chunks that somebody reads now."),
+    ("cache_kept_chunks", "kept_chunks", "Number of kept chunks."),
+    ("cache_evicted_chunks_total", "evicted_chunks", "Chunks that left the cache."),
+    ("cache_rejected_chunks_total", "rejected_chunks", "Chunks that their readers found wrong."),
+    ("flights", "flights", "Chunks between store and SSD."),
+    ("connections", "connections", "Clients connected now."),
+    ("connections_total", "connections_total", "Clients that have connected."),
+    ("connections_refused_total", "connections_refused", "Clients that may not connect, or were too many."),
+    ("dropped_protocol_total", "dropped_protocol", "Connections ended for frames that the protocol does not allow."),
+    ("dropped_unread_total", "dropped_unread", "Connections ended for not reading."),
+    ("dropped_silent_total", "dropped_silent", "Connections ended for saying nothing."),
+    ("uptime_seconds", "uptime_seconds", "Time since the service listens."),
+    ("cpu_seconds_total", "cpu_seconds", "User and system time of the process."),
+    ("anonymous_bytes", "anonymous_bytes", "Resident memory that is not of files."),
+    ("resident_bytes", "resident_bytes", "All resident memory."),
+    ("open_descriptors", "open_descriptors", "Open files and sockets."),
+    ("draining", "draining", "1 while the service is stopping."),
+)
+_OF_ERRORS = (("errors_total", "count", "Errors that ended a session."),)
+_OF_DATASETS = (
+    ("dataset_samples", "samples", "Samples of the dataset."),
+    ("dataset_bytes", "total_bytes", "Bytes of its chunk files."),
+    ("dataset_sessions", "sessions", "Sessions that read it."),
+)
+_OF_SESSIONS = (
+    ("session_waiting_seconds_total", "waiting_seconds", "Time the consumer stood still for the engine."),
+    ("session_age_seconds", "age_seconds", "Time since the session was opened."),
+    ("session_done_steps", "done", "Steps that are consumed."),
+    ("session_epoch", "epoch", "The running epoch; -1 before the first."),
+    ("session_epoch_needed_bytes", "epoch_needed_bytes", "Bytes needed in the running epoch."),
+    ("session_epoch_hit_bytes", "epoch_hit_bytes", "Bytes of it that were there."),
+)
+_TABLES: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, str, str], ...]], ...] = (
+    ("", (), _SINGLE),
+    ("error_kinds", ("kind",), _OF_ERRORS),
+    ("datasets", ("dataset",), _OF_DATASETS),
+    ("sessions", ("job", "consumer", "dataset"), _OF_SESSIONS),
+)
+_EXPERIMENTAL = frozenset(
+    [
+        "store_stalled_total",
+        "store_requests_window",
+        "store_first_byte_p50_seconds",
+        "store_first_byte_p99_seconds",
+        "cache_hit_bound_ratio",
+        "flights",
+        "session_done_steps",
+        "session_epoch",
+        "session_epoch_needed_bytes",
+        "session_epoch_hit_bytes",
+    ]
+)
+
+
+def _definitions() -> Iterator[Definition]:
+    for table, labels, rows in _TABLES:
+        for name, source, text in rows:
+            kind: Kind = "counter" if name.endswith("_total") else "gauge"
+            stability: Stability = "experimental" if name in _EXPERIMENTAL else "stable"
+            yield Definition(f"streamer_{name}", kind, stability, source, text, table, labels)
+
+
+DEFINITIONS = tuple(_definitions())
+
+
+def exposition(values: Values) -> tuple[bytes, str]:
+    """The body of `/metrics` and its content type.
+
+    Raises:
+        ImportError: prometheus_client is not installed.
+    """
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collected(values))
+    return generate_latest(registry), CONTENT_TYPE_LATEST
+
+
+class _Collected:
+    """One look at the statistics as prometheus_client wants it."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics, in the order of the table above."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for definition in DEFINITIONS:
+            family = CounterMetricFamily if definition.kind == "counter" else GaugeMetricFamily
+            text = f"{definition.help} ({definition.stability})"
+            metric = family(definition.name.removesuffix("_total"), text, labels=definition.labels)
+            for labels, value in series(definition, self._values):
+                metric.add_metric(labels, value)
+            yield metric
+
+
+def series(definition: Definition, values: Values) -> list[tuple[tuple[str, ...], float]]:
+    """The series of one metric: (labels, value); equal labels are summed."""
+    if not definition.table:
+        return [((), _number(values.get(definition.source)))]
+    entries = values.get(definition.table, [])
+    found: dict[tuple[str, ...], float] = {}
+    for labels, entry in _labelled(definition, entries if isinstance(entries, list) else []):
+        found[labels] = found.get(labels, 0.0) + _number(entry.get(definition.source))
+    return list(found.items())
+
+
+def _labelled(definition: Definition, entries: Iterable[Table]) -> Iterator[tuple[tuple[str, ...], Table]]:
+    for count, entry in enumerate(entries):
+        labels = [str(entry.get(label, "")) for label in definition.labels]
+        if definition.table == "sessions" and count >= MOST_SESSIONS:
+            labels[definition.labels.index("consumer")] = OTHERS
+            labels[definition.labels.index("job")] = OTHERS
+        yield tuple(labels), entry
+
+
+def _number(value: Scalar | list[Table]) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

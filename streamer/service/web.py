@@ -1,0 +1,119 @@
+"""The HTTP side of a service: /metrics, /healthz, /readyz. Tells, never takes.
+
+/healthz  200 while the engine's loop turns.
+/readyz   200 while trainers may connect; 503 with the reason otherwise.
+/metrics  for Prometheus; 501 where prometheus_client is not installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from streamer.engine.statistics import Values
+from streamer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+logger = logging.getLogger(__name__)
+
+OFF = ("", "off")
+# A scrape has no body and short headers: more is not for us.
+_MOST_BODY_BYTES = 1024
+_MOST_LINE_BYTES = 4096
+# A connection that is kept open between scrapes costs a descriptor.
+_KEEPALIVE_SECONDS = 15.0
+
+Look = Callable[[], Values]
+NotReady = Callable[[], str]
+
+
+@contextlib.asynccontextmanager
+async def serving(address: str, look: Look, not_ready: NotReady) -> AsyncIterator[None]:
+    """Serves while the context lasts.
+
+    Args:
+        address: "host:port"; "" or "off": no HTTP at all, and aiohttp is not imported.
+        look: the service's statistics now.
+        not_ready: why it is not ready; "" when it is.
+
+    Raises:
+        ConfigError: not an address, or it is taken.
+    """
+    if address in OFF:
+        yield
+        return
+    from aiohttp import web
+
+    host, port = parse_address(address)
+    runner = web.AppRunner(
+        _application(look, not_ready),
+        access_log=None,
+        handle_signals=False,
+        keepalive_timeout=_KEEPALIVE_SECONDS,
+        max_line_size=_MOST_LINE_BYTES,
+        max_field_size=_MOST_LINE_BYTES,
+    )
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port, shutdown_timeout=1.0).start()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot serve HTTP at {address}: {error.strerror or error}; choose another http=host:port, or off",
+                field="http",
+            ) from error
+        logger.info("metrics and health at http://%s", address)
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of 127.0.0.1:9464 or [::]:9464.
+
+    Raises:
+        ConfigError: something else.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"http={address!r}: write host:port, such as 127.0.0.1:9464, or off", field="http")
+    return host.strip("[]"), int(port)
+
+
+def _application(look: Look, not_ready: NotReady) -> web.Application:
+    from aiohttp import web
+
+    application = web.Application(client_max_size=_MOST_BODY_BYTES)
+    application.router.add_get("/healthz", _answer(lambda: web.Response(text="ok\n")))
+    application.router.add_get("/readyz", _answer(lambda: _ready(not_ready())))
+    application.router.add_get("/metrics", _answer(lambda: _metrics(look)))
+    return application
+
+
+def _answer(make: Callable[[], web.Response]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        return make()
+
+    return handle
+
+
+def _ready(reason: str) -> web.Response:
+    from aiohttp import web
+
+    return web.Response(status=503 if reason else 200, text=f"{reason or 'ready'}\n")
+
+
+def _metrics(look: Look) -> web.Response:
+    from aiohttp import web
+
+    from streamer.service import metrics
+
+    try:
+        body, kind = metrics.exposition(look())
+    except ImportError:
+        return web.Response(status=501, text="metrics need pip install 'streamer[sidecar]'\n")
+    return web.Response(body=body, headers={"Content-Type": kind})

@@ -1,0 +1,131 @@
+"""The service's configuration: three sources, one result, nothing unknown."""
+
+import json
+
+import pytest
+
+from streamer.config import DatasetConfig, Environment, check_variables
+from streamer.errors import ConfigError
+from streamer.service.configuration import DEFAULT_HTTP, engine_config
+
+FILE = """
+[cache]
+directory = "/nvme/streamer"
+limit_bytes = "200GB"
+group = "2000"
+layers = ["/ro/a", "/ro/b"]
+[fetch]
+window_max = 32
+hedge = false
+[engine]
+socket_path = "/run/streamer/engine.sock"
+[service]
+http = "0.0.0.0:9000"
+allow_uids = [1000, 1001]
+drain_seconds = 5
+[[datasets]]
+url = "s3://bucket/train/"
+storage_options = { anon = true }
+[[datasets]]
+url = "gs://other/"
+"""
+
+
+def environment(**variables: str) -> Environment:
+    return Environment.read({"HOME": "/home/u", "STREAMER_RUNTIME_DIR": "/run/u", **variables})
+
+
+def written(tmp_path, text):
+    path = tmp_path / "streamer.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_says_everything(tmp_path):
+    """Sizes, paths, lists, numbers and datasets arrive as their fields want them."""
+    config = engine_config(written(tmp_path, FILE), environment(), {})
+    assert (str(config.cache.directory), config.cache.limit_bytes, config.cache.group) == (
+        "/nvme/streamer",
+        200 * 10**9,
+        "2000",
+    )
+    assert [str(layer) for layer in config.cache.layers] == ["/ro/a", "/ro/b"]
+    assert (config.fetch.window_max, config.fetch.hedge) == (32, False)
+    assert (str(config.socket_path), config.grace_seconds) == ("/run/streamer/engine.sock", None)
+    assert config.service.allow_uids == (1000, 1001)
+    assert (config.service.http, config.service.drain_seconds) == ("0.0.0.0:9000", 5.0)
+    assert config.datasets == (
+        DatasetConfig(url="s3://bucket/train/", storage_options={"anon": True}),
+        DatasetConfig(url="gs://other/"),
+    )
+
+
+def test_nothing_said_is_a_service_on_loopback():
+    """Defaults: the user's cache, a socket in the runtime folder, HTTP for this machine only."""
+    config = engine_config(None, environment(), {})
+    assert str(config.cache.directory) == "/home/u/.cache/streamer"
+    assert (str(config.socket_path), config.service.http) == ("/run/u/engine.sock", DEFAULT_HTTP)
+    assert DEFAULT_HTTP.startswith("127.0.0.1:")
+
+
+def test_options_count_more_than_variables_and_these_more_than_the_file(tmp_path):
+    """And what is not given does not count."""
+    path = written(tmp_path, FILE)
+    variables = environment(STREAMER_CACHE_BYTES="1GB", STREAMER_GROUP="7", STREAMER_ALLOW_UIDS="5,6")
+    config = engine_config(path, variables, {"cache_bytes": 3, "group": None})
+    assert (config.cache.limit_bytes, config.cache.group, config.service.allow_uids) == (3, "7", (5, 6))
+    assert engine_config(path, variables, {"cache_bytes": "auto"}).cache.limit_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[cache]\ndirektory = '/a'", "direktory"),
+        ("[cash]\n", "cash"),
+        ("[engine]\ngrace_seconds = 3", "grace_seconds"),
+        ("[engine]\ncache = 3", "cache"),
+        ("[service]\ndrain_seconds = 'long'", "drain_seconds"),
+        ("[service]\ndrain_seconds = -1", "drain_seconds"),
+        ("[fetch]\nhedge = 'no'", "hedge"),
+        ("[fetch]\nwindow_max = 2.5", "window_max"),
+        ("[cache]\neviction = 'random'", "eviction"),
+        ("[cache]\nlayers = 3", "layers"),
+        ("[[datasets]]\nurl = 's3://b/'\nsecret = 'x'", "secret"),
+        ("[[datasets]]\nstorage_options = {}", "url"),
+        ("[[datasets]]\nurl = 's3://b/'\nstorage_options = 3", "storage_options"),
+        ("datasets = 3", "datasets"),
+        ("cache = 3", "cache"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(tmp_path, text, named):
+    """A misspelt or impossible setting is not ignored."""
+    with pytest.raises(ConfigError, match=named):
+        engine_config(written(tmp_path, text), environment(), {})
+
+
+def test_options_may_lie_in_a_file_of_their_own(tmp_path):
+    """A secret mounted by Kubernetes need not be in the configuration map."""
+    secret = tmp_path / "secret.json"
+    secret.write_text(json.dumps({"key": "k", "secret": "s"}))
+    text = f"[[datasets]]\nurl = 's3://b/'\nstorage_options = {{ anon = false }}\nstorage_options_file = '{secret}'"
+    (dataset,) = engine_config(written(tmp_path, text), environment(), {}).datasets
+    assert dataset.storage_options == {"anon": False, "key": "k", "secret": "s"}
+    assert "'s'" not in repr(dataset)
+
+
+@pytest.mark.parametrize("content", ["{'key': 'hunter2'}", '["hunter2"]'])
+def test_a_broken_secret_is_not_quoted(tmp_path, content):
+    """The error names the file, not what is in it."""
+    (tmp_path / "secret.json").write_text(content)
+    text = f"[[datasets]]\nurl = 's3://b/'\nstorage_options_file = '{tmp_path}/secret.json'"
+    with pytest.raises(ConfigError) as refused:
+        engine_config(written(tmp_path, text), environment(), {})
+    assert "secret.json" in str(refused.value)
+    assert "hunter2" not in f"{refused.value!r} {refused.value.__cause__!r}"
+
+
+def test_a_misspelt_variable_is_refused_and_kubernetes_are_not():
+    """A Service called "streamer" puts its address into every container."""
+    check_variables({"STREAMER_CACHE_DIR": "/c", "STREAMER_SERVICE_HOST": "10.0.0.1", "STREAMER_PORT_80_TCP_ADDR": "x"})
+    with pytest.raises(ConfigError, match="STREAMER_CACHE_BYTE "):
+        check_variables({"STREAMER_CACHE_BYTE": "1GB"})
