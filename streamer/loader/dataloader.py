@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ class StreamingDataLoader:
         drop_last: leave out the last, incomplete batch; otherwise it is filled with repeats (`repeated` marks them).
         device: where batches are wanted; copies run on a stream of their own, two batches ahead. None: leave them
             where they are.
-        device_transform: called with each batch on the device, e.g. `streamer.device.Normalize`.
+        device_transform: called with each batch on the device, e.g. `streamer.loader.device.Normalize`.
         collate_fn: list of samples -> batch; default: as `default_collate`. Runs in the workers.
         worker_type: "process", or "thread" for transforms that release the GIL (only `rng` is then reproducible, the
             global generators are not seeded).
@@ -123,6 +124,7 @@ class StreamingDataLoader:
         self._prepared: PreparedStream | None = None
         self._supply: Supply | None = None
         self._pinner: Pinner | None = None
+        self._planning = threading.Lock()
         self._clock = TrainerClock()
         self._pid = os.getpid()
         self._closed = False
@@ -142,7 +144,7 @@ class StreamingDataLoader:
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch."""
-        return self._prepare().plan(self._start[0]).batches
+        return self._batches(self._start[0])
 
     def __enter__(self) -> StreamingDataLoader:
         return self
@@ -153,15 +155,14 @@ class StreamingDataLoader:
     def __iter__(self) -> Iterator[object]:
         """Begins the next epoch, or goes on where a loaded state stands."""
         self._check_usable()
-        prepared = self._prepare()
         epoch, batch = self._start
-        if not self._told and 0 < prepared.plan(epoch).batches <= batch:
+        if not self._told and 0 < self._batches(epoch) <= batch:
             epoch, batch = epoch + 1, 0
         self._position, self._start, self._told = (epoch, batch), (epoch + 1, 0), False
         if self._epoch is not None:
             self._epoch.end()
         self._clock.pause()
-        self._epoch = _Epoch(self, epoch, prepared.plan(epoch).batches - batch)
+        self._epoch = _Epoch(self, self._batches(epoch) - batch)
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
@@ -241,7 +242,7 @@ class StreamingDataLoader:
 
     def _enter_epoch(self, epoch: int, batch: int) -> None:
         supply, supplied = self._running_supply(), self._supplied
-        if supplied is not None and supplied[1] >= self._prepare().plan(supplied[0]).batches:
+        if supplied is not None and supplied[1] >= self._batches(supplied[0]):
             supplied = supplied[0] + 1, 0
         if supplied != (epoch, batch):
             supply.begin(epoch, batch)
@@ -258,6 +259,7 @@ class StreamingDataLoader:
             worker_type=s.worker_type,
             rules=rules,
             span=s.span,
+            planning=self._planning,
             ring=RingRules(budget_bytes=s.ring_bytes, on_ring=self._pinner.register if self._pinner else None),
             timeout_seconds=s.timeout,
         )
@@ -269,6 +271,11 @@ class StreamingDataLoader:
         if self._closer is not None:
             self._closer()
         self._supply = self._supplied = self._closer = self._pinner = None
+
+    def _batches(self, epoch: int) -> int:
+        prepared = self._prepare()
+        with self._planning:
+            return prepared.plan(epoch).batches
 
     def _prepare(self) -> PreparedStream:
         self._check_usable()
@@ -286,7 +293,7 @@ class StreamingDataLoader:
 class _Epoch:
     """One pass over an epoch; a later `iter()` or `close()` ends it."""
 
-    def __init__(self, loader: StreamingDataLoader, epoch: int, left: int) -> None:
+    def __init__(self, loader: StreamingDataLoader, left: int) -> None:
         self._loader: StreamingDataLoader | None = loader
         self._left = left
         self._clock = loader._clock

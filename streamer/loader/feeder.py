@@ -50,6 +50,7 @@ class FeedPlan:
         rules: how batches are made.
         span: batches that may be begun and not yet taken.
         ring: its budget, and what is done with it.
+        planning: held while the prepared stream is used.
         timeout_seconds: a sample may take this long; 0: any time.
     """
 
@@ -58,6 +59,7 @@ class FeedPlan:
     rules: MakerRules
     span: int
     ring: RingRules
+    planning: threading.Lock
     timeout_seconds: float = 0.0
 
 
@@ -80,7 +82,7 @@ class Feeder:
         self._closing = False
         self._thread = threading.Thread(target=self._live, name="streamer-feeder", daemon=True)
         self._selector = selectors.DefaultSelector()
-        self._scene = Scene(prepared, plan.span, self._selector)
+        self._scene = Scene(prepared, plan.span, plan.planning, self._selector)
         self._tasks = 0
         self._deaths = 0
         self._batch_nanoseconds = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import threading
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -74,8 +75,12 @@ class Run:
 class Scene:
     """The run that is on, its window and its session with the engine. On the feeder's thread only."""
 
-    def __init__(self, prepared: PreparedStream, span: int, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self, prepared: PreparedStream, span: int, planning: threading.Lock, selector: selectors.BaseSelector
+    ) -> None:
         self._prepared = prepared
+        # A prepared stream is for one thread at a time, and the trainer's asks it for an epoch's length.
+        self._planning = planning
         self._selector = selector
         self._span = span
         self.run: Run | None = None
@@ -97,7 +102,8 @@ class Scene:
         """Begins a run: opens its session."""
         self.run = run
         self.window = Window(Course(self._batches, run.epoch, run.batch), self._span)
-        self._session = self._prepared.session(run.epoch, run.batch)
+        with self._planning:
+            self._session = self._prepared.session(run.epoch, run.batch)
         self._stopped, self._wanted = False, -1
         self._listen()
 
@@ -132,7 +138,8 @@ class Scene:
         if pending is None:
             return None
         try:
-            local = self._is_local(pending)
+            with self._planning:
+                local = self._is_local(pending)
         except StreamerError as error:
             # Everything before this batch is still delivered.
             self.window.finish(pending, Failed(error, final=True))
@@ -162,7 +169,8 @@ class Scene:
         self._session.done(self.window.unread)
 
     def _batches(self, epoch: int) -> int:
-        return self._prepared.plan(epoch).batches
+        with self._planning:
+            return self._prepared.plan(epoch).batches
 
     def _is_local(self, pending: Pending) -> bool:
         assert self._session is not None
