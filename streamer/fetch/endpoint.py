@@ -77,9 +77,14 @@ class Endpoint:
         after = hedge.duplicate_after(sampled, soon=hedge.due_soon(due - _time(), sampled))
         return None if after is None else after * self.budget.delay
 
-    def alone(self, first_failure: float) -> bool:
-        """Whether a failure since `first_failure` is the request's own: others go through, or nobody ever did."""
-        return self.last_success is None or self.last_success > first_failure
+    def alone(self, error: StreamerError, first_failure: float) -> bool:
+        """Whether a failure is the request's own, not the endpoint's.
+
+        It is when the store answered (a 500, not a refusal), when others went through since `first_failure`, or when
+        nobody ever did.
+        """
+        has_answer = error.details.get("status") is not None and not isinstance(error, ThrottledError)
+        return has_answer or self.last_success is None or self.last_success > first_failure
 
     async def refresh(self) -> None:
         """Renews the credentials, once for all that ask together."""

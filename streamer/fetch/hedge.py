@@ -22,8 +22,8 @@ BURST_REQUESTS = 4.0
 # (a link of 500 MB/s filling up: 10 of 138 requests were duplicates, none won, 7 % of the link; 2026-11-20).
 LOST_PENALTY = 1.0
 # Nor is the p95 late enough where latencies are broad: at sigma 0.5 it is passed by 5 % that are not slow for long,
-# which spent the whole budget (77 duplicates, 40 lost, p99 941 -> 712 ms). So each loss moves the next ones later, each win
-# a little earlier: it settles where two of three win.
+# which spent the whole budget (77 duplicates, 40 lost, p99 941 -> 712 ms). So each loss moves the next ones later, each
+# win a little earlier: it settles where two of three win.
 LOST_DELAY = 1.25
 WON_DELAY = 0.9
 MOST_DELAY = 8.0

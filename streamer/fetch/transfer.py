@@ -122,7 +122,7 @@ class Transfer:
             self._config.attempts,
             elapsed_seconds=elapsed,
             outage_seconds=self._config.outage_seconds,
-            alone=self._endpoint.alone(self._first_failure),
+            alone=self._endpoint.alone(error, self._first_failure),
         )
 
     def _pause(self, error: StreamerError) -> float:
