@@ -3,9 +3,9 @@
     python benchmarks/fetch.py --endpoint http://127.0.0.1:9000 --prefix s3://bucket/tars/ --runs 5
     python benchmarks/fetch.py --endpoint ... --prefix s3://bucket/small/ --pack 80 --in-flight 64
 
-Each contender reads the same bytes in a process of its own, in turns, so that medians are of interleaved runs. Bytes are
-thrown away, except by `ours+file` (checksums and chunk files, by the cache's publish) and `s3fs` (its own parallel read
-into files). CPU seconds are user + system of that process; requests are what it sent.
+Each contender reads the same bytes in a process of its own, in turns, so that medians are of interleaved runs. Bytes
+are thrown away, except by `ours+file` (checksums and chunk files, by the cache's publish) and `s3fs` (its own parallel
+read into files). CPU seconds are user + system of that process; requests are what it sent.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ async def bare_obstore(job: Job, chunks: list[Chunk]) -> tuple[int, str]:
         endpoint=job.endpoint,
         region="us-east-1",
         access_key_id="bench",
-        secret_access_key="bench",  # noqa: S106 - the simulator's
+        secret_access_key="bench",
         client_options={"allow_http": True},
     )
     sent = 0

@@ -1,23 +1,16 @@
-"""The fetcher against a store that fails: every byte is compared, every reservation ends at zero.
-
-The store is a small S3 of this file: real sockets, scripted answers. Time limits are scaled down by configuration, so
-that no test waits longer than it must.
-"""
+"""The fetcher against a store that fails: every byte is compared, every reservation ends at zero."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 
 import obstore
 import pytest
-from aiohttp import web
 
-from streamer.config import FetchConfig
 from streamer.errors import (
     AccessDeniedError,
     ClosedError,
@@ -27,24 +20,23 @@ from streamer.errors import (
     StreamerError,
     ThrottledError,
 )
-from streamer.fetch import Fetcher, FetchStatistics
-from streamer.manifest.model import Chunk, Extent, ObjectRecord
-from streamer.store import open_store
-
-KiB = 1024
-MiB = 1024 * KiB
-# Byte value = offset modulo 251: a misplaced byte names itself.
-RAMP = bytes(i % 251 for i in range(4 * MiB))
-
-CONFIG = FetchConfig(
-    range_bytes=MiB,
-    window_start=8,
-    backoff_start_seconds=0.001,
-    backoff_max_seconds=0.02,
-    progress_seconds=0.5,
-    first_byte_seconds=10.0,
-    outage_seconds=5.0,
-    hedge=False,
+from streamer.fetch import Fetcher
+from streamer.manifest.model import Chunk, Extent
+from tests.fault.fake_s3 import (
+    CONFIG,
+    RAMP,
+    Act,
+    FakeS3,
+    KiB,
+    MiB,
+    Seen,
+    chunk,
+    fetched,
+    fetching,
+    once,
+    part,
+    serving,
+    until,
 )
 
 
@@ -56,131 +48,6 @@ def warm_runtime() -> None:
         await obstore.put_async(obstore.store.MemoryStore(), "warm", b"")
 
     asyncio.run(put())
-
-
-@dataclass
-class Act:
-    """What the server does with one GET instead of answering it well."""
-
-    status: int = 0
-    code: str = "InternalError"
-    headers: dict[str, str] = field(default_factory=dict)
-    reset_after: int | None = None
-    truncate_after: int | None = None
-    stall_after: int | None = None
-    wait_seconds: float = 0.0
-    bytes_per_second: int = 0
-
-
-@dataclass
-class Seen:
-    """One GET as the server saw it."""
-
-    key: str
-    start: int
-    stop: int
-    sent: int = 0
-    gone: bool = False
-
-
-class FakeS3:
-    """A bucket named `bucket`; `script(request number)` says what goes wrong."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {"big": RAMP}
-        self.versions: dict[str, int] = {}
-        self.seen: list[Seen] = []
-        self.script: Callable[[Seen, int], Act | None] = lambda seen, number: None
-        self.released = asyncio.Event()
-        self.port = 0
-
-    def record(self, key: str) -> ObjectRecord:
-        """The object as a manifest has it now."""
-        return ObjectRecord(f"s3://bucket/{key}", len(self.objects[key]), f"etag:{key}-{self.versions.get(key, 0)}")
-
-    def replace(self, key: str, content: bytes) -> None:
-        """Another version."""
-        self.objects[key], self.versions[key] = content, self.versions.get(key, 0) + 1
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        """One GET."""
-        key = request.match_info["key"]
-        found = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers["Range"])
-        assert found is not None
-        seen = Seen(key, int(found[1]), int(found[2]) + 1)
-        self.seen.append(seen)
-        act = self.script(seen, len(self.seen)) or Act()
-        if key not in self.objects:
-            act = Act(status=404, code="NoSuchKey")
-        elif request.headers["If-Match"] != f'"{key}-{self.versions.get(key, 0)}"':
-            act = Act(status=412, code="PreconditionFailed")
-        if act.status:
-            return _refusal(act)
-        try:
-            return await self._send(request, seen, act)
-        except (ConnectionError, asyncio.CancelledError):
-            seen.gone = True
-            raise
-
-    async def _send(self, request: web.Request, seen: Seen, act: Act) -> web.StreamResponse:
-        if act.wait_seconds:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.released.wait(), act.wait_seconds)
-        body = self.objects[seen.key][seen.start : seen.stop]
-        response = web.StreamResponse(status=206, headers=self._headers(seen, len(body)))
-        await response.prepare(request)
-        for first in range(0, len(body), 64 * KiB):
-            if await self._misbehaves(request, seen, act):
-                return response
-            await response.write(body[first : first + 64 * KiB])
-            seen.sent += len(body[first : first + 64 * KiB])
-            if act.bytes_per_second:
-                await asyncio.sleep(64 * KiB / act.bytes_per_second)
-        return response
-
-    def _headers(self, seen: Seen, length: int) -> dict[str, str]:
-        return {
-            "ETag": f'"{seen.key}-{self.versions.get(seen.key, 0)}"',
-            "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT",
-            "Content-Length": str(length),
-            "Content-Range": f"bytes {seen.start}-{seen.stop - 1}/{len(self.objects[seen.key])}",
-        }
-
-    async def _misbehaves(self, request: web.Request, seen: Seen, act: Act) -> bool:
-        transport = request.transport
-        assert transport is not None
-        if act.reset_after is not None and seen.sent >= act.reset_after:
-            await asyncio.sleep(0.02)  # what was written reaches the client before the reset
-            transport.abort()
-            return True
-        if act.truncate_after is not None and seen.sent >= act.truncate_after:
-            transport.close()
-            return True
-        if act.stall_after is not None and seen.sent >= act.stall_after:
-            await self.released.wait()
-            return True
-        return False
-
-
-def _refusal(act: Act) -> web.Response:
-    body = f'<?xml version="1.0"?><Error><Code>{act.code}</Code></Error>'
-    return web.Response(status=act.status, text=body, content_type="application/xml", headers=act.headers)
-
-
-@asynccontextmanager
-async def serving(server: FakeS3, port: int = 0) -> AsyncIterator[str]:
-    """The server on a port of its own; yields its endpoint."""
-    application = web.Application()
-    application.router.add_get("/bucket/{key:.*}", server.answer)
-    runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
-        server.port = runner.addresses[0][1]
-        yield f"http://127.0.0.1:{server.port}"
-    finally:
-        server.released.set()
-        await runner.cleanup()
 
 
 @pytest.fixture
@@ -195,44 +62,6 @@ async def server() -> AsyncIterator[FakeS3]:
 def client(request: pytest.FixtureRequest) -> str:
     """Both clients for S3."""
     return str(request.param)
-
-
-@asynccontextmanager
-async def fetching(server: FakeS3, client: str = "obstore", config: FetchConfig = CONFIG) -> AsyncIterator[Fetcher]:
-    """A fetcher on the server; at the end nothing is reserved, in flight or waiting."""
-    options = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{server.port}"}
-    async with Fetcher(config, lambda url: open_store(url, options, client=client)) as fetcher:  # type: ignore[arg-type]
-        yield fetcher
-        after = fetcher.statistics()
-    assert (after.reserved_bytes, after.in_flight, after.waiting) == (0, 0, 0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for what nobody announces: a gauge, or what the server saw."""
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.002)
-
-
-def chunk(*extents: Extent) -> Chunk:
-    """A chunk of these extents."""
-    length = sum(extent.length for extent in extents)
-    return Chunk(0, bytes(16), extents, 0, 1, length, length)
-
-
-def part(server: FakeS3, start: int, stop: int, key: str = "big") -> Chunk:
-    """A chunk of one range."""
-    return chunk(Extent(server.record(key), start, stop))
-
-
-async def fetched(fetcher: Fetcher, wanted: Chunk) -> bytes:
-    """The bytes of a chunk."""
-    with await fetcher.fetch(wanted) as got:
-        return b"".join(got.parts)
-
-
-def once(act: Act, on: int = 1) -> Callable[[Seen, int], Act | None]:
-    """Misbehaves on the n-th request only."""
-    return lambda seen, number: act if number == on else None
 
 
 async def test_without_faults_no_byte_is_asked_twice(server: FakeS3, client: str) -> None:
@@ -396,107 +225,6 @@ async def test_expired_credentials_are_renewed_once(server: FakeS3, client: str)
         with pytest.raises(AccessDeniedError, match="expired"):
             await fetched(fetcher, part(server, 0, 10))
     assert len(server.seen) == 4
-
-
-async def warmed(fetcher: Fetcher, server: FakeS3) -> FetchStatistics:
-    """Enough requests to know the latency; returns the counts so far (a busy machine may cause duplicates here)."""
-    async with asyncio.TaskGroup() as group:
-        for i in range(40):
-            group.create_task(fetched(fetcher, part(server, i, MiB + i)))
-    return fetcher.statistics()
-
-
-# A full budget after each request: a busy machine may spend it in the warm-up.
-HEDGED = replace(CONFIG, hedge=True, hedge_requests_share=1.0, first_byte_seconds=30.0, progress_seconds=5.0)
-
-
-async def test_duplicate_beats_a_request_that_hangs(server: FakeS3) -> None:
-    """Without a first byte a duplicate is sent; its bytes are taken and the loser's connection is dropped."""
-    async with fetching(server, config=HEDGED) as fetcher:
-        before = await warmed(fetcher, server)
-        number_of_first = len(server.seen) + 1
-        server.script = once(Act(wait_seconds=10), on=number_of_first)
-        assert await fetched(fetcher, part(server, 3, MiB + 3)) == RAMP[3 : MiB + 3]
-        after = fetcher.statistics()
-        loser = server.seen[number_of_first - 1]
-        await until(lambda: loser.gone)
-    assert (after.hedge_wins - before.hedge_wins, after.retries) == (1, 0)
-    assert loser.sent == 0
-
-
-async def test_duplicate_that_is_slower_is_cancelled(server: FakeS3) -> None:
-    """When the first request answers before its duplicate, the duplicate is dropped and the bytes are whole."""
-
-    def script(seen: Seen, number: int) -> Act | None:
-        late = number - number_of_first
-        return Act(wait_seconds=(1.0, 10)[late]) if late in (0, 1) else None
-
-    async with fetching(server, config=HEDGED) as fetcher:
-        before = await warmed(fetcher, server)
-        number_of_first = len(server.seen) + 1
-        server.script = script
-        assert await fetched(fetcher, part(server, 3, MiB + 3)) == RAMP[3 : MiB + 3]
-        after = fetcher.statistics()
-        await until(lambda: server.seen[-1].gone)
-    assert (after.hedges - before.hedges, after.hedge_wins - before.hedge_wins, after.in_flight) == (1, 0, 0)
-
-
-async def test_winner_that_breaks_is_resumed(server: FakeS3) -> None:
-    """A duplicate that wins and then breaks hands over to another try, which asks only for the rest."""
-
-    def script(seen: Seen, number: int) -> Act | None:
-        late = number - number_of_first
-        return (Act(wait_seconds=10), Act(reset_after=768 * KiB))[late] if late in (0, 1) else None
-
-    async with fetching(server, config=HEDGED) as fetcher:
-        await warmed(fetcher, server)
-        number_of_first = len(server.seen) + 1
-        server.script = script
-        assert await fetched(fetcher, part(server, 3, MiB + 3)) == RAMP[3 : MiB + 3]
-    assert server.seen[-1].start > 3
-
-
-async def test_slow_body_is_outpaced(server: FakeS3) -> None:
-    """A body far slower than the others is ended and its rest asked for again; its bytes are kept."""
-    config = replace(HEDGED, range_bytes=4 * MiB)
-    async with fetching(server, config=config) as fetcher:
-        await warmed(fetcher, server)
-        server.script = once(Act(bytes_per_second=2 * MiB), on=len(server.seen) + 1)
-        assert await fetched(fetcher, part(server, 0, 4 * MiB)) == RAMP
-        assert fetcher.statistics().outpaced == 1
-    assert server.seen[-1].start > 0
-
-
-async def test_no_duplicates_while_the_store_pushes_back(server: FakeS3) -> None:
-    """After a 503 nothing is duplicated for a while, however slow the answers are."""
-    async with fetching(server, config=HEDGED) as fetcher:
-        await warmed(fetcher, server)
-        server.script = once(Act(status=503, code="SlowDown"), on=len(server.seen) + 1)
-        await fetched(fetcher, part(server, 0, 10))
-        before = fetcher.statistics().hedges
-        server.script = once(Act(wait_seconds=0.3), on=len(server.seen) + 1)
-        assert await fetched(fetcher, part(server, 3, MiB + 3)) == RAMP[3 : MiB + 3]
-        assert fetcher.statistics().hedges == before
-
-
-@pytest.mark.parametrize("hedge", [False, True])
-async def test_cancelled_fetch_leaves_the_counters_whole(server: FakeS3, hedge: bool) -> None:
-    """A fetch cancelled while it waits, in its body or with a duplicate under way holds nothing afterwards."""
-    config = replace(HEDGED, hedge=hedge, window_start=2, window_min=2)
-    async with fetching(server, config=config) as fetcher:
-        await warmed(fetcher, server)
-        server.script = lambda seen, number: Act(wait_seconds=20)
-        begin = len(server.seen)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(fetcher.fetch(part(server, i, 3 * MiB + i))) for i in range(4)]
-            await until(lambda: len(server.seen) >= begin + (3 if hedge else 2))
-            for task in tasks:
-                task.cancel()
-        assert all(task.cancelled() for task in tasks)
-        after = fetcher.statistics()
-        assert (after.reserved_bytes, after.waiting) == (0, 0)
-        server.script = lambda seen, number: None
-        assert await fetched(fetcher, part(server, 0, 10)) == RAMP[:10]
 
 
 async def test_memory_is_reserved_before_the_request(server: FakeS3) -> None:
