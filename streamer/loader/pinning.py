@@ -41,26 +41,39 @@ class CudaRuntime(Protocol):
 
 
 class TorchCuda:
-    """The runtime that torch brings."""
+    """The runtime that torch brings, on the device that is current where this is made.
+
+    The feeder's thread would otherwise register on device 0, and so make every rank keep a context there (500 MB).
+    """
+
+    def __init__(self) -> None:
+        import torch
+
+        self._device = torch.cuda.current_device()
 
     def host_register(self, address: int, nbytes: int, flags: int) -> int:
         """See `CudaRuntime`."""
         import torch
 
-        return int(torch.cuda.cudart().cudaHostRegister(address, nbytes, flags))  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._device):
+            return int(torch.cuda.cudart().cudaHostRegister(address, nbytes, flags))  # type: ignore[no-untyped-call]
 
     def host_unregister(self, address: int) -> int:
         """See `CudaRuntime`."""
         import torch
 
-        return int(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._device):
+            return int(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
 
     def clear_error(self) -> None:
         """See `CudaRuntime`."""
-        import ctypes
+        import torch
 
-        # torch does not bind it; the library is loaded already.
-        ctypes.CDLL(None).cudaGetLastError()
+        # torch does not bind cudaGetLastError; the check behind a kernel's launch calls it, and raises what it finds.
+        try:
+            torch.ones(1, device=f"cuda:{self._device}").add_(1)
+        except RuntimeError as error:
+            logger.debug("cleared: %s", error)
 
     def fence(self) -> torch.cuda.Event:
         """See `CudaRuntime`."""

@@ -64,7 +64,7 @@ class Handle:
         self.tasks: deque[Pending] = deque()
         self.ready = False
         # Readable when the process is gone, also when a child of its own keeps the socket open.
-        self.pidfd = os.pidfd_open(process.pid) if process else -1
+        self.pidfd = _pidfd(process.pid) if process else -1
 
     def __repr__(self) -> str:
         kind = f"pid {self.process.pid}" if self.process else "thread"
@@ -106,7 +106,8 @@ class Handle:
         if self.process is None:
             return 0, 0
         self.kill()
-        os.close(self.pidfd)
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
         return _wait(self.process)
 
 
@@ -129,7 +130,8 @@ class Pool:
         self._worker_type = worker_type
         self._boot = _boot_memory(recipe, rules, workers) if worker_type == "process" else -1
         self._board = Board(workers)
-        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_search_path())}
+        # One thread for numpy, torch and BLAS in each worker, as in torch's own workers: there are many of them.
+        self._environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(_search_path())}
         self.handles: list[Handle] = []
 
     def __repr__(self) -> str:
@@ -207,8 +209,15 @@ def _boot_memory(recipe: Recipe, rules: MakerRules, workers: int) -> int:
 
 
 def _await_end(handle: Handle) -> None:
-    if handle.process is not None:
+    if handle.pidfd >= 0:
         select.select([handle.pidfd], [], [], _FAREWELL_SECONDS)
+
+
+def _pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # before Linux 5.3, or a sandbox without it: its end of file has to do
+        return -1
 
 
 def _wait(process: subprocess.Popen[bytes]) -> tuple[int, int]:

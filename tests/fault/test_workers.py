@@ -223,9 +223,28 @@ def test_recipe_that_fails_to_open():
 
     with (
         StreamingDataLoader(FakeDataset(12, Missing()), 4, 2) as loader,
-        pytest.raises(ModuleNotFoundError, match="no_such_module"),
+        pytest.raises(ModuleNotFoundError, match="no_such_module") as caught,
     ):
         list(loader)
+    assert "put those into a module" in caught.value.__notes__[0]
+    assert "in _open_payload" in str(caught.value.__cause__)
+
+
+def environment(epoch: int, ordinal: int) -> object:
+    return {"threads": os.environ.get("OMP_NUM_THREADS", ""), "cwd": os.getcwd(), "path": os.pathsep.join(sys.path)}
+
+
+def test_workers_environment(monkeypatch):
+    """A worker has the trainer's search path and folder, and one thread unless the user says otherwise."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for told, expected_threads in (("", "1"), ("3", "3")):
+        if told:
+            monkeypatch.setenv("OMP_NUM_THREADS", told)
+        with StreamingDataLoader(FakeDataset(2, environment), 2, 1) as loader:
+            batch = next(iter(loader))
+        assert batch["threads"][0] == expected_threads
+        assert batch["cwd"][0] == os.getcwd()
+        assert batch["path"][0].split(os.pathsep) == [os.path.abspath(entry) for entry in sys.path]
 
 
 def run_script(text: str, tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
