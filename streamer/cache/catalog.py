@@ -164,7 +164,9 @@ class Catalog:
         return self._read()
 
     def peek(self) -> dict[bytes, CatalogRow]:
-        """The chunk rows, read without changing anything; empty when it cannot be read."""
+        """The chunk rows, read without changing anything; empty when it cannot be read, or in a layer, which has none."""
+        if not (self._directory / DBNAME).exists():
+            return {}
         try:
             return self._read().chunks
         except (sqlite3.Error, ForeignRowError, ValueError) as error:

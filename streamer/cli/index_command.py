@@ -13,6 +13,7 @@ from streamer.cli.exits import Exit
 from streamer.cli.options import add_cache_dir, add_storage_options, size_or_auto
 from streamer.cli.terminal import Progress, Terminal
 from streamer.config import format_bytes
+from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
     from streamer.client.settings import ClientSettings
@@ -34,6 +35,7 @@ examples:
   streamer index s3://bucket/train/shard-{000000..001023}.tar
   streamer index gs://bucket/images/ --format folder --storage-options @options.json
   streamer index ./data/                     a local folder works as well
+  streamer index s3://bucket/train/ --explain 4096 --nodes 4
 """
 
 # The limit is for indexes that a training job builds in passing; here somebody asked for it.
@@ -54,6 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="how much is fetched and cached together (default: auto)",
     )
+    parser.add_argument(
+        "--explain",
+        type=int,
+        metavar="BATCH",
+        help="say how well a global batch of so many samples is shuffled, and what it keeps open",
+    )
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines, for --explain (default: 1)")
+    parser.add_argument("--seed", type=int, default=17, metavar="N", help="of the order, for --explain (default: 17)")
     add_storage_options(parser)
     add_cache_dir(parser)
 
@@ -69,7 +79,25 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if arguments.out:
         _export(manifest, _absolute(arguments.out), arguments.storage_options)
     _summary(manifest, arguments.out or str(folder), terminal)
+    if arguments.explain is not None:
+        terminal.line()
+        terminal.line(_explained(manifest, arguments.explain, arguments.seed, arguments.nodes))
     return Exit.DONE
+
+
+def _explained(manifest: Manifest, batch: int, seed: int, nodes: int) -> str:
+    """The order that a job with this batch gets.
+
+    Raises:
+        ConfigError: no batch, or one that the nodes cannot share.
+    """
+    from streamer.order.quality import explain
+    from streamer.order.spec import OrderSpec
+
+    if batch < 1 or nodes < 1 or batch % nodes:
+        raise ConfigError(f"--explain {batch}: must be at least 1, and a multiple of --nodes {nodes}", field="explain")
+    spec = OrderSpec.auto(manifest.digest, manifest.chunk_samples, batch, seed, "block")
+    return explain(spec, manifest.chunk_samples, batch, int(manifest.chunk_local_bytes.sum()), nodes)
 
 
 def _settings(arguments: argparse.Namespace) -> ClientSettings:

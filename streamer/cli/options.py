@@ -39,6 +39,15 @@ def storage_options(text: str) -> dict[str, object]:
     return _read(lambda: _storage_options(text))
 
 
+def add_dataset(parser: argparse.ArgumentParser) -> None:
+    """The urls of a dataset, and where its manifest is."""
+    parser.add_argument("urls", nargs="+", metavar="URL", help="a prefix, an object, or a pattern")
+    parser.add_argument("--manifest", metavar="URL", help="of `streamer index --out`; without it the urls are listed")
+    parser.add_argument(
+        "--format", choices=("auto", "folder", "webdataset"), default="auto", help="default: from the names"
+    )
+
+
 def add_storage_options(parser: argparse.ArgumentParser) -> None:
     """--storage-options, as fsspec takes them."""
     parser.add_argument(

@@ -1,0 +1,198 @@
+"""`streamer bench`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamer.cli.exits import Exit
+from streamer.cli.options import add_storage_options, size
+from streamer.cli.terminal import Progress, Terminal
+from streamer.config import MiB
+from streamer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streamer.cli.link_meter import Cell
+    from streamer.cli.link_report import LinkFigures
+    from streamer.manifest.model import ObjectRecord
+    from streamer.store import ObjectStore
+
+HELP = "measure the link to a store and say what to set"
+
+DESCRIPTION = """\
+Reads ranges of the objects below a url, with more and more connections, and throws the bytes away: latency, rate of one
+connection and of many, CPU per GB, and obstore against fsspec. Each combination is read for --seconds; the reading is
+real, and so are its requests and, across regions, its price. --max-bytes bounds it.
+"""
+
+EXAMPLES = """\
+examples:
+  streamer bench s3://bucket/train/
+  streamer bench s3://bucket/train/ --connections 16 64 256 --ranges 8MiB 16MiB --seconds 5
+  streamer bench https://host/shard-000000.tar --plot link.png --json link.json
+"""
+
+_LATENCY_REQUESTS = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    parser.add_argument("url", metavar="URL", help="a prefix or an object; a few large objects do")
+    parser.add_argument(
+        "--connections", type=_count, nargs="+", default=[4, 16, 64, 128], metavar="N", help="default: 4 16 64 128"
+    )
+    parser.add_argument(
+        "--ranges", type=size, nargs="+", default=[MiB, 8 * MiB], metavar="SIZE", help="default: 1MiB 8MiB"
+    )
+    parser.add_argument("--seconds", type=float, default=2.0, metavar="S", help="for each combination (default: 2)")
+    parser.add_argument(
+        "--max-bytes", type=size, default=20_000_000_000, metavar="SIZE", help="stop after so much (default: 20GB)"
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write curves (needs matplotlib)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    add_storage_options(parser)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Measures and advises."""
+    import uvloop
+
+    from streamer.cli import link_report
+
+    if arguments.seconds <= 0:
+        raise ConfigError(f"--seconds {arguments.seconds}: must be above 0", field="seconds")
+    figures = uvloop.run(_Bench(arguments, terminal).run())
+    latency = figures.latency
+    terminal.line(
+        f"first byte: median {latency.median_seconds * 1e3:.1f} ms, p95 {latency.p95_seconds * 1e3:.1f} ms, "
+        f"max {latency.max_seconds * 1e3:.1f} ms ({latency.requests} requests)"
+    )
+    terminal.line()
+    terminal.table(link_report.CELL_HEADERS, [link_report.cell_row(c) for c in (figures.single, *figures.grid)])
+    if figures.clients:
+        terminal.line()
+        terminal.table(
+            ("client", *link_report.CELL_HEADERS), [(c.client, *link_report.cell_row(c)) for c in figures.clients]
+        )
+    terminal.line()
+    for line in link_report.advice(figures):
+        terminal.line(line)
+    _write(figures, arguments, terminal)
+    return Exit.DONE
+
+
+class _Bench:
+    """One run of the command."""
+
+    def __init__(self, arguments: argparse.Namespace, terminal: Terminal) -> None:
+        self._arguments = arguments
+        self._terminal = terminal
+        self._received_bytes = 0
+
+    async def run(self) -> LinkFigures:
+        """All measurements.
+
+        Raises:
+            StoreError: the store refuses.
+        """
+        from streamer.cli.link_meter import find_objects, measure_latency
+        from streamer.cli.link_report import LinkFigures, best
+        from streamer.loader.options import absolute
+
+        url = absolute(self._arguments.url)
+        store, client = self._open(url, "auto")
+        try:
+            objects = await find_objects(store, url)
+            latency = await measure_latency(store, objects, _LATENCY_REQUESTS)
+            with self._terminal.progress("measuring", "combinations") as bar:
+                single = await self._cell(store, objects, (client, 1, max(self._arguments.ranges)))
+                grid = await self._grid(store, objects, client, bar)
+        finally:
+            await store.aclose()
+        clients = await self._compare(url, objects, best(grid)) if client == "obstore" else ()
+        return LinkFigures(url=url, latency=latency, single=single, grid=tuple(grid), clients=tuple(clients))
+
+    async def _grid(
+        self, store: ObjectStore, objects: Sequence[ObjectRecord], client: str, bar: Progress
+    ) -> list[Cell]:
+        """Every combination, until the bytes are used up."""
+        shapes = [(n, length) for length in self._arguments.ranges for n in sorted(self._arguments.connections)]
+        cells: list[Cell] = []
+        for number, (connections, length) in enumerate(shapes, 1):
+            if cells and self._received_bytes >= self._arguments.max_bytes:
+                self._terminal.note(f"--max-bytes: {len(shapes) - len(cells)} combinations are left out")
+                break
+            cells.append(await self._cell(store, objects, (client, connections, length)))
+            bar.update(number, len(shapes))
+        return cells
+
+    async def _compare(self, url: str, objects: Sequence[ObjectRecord], chosen: Cell) -> list[Cell]:
+        """The chosen combination by each client, one after the other."""
+        from streamer.cli.link_meter import measure_latency
+
+        found = []
+        for name in ("obstore", "fsspec"):
+            try:
+                store, client = self._open(url, name)
+            except (ImportError, ConfigError) as error:
+                self._terminal.note(f"{name} is left out: {error}")
+                continue
+            try:
+                # The first request imports, signs in and connects: not what is compared.
+                await measure_latency(store, objects, 1)
+                found.append(await self._cell(store, objects, (client, chosen.connections, chosen.range_bytes)))
+            except ImportError as error:
+                self._terminal.note(f"{name} is left out: {error}")
+            finally:
+                await store.aclose()
+        return found
+
+    async def _cell(self, store: ObjectStore, objects: Sequence[ObjectRecord], shape: tuple[str, int, int]) -> Cell:
+        from streamer.cli.link_meter import Ranges, measure_cell
+
+        cell = await measure_cell(store, iter(Ranges(objects, shape[2])), shape, self._arguments.seconds)
+        self._received_bytes += cell.received_bytes
+        return cell
+
+    def _open(self, url: str, client: str) -> tuple[ObjectStore, str]:
+        """A store and what reads it."""
+        from streamer.store import open_store
+        from streamer.store.fsspec_store import FsspecStore
+        from streamer.store.local_store import LocalStore
+
+        chosen: ObjectStore = open_store(url, self._arguments.storage_options, client=client)  # type: ignore[arg-type]
+        if isinstance(chosen, LocalStore):
+            return chosen, "file"
+        return chosen, "fsspec" if isinstance(chosen, FsspecStore) else "obstore"
+
+
+def _write(figures: LinkFigures, arguments: argparse.Namespace, terminal: Terminal) -> None:
+    """The files that were asked for.
+
+    Raises:
+        ConfigError: no matplotlib, or a place that cannot be written.
+    """
+    from streamer.cli.link_report import save_plot
+
+    try:
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(asdict(figures), indent=1))
+            terminal.line(f"figures: {arguments.json}")
+        if arguments.plot is not None:
+            save_plot(figures, arguments.plot)
+            terminal.line(f"curves: {arguments.plot}")
+    except ImportError as error:
+        raise ConfigError("--plot needs matplotlib: pip install 'streamer[plots]'", field="plot") from error
+    except OSError as error:
+        raise ConfigError(f"cannot write {error.filename}: {error.strerror}", field="plot") from error
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return int(text)

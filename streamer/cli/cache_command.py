@@ -1,0 +1,196 @@
+"""`streamer cache stat | check | clear | export`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamer.cli.exits import Exit, explained
+from streamer.cli.terminal import Progress, Terminal
+from streamer.config import Environment, format_bytes
+from streamer.errors import CacheError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streamer.cache.maintenance import FolderStatistics
+    from streamer.manifest import Manifest
+
+HELP = "look at a cache folder, check it, empty it, copy it"
+
+DESCRIPTION = """\
+What one does with a cache folder. `stat` may look at any time; the others want the folder for themselves and refuse
+while an engine uses it (stop `streamer serve`, or wait three seconds after the last training job).
+"""
+
+EXAMPLES = """\
+examples:
+  streamer cache stat                             of $STREAMER_CACHE_DIR, else ~/.cache/streamer
+  streamer cache check /nvme/streamer --repair    read every chunk; what is wrong goes, and is fetched again
+  streamer cache clear /nvme/streamer --yes
+  streamer cache export /nvme/streamer /mnt/image
+"""
+
+_DAMAGED_SHOWN = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The four commands."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    _action(actions, "stat", _stat, "how many chunks of which dataset, and what they take on the disk")
+    check = _action(
+        actions, "check", _check, "read every chunk and compare it with its checksums; code 1 if one is wrong"
+    )
+    check.add_argument("--repair", action="store_true", help="remove what is wrong: it is fetched again when needed")
+    clear = _action(actions, "clear", _clear, "remove everything but the folder itself: mount and permissions stay")
+    clear.add_argument("--yes", action="store_true", help="do it; without this, only say what would go")
+    export = _action(actions, "export", _export, "copy whole, checked chunks to another folder, for a read-only layer")
+    export.add_argument(
+        "target", type=Path, metavar="TARGET", help="made when missing; a local disk or a mounted image"
+    )
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Runs the action on the folder."""
+    arguments.folder = Path(os.path.abspath(arguments.folder or Environment.read().cache_dir))
+    act: Callable[[argparse.Namespace, Terminal], int] = arguments.act
+    try:
+        return act(arguments, terminal)
+    except CacheError:
+        raise
+    except OSError as error:
+        raise CacheError(f"{error.filename or arguments.folder}: {error.strerror}") from error
+
+
+def _action(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    act: Callable[[argparse.Namespace, Terminal], int],
+    text: str,
+) -> argparse.ArgumentParser:
+    parser = actions.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=explained(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "folder", type=Path, nargs="?", metavar="DIR", help="default: $STREAMER_CACHE_DIR, else ~/.cache/streamer"
+    )
+    parser.set_defaults(act=act)
+    return parser
+
+
+def _stat(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    from streamer.cache.maintenance import stat
+
+    found = stat(arguments.folder)
+    terminal.line(f"{arguments.folder}: {found.chunks:,} chunks, {format_bytes(found.used_bytes)} on the disk")
+    if found.datasets:
+        terminal.table(("dataset", "chunks", "bytes", "of it"), _dataset_rows(arguments.folder, found))
+    return Exit.DONE
+
+
+def _dataset_rows(folder: Path, found: FolderStatistics) -> list[tuple[str, str, str, str]]:
+    """The largest first."""
+    ordered = sorted(found.datasets.items(), key=lambda item: -item[1][1])
+    return [
+        (name or "(unknown)", f"{chunks:,}", format_bytes(size), _share(folder, name, chunks))
+        for name, (chunks, size) in ordered
+    ]
+
+
+def _share(folder: Path, digest: str, chunks: int) -> str:
+    manifest = _manifest(folder, digest)
+    return f"{chunks / manifest.chunks:.0%}" if manifest is not None and manifest.chunks else "-"
+
+
+def _manifest(folder: Path, digest: str) -> Manifest | None:
+    """The dataset's table, where it lies in the folder and can be read."""
+    from streamer.errors import ManifestError
+    from streamer.manifest import Manifest
+
+    path = folder / "manifests" / digest
+    if not digest or not path.is_dir():
+        return None
+    try:
+        return Manifest.open(path)
+    except ManifestError:
+        return None
+
+
+def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    from streamer.cache.maintenance import check
+
+    with _unused(arguments.folder), terminal.progress("checking", "chunks") as bar:
+        report = check(arguments.folder, repair=arguments.repair, progress=_moves(bar))
+    for key, reason in list(report.damaged.items())[:_DAMAGED_SHOWN]:
+        terminal.line(f"damaged: {key}: {reason}")
+    if len(report.damaged) > _DAMAGED_SHOWN:
+        terminal.line(f"damaged: and {len(report.damaged) - _DAMAGED_SHOWN:,} more")
+    done = " and removed" if arguments.repair and report.damaged else ""
+    terminal.line(
+        f"{report.chunks:,} chunks, {format_bytes(report.checked_bytes)}: {len(report.damaged):,} damaged{done}"
+    )
+    return Exit.FAILED if report.damaged and not arguments.repair else Exit.DONE
+
+
+def _clear(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    from streamer.cache.maintenance import clear, stat
+
+    if not arguments.yes:
+        found = stat(arguments.folder)
+        terminal.line(
+            f"{arguments.folder}: {found.chunks:,} chunks, {format_bytes(found.used_bytes)} would go; repeat with --yes"
+        )
+        return Exit.USAGE
+    with _unused(arguments.folder, alone=True):
+        freed = clear(arguments.folder)
+    terminal.line(f"{arguments.folder}: {format_bytes(freed)} freed")
+    return Exit.DONE
+
+
+def _export(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    from streamer.cache.maintenance import export
+
+    target = Path(os.path.abspath(arguments.target))
+    with _unused(arguments.folder), terminal.progress("exporting", "chunks") as bar:
+        there = export(arguments.folder, target, progress=_moves(bar))
+    terminal.line(f"{target}: {there:,} chunks; mount it read-only and name it as a layer of the service's cache")
+    return Exit.DONE
+
+
+def _moves(bar: Progress) -> Callable[[int, int], None]:
+    return lambda done, total: bar.update(done, total)
+
+
+@contextlib.contextmanager
+def _unused(folder: Path, *, alone: bool = False) -> Iterator[None]:
+    """Keeps engines out while it lasts; they lock the folder itself.
+
+    Args:
+        folder: the cache.
+        alone: keep other commands of this kind out as well.
+
+    Raises:
+        CacheError: an engine is there.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise CacheError(
+            f"{folder} is in use by an engine; stop `streamer serve`, or wait until the jobs are over",
+            where=str(folder),
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,44 @@
+"""What commands that look at a dataset share: the line to the engine, the manifest."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from streamer.cli.terminal import Terminal
+from streamer.client.engine_client import EngineClient
+from streamer.client.settings import ClientSettings
+from streamer.loader.options import absolute
+from streamer.manifest import Manifest
+from streamer.wire.messages import GetManifest
+
+# The limit is for indexes that a training job builds in passing; here somebody asked for it.
+_NO_LIMIT_SECONDS = 1e9
+
+
+def client_settings(arguments: argparse.Namespace) -> ClientSettings:
+    """How to reach the engine: environment, --cache-dir, --storage-options."""
+    found = replace(ClientSettings.from_environment(), storage_options=arguments.storage_options)
+    if arguments.cache_dir is None:
+        return found
+    return replace(found, cache_dir=Path(os.path.abspath(arguments.cache_dir)))
+
+
+def open_manifest(client: EngineClient, arguments: argparse.Namespace, terminal: Terminal) -> Manifest:
+    """Finds or builds the manifest of the urls (`options.add_dataset`), with progress.
+
+    Raises:
+        ManifestError, StoreError: it cannot be had.
+    """
+    request = GetManifest(
+        0,
+        [absolute(url) for url in arguments.urls],
+        arguments.format,
+        manifest=absolute(arguments.manifest) if arguments.manifest else "",
+        limit_seconds=_NO_LIMIT_SECONDS,
+    )
+    with terminal.progress("indexing", "bytes") as bar:
+        folder = client.manifest(request, lambda step: bar.update(step.done, step.total or None, step.text))
+    return Manifest.open(folder)

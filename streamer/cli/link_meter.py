@@ -1,0 +1,191 @@
+"""Measures a link: latency, one connection, many connections, CPU. Asynchronous; prints nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from streamer.errors import ConfigError, ObjectNotFoundError, StoreError
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.tasks import plain_errors
+from streamer.store import ObjectStore
+
+# A range that every store sends at once: what is left is the way there and back and the store's own time.
+_PROBE_BYTES = 1024
+# Objects looked at: enough for any number of connections, few enough for a prefix of millions.
+_LISTED_OBJECTS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """Seconds until the first byte of a small range, one request at a time."""
+
+    requests: int
+    median_seconds: float
+    p95_seconds: float
+    max_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One combination, measured.
+
+    Attributes:
+        client: "obstore", "fsspec", or "file".
+        connections: requests in flight.
+        range_bytes: of each.
+        received_bytes, seconds: within the time.
+        cpu_seconds: of this process over it, TLS included.
+        requests: begun.
+        errors: failed, by the name of their class (throttled, timed out, ...).
+    """
+
+    client: str
+    connections: int
+    range_bytes: int
+    received_bytes: int
+    seconds: float
+    cpu_seconds: float
+    requests: int
+    errors: tuple[str, ...] = ()
+
+    @property
+    def bytes_per_second(self) -> float:
+        """What came in."""
+        return self.received_bytes / self.seconds
+
+    @property
+    def cpu_seconds_per_gb(self) -> float:
+        """What it cost."""
+        return self.cpu_seconds / max(self.received_bytes, 1) * 1e9
+
+
+class Ranges:
+    """An endless walk over the objects, range after range; never twice the same before all of them had their turn.
+
+    Args:
+        objects: what there is.
+        range_bytes: length of a range; an object's last one may be shorter.
+    """
+
+    def __init__(self, objects: Sequence[ObjectRecord], range_bytes: int) -> None:
+        self._objects = objects
+        self._range_bytes = range_bytes
+
+    def __iter__(self) -> Iterator[tuple[ObjectRecord, int, int]]:
+        return itertools.cycle(
+            (target, start, min(start + self._range_bytes, target.size))
+            for target in self._objects
+            for start in range(0, target.size, self._range_bytes)
+        )
+
+
+async def find_objects(store: ObjectStore, url: str) -> list[ObjectRecord]:
+    """The first objects below a url that are not empty, the largest first.
+
+    Raises:
+        ConfigError: there is none.
+        StoreError: the store refuses.
+    """
+    found: list[ObjectRecord] = []
+    async for page in store.list(url):
+        found += [record for record in page if record.size]
+        if len(found) >= _LISTED_OBJECTS:
+            break
+    if not found:
+        raise ConfigError(f"{url} has no object with a byte in it to measure with", field="url")
+    return sorted(found, key=lambda record: -record.size)
+
+
+async def measure_latency(store: ObjectStore, objects: Sequence[ObjectRecord], requests: int) -> Latency:
+    """One small range after the other, on a connection that is open."""
+    walk = itertools.cycle(objects)
+    waits = [await _one_byte(store, next(walk)) for _ in range(requests + 1)][1:]
+    ordered = sorted(waits)
+    return Latency(
+        requests=requests,
+        median_seconds=statistics.median(ordered),
+        p95_seconds=ordered[min(int(0.95 * len(ordered)), len(ordered) - 1)],
+        max_seconds=ordered[-1],
+    )
+
+
+async def measure_cell(
+    store: ObjectStore, walk: Iterator[tuple[ObjectRecord, int, int]], shape: tuple[str, int, int], seconds: float
+) -> Cell:
+    """Keeps so many requests in flight for that long and counts what arrives; what is on its way then is abandoned.
+
+    Args:
+        store: opened by the caller.
+        walk: where the next range is.
+        shape: client's name, requests in flight, bytes of a range.
+        seconds: how long.
+    """
+    client, connections, range_bytes = shape
+    meter = _Meter(store, walk)
+    started, cpu = time.perf_counter(), time.process_time()
+    try:
+        with plain_errors():
+            async with asyncio.timeout(seconds), asyncio.TaskGroup() as tasks:
+                for _ in range(connections):
+                    tasks.create_task(meter.keep_reading())
+    except TimeoutError as end:
+        if isinstance(end, StoreError):
+            raise
+        elapsed, spent = time.perf_counter() - started, time.process_time() - cpu
+    else:
+        raise AssertionError("readers end only with the time")
+    return Cell(
+        client=client,
+        connections=connections,
+        range_bytes=range_bytes,
+        received_bytes=meter.received_bytes,
+        seconds=elapsed,
+        cpu_seconds=spent,
+        requests=meter.requests,
+        errors=tuple(meter.errors),
+    )
+
+
+class _Meter:
+    """Counts what the readers of one cell receive."""
+
+    # A store that refuses everything is not asked ten thousand times.
+    MAX_ERRORS = 100
+
+    def __init__(self, store: ObjectStore, walk: Iterator[tuple[ObjectRecord, int, int]]) -> None:
+        self._store = store
+        self._walk = walk
+        self.received_bytes = 0
+        self.requests = 0
+        self.errors: list[str] = []
+
+    async def keep_reading(self) -> None:
+        """Range after range, until cancelled."""
+        while True:
+            target, start, stop = next(self._walk)
+            self.requests += 1
+            try:
+                async with aclosing(self._store.get(target, start, stop)) as pieces:
+                    async for piece in pieces:
+                        self.received_bytes += len(piece)
+            except (ObjectNotFoundError, PermissionError):
+                raise
+            except StoreError as error:
+                self.errors.append(type(error).__name__)
+                if len(self.errors) > self.MAX_ERRORS:
+                    raise
+            # A store that has all at hand (a local file) would never let the clock run.
+            await asyncio.sleep(0)
+
+
+async def _one_byte(store: ObjectStore, target: ObjectRecord) -> float:
+    started = time.perf_counter()
+    async with aclosing(store.get(target, 0, min(_PROBE_BYTES, target.size))) as pieces:
+        await anext(pieces)
+        return time.perf_counter() - started

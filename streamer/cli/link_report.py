@@ -1,0 +1,140 @@
+"""What the figures of a link mean: tables, the advice, the plot. Pure, but for the plot's file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from streamer.cli.link_meter import Cell, Latency
+from streamer.config import FetchConfig, MiB, format_bytes
+
+# More connections or longer ranges must bring this much to be worth it.
+_WORTH = 0.92
+# S3 standard, us-east-1, 2025: 0.0004 USD per 1,000 GET requests.
+_GET_PRICE_USD = 0.4e-6
+
+CELL_HEADERS = ("connections x range", "MB/s", "CPU s/GB", "requests", "failed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkFigures:
+    """Everything that was measured of one url.
+
+    Attributes:
+        url: what was read.
+        latency: of a small range.
+        single: one connection.
+        grid: combinations of connections and ranges with the usual client.
+        clients: the same combination with each client; empty where there is only one.
+    """
+
+    url: str
+    latency: Latency
+    single: Cell
+    grid: tuple[Cell, ...]
+    clients: tuple[Cell, ...]
+
+
+def cell_row(cell: Cell) -> tuple[str, ...]:
+    """A line of the table."""
+    return (
+        f"{cell.connections} x {_size(cell.range_bytes)}",
+        f"{cell.bytes_per_second / 1e6:,.0f}",
+        f"{cell.cpu_seconds_per_gb:.2f}" if cell.received_bytes else "-",
+        f"{cell.requests:,}",
+        f"{len(cell.errors):,}",
+    )
+
+
+def best(cells: Sequence[Cell]) -> Cell:
+    """The cheapest combination that is about as fast as the fastest: fewest connections, then longest ranges.
+
+    Fewest connections, because the rest of the machine uses the link as well; longest ranges, because requests cost.
+    """
+    fastest = max(cell.bytes_per_second for cell in cells)
+    good = [cell for cell in cells if cell.bytes_per_second >= _WORTH * fastest]
+    return min(good, key=lambda cell: (cell.connections, -cell.range_bytes))
+
+
+def advice(figures: LinkFigures) -> list[str]:
+    """What to do about it, in words."""
+    chosen, single = best(figures.grid), figures.single
+    rate, requests = chosen.bytes_per_second, 1e12 / chosen.range_bytes
+    lines = [
+        f"{format_bytes(rate)}/s with {chosen.connections} connections and ranges of {_size(chosen.range_bytes)}; "
+        f"one connection alone has {format_bytes(single.bytes_per_second)}/s",
+        f"1 TB takes {1e12 / rate / 60:,.0f} min, {requests:,.0f} requests ({requests * _GET_PRICE_USD:.2f} USD on S3) "
+        f"and {chosen.cpu_seconds_per_gb * 1000:,.0f} CPU s",
+    ]
+    lines += _settings(chosen, figures.grid)
+    lines += _faults(figures.grid)
+    lines += _clients(figures.clients)
+    return lines
+
+
+def save_plot(figures: LinkFigures, path: Path) -> None:
+    """Rate over connections, a curve per range, and the price in CPU beside it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    rates, costs = figure.subplots(1, 2)
+    for range_bytes in sorted({cell.range_bytes for cell in figures.grid}):
+        cells = sorted((c for c in figures.grid if c.range_bytes == range_bytes), key=lambda cell: cell.connections)
+        connections, label = [cell.connections for cell in cells], _size(range_bytes)
+        rates.plot(connections, [cell.bytes_per_second / 1e6 for cell in cells], marker="o", label=label)
+        costs.plot(connections, [cell.cpu_seconds_per_gb for cell in cells], marker="o", label=label)
+    ticks = sorted({cell.connections for cell in figures.grid})
+    for axes, title in ((rates, "MB/s"), (costs, "CPU s/GB")):
+        axes.set(xscale="log", xlabel="requests in flight", ylabel=title, ylim=(0, None))
+        axes.set_xticks(ticks, [str(count) for count in ticks])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    rates.legend(title="range")
+    figure.suptitle(f"{figures.url}: first byte {figures.latency.median_seconds * 1e3:.0f} ms")
+    figure.savefig(path, dpi=120)
+
+
+def _settings(chosen: Cell, grid: Sequence[Cell]) -> list[str]:
+    """The defaults, where they do; else what to write for `streamer serve --config`."""
+    default = FetchConfig()
+    usual = [cell for cell in grid if default.range_bytes / 2 <= cell.range_bytes <= 2 * default.range_bytes]
+    changes = []
+    if chosen.connections > default.window_max:
+        changes.append(f"window_max = {chosen.connections}")
+    if usual and chosen not in usual:
+        changes.append(f"range_bytes = {chosen.range_bytes}")
+    if not changes:
+        return [
+            "leave the engine as it is: it starts with "
+            f"{default.window_start} connections, goes to {default.window_max} by itself, and asks for "
+            f"{_size(default.range_bytes)}"
+        ]
+    return [f"for `streamer serve --config engine.toml`: [fetch] {', '.join(changes)}"]
+
+
+def _faults(grid: Sequence[Cell]) -> list[str]:
+    failed = [name for cell in grid for name in cell.errors]
+    if not failed:
+        return []
+    names = ", ".join(f"{failed.count(name)} {name}" for name in sorted(set(failed)))
+    return [
+        f"{len(failed)} of {sum(cell.requests for cell in grid):,} requests failed: {names}; the engine retries them"
+    ]
+
+
+def _clients(clients: Sequence[Cell]) -> list[str]:
+    by_name = {cell.client: cell for cell in clients if cell.received_bytes}
+    if not {"obstore", "fsspec"} <= set(by_name):
+        return []
+    fast, slow = by_name["obstore"], by_name["fsspec"]
+    return [
+        f"obstore has {fast.bytes_per_second / slow.bytes_per_second:.1f} x the rate of fsspec at "
+        f"{fast.cpu_seconds_per_gb / max(slow.cpu_seconds_per_gb, 1e-9):.2f} x its CPU per byte"
+    ]
+
+
+def _size(count: int) -> str:
+    return f"{count / MiB:g} MiB" if count >= MiB else f"{count // 1024} KiB"

@@ -1,0 +1,196 @@
+"""`streamer show`."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamer.cli.exits import Exit
+from streamer.cli.options import add_cache_dir, add_dataset, add_storage_options
+from streamer.cli.terminal import Terminal
+from streamer.config import format_bytes
+from streamer.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from streamer.loader.looking import StreamedBytes
+    from streamer.loader.making import Place, SampleMaker
+    from streamer.manifest import Manifest
+
+HELP = "look at one sample: its fields, where it lies, its picture"
+
+DESCRIPTION = """\
+Reads one sample with a small ranged request, wherever it lies, and prints its fields as training gets them. On a
+terminal its first picture is drawn; --out writes it to a file. The dataset is indexed first if nobody did.
+"""
+
+EXAMPLES = """\
+examples:
+  streamer show s3://bucket/train/ --sample 17
+  streamer show s3://bucket/train/ --sample -1 --out last.png
+  streamer show ./images/ --key dogs/0001.jpg
+  streamer show s3://bucket/train/ --sample 17 --raw          names and sizes, nothing decoded
+"""
+
+_TEXT_SHOWN = 200
+_NUMBERS_SHOWN = 8
+# What a drawing takes of the terminal's lines at most.
+_DRAWN_LINES = 32
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    add_dataset(parser)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--sample", type=int, metavar="N", help="its number in the manifest; negative: from the end")
+    which.add_argument("--key", metavar="KEY", help="the first one of this __key__ (reads tars from the start)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the picture there (.png, .jpg, ...)")
+    parser.add_argument("--raw", action="store_true", help="decode nothing: names and sizes of the fields")
+    add_storage_options(parser)
+    add_cache_dir(parser)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Reads the sample and shows it."""
+    from streamer.cli.dataset import client_settings, open_manifest
+    from streamer.client.engine_client import EngineClient
+    from streamer.loader.looking import StreamedBytes
+    from streamer.loader.making import SampleMaker, SampleRules
+
+    with EngineClient(client_settings(arguments)) as client:
+        manifest = open_manifest(client, arguments, terminal)
+        content = StreamedBytes(lambda: client, manifest)
+        maker = SampleMaker(manifest, content, SampleRules(decode=None if arguments.raw else "auto"))
+        place = _place(arguments, manifest, content, maker)
+        sample = maker.decode(place, content.read(place))
+    for line in described(sample, place, manifest):
+        terminal.line(line)
+    _draw(sample, arguments.out, terminal)
+    return Exit.DONE
+
+
+def described(sample: dict[str, object], place: Place, manifest: Manifest) -> list[str]:
+    """Where the sample lies, and a line per field."""
+    rest = {name: value for name, value in sample.items() if name != "__key__"}
+    width = max((len(name) for name in rest), default=0)
+    return [
+        f"sample {place.ordinal:,} of {manifest.samples:,}: {sample['__key__']}",
+        *_lies(place, manifest),
+        *(f"  {name:<{width}}  {value_text(value)}{_class_of(name, value, manifest)}" for name, value in rest.items()),
+    ]
+
+
+def value_text(value: object) -> str:
+    """A value in a line: type, shape, and what can be said of its content."""
+    import numpy as np
+
+    match value:
+        case np.ndarray():
+            return _array_text(value)
+        case bytes():
+            return f"{format_bytes(len(value))}, begins {value[:16].hex(' ')}" if value else "no bytes"
+        case dict() | list():
+            return f"{type(value).__name__} of {len(value)}: {_cut(repr(value))}"
+        case _:
+            return f"{type(value).__name__} {_cut(repr(value))}"
+
+
+def _place(arguments: argparse.Namespace, manifest: Manifest, content: StreamedBytes, maker: SampleMaker) -> Place:
+    """Which sample is meant.
+
+    Raises:
+        ConfigError: there is none of that number or key.
+    """
+    import numpy as np
+
+    from streamer.loader.looking import find_key
+
+    if arguments.key is not None:
+        try:
+            ordinal = find_key(manifest, None, content, arguments.key)
+        except KeyError:
+            raise ConfigError(f"no sample has the key {arguments.key!r}", field="key") from None
+    else:
+        ordinal = _ordinal(arguments.sample, manifest.samples)
+    return maker.places(np.array([ordinal], np.int64))[0]
+
+
+def _ordinal(number: int, samples: int) -> int:
+    if not -samples <= number < samples:
+        raise ConfigError(f"--sample {number}: there are {samples:,} samples, 0 to {samples - 1:,}", field="sample")
+    return number % samples
+
+
+def _lies(place: Place, manifest: Manifest) -> list[str]:
+    """The object and the bytes; nothing for a sample of no bytes."""
+    offset = 0
+    for extent in manifest.chunk(place.chunk).extents:
+        if place.start < offset + extent.length:
+            at = extent.start + place.start - offset
+            size = place.stop - place.start
+            return [f"  in {extent.object.url}, {size:,} bytes from {at:,} on, chunk {place.chunk:,}"]
+        offset += extent.length
+    return []
+
+
+def _class_of(name: str, value: object, manifest: Manifest) -> str:
+    return f" ({manifest.classes[value]})" if name == "label" and isinstance(value, int) and manifest.classes else ""
+
+
+def _array_text(array: npt.NDArray[np.generic]) -> str:
+    shape = " x ".join(map(str, array.shape)) or "scalar"
+    text = f"{array.dtype} {shape}, {format_bytes(array.nbytes)}"
+    if array.size == 0 or array.dtype.kind not in "iufb":
+        return text
+    if array.size <= _NUMBERS_SHOWN:
+        return f"{text}: {array.tolist()}"
+    return f"{text}: {array.min():g} to {array.max():g}, mean {array.mean():.4g}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _TEXT_SHOWN else f"{text[:_TEXT_SHOWN]}..."
+
+
+def _draw(sample: dict[str, object], out: Path | None, terminal: Terminal) -> None:
+    """The first picture: into the file, or on the screen if somebody looks."""
+    picture = _first_picture(sample)
+    if out is not None:
+        if picture is None:
+            raise ConfigError("--out: the sample has no picture", field="out")
+        _save(picture, out)
+        terminal.line(f"written: {out}")
+    elif picture is not None and terminal.out.isatty():
+        from streamer.cli.drawing import half_blocks
+
+        size = shutil.get_terminal_size()
+        for line in half_blocks(picture, size.columns, min(size.lines - 2, _DRAWN_LINES)):
+            terminal.line(line)
+
+
+def _first_picture(sample: dict[str, object]) -> npt.NDArray[np.uint8] | None:
+    import numpy as np
+
+    for value in sample.values():
+        if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3 and value.shape[2] == 3:
+            return value
+    return None
+
+
+def _save(picture: npt.NDArray[np.uint8], out: Path) -> None:
+    """Writes in the format of the file's ending.
+
+    Raises:
+        ConfigError: no Pillow, an ending it does not know, or a folder that is not there.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ConfigError("--out needs Pillow: pip install 'streamer[images]'", field="out") from error
+    try:
+        Image.fromarray(picture).save(out)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--out {out}: {error}", field="out") from error

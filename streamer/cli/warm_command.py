@@ -1,0 +1,85 @@
+"""`streamer warm`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamer.cli.exits import Exit
+from streamer.cli.options import add_cache_dir, add_dataset, add_storage_options, size, size_or_auto
+from streamer.cli.terminal import Terminal
+from streamer.config import format_bytes
+
+if TYPE_CHECKING:
+    from streamer.cli.warming import Warmed, WarmPlan
+
+HELP = "fill the cache before the first job comes"
+
+DESCRIPTION = """\
+Makes as much of a dataset local as the cache keeps: the very chunks that training would keep, so that no epoch
+exchanges them afterwards. What is there already is not fetched again, and an interrupted run goes on where it was.
+With --export all chunks are also copied to a folder, whatever the size of the cache: a read-only layer, for example a
+disk image that is attached to many machines.
+"""
+
+EXAMPLES = """\
+examples:
+  streamer warm s3://bucket/train/ --cache-dir /nvme/streamer --cache-bytes 200GB
+  streamer warm s3://bucket/train/ --rate-limit 200MB          leave the link to others
+  streamer warm s3://bucket/train/ --export /mnt/image         then: layers = ["/mnt/image"] in the service's [cache]
+  STREAMER_ENGINE=unix:/run/streamer/engine.sock streamer warm s3://bucket/train/
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    add_dataset(parser)
+    parser.add_argument(
+        "--rate-limit", type=size, default=0, metavar="SIZE", help="bytes per second from the store (default: none)"
+    )
+    parser.add_argument("--export", type=Path, metavar="DIR", help="also copy every chunk there")
+    parser.add_argument(
+        "--cache-bytes", type=size_or_auto, metavar="SIZE", help="limit of the cache, of an engine that this starts"
+    )
+    add_storage_options(parser)
+    add_cache_dir(parser)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Warms, and says what is local now."""
+    from streamer.cli.dataset import client_settings, open_manifest
+    from streamer.cli.warming import Pace, Warming
+    from streamer.client.engine_client import EngineClient
+
+    target = None if arguments.export is None else Path(os.path.abspath(arguments.export))
+    settings = replace(client_settings(arguments), cache_bytes=arguments.cache_bytes)
+    with EngineClient(settings) as client:
+        manifest = open_manifest(client, arguments, terminal)
+        started = time.monotonic()
+        with terminal.progress("warming", "bytes") as bar:
+            warming = Warming(client, manifest, Pace(arguments.rate_limit), target)
+            chosen, warmed = warming.run(lambda done, total: bar.update(done, total))
+        seconds = time.monotonic() - started
+    for line in summary(chosen, warmed, seconds):
+        terminal.line(line)
+    if target is not None:
+        terminal.line(f"{target}: {warmed.chunks:,} chunks, {format_bytes(warmed.total_bytes)}")
+    return Exit.DONE
+
+
+def summary(chosen: WarmPlan, warmed: Warmed, seconds: float) -> list[str]:
+    """What was done, and what has no room."""
+    total = chosen.present_chunks + warmed.chunks + chosen.missing_chunks
+    local = chosen.present_chunks + warmed.chunks
+    rate = f", {format_bytes(warmed.fetched_bytes / seconds)}/s" if warmed.fetched_bytes else ""
+    lines = [f"{local:,} of {total:,} chunks are local; {format_bytes(warmed.fetched_bytes)} fetched{rate}"]
+    if chosen.missing_chunks:
+        lines.append(
+            f"{chosen.missing_chunks:,} chunks have no room: {local / total:.0%} of every epoch will be hits; "
+            "a larger --cache-bytes takes more"
+        )
+    return lines

@@ -1,0 +1,237 @@
+"""Fills a cache before the first job comes: one session of the engine over the chunks that fit."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.cache.folder import chunk_files, open_layer
+from streamer.cache.maintenance import export
+from streamer.cache.table import as_keys, charged_bytes, draw_ranks
+from streamer.client.engine_client import EngineClient
+from streamer.client.session import EpochSchedule, Session, SessionSpec
+from streamer.config import MiB
+from streamer.errors import CacheError
+from streamer.formats import chunkfile
+from streamer.manifest import Manifest
+
+Integers = npt.NDArray[np.int64]
+Report = Callable[[int, int], None]
+
+# Asked for together: enough for the fetcher's whole window (256 requests of 1 MiB), little enough to see progress.
+_SLICE_BYTES = 256 * MiB
+# What is open together may take this share of the cache: the rest is for what stays.
+_OPEN_SHARE = 1 / 16
+# With a rate limit a slice is what the link may take in this time: a longer burst would not be a limit.
+_BURST_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmPlan:
+    """What to make local, in which order.
+
+    Attributes:
+        chunks: int64 (n,), in the order of fetching.
+        file_bytes: int64 (n,), of each.
+        present_chunks: how many of the dataset were there already and are left alone.
+        missing_chunks: how many have no room.
+    """
+
+    chunks: Integers
+    file_bytes: Integers
+    present_chunks: int
+    missing_chunks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warmed:
+    """What came of it: chunks made local, and of their bytes those that came over the network."""
+
+    chunks: int
+    total_bytes: int
+    fetched_bytes: int
+
+
+class Pace:
+    """Holds a mean rate from its first use on.
+
+    Args:
+        bytes_per_second: 0: no limit.
+        now, sleep: the clock (tests).
+    """
+
+    def __init__(
+        self,
+        bytes_per_second: int,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.bytes_per_second = bytes_per_second
+        self._now, self._sleep = now, sleep
+        self._started = now()
+
+    def hold(self, received_bytes: int) -> None:
+        """Waits until so many bytes since the beginning are not too many."""
+        if self.bytes_per_second:
+            early = self._started + received_bytes / self.bytes_per_second - self._now()
+            if early > 0:
+                self._sleep(early)
+
+    def slice_bytes(self, limit_bytes: int) -> int:
+        """How much to ask for at a time, in a cache of this limit."""
+        whole = max(1, min(_SLICE_BYTES, int(limit_bytes * _OPEN_SHARE)))
+        return min(whole, max(1, int(self.bytes_per_second * _BURST_SECONDS))) if self.bytes_per_second else whole
+
+
+def plan(manifest: Manifest, present: set[bytes], room_bytes: int | None) -> WarmPlan:
+    """Chooses the chunks: by the rank that decides what the cache keeps, so that no epoch exchanges them afterwards.
+
+    Args:
+        manifest: the dataset.
+        present: keys of the chunks that are in the cache.
+        room_bytes: what its chunks may take together; None: take all, those that are there first.
+    """
+    keys = as_keys(manifest.chunk_keys)
+    there = np.fromiter((bytes(key).ljust(16, b"\0") in present for key in keys), np.bool_, len(keys))
+    sizes = file_bytes(manifest)
+    order = np.lexsort((-draw_ranks(keys, 0), ~there))
+    if room_bytes is None:
+        return WarmPlan(chunks=order, file_bytes=sizes[order], present_chunks=0, missing_chunks=0)
+    order = order[int(there.sum()) :]
+    charges = charged_bytes(sizes)
+    room = room_bytes - int(charges[there].sum())
+    fitting = int(np.searchsorted(np.cumsum(charges[order]), room, side="right"))
+    chosen = order[:fitting]
+    return WarmPlan(
+        chunks=chosen,
+        file_bytes=sizes[chosen],
+        present_chunks=int(there.sum()),
+        missing_chunks=len(order) - fitting,
+    )
+
+
+def file_bytes(manifest: Manifest) -> Integers:
+    """int64 (chunks,): what each takes as a file."""
+    return chunkfile.HEADER_BYTES + manifest.chunk_local_bytes + manifest.chunk_samples * chunkfile.CRC_BYTES
+
+
+def present_keys(root: Path) -> set[bytes]:
+    """Keys of the chunks that lie in a cache folder."""
+    return {key for key, _ in chunk_files(open_layer(root))}
+
+
+class Warming:
+    """One session that reads every chunk of a plan once. Used by one thread.
+
+    Args:
+        client: the line to the engine; stays open.
+        manifest: the dataset.
+        pace: how fast.
+        target: copy the chunks there while they are local; None: only make them local.
+    """
+
+    def __init__(self, client: EngineClient, manifest: Manifest, pace: Pace, target: Path | None = None) -> None:
+        self._client = client
+        self._manifest = manifest
+        self._pace = pace
+        self._target = target
+        self._consumer = f"warm {os.getpid()}"
+        self._fetched: dict[int, int] = {}
+        self._known = 0
+
+    def run(self, report: Report) -> tuple[WarmPlan, Warmed]:
+        """Makes all chunks local that the cache keeps (with a target: all), slice by slice.
+
+        Args:
+            report: called with (bytes done, bytes).
+
+        Raises:
+            StreamerError: the store or the cache fails; CacheError: a chunk could not be copied.
+        """
+        present = present_keys(self._client.roots()[0])
+        limit = self._counter("limit_bytes")
+        everything = self._target is not None
+        chosen = plan(self._manifest, present, None if everything else limit)
+        session = self._client.open_session(
+            SessionSpec(dataset=self._manifest.digest, consumer=self._consumer, stream="warm")
+        )
+        try:
+            slices = list(cut(chosen.file_bytes, self._pace.slice_bytes(limit)))
+            if slices and not everything:
+                # How much stays free for what is on its way is known when the engine knows the first chunks.
+                self._extend(session, 1, slices, chosen.chunks)
+                chosen = plan(self._manifest, present, max(limit - self._counter("staging_bytes"), 0))
+                slices = list(cut(chosen.file_bytes, self._pace.slice_bytes(limit)))
+            return chosen, self._read(session, chosen, slices, report)
+        finally:
+            session.close()
+
+    def _read(self, session: Session, chosen: WarmPlan, slices: Sequence[slice], report: Report) -> Warmed:
+        total, done = int(chosen.file_bytes.sum()), 0
+        for number, part in enumerate(slices):
+            # The engine fetches ahead what it knows of: with a limit, nothing more.
+            self._extend(session, number + (1 if self._pace.bytes_per_second else 2), slices, chosen.chunks)
+            session.wait(number)
+            self._take(chosen.chunks[part])
+            self._count()
+            session.done(number + 1)
+            done += int(chosen.file_bytes[part].sum())
+            report(done, total)
+            self._pace.hold(sum(self._fetched.values()))
+        return Warmed(chunks=len(chosen.chunks), total_bytes=total, fetched_bytes=sum(self._fetched.values()))
+
+    def _extend(self, session: Session, upto: int, slices: Sequence[slice], chunks: Integers) -> None:
+        """Tells the engine of the slices below `upto`; each is a step and an epoch."""
+        while self._known < min(upto, len(slices)):
+            wanted = chunks[slices[self._known]]
+            steps = np.full(len(wanted), self._known, np.int64)
+            session.extend(EpochSchedule(self._known, wanted.astype(np.uint32), steps, steps))
+            self._known += 1
+
+    def _take(self, chunks: Integers) -> None:
+        """Copies what is local and leased now."""
+        if self._target is None:
+            return
+        keys = [self._manifest.chunk_keys[chunk].tobytes() for chunk in chunks]
+        copied = export(self._client.roots()[0], self._target, keys=keys)
+        if copied < len(keys):
+            raise CacheError(
+                f"{len(keys) - copied} of {len(keys)} chunks could not be copied to {self._target}; the log says why, "
+                "and a second run copies only what is missing",
+                where=str(self._target),
+            )
+
+    def _count(self) -> None:
+        """What the present slice cost; asked for before its leases end."""
+        sessions = cast("list[dict[str, object]]", self._client.statistics()["sessions"])
+        for entry in sessions:
+            if entry["consumer"] == self._consumer:
+                cost = _number(entry["epoch_needed_bytes"]) - _number(entry["epoch_hit_bytes"])
+                self._fetched[int(_number(entry["epoch"]))] = int(cost)
+
+    def _counter(self, name: str) -> int:
+        return int(_number(self._client.statistics()[name]))
+
+
+def cut(sizes: Integers, slice_bytes: int) -> Iterator[slice]:
+    """Cuts a row of chunks into runs of at most `slice_bytes`, or of one chunk."""
+    start, held = 0, 0
+    for i, size in enumerate(sizes.tolist()):
+        if i > start and held + size > slice_bytes:
+            yield slice(start, i)
+            start, held = i, 0
+        held += size
+    if start < len(sizes):
+        yield slice(start, len(sizes))
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, int | float)
+    return value

@@ -1,0 +1,66 @@
+"""`streamer warm | show | index --explain` as processes, on real folders."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+COMMAND = [sys.executable, "-m", "streamer"]
+
+
+@pytest.fixture
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """A cache and a runtime folder of this test's own."""
+    folder = tmp_path_factory.mktemp("s")
+    own = {"STREAMER_CACHE_DIR": str(folder / "cache"), "STREAMER_RUNTIME_DIR": str(folder / "run")}
+    return {**{name: value for name, value in os.environ.items() if not name.startswith("STREAMER_")}, **own}
+
+
+@pytest.fixture
+def arrays(tmp_path: Path) -> Path:
+    """64 arrays of 40 kB in two classes: 2.6 MB, about ten chunks."""
+    for i in range(64):
+        label = tmp_path / "arrays" / ("a", "b")[i % 2]
+        label.mkdir(parents=True, exist_ok=True)
+        np.save(label / f"{i:02}.npy", np.full(10_000, i, np.float32))
+    return tmp_path / "arrays"
+
+
+def _run(environment: Mapping[str, str], *arguments: str) -> str:
+    done = subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, env=environment, check=False, timeout=50
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_warm_fills_once_and_exports_a_layer(environment: Mapping[str, str], arrays: Path, tmp_path: Path) -> None:
+    """All chunks are fetched by the first run, none by the second; the copy is whole."""
+    first = _run(environment, "warm", f"{arrays}/", "--rate-limit", "20MB")
+    chunks = int(first.split()[0])
+    assert first.startswith(f"{chunks} of {chunks} chunks are local; 2.6 MB fetched, ")
+    second = _run(environment, "warm", f"{arrays}/", "--export", f"{tmp_path}/layer")
+    assert second.startswith(f"{chunks} of {chunks} chunks are local; 0 B fetched\n")
+    check = _run(environment, "cache", "check", f"{tmp_path}/layer")
+    assert check.startswith(f"{chunks} chunks, 2.6 MB: 0 damaged")
+    explained = _run(environment, "index", f"{arrays}/", "--explain", "16", "--nodes", "2")
+    assert "mixing   variance of a batch's mean at most" in explained
+    shown = _run(environment, "show", f"{arrays}/", "--key", "b/17.npy")
+    assert shown.splitlines()[1].startswith(f"  in {arrays}/b/17.npy, 40,128 bytes from 0 on, chunk ")
+    assert shown.splitlines()[2] == "  npy    float32 10000, 40.0 kB: 17 to 17, mean 17"
+    assert shown.splitlines()[3] == "  label  int 1 (b)"
+
+
+def test_warm_leaves_out_what_has_no_room(environment: Mapping[str, str], arrays: Path) -> None:
+    """A cache of half the data: what is local is what the epochs will hit."""
+    out = _run(environment, "warm", f"{arrays}/", "--cache-bytes", "2.4MB")
+    local, total = int(out.split()[0]), int(out.split()[2])
+    assert 0 < local < total
+    assert f"{total - local} chunks have no room" in out
+    assert _run(environment, "cache", "stat").splitlines()[0].split()[1] == str(local)

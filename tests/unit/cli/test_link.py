@@ -1,0 +1,159 @@
+"""`streamer bench`: measuring on files, and what is made of the figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from streamer.cli.frame import main
+from streamer.cli.link_meter import Cell, Latency, Ranges, find_objects, measure_cell
+from streamer.cli.link_report import LinkFigures, advice, best, cell_row, save_plot
+from streamer.config import FetchConfig, MiB
+from streamer.errors import AccessDeniedError, ConfigError, ThrottledError
+from streamer.manifest.model import ObjectRecord
+from streamer.store.local_store import LocalStore
+
+
+def _cell(connections: int, range_bytes: int, rate: float, client: str = "obstore", cpu: float = 1.0) -> Cell:
+    return Cell(
+        client=client,
+        connections=connections,
+        range_bytes=range_bytes,
+        received_bytes=int(rate),
+        seconds=1.0,
+        cpu_seconds=cpu,
+        requests=10,
+    )
+
+
+def _figures(*grid: Cell, clients: tuple[Cell, ...] = ()) -> LinkFigures:
+    latency = Latency(requests=20, median_seconds=0.03, p95_seconds=0.08, max_seconds=0.1)
+    return LinkFigures(url="s3://b/", latency=latency, single=_cell(1, 8 * MiB, 85e6), grid=grid, clients=clients)
+
+
+def test_ranges_cover_all_objects_before_they_come_again() -> None:
+    """The last range of an object is as long as is left."""
+    objects = [ObjectRecord("a", 5, ""), ObjectRecord("b", 2, "")]
+    walk = iter(Ranges(objects, 2))
+    found = [next(walk) for _ in range(5)]
+    assert [(target.url, start, stop) for target, start, stop in found] == [
+        ("a", 0, 2),
+        ("a", 2, 4),
+        ("a", 4, 5),
+        ("b", 0, 2),
+        ("a", 0, 2),
+    ]
+
+
+async def test_what_arrives_in_the_time_is_counted(tmp_path: Path) -> None:
+    """All of a file's bytes, from several requests in flight."""
+    (tmp_path / "a.bin").write_bytes(bytes(100_000))
+    (tmp_path / "empty").write_bytes(b"")
+    store = LocalStore()
+    objects = await find_objects(store, f"{tmp_path}/")
+    cell = await measure_cell(store, iter(Ranges(objects, 10_000)), ("file", 4, 10_000), 0.05)
+    assert [record.size for record in objects] == [100_000]
+    assert cell.received_bytes > 10_000
+    assert cell.received_bytes <= cell.requests * 10_000
+    assert cell.seconds >= 0.05
+
+
+async def test_nothing_to_read_is_said(tmp_path: Path) -> None:
+    """Only empty files."""
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(ConfigError, match="no object with a byte"):
+        await find_objects(LocalStore(), f"{tmp_path}/")
+
+
+class _Refusing(LocalStore):
+    """Answers every request with one error."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    async def get(self, target: ObjectRecord, start: int, stop: int) -> AsyncGenerator[memoryview, None]:
+        raise self.error
+        yield memoryview(b"")
+
+
+async def test_a_store_that_refuses_access_ends_the_measurement() -> None:
+    """With its own error, at once."""
+    walk = iter(Ranges([ObjectRecord("a", 5, "")], 2))
+    with pytest.raises(AccessDeniedError):
+        await measure_cell(_Refusing(AccessDeniedError("no")), walk, ("obstore", 3, 2), 5.0)
+
+
+async def test_a_store_that_throttles_is_counted_and_not_asked_for_ever() -> None:
+    """After a hundred refusals the error is the result."""
+    walk = iter(Ranges([ObjectRecord("a", 5, "")], 2))
+    with pytest.raises(ThrottledError):
+        await measure_cell(_Refusing(ThrottledError("slow down")), walk, ("obstore", 3, 2), 5.0)
+
+
+def test_the_best_is_the_cheapest_of_the_fast_ones() -> None:
+    """Within 8 % of the fastest: fewest connections, then longest ranges."""
+    grid = (_cell(4, MiB, 300e6), _cell(16, MiB, 950e6), _cell(16, 8 * MiB, 940e6), _cell(64, 8 * MiB, 1000e6))
+    assert best(grid) == grid[2]
+
+
+def test_the_advice_is_to_change_nothing_where_the_defaults_do() -> None:
+    """With the price of a terabyte."""
+    lines = advice(_figures(_cell(16, 8 * MiB, 1e9)))
+    assert lines[0] == "1.0 GB/s with 16 connections and ranges of 8 MiB; one connection alone has 85.0 MB/s"
+    assert lines[1] == "1 TB takes 17 min, 119,209 requests (0.05 USD on S3) and 1,000 CPU s"
+    assert lines[2].startswith("leave the engine as it is")
+
+
+def test_the_advice_names_the_settings_that_differ() -> None:
+    """More connections than the engine goes to, other ranges than it asks for where both were measured."""
+    many = FetchConfig().window_max * 2
+    grid = (_cell(4, 8 * MiB, 1e8), _cell(many, 32 * MiB, 1e9))
+    assert advice(_figures(*grid))[2] == (
+        f"for `streamer serve --config engine.toml`: [fetch] window_max = {many}, range_bytes = {32 * MiB}"
+    )
+    assert "leave the engine" in advice(_figures(_cell(4, MiB, 1e8)))[2]
+
+
+def test_clients_are_compared_where_both_received() -> None:
+    """Rate and CPU as ratios; a client that got nothing is not divided by."""
+    fast, slow, dead = (_cell(4, MiB, 4e8), _cell(4, MiB, 1e8, "fsspec", 2.0), _cell(4, MiB, 0, "fsspec"))
+    compared = advice(_figures(_cell(4, MiB, 1e8), clients=(fast, slow)))
+    assert compared[-1] == "obstore has 4.0 x the rate of fsspec at 0.12 x its CPU per byte"
+    assert not any("fsspec" in line for line in advice(_figures(_cell(4, MiB, 1e8), clients=(fast, dead))))
+    assert cell_row(dead)[2] == "-"
+
+
+def test_the_plot_is_a_file(tmp_path: Path) -> None:
+    """A curve per range."""
+    pytest.importorskip("matplotlib")
+    save_plot(_figures(_cell(4, MiB, 1e8), _cell(16, MiB, 2e8)), tmp_path / "link.png")
+    assert (tmp_path / "link.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.leaves_over("libuv opens one pipe for signals per process and keeps it")
+def test_the_command_measures_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every figure is in the JSON; one client only, so no comparison."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.bin").write_bytes(bytes(200_000))
+    line = ["bench", f"{tmp_path}/data/", "--seconds", "0.02", "--connections", "2", "4", "--ranges", "64KiB"]
+    assert main([*line, "--json", f"{tmp_path}/link.json"]) == 0
+    out, err = capsys.readouterr()
+    figures = json.loads((tmp_path / "link.json").read_text())
+    assert [cell["connections"] for cell in figures["grid"]] == [2, 4]
+    assert out.startswith("first byte: median ")
+    assert "2 x 64 KiB" in out
+    assert figures["clients"] == []
+    assert "measuring: 2 combinations of 2 combinations" in err
+
+
+@pytest.mark.leaves_over("libuv opens one pipe for signals per process and keeps it")
+def test_the_bytes_are_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is left out is said."""
+    (tmp_path / "a.bin").write_bytes(bytes(200_000))
+    line = ["bench", f"{tmp_path}/", "--seconds", "0.02", "--connections", "2", "4", "--max-bytes", "1"]
+    assert main(line) == 0
+    assert "--max-bytes: 3 combinations are left out" in capsys.readouterr().err

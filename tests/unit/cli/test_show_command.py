@@ -1,0 +1,36 @@
+"""`streamer show`: what it says of values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streamer.cli.show_command import _ordinal, value_text
+from streamer.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3, "int 3"),
+        ("a" * 300, f"str '{'a' * 199}..."),
+        (b"", "no bytes"),
+        (bytes(range(20)), "20 B, begins 00 01 02 03 04 05 06 07 08 09 0a 0b 0c 0d 0e 0f"),
+        ({"a": 1}, "dict of 1: {'a': 1}"),
+        (np.zeros((2, 3, 3), np.uint8), "uint8 2 x 3 x 3, 18 B: 0 to 0, mean 0"),
+        (np.array([0.5, 2.0]), "float64 2, 16 B: [0.5, 2.0]"),
+        (np.array(2.5), "float64 scalar, 8 B: 2.5"),
+        (np.zeros((0, 4)), "float64 0 x 4, 0 B"),
+        (np.array(["x", "y"]), "<U1 2, 8 B"),
+    ],
+)
+def test_a_value_is_one_line(value: object, text: str) -> None:
+    """Type, shape, size, and what can be said of the content."""
+    assert value_text(value) == text
+
+
+def test_numbers_count_from_the_end_as_in_a_list() -> None:
+    """One outside says which there are."""
+    assert (_ordinal(-1, 80), _ordinal(79, 80)) == (79, 79)
+    with pytest.raises(ConfigError, match="0 to 79"):
+        _ordinal(80, 80)
