@@ -30,13 +30,18 @@ class Passenger:
 
 @dataclass(slots=True)
 class Flight:
-    """One chunk between store and SSD."""
+    """One chunk between store and SSD.
+
+    Attributes:
+        limit_bytes: the cache's new limit, where publishing changed it.
+    """
 
     key: bytes
     dataset: Dataset
     chunk: int
     passengers: list[Passenger] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
+    limit_bytes: int | None = None
 
     def due(self) -> float:
         """When the first of its passengers needs it, on the loop's clock; the end of time when all have left."""
@@ -120,9 +125,18 @@ class Flights:
         fetcher = await self._fetchers.of_chunk(chunk, flight.dataset.options)
         with await fetcher.fetch(chunk, due=flight.due) as fetched:
             await self._room_is_made()
-            await self._cache.publish(
-                flight.key, fetched.parts, manifest.sample_offsets(flight.chunk), dataset=manifest.digest
-            )
+            await self._publish(flight, fetched.parts)
+
+    async def _publish(self, flight: Flight, parts: list[memoryview]) -> None:
+        manifest = flight.dataset.manifest
+        offsets = manifest.sample_offsets(flight.chunk)
+        before = self._cache.limit_bytes
+        try:
+            await self._cache.publish(flight.key, parts, offsets, dataset=manifest.digest)
+        finally:
+            # A disk that refuses writes lowers the limit.
+            if self._cache.limit_bytes != before:
+                flight.limit_bytes = self._cache.limit_bytes
 
     async def _evict(self, keys: list[bytes]) -> None:
         try:

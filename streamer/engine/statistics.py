@@ -55,7 +55,7 @@ def engine_statistics(engine: Engine) -> Values:
         "flights": len(engine.flights),
         "errors": engine.errors.total(),
         "error_kinds": [{"kind": kind, "count": count} for kind, count in sorted(engine.errors.items())],
-        "draining": engine.draining,
+        "draining": engine.pump.draining,
         "datasets": [_dataset(engine, dataset) for dataset in engine.datasets.all()],
         "sessions": [_session(session) for session in engine.sessions.values()],
         **_store(engine, fetch),

@@ -122,6 +122,8 @@ class Server:
         conversation = self._peers.pop(peer, _Conversation())
         for session in conversation.sessions.values():
             session.close()
+        if peer.greeted:
+            self._engine.disconnect(conversation.job)
         self._watch_grace()
 
     def dropped(self, peer: Peer, why: str) -> None:
@@ -144,6 +146,7 @@ class Server:
             )
         peer.greeted = True
         self._peers[peer].job = hello.job
+        self._engine.connect(hello.job)
         cache = self._engine.cache
         peer.send(
             Welcome(

@@ -1,0 +1,49 @@
+"""What the kernel is told of chunks, so that the page cache serves the trainer.
+
+A cache that fits into memory needs no advice: its pages stay. A larger one does: chunks that come up are read ahead,
+and chunks that were used are dropped, for they are not needed before the next epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+
+from streamer.cache.chunk_cache import ChunkCache
+
+# Advice begins where the cache would take more than this share of the memory.
+MEMORY_SHARE = 0.5
+
+
+class Pages:
+    """Advises about single chunks, in the background. On the engine's loop.
+
+    Args:
+        cache: whose files.
+        tasks: where advice runs.
+    """
+
+    def __init__(self, cache: ChunkCache, tasks: asyncio.TaskGroup) -> None:
+        self._cache = cache
+        self._tasks = tasks
+
+    @property
+    def advises(self) -> bool:
+        """Whether the cache is too large for the page cache."""
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return self._cache.limit_bytes > MEMORY_SHARE * memory
+
+    def due(self, key: bytes) -> None:
+        """A chunk that lies on the disk will be read soon."""
+        self._tell(self._cache.readahead(key))
+
+    def used(self, key: bytes) -> None:
+        """A chunk was read to its end."""
+        self._tell(self._cache.drop(key))
+
+    def _tell(self, advice: Coroutine[object, object, None]) -> None:
+        if self.advises:
+            self._tasks.create_task(advice)
+        else:
+            advice.close()

@@ -1,0 +1,218 @@
+"""The pump: asks the policy for what sessions need, opens what is there, launches what is not.
+
+Synchronous, on the engine's loop. Sessions say where they stand and `kick`; flights land and `kick`; each kick pumps
+all sessions once, those that wait first. Nothing polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+
+from streamer.cache.decision import Admit, Freed, Hit, Wait
+from streamer.cache.policy import CachePolicy
+from streamer.engine.flights import Flight, Flights, Passenger
+from streamer.engine.pages import Pages
+from streamer.engine.session import EngineSession
+from streamer.engine.track import Use
+from streamer.errors import BrokenError, CacheError, CacheFullError, StreamerError
+
+logger = logging.getLogger(__name__)
+
+# A chunk that failed in look-ahead is tried again after this pause, or when its reader comes to it.
+COOLING_SECONDS = 2.0
+# A chunk that the folder would not take is tried again after this pause: victims leave, a full disk is emptied.
+REFUSED_SECONDS = 0.2
+# So often in a row a chunk may be refused before its reader hears of it.
+MAX_REFUSALS = 10
+
+
+class Pump:
+    """Moves all sessions. Owned by the engine; `flights` is set by it before the first kick.
+
+    Args:
+        policy: what may be kept, fetched, evicted.
+        sessions: the engine's, by name.
+        pages: what the kernel is told of chunks.
+        loop: the engine's.
+    """
+
+    flights: Flights
+
+    def __init__(
+        self,
+        policy: CachePolicy,
+        sessions: dict[str, EngineSession],
+        pages: Pages,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.draining = False
+        self._policy = policy
+        self._sessions = sessions
+        self._pages = pages
+        self._loop = loop
+        self._refusals: Counter[bytes] = Counter()
+        self._kicked = False
+
+    def __repr__(self) -> str:
+        return f"Pump(sessions={len(self._sessions)}, flights={len(self.flights)}, draining={self.draining})"
+
+    def kick(self) -> None:
+        """Something changed: pump all sessions once, soon."""
+        if not self._kicked:
+            self._kicked = True
+            self._loop.call_soon(self._pump_all)
+
+    def freed(self, freed: Freed) -> None:
+        """The policy gave chunks up: their files go, and sessions that had one in look-ahead ask for it again."""
+        self._lost(freed.victims)
+        self.flights.unlink(freed.victims)
+        if freed.victims or freed.promoted:
+            self.kick()
+
+    def landed(self, flight: Flight, error: StreamerError | None) -> None:
+        """A flight is over."""
+        if flight.limit_bytes is not None:
+            self.freed(self._policy.set_limit(flight.limit_bytes))
+        if error is None:
+            self._refusals.pop(flight.key, None)
+            for passenger in flight.passengers:
+                passenger.session.track.arrived(passenger.chunk)
+            self.freed(self._policy.published(flight.key))
+        else:
+            self._policy.failed(flight.key)
+            pause = self._pause_after(flight, error)
+            for passenger in flight.passengers:
+                self._missed(passenger, error, pause)
+        self.kick()
+
+    # ------------------------------------------------------------ one session
+
+    def _pump_all(self) -> None:
+        self._kicked = False
+        waiting_first = sorted(self._sessions.values(), key=lambda s: s.track.through() - s.track.want)
+        for session in waiting_first:
+            if session.admitted and session.failed is None:
+                self._pump_alone(session)
+
+    def _pump_alone(self, session: EngineSession) -> None:
+        """What goes wrong with one session ends that one: the others must move."""
+        try:
+            self._pump(session)
+        except StreamerError as error:
+            session.fail(error)
+        except Exception as error:
+            logger.exception("session %s failed", session.name)
+            session.fail(BrokenError(f"the engine failed over this session: {error!r}; see its log"))
+
+    def _pump(self, session: EngineSession) -> None:
+        self._release_what_is_over(session)
+        self._ask_ahead(session)
+        for use in session.track.openable():
+            self._open(session, use)
+        for chunk in session.reached_cooling():
+            self._retry(session, chunk)
+        session.announce()
+
+    def _release_what_is_over(self, session: EngineSession) -> None:
+        for use in session.track.take_over():
+            key = session.dataset.key(use.chunk)
+            if not session.track.holds(use.chunk):
+                session.keys.pop(key, None)
+            self.freed(self._policy.release(session.name, use.chunk))
+            self._pages.used(key)
+
+    def _ask_ahead(self, session: EngineSession) -> None:
+        """Asks the policy for what the session needs next, until it has enough ahead or there is no room."""
+        track = session.track
+        while not self.draining:
+            if (question := track.next_question()) is not None:
+                if not self._ask(session, question):
+                    return
+                continue
+            use = track.next_use()
+            if use is None or (use.first > track.want and session.ahead_bytes() >= session.lookahead_bytes):
+                return
+            if session.running_epoch is None:
+                self._start_epoch(session, use.epoch)
+            self._policy.look_ahead(session.name, use.chunk)
+            track.hold(use)
+
+    def _ask(self, session: EngineSession, use: Use) -> bool:
+        """One question to the policy; False: no room now."""
+        track = session.track
+        key = session.dataset.key(use.chunk)
+        session.keys[key] = use.chunk
+        try:
+            answer = self._policy.need(session.name, use.chunk, head=track.blocks_line(use))
+        except CacheFullError as error:
+            session.fail(error)
+            return False
+        passenger = Passenger(session, use.chunk, track.first_need(use.chunk))
+        match answer:
+            case Hit():
+                track.arrived(use.chunk)
+                self._pages.due(key)
+            case Admit(victims=victims):
+                self._lost(victims)
+                self.flights.launch(key, passenger, victims)
+            case Wait(fetching=True) if self.flights.join(key, passenger):
+                pass
+            case Wait():
+                return False
+        track.answered()
+        if use.number >= 0:
+            session.count(use.epoch, int(session.dataset.file_bytes[use.chunk]), hit=isinstance(answer, Hit))
+        return True
+
+    def _open(self, session: EngineSession, use: Use) -> None:
+        if use.epoch != session.running_epoch:
+            self._start_epoch(session, use.epoch)
+        if self._policy.opened(session.name, use.chunk):
+            session.track.opened(use)
+        else:
+            session.track.lost(use.chunk)
+            self.kick()
+
+    def _start_epoch(self, session: EngineSession, epoch: int) -> None:
+        """The first epoch begins with its first use, later ones when the reader gets there."""
+        session.running_epoch = epoch
+        self._policy.start_epoch(session.name, epoch, session.track.remaining(epoch))
+
+    # ------------------------------------------------------------ what did not work
+
+    def _pause_after(self, flight: Flight, error: StreamerError) -> float | None:
+        """Seconds after which to try again although a reader waits; None: it is the reader's error."""
+        if not isinstance(error, CacheError):
+            return None
+        self._refusals[flight.key] += 1
+        return REFUSED_SECONDS if self._refusals[flight.key] <= MAX_REFUSALS else None
+
+    def _missed(self, passenger: Passenger, error: StreamerError, pause: float | None) -> None:
+        """A reader that waits gets the error; a look-ahead, or a chunk that found no room, is tried again."""
+        session, chunk = passenger.session, passenger.chunk
+        if pause is None and session.track.is_wanted(chunk):
+            session.fail(error)
+            return
+        logger.warning("chunk %d of %s is tried again: %s", chunk, session.request.consumer, error)
+        if pause is None:
+            session.cooling.add(chunk)
+            self._loop.call_later(COOLING_SECONDS, self._retry, session, chunk)
+        else:
+            self._loop.call_later(pause, self._ask_again, session, chunk)
+
+    def _retry(self, session: EngineSession, chunk: int) -> None:
+        if chunk in session.cooling:
+            session.cooling.discard(chunk)
+            self._ask_again(session, chunk)
+
+    def _ask_again(self, session: EngineSession, chunk: int) -> None:
+        session.track.lost(chunk)
+        self.kick()
+
+    def _lost(self, victims: tuple[bytes, ...]) -> None:
+        for key in victims:
+            for session in self._sessions.values():
+                if (chunk := session.keys.pop(key, None)) is not None:
+                    session.track.lost(chunk)
