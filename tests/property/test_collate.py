@@ -111,6 +111,8 @@ def assert_same(ours: object, torchs: object) -> None:
     if isinstance(torchs, torch.Tensor):
         assert (ours.dtype, ours.shape) == (torchs.dtype, torchs.shape)
         assert bits(ours) == bits(torchs)
+    elif isinstance(torchs, np.ndarray):
+        assert (ours.dtype, ours.shape, ours.tobytes()) == (torchs.dtype, torchs.shape, torchs.tobytes())
     elif isinstance(torchs, collections.abc.Mapping):
         assert list(ours) == list(torchs)
         for key in torchs:
@@ -128,6 +130,7 @@ def assert_same(ours: object, torchs: object) -> None:
 @settings(max_examples=400, deadline=None)
 @given(alike(st.one_of(scalars, arrays, tensors)))
 @example([{"x": np.arange(6).reshape(2, 3)[:, ::-1]}] * 2)
+@example(["", np.array(False)])
 @example([1, 2.5])
 @example([1.5, 2])
 @example([True, 2])
