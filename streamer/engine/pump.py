@@ -108,9 +108,10 @@ class Pump:
 
     def _pump(self, session: EngineSession) -> None:
         self._release_what_is_over(session)
+        # What is there is opened first: an open chunk is nobody's victim.
+        self._open_what_is_there(session)
         self._ask_ahead(session)
-        for use in session.track.openable():
-            self._open(session, use)
+        self._open_what_is_there(session)
         for chunk in session.reached_cooling():
             self._retry(session, chunk)
         session.announce()
@@ -127,8 +128,9 @@ class Pump:
         """Asks the policy for what the session needs next, until it has enough ahead or there is no room."""
         track = session.track
         while not self.draining:
-            if (question := track.next_question()) is not None:
+            if (question := track.take_question()) is not None:
                 if not self._ask(session, question):
+                    track.ask_later(question)
                     return
                 continue
             use = track.next_use()
@@ -161,10 +163,13 @@ class Pump:
                 pass
             case Wait():
                 return False
-        track.answered()
         if use.number >= 0:
             session.count(use.epoch, int(session.dataset.file_bytes[use.chunk]), hit=isinstance(answer, Hit))
         return True
+
+    def _open_what_is_there(self, session: EngineSession) -> None:
+        for use in session.track.openable():
+            self._open(session, use)
 
     def _open(self, session: EngineSession, use: Use) -> None:
         if use.epoch != session.running_epoch:

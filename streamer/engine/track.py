@@ -151,18 +151,21 @@ class Track:
         if use.chunk not in self._there:
             heapq.heappush(self._to_ask, use)
 
-    def next_question(self) -> Use | None:
-        """The first held use whose chunk is neither there nor known to be on its way."""
+    def take_question(self) -> Use | None:
+        """The first held use whose chunk is neither there nor known to be on its way; it counts as asked now."""
         while self._to_ask:
-            use = self._to_ask[0]
+            use = heapq.heappop(self._to_ask)
             if use.chunk in self._held and use.chunk not in self._there:
                 return use
-            heapq.heappop(self._to_ask)
         return None
 
-    def answered(self) -> None:
-        """`next_question()` is settled: the chunk is there or on its way."""
-        heapq.heappop(self._to_ask)
+    def ask_later(self, use: Use) -> None:
+        """There was no room: the question stays."""
+        heapq.heappush(self._to_ask, use)
+
+    def has_questions(self) -> bool:
+        """Something waits for room."""
+        return bool(self._to_ask)
 
     def arrived(self, chunk: int) -> None:
         """The chunk is local."""

@@ -53,7 +53,7 @@ class Upkeep:
         """A consumer that hangs while others wait loses the protection of its look-ahead."""
         engine = self._engine
         self._silence_timer = self._loop.call_later(SILENCE_CHECK_SECONDS, self._watch_silence)
-        if not any(session.track.next_question() is not None for session in engine.sessions.values()):
+        if not any(session.track.has_questions() for session in engine.sessions.values()):
             return
         for session in engine.sessions.values():
             if session.admitted and engine.now() - session.heard_at > engine.config.silent_seconds:
