@@ -33,7 +33,7 @@ class Kind(IntEnum):
     SPILLED = 6
     FAILED = 7
     UNREADABLE = 8
-    LEFT_OUT = 9
+    SKIPPED = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +160,12 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """READY, NEED, FAILED, UNREADABLE, LEFT_OUT: a number or two and a text.
+    """READY, NEED, FAILED, UNREADABLE, SKIPPED: a number or two and a text.
 
     Attributes:
         number: the task; 0 for READY and for a worker that could not start.
-        value: bytes needed; the ordinal that failed or was left out (-1: none); the chunk that is unreadable.
-        body: a pickled error, or a reason.
+        value: bytes needed; the ordinal that failed or was skipped (-1: none); the chunk that is unreadable.
+        body: a pickled error, or a reason or cause as text.
     """
 
     kind: Kind

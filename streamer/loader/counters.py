@@ -29,7 +29,7 @@ class LoaderStats:
         spilled_batches: batches that went around the ring. oversize_batches: of these, larger than a slot.
         worker_faults: workers' minor page faults. pickled_bytes: pickled structure, all batches.
         respawns: workers replaced. rereads: batches repeated because a chunk was gone or wrong.
-        left_out: samples left out by `on_error="skip"`.
+        skipped: samples whose place another one took (`on_error="skip"`), in the batches delivered.
         pinned: whether the ring is registered with CUDA.
     """
 
@@ -58,7 +58,7 @@ class LoaderStats:
     pickled_bytes: int = 0
     respawns: int = 0
     rereads: int = 0
-    left_out: int = 0
+    skipped: int = 0
     pinned: bool = False
 
     @property
@@ -78,7 +78,6 @@ class FeedCounters:
     pickled_bytes: int = 0
     respawns: int = 0
     rereads: int = 0
-    left_out: int = 0
     nanoseconds: list[int] = field(default_factory=lambda: [0] * 6)
 
     def made(self, made: Made) -> None:

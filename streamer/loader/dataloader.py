@@ -14,15 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.config import MiB, parse_bytes
-from streamer.errors import ClosedError, ConfigError
+from streamer.errors import ClosedError, ConfigError, StreamerError
 from streamer.loader.counters import LoaderStats, TrainerClock
 from streamer.loader.delivery import Delivery, FedSupply, InlineSupply, Supply
 from streamer.loader.device import DevicePrefetcher, check_device
 from streamer.loader.feeder import Feeder, FeedPlan
 from streamer.loader.keeper import RingRules
-from streamer.loader.maker import MakerRules, OnError
+from streamer.loader.maker import MakerRules
 from streamer.loader.pinning import Pinner
 from streamer.loader.pool import WorkerType
+from streamer.loader.skipping import OnError, SkipLedger, Skipped, SkipRules
 from streamer.loader.source import Collate, Preparable, PreparedStream
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ class _Settings:
     ring_bytes: int
     timeout: float
     pin: Pin
-    on_error: OnError
+    on_error: OnError | None
+    error_budget: int | None
 
 
 class StreamingDataLoader:
@@ -81,7 +83,10 @@ class StreamingDataLoader:
         ring_bytes: memory of the ring; default a twentieth of the machine's, at most 2 GiB.
         timeout: seconds that one sample may take before its worker is replaced; 0: any time.
         pin: register the ring with CUDA: "auto" where there is CUDA, True: an error where that fails, False.
-        on_error: "raise", or "skip": samples that cannot be made are left out, counted and logged.
+        on_error: "raise", or "skip": another sample of the batch takes the place of one that cannot be made, marked in
+            `repeated` and listed in `skipped`. None: as the data set says.
+        error_budget: samples that may be skipped, over all epochs and ranks, before all ranks raise. None: as the data
+            set says.
 
     Raises:
         ConfigError: a value that cannot be; `device="cuda"` without CUDA.
@@ -102,7 +107,8 @@ class StreamingDataLoader:
         ring_bytes: int | str | None = None,
         timeout: float = 0,
         pin: Pin = "auto",
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
+        error_budget: int | None = None,
     ) -> None:
         self.dataset = dataset
         self._settings = _Settings(
@@ -117,10 +123,16 @@ class StreamingDataLoader:
             ring_bytes=_default_ring() if ring_bytes is None else parse_bytes(ring_bytes, "ring_bytes"),
             timeout=timeout,
             pin=pin,
-            on_error=_one_of("on_error", on_error, ("raise", "skip")),
+            on_error=None if on_error is None else _one_of("on_error", on_error, ("raise", "skip")),
+            error_budget=None if error_budget is None else _at_least("error_budget", error_budget, 0),
         )
         self.repeated: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
-        """bool (samples,): which samples of the last delivered batch are repeats that fill it."""
+        """bool (samples,): which samples of the last delivered batch only fill a place."""
+        self._ledger = SkipLedger(0)
+        self._delivered = 0
+        # What all ranks are to hear at the next iter(); and whether they have compared since.
+        self._failure: StreamerError | None = None
+        self._compared = False
         self._prepared: PreparedStream | None = None
         self._supply: Supply | None = None
         self._pinner: Pinner | None = None
@@ -143,7 +155,7 @@ class StreamingDataLoader:
         return f"StreamingDataLoader(batch_size={s.batch_size}, num_workers={s.num_workers}, {state})"
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch."""
+        """Batches of this rank in an epoch. Does not need the other ranks."""
         return self._batches(self._start[0])
 
     def __enter__(self) -> StreamingDataLoader:
@@ -153,8 +165,15 @@ class StreamingDataLoader:
         self.close()
 
     def __iter__(self) -> Iterator[object]:
-        """Begins the next epoch, or goes on where a loaded state stands."""
+        """Begins the next epoch, or goes on where a loaded state stands. Collective, the first time and after a load.
+
+        Raises:
+            StreamerError: data set, order or state do not fit; on every rank, where torch.distributed is initialised.
+        """
         self._check_usable()
+        if (told := self.dataset.take_told_epoch()) is not None:
+            self.set_epoch(told)
+        self._compare()
         epoch, batch = self._start
         if not self._told and 0 < self._batches(epoch) <= batch:
             epoch, batch = epoch + 1, 0
@@ -179,11 +198,23 @@ class StreamingDataLoader:
         """Goes on where the state was saved, on any number of ranks whose batch fits.
 
         Raises:
-            StateError: the state is of another data set, order or seed.
+            StateError: the state is of another data set, order or seed. With other ranks, the next `iter()` raises it,
+                on all of them.
         """
         self._end_supply()
-        self._start = self._position = self._prepare().resume(state)
+        self._compared, self._failure = False, None
+        try:
+            self._start = self._position = self._prepare().resume(state)
+        except StreamerError as error:
+            if not self.dataset.compares:
+                raise
+            self._failure = error
         self._told = False
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """With on_error="skip": the samples of this rank whose place another one took, with key and cause."""
+        return list(self._ledger.entries)
 
     def stats(self) -> LoaderStats:
         """What happened so far; costs nothing until it is called."""
@@ -214,7 +245,7 @@ class StreamingDataLoader:
             pickled_bytes=counted.pickled_bytes,
             respawns=counted.respawns,
             rereads=counted.rereads,
-            left_out=counted.left_out,
+            skipped=len(self._ledger.entries),
             pinned=self._pinner.pinned if self._pinner else False,
         )
 
@@ -224,6 +255,16 @@ class StreamingDataLoader:
         self._end_supply()
 
     # ------------------------------------------------------------ for the epoch's iterator
+
+    def _arrived(self, delivery: Delivery) -> None:
+        """The next batch is here; it is delivered unless too much was skipped."""
+        if self._skip_rules.on_error == "skip":
+            key = self._prepare().sample_key
+            self._ledger.note([Skipped(at, key(at), cause) for at, cause in delivery.skipped], self._delivered)
+            self._ledger.check(self._delivered)
+        self._delivered += 1
+        self._position = delivery.epoch, delivery.batch + 1
+        self.repeated = delivery.repeated
 
     def _next(self) -> Delivery:
         """The next batch of the running epoch, from the supply."""
@@ -250,7 +291,8 @@ class StreamingDataLoader:
 
     def _build_supply(self) -> Supply:
         s, prepared = self._settings, self._prepare()
-        rules = MakerRules(prepared.seed, s.collate_fn, s.on_error, s.worker_type == "process" or s.num_workers == 0)
+        own_generators = s.worker_type == "process" or s.num_workers == 0
+        rules = MakerRules(prepared.seed, s.collate_fn, self._skip_rules.on_error, own_generators)
         if s.num_workers == 0:
             return InlineSupply(prepared, rules, s.span)
         self._pinner = Pinner.for_mode(s.pin, fencing=s.device is None)
@@ -271,6 +313,27 @@ class StreamingDataLoader:
         if self._closer is not None:
             self._closer()
         self._supply = self._supplied = self._closer = self._pinner = None
+
+    @property
+    def _skip_rules(self) -> SkipRules:
+        told, s = self._prepare().skip_rules, self._settings
+        return SkipRules(s.on_error or told.on_error, told.budget if s.error_budget is None else s.error_budget)
+
+    def _compare(self) -> None:
+        if self._compared:
+            return
+        self.dataset.compare(self._prepare_to_compare, "epoch {}, batch {}".format(*self._start))
+        self._compared = True
+        rules = self._skip_rules
+        shared = self._prepare().shared_budget() if rules.on_error == "skip" else None
+        if shared is not None:
+            shared.spend(len(self._ledger.entries))
+        self._ledger, self._delivered = SkipLedger(rules.budget, shared, self._ledger.entries), 0
+
+    def _prepare_to_compare(self) -> PreparedStream:
+        if self._failure is not None:
+            raise self._failure
+        return self._prepare()
 
     def _batches(self, epoch: int) -> int:
         prepared = self._prepare()
@@ -321,8 +384,7 @@ class _Epoch:
             self.end()
             raise StopIteration
         assert isinstance(delivery, Delivery)
-        loader._position = delivery.epoch, delivery.batch + 1
-        loader.repeated = delivery.repeated
+        loader._arrived(delivery)
         self._clock.leave(len(delivery.repeated), delivery.nbytes)
         return delivery.content
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
 import cloudpickle  # type: ignore[import-untyped]
 from torch.utils.data import IterableDataset, get_worker_info
@@ -13,11 +12,13 @@ from streamer.decode.dispatch import DecodeRule
 from streamer.errors import ConfigError
 from streamer.loader.choosing import Indices
 from streamer.loader.epochs import EpochCell, WorkerTicket
-from streamer.loader.iterate import ErrorBudget, Progress, SampleIterator, resumed_share
+from streamer.loader.iterate import Progress, SampleIterator, resumed_share
 from streamer.loader.making import Transform
 from streamer.loader.opening import Opening
-from streamer.loader.options import DatasetOptions, OnError, as_urls
+from streamer.loader.options import DatasetOptions, as_urls
 from streamer.loader.prepared import Prepared
+from streamer.loader.skipping import OnError, SkipLedger, Skipped
+from streamer.loader.source import PreparedStream
 from streamer.loader.steps import Share
 from streamer.manifest.selection import Where
 from streamer.order.plan import batch_count
@@ -57,8 +58,9 @@ class StreamingDataset(IterableDataset[object]):
         allow_pickle: decode .pt and .pkl fields, which runs code that they contain.
         drop_last: leave the last, incomplete batch out; for plain DataLoaders.
         rank, world_size: override torch.distributed and the environment (torchrun, SLURM); both or neither.
-        on_error: "raise", or "skip": another sample of the batch takes the place of one that cannot be decoded.
-        error_budget: samples skipped per process before it raises.
+        on_error: "raise", or "skip": another sample of the batch takes the place of one that cannot be decoded or
+            transformed, marked as a repeat.
+        error_budget: samples that may be skipped before all ranks raise; by each process under a plain DataLoader.
         engine: "unix:/path" of a standing engine; None: $STREAMER_ENGINE, else one is started.
         index_limit: seconds; an index that would take longer is not built in passing.
         stream: tells two datasets of one job apart that have the same data and shuffle but different batches.
@@ -68,6 +70,7 @@ class StreamingDataset(IterableDataset[object]):
     """
 
     _resume: dict[str, object] | None
+    _told: int | None
     _prepared: Prepared | None
     _progress: Progress | None
 
@@ -221,7 +224,7 @@ class StreamingDataset(IterableDataset[object]):
         return self._epochs.next_epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next `iter()` epoch `epoch`, also in persistent workers.
+        """Makes the next `iter()` epoch `epoch`, also in persistent workers and in a StreamingDataLoader.
 
         Raises:
             ConfigError: negative.
@@ -229,11 +232,8 @@ class StreamingDataset(IterableDataset[object]):
         if epoch < 0:
             raise ConfigError(f"epoch={epoch} is negative", field="epoch")
         self._epochs.set(epoch)
+        self._told = epoch
         self._resume = None
-
-    def begin_epoch(self) -> int:
-        """Takes the next epoch, as `iter()` does; for loaders that read through `prepare`."""
-        return self._epochs.begin()
 
     def state_dict(self) -> dict[str, object]:
         """Where the last `iter()` of this process stands, or the next one begins.
@@ -259,27 +259,50 @@ class StreamingDataset(IterableDataset[object]):
                 torch.distributed is initialised.
         """
         worker = get_worker_info()
-        prepared = self._plain() if worker is not None else self._opening.compared(self._plain, self._resume)
+        prepared = self._plain() if worker is not None else self._opening.compared(self._plain, self._resume_place())
         share = Share() if worker is None else Share(worker.id, worker.num_workers)
         self._progress = self._resumed(prepared, share) or Progress(self._begin(), share)
-        return SampleIterator(prepared, self._progress, self._budget, self._go_on_after)
+        return SampleIterator(prepared, self._progress, self._ledger, self._go_on_after)
 
     def prepare(self, batch_size: int, drop_last: bool = False) -> Prepared:
-        """Does the I/O for a loader: finds the manifest, fixes the order for this batch size. Collective.
+        """Does the I/O for a loader: finds the manifest, fixes the order for this batch size. Of this rank alone.
 
         Args:
             batch_size: samples of a batch on this rank.
             drop_last: leave out the last, incomplete batch.
 
         Raises:
-            StreamerError: on every rank, where torch.distributed is initialised.
+            StreamerError: engine, manifest or order cannot be.
         """
-        return self._opening.compared(partial(self._opening.prepare, batch_size, drop_last), None)
+        return self._opening.prepare(batch_size, drop_last)
 
     @property
-    def skipped(self) -> list[tuple[int, str]]:
-        """With on_error="skip": number in the manifest and cause of every sample that this process left out."""
-        return list(self._budget.skipped)
+    def compares(self) -> bool:
+        """Whether torch.distributed knows other ranks of this dataset, for `compare`."""
+        return self._opening.compares
+
+    def compare(self, prepare: Callable[[], PreparedStream], place: str) -> None:
+        """Prepares on all ranks together; for loaders. Collective.
+
+        Args:
+            prepare: what this rank does; its error arrives on every rank.
+            place: where this rank begins; equal on all.
+
+        Raises:
+            StreamerError: of the first rank that failed, on every rank.
+            StateError: the ranks disagree.
+        """
+        self._opening.compared(prepare, place)
+
+    def take_told_epoch(self) -> int | None:
+        """The epoch that `set_epoch` has named since the last call; for loaders."""
+        told, self._told = self._told, None
+        return told
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """With on_error="skip": every sample that `iter(dataset)` in this process found no use for, and why."""
+        return list(self._ledger.entries)
 
     def close(self) -> None:
         """Ends this process's line to the engine; the next use opens it again. Idempotent."""
@@ -291,7 +314,8 @@ class StreamingDataset(IterableDataset[object]):
         options = opening.options
         self._opening = opening
         self._epochs = opening.shared
-        self._budget = ErrorBudget(options.on_error, options.error_budget, [])
+        self._ledger = SkipLedger(options.error_budget)
+        self._told = None
         self._resume = None
         self._prepared = None
         self._progress = None
@@ -326,6 +350,10 @@ class StreamingDataset(IterableDataset[object]):
         count = self._rounds[1] + 1 if self._rounds[0] == base_seed else 0
         self._rounds = (base_seed, count)
         return self._epochs.begin(WorkerTicket(base_seed, count, worker.id))
+
+    def _resume_place(self) -> str:
+        state = self._resume
+        return "" if state is None else f"epoch {state.get('epoch')}, position {state.get('position')}"
 
     def _resumed(self, prepared: Prepared, share: Share) -> Progress | None:
         if self._resume is None:

@@ -34,6 +34,7 @@ class Delivery:
         epoch, batch: which one.
         repeated: bool (samples,): which samples are repeats that fill the batch.
         nbytes: what it takes in the ring; 0 inline.
+        skipped: ordinal and cause of the samples whose place another one of the batch took.
     """
 
     content: object
@@ -41,6 +42,7 @@ class Delivery:
     batch: int
     repeated: npt.NDArray[np.bool_]
     nbytes: int = 0
+    skipped: tuple[tuple[int, str], ...] = ()
 
     def with_content(self, content: object) -> Delivery:
         """The same batch, elsewhere."""
@@ -119,7 +121,8 @@ class FedSupply:
 def _open(finished: Finished) -> Delivery:
     made, pending = finished.made, finished.pending
     content = BatchReader(_memory_of(finished)).read(made.description)
-    return Delivery(content, pending.epoch, pending.batch, _mask(made), made.nbytes)
+    skipped = tuple(pending.skipped.items())
+    return Delivery(content, pending.epoch, pending.batch, _mask(made), made.nbytes, skipped)
 
 
 def _memory_of(finished: Finished) -> Bytes:
@@ -185,10 +188,10 @@ class InlineSupply:
             stages = self._maker.stages(watch.lap(), clock)
             content = self._maker.put_together(loaded.samples)
         stages = replace(stages, collate=watch.lap())
-        self.counters.left_out += len(loaded.left_out)
         self.counters.made(Made(0, 0, (0, 0), stages, 0, len(loaded.samples)))
         arrived()
-        return Delivery(content, epoch, batch, loaded.repeated)
+        skipped = tuple((ordinal, f"{type(error).__name__}: {error}") for ordinal, error in loaded.skipped)
+        return Delivery(content, epoch, batch, loaded.repeated, skipped=skipped)
 
     def close(self) -> None:
         """Ends everything; idempotent."""

@@ -245,8 +245,8 @@ class Feeder:
     def _noted(self, handle: Handle, note: Note) -> None:
         if note.kind is Kind.READY:
             handle.ready = True
-        elif note.kind is Kind.LEFT_OUT:
-            self._left_out(note.value, thaw_error(note.body))
+        elif note.kind is Kind.SKIPPED:
+            _task_of(handle, note.number).skipped[note.value] = note.body.decode(errors="replace")
         elif note.number == 0:
             self._scene.stop(failures.unopened(thaw_error(note.body)))
         else:
@@ -274,10 +274,6 @@ class Feeder:
     def _fail(self, pending: Pending, error: BaseException) -> None:
         release(pending)
         self._scene.window.finish(pending, Failed(error))
-
-    def _left_out(self, ordinal: int, error: BaseException) -> None:
-        self.counters.left_out += 1
-        logger.warning("sample %d is left out (on_error='skip'): %s: %s", ordinal, type(error).__name__, error)
 
     # ------------------------------------------------------------ the ring
 
@@ -333,7 +329,7 @@ class Feeder:
             self._scene.window.repeat(pending)
         elif doing.ordinal >= 0 and self._plan.rules.on_error == "skip":
             pending.left_out.add(doing.ordinal)
-            self._left_out(doing.ordinal, failures.deadly(pending, obituary))
+            pending.skipped[doing.ordinal] = str(failures.deadly(pending, obituary))
             self._scene.window.repeat(pending)
         else:
             self._fail(pending, failures.deadly(pending, obituary))
@@ -378,8 +374,13 @@ class Feeder:
 
 
 def _finish_task(handle: Handle, number: int) -> Pending:
+    pending = _task_of(handle, number)
+    handle.tasks.remove(pending)
+    return pending
+
+
+def _task_of(handle: Handle, number: int) -> Pending:
     for pending in handle.tasks:
         if pending.task == number:
-            handle.tasks.remove(pending)
             return pending
     raise AssertionError(f"worker {handle.row} answered task {number}, which it was not given")

@@ -6,49 +6,15 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-from streamer.errors import DecodeError, StateError
+from streamer.errors import StateError
 from streamer.loader.making import Place
 from streamer.loader.prepared import Prepared
+from streamer.loader.skipping import SkipLedger, Skipped, may_skip
 from streamer.loader.source import ChunkUnreadableError
 from streamer.loader.steps import Share, StepSession
 
 logger = logging.getLogger(__name__)
-
-OnError = Literal["raise", "skip"]
-
-
-@dataclass
-class ErrorBudget:
-    """How many unreadable samples a process puts up with, over all epochs.
-
-    Attributes:
-        on_error: "raise": none. "skip": another sample of the batch takes the place.
-        left: how many more.
-        skipped: (ordinal, cause) of those so far.
-    """
-
-    on_error: OnError
-    left: int
-    skipped: list[tuple[int, str]]
-
-    def spend(self, place: Place, error: DecodeError) -> None:
-        """Takes note of an unreadable sample.
-
-        Raises:
-            DecodeError: `error`, when it may not be skipped.
-        """
-        if self.on_error == "raise":
-            raise error
-        if self.left <= 0:
-            raise DecodeError(
-                f"{error.message} - and {len(self.skipped)} samples were skipped before it: the error budget is spent",
-                **error.details,
-            ) from error
-        self.left -= 1
-        self.skipped.append((place.ordinal, str(error)))
-        logger.warning("skipped a sample, another of its batch takes its place: %s", str(error))
 
 
 @dataclass
@@ -88,18 +54,18 @@ class SampleIterator(Iterator[object]):
     Args:
         prepared: the dataset.
         progress: where to begin; kept up to date.
-        budget: what to do with unreadable samples.
+        ledger: takes note of samples that cannot be made.
         resumed: told the epoch when a saved state replaces this one.
     """
 
     _session: StepSession | None
 
     def __init__(
-        self, prepared: Prepared, progress: Progress, budget: ErrorBudget, resumed: Callable[[int], None]
+        self, prepared: Prepared, progress: Progress, ledger: SkipLedger, resumed: Callable[[int], None]
     ) -> None:
         self._prepared = prepared
         self._maker = prepared.maker()
-        self._budget = budget
+        self._ledger = ledger
         self._resumed = resumed
         self.progress = progress
         self._enter()
@@ -174,17 +140,25 @@ class SampleIterator(Iterator[object]):
             self.close()
 
     def _sample(self, seat: int) -> object:
-        """The sample of a seat; if it cannot be read and that is allowed, the next readable one of the batch."""
-        failure: DecodeError | None = None
+        """The sample of a seat; if it cannot be made and that is allowed, the next one of the batch that can."""
+        first: Exception | None = None
         for place in (*self._places[seat:], *self._places[:seat]):
             try:
                 return self._leased(place)
-            except DecodeError as error:
-                if failure is None:
-                    self._budget.spend(place, error)
-                    failure = error
-        assert failure is not None, "a batch has at least one seat"
-        raise DecodeError(f"{failure.message} - and no other sample of its batch can be read", **failure.details)
+            except Exception as error:
+                if self._prepared.skip_rules.on_error == "raise" or not may_skip(error):
+                    raise
+                if first is None:
+                    self._skip_place(place, error)
+                    first = error
+        assert first is not None, "a batch has at least one seat"
+        first.add_note("and no other sample of its batch can be made")
+        raise first
+
+    def _skip_place(self, place: Place, error: Exception) -> None:
+        cause = f"{type(error).__name__}: {error}"
+        self._ledger.note([Skipped(place.ordinal, self._prepared.sample_key(place.ordinal), cause)])
+        self._ledger.check()
 
     def _leased(self, place: Place) -> object:
         """One sample; a chunk that is gone or wrong is leased again, once per cause."""

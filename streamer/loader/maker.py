@@ -10,8 +10,7 @@ import pickle
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
@@ -21,11 +20,10 @@ from streamer.errors import WorkerError
 from streamer.loader.collate import collate
 from streamer.loader.control import Stages
 from streamer.loader.seeding import seed_globals
+from streamer.loader.skipping import OnError, may_skip
 from streamer.loader.source import BatchSource, ChunkUnreadableError, Collate, StagedSource
 
 logger = logging.getLogger(__name__)
-
-OnError = Literal["raise", "skip"]
 
 
 class SampleFailedError(Exception):
@@ -43,7 +41,7 @@ class MakerRules:
     Attributes:
         seed: of the data set.
         collate_fn: the user's, or None for torch's rules.
-        on_error: "raise": a sample that fails fails its batch; "skip": it is left out, counted and logged.
+        on_error: "raise": a sample that fails fails its batch; "skip": another of the batch takes its place.
         seed_globals: whether the global generators are seeded for each sample: not where threads share them.
     """
 
@@ -55,11 +53,17 @@ class MakerRules:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The samples of a batch, not yet put together."""
+    """The samples of a batch, not yet put together.
+
+    Attributes:
+        samples: in the order of the seats.
+        repeated: bool (samples,): those that only fill a place.
+        skipped: ordinals and errors of those that could not be made.
+    """
 
     samples: list[object]
     repeated: npt.NDArray[np.bool_]
-    left_out: list[tuple[int, BaseException]]
+    skipped: list[tuple[int, BaseException]]
 
 
 class BatchMaker:
@@ -78,31 +82,29 @@ class BatchMaker:
         self._staged = source if isinstance(source, StagedSource) else None
 
     def load(self, epoch: int, batch: int, task: int = 0, left_out: frozenset[int] = frozenset()) -> Loaded:
-        """Loads the samples of a batch.
+        """Loads the samples of a batch: one for each of its seats.
 
         Args:
             epoch: of the batch.
             batch: its number in the epoch.
             task: for `begin`.
-            left_out: ordinals not to be loaded.
+            left_out: ordinals not to be loaded: another sample takes their place.
 
         Raises:
             SampleFailedError: a sample could not be made (and `on_error` is "raise").
             ChunkUnreadableError: a chunk is to be leased again.
-            WorkerError: every sample was left out.
+            WorkerError: no sample could be made.
         """
         ordinals, repeated = self._source.batch(epoch, batch)
-        loaded = Loaded([], repeated, [])
-        kept = [
-            at for at, ordinal in enumerate(ordinals.tolist()) if self._take(epoch, ordinal, task, left_out, loaded)
-        ]
-        if not kept:
-            raise WorkerError(
-                f"epoch {epoch}, batch {batch}: all {len(ordinals)} samples failed; the last error is the cause",
-                epoch=epoch,
-                batch=batch,
-            ) from (loaded.left_out[-1][1] if loaded.left_out else None)
-        return loaded if len(kept) == len(ordinals) else Loaded(loaded.samples, repeated[kept], loaded.left_out)
+        made = _Batch(epoch, task, ordinals.tolist(), repeated.copy())
+        for seat, ordinal in enumerate(made.ordinals):
+            if ordinal not in left_out:
+                self._take(made, seat, seat)
+        missing = [seat for seat in range(len(made.ordinals)) if seat not in made.samples]
+        # In turn over the seats: what a plain DataLoader gets, too.
+        for seat in missing:
+            self._fill(made, seat, missing)
+        return Loaded([made.samples[seat] for seat in range(len(made.ordinals))], made.repeated, made.skipped)
 
     def put_together(self, samples: list[object]) -> object:
         """Collates by the user's function or by torch's rules."""
@@ -119,23 +121,46 @@ class BatchMaker:
         """The source's read, decode and transform nanoseconds so far; zeros if it does not tell."""
         return self._staged.stage_nanoseconds() if self._staged else (0, 0, 0)
 
-    def _take(self, epoch: int, ordinal: int, task: int, left_out: frozenset[int], into: Loaded) -> bool:
-        if ordinal in left_out:
-            return False
+    def _fill(self, made: _Batch, seat: int, missing: list[int]) -> None:
+        """Gives a seat the next sample of the batch that can be made; made again, so that nobody shares it."""
+        count = len(made.ordinals)
+        for other in (at % count for at in range(seat + 1, seat + count)):
+            if other not in missing and self._take(made, seat, other):
+                made.repeated[seat] = True
+                return
+        raise WorkerError(
+            f"all {count} samples of a batch failed; the last error is the cause", epoch=made.epoch
+        ) from (made.skipped[-1][1] if made.skipped else None)
+
+    def _take(self, made: _Batch, seat: int, source: int) -> bool:
+        """Makes the sample of seat `source` for `seat`."""
+        epoch, ordinal = made.epoch, made.ordinals[source]
         if self._begin is not None:
-            self._begin(task, ordinal)
+            self._begin(made.task, ordinal)
         if self._rules.seed_globals:
             seed_globals(self._rules.seed, epoch, ordinal)
         try:
-            into.samples.append(self._source.load(epoch, ordinal))
+            made.samples[seat] = self._source.load(epoch, ordinal)
         except ChunkUnreadableError:
             raise
         except Exception as error:
-            if self._rules.on_error == "raise":
+            if self._rules.on_error == "raise" or not may_skip(error):
                 raise SampleFailedError(ordinal) from error
-            into.left_out.append((ordinal, error))
+            made.skipped.append((ordinal, error))
             return False
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A batch in the making."""
+
+    epoch: int
+    task: int
+    ordinals: list[int]
+    repeated: npt.NDArray[np.bool_]
+    samples: dict[int, object] = field(default_factory=dict)
+    skipped: list[tuple[int, BaseException]] = field(default_factory=list)
 
 
 class Stopwatch:

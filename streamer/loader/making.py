@@ -185,18 +185,30 @@ class SampleMaker:
         return sample
 
     def _located(self, error: DecodeError, place: Place) -> DecodeError:
-        extents = self._manifest.chunk(place.chunk).extents
-        offset, where = 0, ""
-        for extent in extents:
-            if place.start < offset + extent.length:
-                at = extent.start + place.start - offset
-                where = f"{extent.object.url} [{at}, {at + place.stop - place.start})"
-                break
-            offset += extent.length
+        where = _where(self._manifest, place.chunk, place.start, place.stop)
         return DecodeError(
             f"{error.message} (sample {place.ordinal}, {where or 'no bytes'})",
             **{**error.details, "ordinal": place.ordinal, "object": where},
         )
+
+
+def sample_key(manifest: Manifest, ordinal: int) -> str:
+    """Names a sample for people: its path below the url; in containers, which keep the names, object and byte range."""
+    if manifest.whole_objects:
+        return manifest.name(ordinal).object_key
+    chunk, start, stop = (int(column[0]) for column in manifest.locate(np.array([ordinal], np.int64)))
+    return _where(manifest, chunk, start, stop) or f"chunk {chunk}"
+
+
+def _where(manifest: Manifest, chunk: int, start: int, stop: int) -> str:
+    """Object and byte range of chunk-local bytes; "" where there are none."""
+    offset = 0
+    for extent in manifest.chunk(chunk).extents:
+        if start < offset + extent.length:
+            at = extent.start + start - offset
+            return f"{extent.object.url} [{at}, {at + stop - start})"
+        offset += extent.length
+    return ""
 
 
 class _Draws:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from streamer.loader.making import SampleMaker, SampleRules
 from streamer.loader.options import DatasetOptions
 from streamer.loader.prepared import Identity, Prepared
 from streamer.loader.samples import SampleRecipe
+from streamer.loader.skipping import SkipRules
+from streamer.loader.source import PreparedStream
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
 from streamer.order.quality import check_sample_shuffle, explain, lane_spread
@@ -26,6 +29,8 @@ from streamer.order.spec import OrderSpec, shuffle_mode
 from streamer.wire.messages import IndexProgress
 
 logger = logging.getLogger(__name__)
+
+Stream = TypeVar("Stream", bound=PreparedStream)
 
 
 class Opening:
@@ -98,11 +103,21 @@ class Opening:
         )
         chosen = "all" if selection is None else selection.digest
         stream = options.stream or f"shuffle {shuffle_mode(options.shuffle)} of {chosen}"
-        identity = Identity(rank_config=seat, stream=stream, free_parts=options.free_parts)
+        skip_rules = SkipRules(options.on_error, options.error_budget)
+        identity = Identity(rank_config=seat, stream=stream, free_parts=options.free_parts, skip_rules=skip_rules)
         return Prepared(self.client, recipe, self.manifest, identity)
 
-    def compared(self, prepare: Callable[[], Prepared], resume: Mapping[str, object] | None) -> Prepared:
+    @property
+    def compares(self) -> bool:
+        """Whether torch.distributed knows other ranks of this dataset."""
+        return gather_for(self.rank_config()) is not None
+
+    def compared(self, prepare: Callable[[], Stream], place: str) -> Stream:
         """Prepares; where torch.distributed is initialised, all ranks together: they agree, or all of them raise.
+
+        Args:
+            prepare: what this rank does.
+            place: where it begins.
 
         Raises:
             StreamerError: of the first rank that failed, on every rank.
@@ -111,12 +126,12 @@ class Opening:
         gather = gather_for(self.rank_config())
         if gather is None:
             return prepare()
-        prepared: Prepared | None = None
+        prepared: Stream | None = None
         facts: dict[str, Detail] = {}
         failure: StreamerError | None = None
         try:
             prepared = prepare()
-            facts = _facts(prepared, resume)
+            facts = {**prepared.facts(), "resume": place}
         except StreamerError as error:
             failure = error
         agree(gather, facts, failure)
@@ -201,17 +216,6 @@ class Opening:
 
     def _streamed(self) -> StreamedBytes:
         return StreamedBytes(self.client, self.manifest)
-
-
-def _facts(prepared: Prepared, resume: Mapping[str, object] | None) -> dict[str, Detail]:
-    position = "" if resume is None else f"epoch {resume.get('epoch')}, position {resume.get('position')}"
-    return {
-        **prepared.spec.parts(),
-        "world_size": prepared.rank_config.world_size,
-        "global_batch": prepared.global_batch,
-        "drop_last": prepared.drop_last,
-        "resume": position,
-    }
 
 
 class _Announcer:

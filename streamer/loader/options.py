@@ -6,18 +6,17 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from streamer.client.settings import ClientSettings
 from streamer.config import Environment, RankConfig, parse_bytes
 from streamer.decode.dispatch import DecodeRule, check_rule
 from streamer.errors import ConfigError
 from streamer.loader.making import Transform
+from streamer.loader.skipping import OnError
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import GetManifest
 
 FORMATS = ("auto", "folder", "webdataset")
-OnError = Literal["raise", "skip"]
 
 # shuffle="sample" wants every sample to be a chunk of its own; the builder cuts no finer than this.
 _LEAST_CHUNK_BYTES = 1024

@@ -10,8 +10,11 @@ import numpy as np
 from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.config import RankConfig
-from streamer.loader.making import CachedBytes, SampleMaker
+from streamer.errors import Detail
+from streamer.loader.distributed import StoreBudget, gather_for
+from streamer.loader.making import CachedBytes, SampleMaker, sample_key
 from streamer.loader.samples import Plans, SampleRecipe
+from streamer.loader.skipping import SharedBudget, SkipRules
 from streamer.loader.steps import Integers, Share, StepSession, open_bytes
 from streamer.manifest.table import Manifest
 from streamer.order.plan import RankPlan
@@ -27,11 +30,13 @@ class Identity:
         rank_config: the seat.
         stream: tells the loaders of one job apart.
         free_parts: parts of the order that were chosen automatically: a resumed state may bring its own.
+        skip_rules: what is done with samples that cannot be made.
     """
 
     rank_config: RankConfig
     stream: str
     free_parts: frozenset[str]
+    skip_rules: SkipRules
 
 
 class Prepared:
@@ -83,6 +88,28 @@ class Prepared:
     def seed(self) -> int:
         """What the order and every sample's randomness are drawn from."""
         return self.spec.seed
+
+    @property
+    def skip_rules(self) -> SkipRules:
+        """What is done with samples that cannot be made."""
+        return self._identity.skip_rules
+
+    def sample_key(self, ordinal: int) -> str:
+        """Path below the url, or container and byte range."""
+        return sample_key(self.manifest, ordinal)
+
+    def shared_budget(self) -> SharedBudget | None:
+        """Counts skipped samples over all ranks; None: alone. Every rank asks equally often."""
+        return None if gather_for(self.rank_config) is None else StoreBudget.of_process_group()
+
+    def facts(self) -> dict[str, Detail]:
+        """What must be equal on all ranks."""
+        return {
+            **self.spec.parts(),
+            "world_size": self.rank_config.world_size,
+            "global_batch": self.global_batch,
+            "drop_last": self.drop_last,
+        }
 
     def plan(self, epoch: int) -> RankPlan:
         """This rank's batches of an epoch."""

@@ -13,6 +13,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from streamer.errors import Detail
+from streamer.loader.skipping import SharedBudget, SkipRules
+
 
 class ChunkUnreadableError(Exception):
     """A reader found a chunk gone or wrong: lease it again, then repeat the batch.
@@ -141,6 +144,23 @@ class PreparedStream(Protocol):
         """What the order and every sample's randomness are drawn from."""
         ...
 
+    @property
+    def skip_rules(self) -> SkipRules:
+        """What the data set says of samples that cannot be made; the loader's own word counts before it."""
+        ...
+
+    def sample_key(self, ordinal: int) -> str:
+        """Names a sample for people."""
+        ...
+
+    def shared_budget(self) -> SharedBudget | None:
+        """Counts skipped samples over all ranks, once per loader; None: this rank is alone."""
+        ...
+
+    def facts(self) -> Mapping[str, Detail]:
+        """What must be equal on all ranks."""
+        ...
+
     def plan(self, epoch: int) -> Plan:
         """The batches of this rank in an epoch, counted from the epoch's start also after `resume`."""
         ...
@@ -170,7 +190,29 @@ class Preparable(Protocol):
     """What `StreamingDataLoader` asks of a dataset."""
 
     def prepare(self, batch_size: int, drop_last: bool) -> PreparedStream:
-        """Does the I/O: finds the manifest, fixes the order."""
+        """Does the I/O: finds the manifest, fixes the order. Of this rank alone."""
+        ...
+
+    @property
+    def compares(self) -> bool:
+        """Whether there are other ranks to compare with."""
+        ...
+
+    def compare(self, prepare: Callable[[], PreparedStream], place: str) -> None:
+        """Prepares on all ranks together: all of them agree, or all of them raise. Collective.
+
+        Args:
+            prepare: what this rank does; its error arrives on every rank.
+            place: where this rank begins; equal on all.
+
+        Raises:
+            StreamerError: of the first rank that failed.
+            StateError: the ranks disagree.
+        """
+        ...
+
+    def take_told_epoch(self) -> int | None:
+        """The epoch that `set_epoch` of the data set has named since the last call."""
         ...
 
 

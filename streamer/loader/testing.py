@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from streamer.errors import StateError, StreamerError
-from streamer.loader.source import StepSession
+from streamer.errors import Detail, StateError, StreamerError
+from streamer.loader.skipping import SharedBudget, SkipRules
+from streamer.loader.source import PreparedStream, StepSession
 
 # (epoch, ordinal) -> sample
 MakeSample = Callable[[int, int], object]
@@ -146,6 +147,7 @@ class FakePrepared:
         held_back: sessions wait for `allow`.
         on_reject: called with each rejected chunk.
         sessions: all that were opened.
+        shared: counts skipped samples.
     """
 
     made: FakeRecipe
@@ -153,11 +155,29 @@ class FakePrepared:
     held_back: bool = False
     on_reject: Callable[[int], None] = lambda chunk: None
     sessions: list[FakeSession] = field(default_factory=list)
+    shared: SharedBudget | None = None
 
     @property
     def batches(self) -> int:
         """Batches in an epoch."""
         return self.made.batches
+
+    @property
+    def skip_rules(self) -> SkipRules:
+        """An error is an error."""
+        return SkipRules()
+
+    def sample_key(self, ordinal: int) -> str:
+        """Its number."""
+        return f"#{ordinal}"
+
+    def shared_budget(self) -> SharedBudget | None:
+        """There are no other ranks, unless a test has some."""
+        return self.shared
+
+    def facts(self) -> dict[str, Detail]:
+        """Nobody compares them."""
+        return {}
 
     def plan(self, epoch: int) -> FakeRecipe:
         """Every epoch has the same number of batches."""
@@ -197,16 +217,35 @@ class FakeDataset:
         samples: how many.
         make: (epoch, ordinal) -> sample.
         held_back: sessions wait for `allow`.
+        shared: counts skipped samples.
     """
 
-    def __init__(self, samples: int, make: MakeSample, *, held_back: bool = False) -> None:
+    def __init__(
+        self, samples: int, make: MakeSample, *, held_back: bool = False, shared: SharedBudget | None = None
+    ) -> None:
         self._samples = samples
         self._make = make
         self._held_back = held_back
+        self._shared = shared
+        self.told: int | None = None
         self.prepared: FakePrepared | None = None
 
     def prepare(self, batch_size: int, drop_last: bool) -> FakePrepared:
         """Makes it ready."""
         recipe = FakeRecipe(self._samples, batch_size, self._make, drop_last)
-        self.prepared = FakePrepared(recipe, held_back=self._held_back)
+        self.prepared = FakePrepared(recipe, held_back=self._held_back, shared=self._shared)
         return self.prepared
+
+    @property
+    def compares(self) -> bool:
+        """There are no other ranks."""
+        return False
+
+    def compare(self, prepare: Callable[[], PreparedStream], place: str) -> None:
+        """This rank alone."""
+        prepare()
+
+    def take_told_epoch(self) -> int | None:
+        """What `told` holds, once."""
+        told, self.told = self.told, None
+        return told

@@ -22,6 +22,7 @@ class Pending:
         task: number of the task that was sent for it last.
         ring, slot: where it goes; a negative slot is MEASURE or SPILL.
         left_out: ordinals that are not loaded any more.
+        skipped: ordinal -> cause of those whose place another sample of the batch takes.
         rereads: how often a chunk of it had to be leased again.
         strikes: ordinal (-1: between samples) -> workers that died over it.
         abandoned: nobody waits for it any more.
@@ -34,6 +35,7 @@ class Pending:
     ring: Ring | None = None
     slot: int = -1
     left_out: set[int] = field(default_factory=set)
+    skipped: dict[int, str] = field(default_factory=dict)
     rereads: int = 0
     strikes: dict[int, int] = field(default_factory=dict)
     abandoned: bool = False

@@ -26,6 +26,8 @@ from streamer.loader.source import BatchSource, ChunkUnreadableError
 
 # Leaves room for the head of a message.
 _ERROR_BYTES = MESSAGE_BYTES // 2
+# Of the cause of a skipped sample: enough for its place and what the decoder said.
+_CAUSE_BYTES = 2048
 
 
 def run(row: int, channel: Channel, board: Board, open_source: Callable[[], tuple[BatchSource, MakerRules]]) -> None:
@@ -127,10 +129,11 @@ class Worker:
         loaded = self._maker.load(task.epoch, task.batch, task.number, frozenset(task.left_out))
         stages = self._maker.stages(watch.lap(), clock)
         self._board.begin(self._row, task.number, -1)
-        for ordinal, error in loaded.left_out:
-            self._say(Note(Kind.LEFT_OUT, task.number, ordinal, freeze_error(error, _ERROR_BYTES)))
+        for ordinal, error in loaded.skipped:
+            cause = f"{type(error).__name__}: {error}"
+            self._say(Note(Kind.SKIPPED, task.number, ordinal, cause.encode(errors="replace")[:_CAUSE_BYTES]))
         # Their tracebacks lead back to the list: a cycle that would keep this worker's memory.
-        loaded.left_out.clear()
+        loaded.skipped.clear()
         packed = PackedBatch(self._maker.put_together(loaded.samples))
         stages = Stages(stages.load, stages.read, stages.decode, stages.transform, watch.lap())
         repeated = loaded.repeated.tobytes() if loaded.repeated.any() else b""

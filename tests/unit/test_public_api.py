@@ -94,10 +94,11 @@ def test_the_dataset_has_these_methods():
     """Its public face besides what torch's IterableDataset has."""
     own = {name for name in vars(streamer.StreamingDataset) if not name.startswith("_")}
     assert own == {
-        "begin_epoch",
         "class_to_idx",
         "classes",
         "close",
+        "compare",
+        "compares",
         "epoch",
         "get",
         "load_state_dict",
@@ -107,4 +108,5 @@ def test_the_dataset_has_these_methods():
         "set_epoch",
         "skipped",
         "state_dict",
+        "take_told_epoch",
     }

@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from streamer.errors import ClosedError, ConfigError, IntegrityError, StoreError, WorkerError
+from streamer.errors import ClosedError, ConfigError, DecodeError, IntegrityError, StoreError, WorkerError
 from streamer.loader.dataloader import StreamingDataLoader
+from streamer.loader.skipping import Skipped
 from streamer.loader.source import ChunkUnreadableError
 from streamer.loader.testing import FakeDataset, FakeRecipe
 
@@ -199,22 +200,53 @@ def test_error_in_a_transform(workers, kind):
 
 
 @ways
-def test_skip_leaves_out_counts_and_logs(workers, kind, caplog):
-    """`on_error="skip"`: the batch is one shorter, the sample named in the log and counted."""
+def test_skip_fills_the_place_from_the_same_batch(workers, kind, caplog):
+    """`on_error="skip"`: the next sample of the batch, marked as a repeat; the other is listed, counted and logged."""
     with StreamingDataLoader(FakeDataset(12, broken), 4, workers, worker_type=kind, on_error="skip") as loader:
-        assert [batch["x"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
-        loader.set_epoch(0)
-        next(iter(loader))
-        assert loader.stats().left_out >= 1
-    if workers:
-        assert "sample 5 is left out" in caplog.text
+        found = [(batch["x"].tolist(), loader.repeated.tolist()) for batch in loader]
+        assert [samples for samples, _ in found] == [[0, 1, 2, 3], [4, 6, 6, 7], [8, 9, 10, 11]]
+        assert [marks for _, marks in found] == [[False] * 4, [False, True, False, False], [False] * 4]
+        assert loader.skipped == [Skipped(5, "#5", "KeyError: 'no such field'")]
+        assert loader.stats().skipped == 1
+    assert "sample 5 (#5): KeyError" in caplog.text
+
+
+@ways
+def test_skip_ends_with_its_budget(workers, kind):
+    """The sample that is one too many is an error that names it, before its batch; nothing comes after it."""
+    with StreamingDataLoader(
+        FakeDataset(12, odd), 4, workers, worker_type=kind, on_error="skip", error_budget=3
+    ) as loader:
+        batches = iter(loader)
+        assert next(batches)["x"].tolist() == [0, 2, 2, 0]
+        with pytest.raises(DecodeError, match=r"error_budget=3 is spent, 4 .*sample 7 \(#7\): ValueError: odd"):
+            next(batches)
+        assert loader.state_dict()["batch"] == 1
+        with pytest.raises(DecodeError, match="is spent"):
+            next(batches)
+
+
+def odd(epoch: int, ordinal: int) -> object:
+    if ordinal % 2:
+        raise ValueError("odd")
+    return {"x": ordinal}
+
+
+def test_the_epoch_of_the_data_set_reaches_the_loader():
+    """`dataset.set_epoch` between two iterations counts as the loader's own."""
+    dataset = FakeDataset(8, sample)
+    with StreamingDataLoader(dataset, 4) as loader:
+        assert [int(batch["epoch"][0]) for batch in loader] == [0, 0]
+        dataset.told = 5
+        assert [int(batch["epoch"][0]) for batch in loader] == [5, 5]
+        assert [int(batch["epoch"][0]) for batch in loader] == [6, 6]
 
 
 def test_skip_of_a_whole_batch_is_an_error():
     """A batch with nothing left in it is not silently dropped."""
     with (
         StreamingDataLoader(FakeDataset(12, broken), 1, 1, worker_type="thread", on_error="skip") as loader,
-        pytest.raises(WorkerError, match="all 1 samples failed") as caught,
+        pytest.raises(WorkerError, match="all 1 samples of a batch failed") as caught,
     ):
         list(loader)
     assert isinstance(caught.value.__cause__, Exception)

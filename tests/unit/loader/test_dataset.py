@@ -219,6 +219,14 @@ def test_a_loop_that_is_left_counts_as_an_epoch(fake_engine, make_dataset, folde
     assert fake_engine.sessions[0].closed
 
 
+def test_a_told_epoch_is_taken_once(make_dataset, folder):
+    """By the loader that reads through the data set."""
+    dataset = make_dataset(folder)
+    assert dataset.take_told_epoch() is None
+    dataset.set_epoch(4)
+    assert [dataset.take_told_epoch(), dataset.take_told_epoch()] == [4, None]
+
+
 def test_a_negative_epoch_is_refused(make_dataset, folder):
     """It would fail much later, in a worker."""
     with pytest.raises(ConfigError, match="epoch"):
@@ -333,9 +341,9 @@ def test_skip_fills_the_place_from_the_same_batch(make_dataset, folder, caplog):
     batch = whole[place // 10 * 10 : place // 10 * 10 + 10]
     assert found[:place] + found[place + 1 :] == whole[:place] + whole[place + 1 :]
     assert found[place] in set(batch) - {4}
-    ((ordinal, cause),) = dataset.skipped
-    assert dataset._opening.manifest.name(ordinal).object_key == "class1/004.txt"
-    assert "decode_text" in cause
+    (skipped,) = dataset.skipped
+    assert dataset._opening.manifest.name(skipped.ordinal).object_key == skipped.key == "class1/004.txt"
+    assert "decode_text" in skipped.cause
     assert "class1/004.txt" in caplog.text
 
 
@@ -343,7 +351,7 @@ def test_skip_ends_with_its_budget(make_dataset, folder):
     """Two are put up with, the third is raised."""
     for number in (1, 4, 7):
         (folder / "class1" / f"{number:03d}.txt").write_bytes(b"\xff")
-    with pytest.raises(DecodeError, match="2 samples were skipped"):
+    with pytest.raises(DecodeError, match="error_budget=2 is spent, 3 samples"):
         numbers(make_dataset(folder, batch_size=10, on_error="skip", error_budget=2))
 
 
@@ -352,12 +360,13 @@ def test_skip_gives_up_when_a_whole_batch_is_unreadable(make_dataset, tmp_path):
     (tmp_path / "bad").mkdir()
     for number in range(3):
         (tmp_path / "bad" / f"{number}.txt").write_bytes(b"\xff")
-    with pytest.raises(DecodeError, match="no other sample"):
+    with pytest.raises(DecodeError) as caught:
         numbers(make_dataset(tmp_path / "bad", batch_size=3, on_error="skip"))
+    assert caught.value.__notes__ == ["and no other sample of its batch can be made"]
 
 
-def test_skip_does_not_hide_other_errors(make_dataset, folder):
-    """A transform's own error is the user's to see."""
+def test_skip_does_not_hide_a_transform_that_always_fails(make_dataset, folder):
+    """No sample of the first batch can be made: its own error is raised."""
 
     def broken(sample):
         raise ZeroDivisionError

@@ -91,12 +91,16 @@ def test_all_ranks_prepare_together(make_dataset, folder, monkeypatch):
     monkeypatch.setattr(opening, "gather_for", lambda seat: gather)
     dataset = make_dataset(folder, rank=0, world_size=2)
     prepared = dataset.prepare(5, True)
+    assert not told, "preparing needs nobody else"
+    dataset.compare(lambda: prepared, "epoch 0, batch 3")
     facts = told[0]["facts"]
     assert facts["seed"] == 17
     assert (facts["global_batch"], facts["world_size"], facts["drop_last"]) == (10, 2, True)
     assert facts["manifest"] == prepared.manifest.digest
+    assert facts["resume"] == "epoch 0, batch 3"
+    wrong = make_dataset(folder, shuffle=False, lanes=3, rank=0, world_size=2)
     with pytest.raises(ConfigError, match="lanes"):
-        make_dataset(folder, shuffle=False, lanes=3, rank=0, world_size=2).prepare(5, False)
+        wrong.compare(lambda: wrong.prepare(5, False), "")
     assert told[1]["failure"][0] == "ConfigError"
     next(iter(dataset))
     assert len(told) == 3, "a bare loop compares, too"

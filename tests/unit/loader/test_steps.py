@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from streamer.client.session import EpochSchedule
-from streamer.loader.iterate import ErrorBudget, Progress, SampleIterator
+from streamer.loader.iterate import Progress, SampleIterator
+from streamer.loader.skipping import SkipLedger
 from streamer.loader.steps import Share, open_bytes
 
 
@@ -47,7 +48,7 @@ def test_a_share_reads_only_what_is_leased(make_dataset, folder, workers, first,
     found: Counter[int] = Counter()
     for worker in range(workers):
         progress = Progress(2, Share(worker, workers, first))
-        samples = SampleIterator(prepared, progress, ErrorBudget("raise", 0, []), lambda epoch: None)
+        samples = SampleIterator(prepared, progress, SkipLedger(0), lambda epoch: None)
         found.update(str(sample["__key__"]) for sample in samples)
     expected: Counter[int] = Counter()
     for batch in range(first, prepared.plan(2).batches):
