@@ -236,6 +236,8 @@ def _root_id(path: Path, access: Access) -> str:
     file = path / ROOT_ID
     if not file.exists():
         _write_once(file, secrets.token_hex(16) + "\n")
+    if access.group_id is not None:
+        os.chown(file, -1, access.group_id)
     os.chmod(file, access.file_mode)
     return file.read_text().strip()
 

@@ -58,6 +58,12 @@ COMMANDS = (
     Entry("demo", "streamer.cli.demo_command"),
     Entry("index", "streamer.cli.index_command"),
     Entry("serve", "streamer.cli.serve_command"),
+    Entry("stat", "streamer.cli.stat_command"),
+    Entry("top", "streamer.cli.top_command"),
+    Entry("warm", "streamer.cli.warm_command"),
+    Entry("cache", "streamer.cli.cache_command"),
+    Entry("show", "streamer.cli.show_command"),
+    Entry("bench", "streamer.cli.bench_command"),
 )
 
 

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 from streamer import errors
-from streamer.errors import EngineUnavailableError, ProtocolVersionError, ServiceError
+from streamer.errors import EngineUnavailableError, ProtocolVersionError, ServiceError, StreamerError
 from streamer.version import VERSION
 from streamer.wire.frames import encode, event_decoder
 from streamer.wire.messages import PROTOCOL, Event, Failed, Hello, Message, Welcome
@@ -40,6 +40,10 @@ class Connection:
             self._socket.settimeout(_SEND_SECONDS)
             self._socket.connect(str(path))
             self.welcome = self._hello(job, token)
+        except StreamerError:
+            # The engine answered, with a refusal: trying again does not help. Some of ours are OSErrors, too.
+            self.close()
+            raise
         except PermissionError as error:
             self.close()
             raise EngineUnavailableError(

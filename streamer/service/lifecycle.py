@@ -71,6 +71,9 @@ class Life:
         assert config.socket_path is not None, "checked by `run`"
         _make_cache_dir(config.cache.directory)
         raise_descriptor_limit()
+        if config.cache.group is not None:
+            # The group comes in by the folder's mode; below it a umask of 077 would keep it out of new manifests.
+            os.umask(0o022)
         with _only_engine(config.cache.directory, LOCK_SECONDS + config.service.drain_seconds):
             async with Engine(config) as engine, asyncio.TaskGroup() as tasks:
                 server = Server(config, engine, tasks, self._leave.set)

@@ -56,11 +56,12 @@ async def serving(address: str, look: Look, not_ready: NotReady) -> AsyncIterato
         keepalive_timeout=_KEEPALIVE_SECONDS,
         max_line_size=_MOST_LINE_BYTES,
         max_field_size=_MOST_LINE_BYTES,
+        shutdown_timeout=1.0,
     )
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, host, port, shutdown_timeout=1.0).start()
+            await web.TCPSite(runner, host, port).start()
         except OSError as error:
             raise ConfigError(
                 f"cannot serve HTTP at {address}: {error.strerror or error}; choose another http=host:port, or off",

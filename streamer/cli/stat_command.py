@@ -1,0 +1,54 @@
+"""`streamer stat`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from streamer.cli.engine_line import add_socket, engine_client
+from streamer.cli.exits import Exit
+from streamer.cli.picture import DATASET_HEADERS, SESSION_HEADERS, Picture
+from streamer.cli.terminal import Terminal
+
+HELP = "what an engine does, once"
+
+DESCRIPTION = """\
+Asks a running engine for its counters and shows them: what comes from the store and from the cache, hits against the
+bound that the cache's size sets, how full it is, requests in flight, and for each session how long it stood still.
+Rates and shares are over the engine's life; `streamer top` shows them live. The names in the JSON are those that
+/metrics is made of.
+"""
+
+EXAMPLES = """\
+examples:
+  streamer stat
+  streamer stat --socket /run/streamer/engine.sock
+  streamer stat --json | jq .hit_bytes
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    add_socket(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Looks once."""
+    with engine_client(arguments) as client:
+        statistics = client.statistics()
+    if arguments.json:
+        terminal.line(json.dumps(statistics, sort_keys=True))
+    else:
+        show(Picture(statistics), terminal)
+    return Exit.DONE
+
+
+def show(picture: Picture, terminal: Terminal) -> None:
+    """The figures, then a table of datasets and one of sessions where there are any."""
+    for what, text in picture.lines():
+        terminal.line(f"{what:<10}  {text}")
+    for headers, rows in ((DATASET_HEADERS, picture.dataset_rows()), (SESSION_HEADERS, picture.session_rows())):
+        if rows:
+            terminal.line()
+            terminal.table(headers, rows)

@@ -1,0 +1,452 @@
+"""`streamer serve` as trainers meet it: one variable to set, no credentials, other users, namespaces and mounts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.client.engine_client import EngineClient
+from streamer.client.settings import ClientSettings
+from streamer.errors import AccessDeniedError, CacheError, EngineUnavailableError
+from streamer.wire.messages import GetManifest
+
+STRANGER = 12345
+GROUP = 23456
+SAMPLES = 40
+SAMPLE_BYTES = 100_000
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+
+
+class Sidecar:
+    """A `streamer serve` of our own, its folders, and trainers that use it.
+
+    Args:
+        root: where everything lies; other users may go through it.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.socket = root / "run" / "engine.sock"
+        self.cache = root / "cache"
+        self.data = root / "data"
+        self.config = root / "streamer.toml"
+        self.log = root / "log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.trainers: list[subprocess.Popen[bytes]] = []
+        self.http = f"127.0.0.1:{free_port()}"
+        self.configure()
+
+    def configure(self, cache: str = "", service: str = "", datasets: str | None = None) -> None:
+        served = f"[[datasets]]\nurl = '{self.data}/'\n" if datasets is None else datasets
+        self.config.write_text(
+            f"[cache]\ndirectory = '{self.cache}'\nlimit_bytes = '64MiB'\n{cache}\n"
+            f"[engine]\nsocket_path = '{self.socket}'\nsettle_seconds = 0.1\n"
+            f"[service]\nhttp = '{self.http}'\ndrain_seconds = 5\n{service}\n{served}"
+        )
+
+    def start(self, *prefix: str, env: dict[str, str] | None = None) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*prefix, sys.executable, "-m", "streamer", "serve", "--config", str(self.config)],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, **(env or {})},
+                cwd="/",
+            )
+        line = self.process.stdout.readline()
+        assert line.startswith(b"listening:"), self.log.read_text()
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        self.process.stdout.close()
+        code = self.process.wait(20)
+        self.process = None
+        return code
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.stop(signal.SIGKILL)
+        for trainer in self.trainers:
+            trainer.kill()
+            trainer.communicate()
+
+    def settings(self, **changes: object) -> ClientSettings:
+        values = {"engine": f"unix:{self.socket}", "cache_dir": self.cache, "connect_seconds": 10, **changes}
+        return ClientSettings(runtime_dir=self.root / "nobody", **values)
+
+    def client(self, **changes: object) -> EngineClient:
+        return EngineClient(self.settings(**changes))
+
+    def trainer(self, task: dict, *prefix: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """A program that reads everything; the environment is the engine's address and nothing else."""
+        trainer = subprocess.Popen(
+            [*prefix, sys.executable, str(Path(__file__).with_name("read_all.py")), json.dumps(task)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd="/",
+            env={"STREAMER_ENGINE": f"unix:{self.socket}", "PATH": os.environ["PATH"], **(env or {})},
+        )
+        self.trainers.append(trainer)
+        return trainer
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def command(self, *arguments: str) -> str:
+        found = subprocess.run(
+            [sys.executable, "-m", "streamer", *arguments, "--socket", str(self.socket)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return found.stdout
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def result(trainer: subprocess.Popen[bytes], said: bytes = b"") -> dict:
+    out, err = trainer.communicate(said, timeout=50)
+    assert trainer.returncode == 0, err.decode()
+    return json.loads(out.splitlines()[-1])
+
+
+def metric(text: str, name: str) -> float:
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name)
+
+
+@pytest.fixture
+def sidecar() -> Iterator[Sidecar]:
+    # Not tmp_path: nobody but its owner may go through that.
+    root = Path(tempfile.mkdtemp(prefix="sidecar-"))
+    root.chmod(0o755)
+    random = np.random.default_rng(5)
+    for number in range(SAMPLES):
+        path = root / "data" / "a" / f"{number:03}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(random.bytes(SAMPLE_BYTES))
+    made = Sidecar(root)
+    yield made
+    made.close()
+    shutil.rmtree(root)
+
+
+def task_of(sidecar: Sidecar, **more: object) -> dict:
+    return {"url": f"{sidecar.data}/", "epochs": 1, **more}
+
+
+# ---------------------------------------------------------------- what it serves
+
+
+def test_it_serves_its_datasets_and_nothing_else(sidecar):
+    """Its neighbours on the same disk are denied, whatever options the trainer sends."""
+    (sidecar.root / "private").mkdir()
+    (sidecar.root / "private" / "a.bin").write_bytes(b"secret")
+    sidecar.start()
+    with sidecar.client(storage_options={"key": "the trainer's"}) as client:
+        client.manifest(GetManifest(0, [f"{sidecar.data}/"], "auto"))
+        for url in (f"{sidecar.root}/private/", f"{sidecar.data}/../private/", "http://169.254.169.254/"):
+            with pytest.raises(AccessDeniedError, match="datasets"):
+                client.manifest(GetManifest(0, [url], "auto"))
+    assert sidecar.stop() == 0
+    assert sidecar.log.read_text().count("sends storage_options: not used") == 1
+
+
+def test_two_datasets_have_their_own_options(sidecar):
+    """Each is found by its url; fsspec's memory store needs options that the trainer does not know."""
+    other = sidecar.root / "other"
+    shutil.copytree(sidecar.data, other)
+    sidecar.configure(
+        datasets=f"[[datasets]]\nurl = '{sidecar.data}/'\n[[datasets]]\nurl = '{other}/'\n"
+        "storage_options = { auto_mkdir = false }\n"
+    )
+    sidecar.start()
+    one = result(sidecar.trainer(task_of(sidecar)))
+    two = result(sidecar.trainer({"url": f"{other}/", "epochs": 1}))
+    assert one["digests"] == two["digests"]
+    with sidecar.client() as client:
+        assert len(client.statistics()["datasets"]) == 2
+
+
+# ---------------------------------------------------------------- its life
+
+
+def test_one_service_for_one_folder(sidecar):
+    """A second one says whose folder it is, and the first goes on."""
+    sidecar.configure(service="")
+    sidecar.start()
+    second = Sidecar(sidecar.root)
+    second.config = sidecar.root / "second.toml"
+    second.http = "off"
+    second.socket = sidecar.root / "run" / "second.sock"
+    second.configure()
+    text = second.config.read_text().replace("drain_seconds = 5", "drain_seconds = 0")
+    second.config.write_text(text)
+    program = "import streamer.service.lifecycle as l; l.LOCK_SECONDS = 0.2; from streamer.cli import main; main()"
+    found = subprocess.run(
+        [sys.executable, "-c", program, "serve", "--config", str(second.config)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert CacheError.__name__ not in found.stderr
+    assert "in use by another engine" in found.stderr
+    assert result(sidecar.trainer(task_of(sidecar)))["samples"] == SAMPLES
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_upgrade_in_mid_epoch_is_ridden_out(sidecar, number):
+    """Killed or asked to go: the next one takes the cache over, the trainer goes on, the samples are the same."""
+    sidecar.start()
+    whole = result(sidecar.trainer(task_of(sidecar)))
+    shutil.rmtree(sidecar.cache / "chunks")
+    sidecar.stop(signal.SIGKILL)
+    sidecar.start()
+    trainer = sidecar.trainer(task_of(sidecar, pause_at=3))
+    assert json.loads(trainer.stdout.readline()) == {"paused": 3}
+    assert sidecar.stop(number) == (0 if number == signal.SIGTERM else -number)
+    sidecar.start()
+    found = result(trainer, b"\n")
+    assert found["digests"] == whole["digests"]
+    assert len(found["engines"]) == 2
+    statistics = json.loads(sidecar.command("stat", "--json"))
+    assert statistics["store_bytes"] < SAMPLES * SAMPLE_BYTES
+
+
+def test_a_late_start_is_waited_for(sidecar):
+    """The trainer's container may be up before the sidecar's."""
+    trainer = sidecar.trainer(task_of(sidecar))
+    sidecar.start()
+    assert result(trainer)["samples"] == SAMPLES
+
+
+def test_sigterm_takes_the_socket_away_and_ends_in_order(sidecar):
+    """Exit 0, no socket, nothing in tmp/, the catalog knows every chunk."""
+    sidecar.start()
+    result(sidecar.trainer(task_of(sidecar)))
+    assert sidecar.stop() == 0
+    assert not sidecar.socket.exists()
+    assert not list((sidecar.cache / "tmp").iterdir())
+    assert "drained in" in sidecar.log.read_text()
+    sidecar.start()
+    assert result(sidecar.trainer(task_of(sidecar)))["samples"] == SAMPLES
+    assert json.loads(sidecar.command("stat", "--json"))["store_bytes"] == 0
+
+
+def test_sighup_reads_the_limit_again(sidecar):
+    """A new limit, and a configuration that cannot be is a line in the log and changes nothing."""
+    sidecar.start()
+    result(sidecar.trainer(task_of(sidecar)))
+    with sidecar.client() as client:
+        before = client.statistics()
+        text = sidecar.config.read_text()
+        sidecar.config.write_text(text.replace("64MiB", "3MB"))
+        sidecar.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 10
+        while (after := client.statistics())["limit_bytes"] == before["limit_bytes"]:
+            assert time.monotonic() < deadline
+        assert after["limit_bytes"] < 3_000_000
+        assert after["kept_bytes"] <= after["limit_bytes"] < before["kept_bytes"]
+        sidecar.config.write_text("[cash]")
+        sidecar.process.send_signal(signal.SIGHUP)
+        while "no section [cash]" not in sidecar.log.read_text():
+            assert time.monotonic() < deadline
+        assert client.statistics()["limit_bytes"] == after["limit_bytes"]
+
+
+def test_systemd_hears_when_it_is_ready_and_when_it_stops(sidecar):
+    """READY after the socket answers, STOPPING before the drain."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(sidecar.root / "notify"))
+        manager.settimeout(10)
+        sidecar.start(env={"NOTIFY_SOCKET": str(sidecar.root / "notify")})
+        assert manager.recv(100) == b"READY=1"
+        assert sidecar.stop() == 0
+        assert manager.recv(100) == b"STOPPING=1"
+
+
+# ---------------------------------------------------------------- what it tells
+
+
+def test_health_metrics_stat_and_top_tell_the_same(sidecar):
+    """Every figure has one source."""
+    sidecar.start()
+    with sidecar.client() as client:
+        result(sidecar.trainer(task_of(sidecar, epochs=2)))
+        values = client.statistics()
+        status, text = sidecar.get("/metrics")
+    assert (status, sidecar.get("/healthz"), sidecar.get("/readyz")) == (200, (200, "ok\n"), (200, "ready\n"))
+    assert sidecar.get("/elsewhere")[0] == 404
+    assert metric(text, "streamer_store_received_bytes_total") == values["store_bytes"] == SAMPLES * SAMPLE_BYTES
+    assert metric(text, "streamer_cache_needs_total") == values["needs"]
+    assert metric(text, "streamer_cache_kept_bytes") == values["kept_bytes"]
+    assert metric(text, "streamer_dataset_samples") == SAMPLES
+    assert metric(text, "streamer_connections") == 1
+    shown = sidecar.command("stat")
+    assert "store" in shown
+    assert str(SAMPLES) in shown
+    lines = sidecar.command("top", "--count", "2", "--interval", "0.1").splitlines()
+    assert len(lines) == 2
+    assert all("store" in line and "hits" in line and "waiting" in line for line in lines)
+
+
+def test_without_an_engine_stat_says_so(sidecar):
+    """Exit code 5, one line, nothing is started."""
+    found = subprocess.run(
+        [sys.executable, "-m", "streamer", "stat"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "STREAMER_RUNTIME_DIR": str(sidecar.root / "run"), "STREAMER_ENGINE": ""},
+    )
+    assert (found.returncode, found.stdout) == (5, "")
+    assert "no engine runs here" in found.stderr
+
+
+# ---------------------------------------------------------------- other users, other namespaces
+
+
+def test_folders_and_files_are_the_owners_alone(sidecar):
+    """0700, 0600 and a socket 0600; with a group 0750, 0640 and 0660."""
+    for cache, modes in [("", (0o700, 0o600, 0o600)), (f"group = '{os.getegid()}'", (0o750, 0o640, 0o660))]:
+        sidecar.configure(cache=cache)
+        shutil.rmtree(sidecar.cache, ignore_errors=True)
+        sidecar.start()
+        result(sidecar.trainer(task_of(sidecar)))
+        chunk = next(sidecar.cache.glob("chunks/*/*.chunk"))
+        found = [stat.S_IMODE(path.stat().st_mode) for path in (sidecar.cache, chunk, sidecar.socket)]
+        assert tuple(found) == modes
+        sidecar.stop()
+
+
+@as_root
+def test_a_stranger_is_refused_before_and_at_the_socket(sidecar):
+    """The file's mode stops it; where the mode lets it through, its credentials do."""
+    sidecar.start()
+    (sidecar.root / "run").chmod(0o755)
+    become = ("setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups")
+    refused = sidecar.trainer(task_of(sidecar), *become)
+    assert b"no permission to connect" in refused.communicate(timeout=20)[1]
+    sidecar.socket.chmod(0o666)
+    refused = sidecar.trainer(task_of(sidecar), *become)
+    assert f"user {STRANGER} may not use this engine".encode() in refused.communicate(timeout=20)[1]
+    assert metric(sidecar.get("/metrics")[1], "streamer_connections_refused_total") == 1
+
+
+@as_root
+def test_a_trainer_of_another_user_reads_but_cannot_write(sidecar):
+    """A member of the group, without any right on the data and without write access to the cache."""
+    sidecar.configure(cache=f"group = '{GROUP}'")
+    sidecar.data.chmod(0o700)
+    sidecar.start()
+    become = ("setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", f"--groups={GROUP}")
+    assert result(sidecar.trainer(task_of(sidecar, epochs=2), *become))["samples"] == 2 * SAMPLES
+    refused = subprocess.run([*become, "touch", str(sidecar.cache / "chunks" / "x")], check=False, capture_output=True)
+    assert b"Permission denied" in refused.stderr
+
+
+@as_root
+def test_another_pid_namespace_and_a_read_only_mount_elsewhere(sidecar):
+    """As in a pod: the trainer is pid 1, sees the cache read-only at another path, and not where the engine has it."""
+    probe = subprocess.run(["unshare", "--pid", "--mount", "--fork", "true"], check=False, capture_output=True)
+    if probe.returncode:
+        pytest.skip(f"no namespaces here: {probe.stderr.decode().strip()}")
+    sidecar.configure(cache=f"group = '{GROUP}'")
+    sidecar.start()
+    elsewhere = sidecar.root / "elsewhere"
+    elsewhere.mkdir()
+    script = (
+        f"mount --bind {sidecar.cache} {elsewhere} && mount -o remount,ro,bind {elsewhere} && "
+        f"mount -t tmpfs none {sidecar.cache} && "
+        f'exec setpriv --reuid={STRANGER} --regid={STRANGER} --groups={GROUP} "$@"'
+    )
+    namespaces = ("unshare", "--pid", "--mount", "--fork", "--mount-proc", "sh", "-c", script, "sh")
+    found = result(sidecar.trainer(task_of(sidecar), *namespaces, env={"STREAMER_CACHE_DIR": str(elsewhere)}))
+    assert found["samples"] == SAMPLES
+
+
+def test_a_token_is_shown_from_its_file(sidecar):
+    """With it the trainer is in; without it the error names the variable."""
+    token = sidecar.root / "token"
+    token.write_text("hunter2\n")
+    sidecar.configure(service=f"token_file = '{token}'")
+    sidecar.start()
+    assert result(sidecar.trainer(task_of(sidecar), env={"STREAMER_TOKEN_FILE": str(token)}))["samples"] == SAMPLES
+    with sidecar.client() as client, pytest.raises(EngineUnavailableError, match="STREAMER_TOKEN_FILE"):
+        client.statistics()
+
+
+def test_auto_starts_an_engine_of_its_own(sidecar):
+    """No sidecar and engine="auto": the embedded one, which leaves with its client."""
+    settings = sidecar.settings(engine="auto", cache_bytes=64 << 20, grace_seconds=0.1)
+    with EngineClient(settings) as client:
+        client.manifest(GetManifest(0, [f"{sidecar.data}/"], "auto"))
+        assert client.statistics()["pid"] != os.getpid()
+    deadline = time.monotonic() + 10
+    while settings.socket_path.exists():
+        assert time.monotonic() < deadline
+
+
+# ---------------------------------------------------------------- secrets
+
+
+def test_a_secret_is_nowhere_to_be_seen(sidecar):
+    """Key, token and signed url appear in no log, metric, error, statistic, process list or file of the cache."""
+    canary = "hunter2hunter2"
+    (sidecar.root / "token").write_text(canary)
+    (sidecar.root / "options.json").write_text(json.dumps({"key": "AKIA", "secret": canary}))
+    port = free_port()  # nobody listens: every request fails, and every failure tells
+    sidecar.configure(
+        cache="",
+        service=f"token_file = '{sidecar.root}/token'",
+        datasets=f"[[datasets]]\nurl = 's3://bucket/train/'\nstorage_options_file = '{sidecar.root}/options.json'\n"
+        f"storage_options = {{ endpoint_url = 'http://127.0.0.1:{port}' }}\n"
+        f"[[datasets]]\nurl = 'http://127.0.0.1:{port}/a.tar?sig={canary}'\n"
+        "[fetch]\nattempts = 2\noutage_seconds = 0.1\n",
+    )
+    sidecar.start(env={"STREAMER_LOG": "debug"})
+    seen = []
+    client_options = {"secret": canary, "endpoint_url": "http://127.0.0.1:1"}
+    with sidecar.client(token_file=sidecar.root / "token", storage_options=client_options) as client:
+        urls = ["s3://bucket/train/", f"http://127.0.0.1:{port}/a.tar?sig={canary}", f"https://u:{canary}@host/x"]
+        for url in urls:
+            with pytest.raises(Exception) as failed:
+                client.manifest(GetManifest(0, [url], "webdataset"))
+            seen.append(f"{failed.value!r} {failed.value.details}")
+        seen.append(json.dumps(client.statistics()))
+        seen.append(sidecar.get("/metrics")[1])
+        seen.append(subprocess.run(["ps", "axww", "-o", "args"], check=True, capture_output=True, text=True).stdout)
+        seen.append(Path(f"/proc/{sidecar.process.pid}/environ").read_text())
+    sidecar.process.send_signal(signal.SIGHUP)
+    sidecar.stop()
+    seen.append(sidecar.log.read_text())
+    seen += [path.read_bytes().decode(errors="replace") for path in sidecar.cache.rglob("*") if path.is_file()]
+    with contextlib.suppress(ValueError):
+        seen.remove("")
+    assert [text for text in seen if canary in text] == []

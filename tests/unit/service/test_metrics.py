@@ -1,0 +1,96 @@
+"""The table of metrics and what it makes of statistics."""
+
+import re
+
+from streamer.service import metrics
+from streamer.service.metrics import DEFINITIONS, MOST_SESSIONS, OTHERS, exposition, series
+
+NAMED = {definition.name: definition for definition in DEFINITIONS}
+UNITS = (
+    "bytes",
+    "seconds",
+    "ratio",
+    "requests",
+    "chunks",
+    "samples",
+    "sessions",
+    "connections",
+    "steps",
+    "descriptors",
+)
+# Counts whose unit is their name, as Prometheus has it (streamer_errors_total).
+COUNTS = re.compile(
+    r"streamer_(errors|connections\w*|dropped_\w+|\w*_(retries|throttled|hedges|wins|failures|stalled|needs|hits))_total"
+)
+
+
+def test_names_are_unique_and_carry_their_unit():
+    """streamer_<room>_<what>_<unit>[_total]."""
+    assert len(NAMED) == len(DEFINITIONS)
+    for name in NAMED:
+        assert re.fullmatch(r"streamer_[a-z0-9_]+", name)
+        unit = name.removesuffix("_total").rsplit("_", 1)[-1]
+        known = unit in (*UNITS, "flight", "window", "flights", "draining", "epoch") or COUNTS.fullmatch(name)
+        assert known, name
+
+
+def test_kind_follows_from_the_name():
+    """A counter ends in _total and nothing else does."""
+    assert all((definition.kind == "counter") == name.endswith("_total") for name, definition in NAMED.items())
+
+
+def test_stable_names_are_frozen():
+    """Dashboards are built on them: one that goes or is renamed is a new first number of the version."""
+    stable = {name for name, definition in NAMED.items() if definition.stability == "stable"}
+    assert {
+        "streamer_store_received_bytes_total",
+        "streamer_store_requests_total",
+        "streamer_store_requests_in_flight",
+        "streamer_cache_needed_bytes_total",
+        "streamer_cache_hit_bytes_total",
+        "streamer_cache_limit_bytes",
+        "streamer_cache_kept_bytes",
+        "streamer_connections",
+        "streamer_errors_total",
+        "streamer_session_waiting_seconds_total",
+        "streamer_dataset_samples",
+        "streamer_draining",
+    } <= stable
+
+
+def test_equal_labels_are_summed():
+    """Two loaders of one rank are one series."""
+    entry = {"job": "j", "consumer": "rank 0", "dataset": "d", "waiting_seconds": 1.5}
+    found = series(NAMED["streamer_session_waiting_seconds_total"], {"sessions": [entry, entry]})
+    assert found == [(("j", "rank 0", "d"), 3.0)]
+
+
+def test_a_scrape_stays_small():
+    """Sessions beyond the first thousand are one series of their dataset."""
+    entries = [
+        {"job": "j", "consumer": f"rank {i}", "dataset": "d", "age_seconds": 1} for i in range(MOST_SESSIONS + 7)
+    ]
+    found = dict(series(NAMED["streamer_session_age_seconds"], {"sessions": entries}))
+    assert len(found) == MOST_SESSIONS + 1
+    assert found[OTHERS, OTHERS, "d"] == 7
+
+
+def test_the_exposition_is_prometheus_text():
+    """Type, help with stability, value; labels of clients are escaped."""
+    values = {"store_bytes": 12, "sessions": [{"job": 'a"b\n', "consumer": "c", "dataset": "d", "age_seconds": 2}]}
+    body, kind = exposition(values)
+    text = body.decode()
+    assert kind.startswith("text/plain")
+    assert "# TYPE streamer_store_received_bytes_total counter" in text
+    assert "streamer_store_received_bytes_total 12.0" in text
+    assert '{consumer="c",dataset="d",job="a\\"b\\n"} 2.0' in text
+    assert "(experimental)" in text
+
+
+def test_every_source_is_a_statistic(engine_statistics):
+    """A metric whose statistic was renamed would silently be 0."""
+    for definition in metrics.DEFINITIONS:
+        if definition.table:
+            assert definition.table in engine_statistics
+        else:
+            assert definition.source in engine_statistics, definition.name

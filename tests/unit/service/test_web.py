@@ -1,0 +1,68 @@
+"""/metrics, /healthz, /readyz."""
+
+import socket
+import sys
+
+import aiohttp
+import pytest
+
+from streamer.errors import ConfigError
+from streamer.service.web import parse_address, serving
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+async def get(address: str, path: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://{address}{path}") as answer:
+        return answer.status, await answer.text()
+
+
+async def test_ready_says_why_not():
+    """503 and the reason while the service stops; alive all the time."""
+    reason = ""
+    address = f"127.0.0.1:{free_port()}"
+    async with serving(address, lambda: {"store_bytes": 5}, lambda: reason):
+        assert await get(address, "/readyz") == (200, "ready\n")
+        reason = "the service is stopping"
+        assert await get(address, "/readyz") == (503, "the service is stopping\n")
+        assert await get(address, "/healthz") == (200, "ok\n")
+        status, text = await get(address, "/metrics")
+        assert (status, "streamer_store_received_bytes_total 5.0" in text) == (200, True)
+
+
+async def test_without_prometheus_client_the_rest_works(monkeypatch):
+    """501 says what to install."""
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    address = f"127.0.0.1:{free_port()}"
+    async with serving(address, dict, lambda: ""):
+        assert await get(address, "/metrics") == (501, "metrics need pip install 'streamer[sidecar]'\n")
+        assert (await get(address, "/readyz"))[0] == 200
+
+
+async def test_off_listens_nowhere():
+    """No port, no aiohttp."""
+    for address in ("", "off"):
+        async with serving(address, dict, lambda: ""):
+            pass
+
+
+async def test_a_port_that_is_taken_is_a_config_error():
+    """It names the setting."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match="http"):
+            async with serving(f"127.0.0.1:{taken.getsockname()[1]}", dict, lambda: ""):
+                pass
+
+
+def test_addresses():
+    """Host and port, also of IPv6."""
+    assert parse_address("[::]:9464") == ("::", 9464)
+    for wrong in ("9464", "host:", "host:http", ":9464", "host:99999"):
+        with pytest.raises(ConfigError, match="host:port"):
+            parse_address(wrong)
