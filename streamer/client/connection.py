@@ -84,7 +84,10 @@ class Connection:
         if self._pending:
             events, self._pending = self._pending, []
             return events
-        if not select.select([self._socket], [], [], timeout_seconds)[0]:
+        # Not select(2): it fails for descriptors above 1023, and a trainer may have that many.
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        if not poll.poll(None if timeout_seconds is None else timeout_seconds * 1000):
             return []
         try:
             received = self._socket.recv(_RECEIVE_BYTES)

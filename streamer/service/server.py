@@ -66,19 +66,26 @@ class Server:
         engine: opened already.
         tasks: where questions that take time run.
         leave: called once when nobody has been connected for the grace time.
+        limits: of all clients together; None: from the memory and descriptors there are.
 
     Raises:
         ConfigError: no such group; the token file cannot be read.
     """
 
     def __init__(
-        self, config: EngineConfig, engine: Engine, tasks: asyncio.TaskGroup, leave: Callable[[], None]
+        self,
+        config: EngineConfig,
+        engine: Engine,
+        tasks: asyncio.TaskGroup,
+        leave: Callable[[], None],
+        *,
+        limits: Limits | None = None,
     ) -> None:
         self._config = config
         self._engine = engine
         self._leave = leave
         self._admission = Admission(config.cache, config.service)
-        self._limits = Limits.of(config.service)
+        self._limits = limits or Limits.of(config.service)
         self._questions = Questions(engine, tasks, self._limits)
         self._peers: dict[Peer, _Conversation] = {}
         self._grace: asyncio.TimerHandle | None = None

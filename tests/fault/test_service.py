@@ -1,0 +1,349 @@
+"""A service under clients that idle, do not read, ask too much or send what they like: bounded, counted, logged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.client.engine_client import EngineClient
+from streamer.client.session import EpochSchedule, SessionSpec
+from streamer.client.settings import ClientSettings
+from streamer.config import CacheConfig, EngineConfig, ServiceConfig
+from streamer.engine.engine import Engine
+from streamer.errors import ServiceError
+from streamer.manifest import Manifest
+from streamer.service import peer as peer_module
+from streamer.service import questions
+from streamer.service.limits import Limits
+from streamer.service.peer import Peer
+from streamer.service.server import Server
+from streamer.wire.frames import encode, event_decoder
+from streamer.wire.messages import (
+    PROTOCOL,
+    Advance,
+    Extend,
+    GetManifest,
+    GetStatistics,
+    Hello,
+    OpenSession,
+    Read,
+    Welcome,
+)
+
+IDLE = 1000
+SLOW = 50
+HELLO = encode(Hello(PROTOCOL, "test", os.getpid()))
+
+
+class Service:
+    """An engine with its socket on a loop in a thread of its own."""
+
+    def __init__(self, root: Path, limits: Limits | None) -> None:
+        self.root = root
+        self.socket = root / "engine.sock"
+        self._limits = limits
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), name="service")
+        self._thread.start()
+        assert self._ready.wait(20)
+
+    async def _live(self) -> None:
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        config = EngineConfig(
+            cache=CacheConfig(directory=self.root / "cache", limit_bytes=64 << 20),
+            grace_seconds=None,
+            settle_seconds=0.0,
+            service=ServiceConfig(),
+        )
+        async with Engine(config) as engine, asyncio.TaskGroup() as tasks:
+            self.server = Server(config, engine, tasks, lambda: None, limits=self._limits)
+            listener = await self._loop.create_unix_server(lambda: Peer(self.server), str(self.socket), backlog=1024)
+            self._ready.set()
+            await self._end.wait()
+            listener.close()
+            self.server.close()
+            await self.server.finish(0.0)
+
+    def client(self) -> EngineClient:
+        return EngineClient(
+            ClientSettings(
+                cache_dir=self.root / "cache", runtime_dir=self.root, engine=f"unix:{self.socket}", connect_seconds=5
+            )
+        )
+
+    def count(self, name: str) -> float:
+        async def look() -> object:
+            return self.server.statistics()[name]
+
+        return asyncio.run_coroutine_threadsafe(look(), self._loop).result(10)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(20)
+
+
+@pytest.fixture
+def make_service(tmp_path) -> Iterator[object]:
+    made: list[Service] = []
+
+    def make(limits: Limits | None = None) -> Service:
+        made.append(Service(tmp_path, limits))
+        return made[-1]
+
+    yield make
+    for service in made:
+        service.close()
+
+
+@pytest.fixture
+def data(tmp_path) -> str:
+    random = np.random.default_rng(5)
+    for number in range(20):
+        path = tmp_path / "data" / "a" / f"{number:03}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(random.bytes(300_000))
+    return f"{tmp_path}/data/"
+
+
+@contextlib.contextmanager
+def connections(path: Path, count: int, first: bytes = HELLO) -> Iterator[list[socket.socket]]:
+    """So many peers that have said something and then do nothing, not even read."""
+    with contextlib.ExitStack() as stack:
+        found = []
+        for _ in range(count):
+            found.append(stack.enter_context(socket.socket(socket.AF_UNIX)))
+            found[-1].connect(str(path))
+            if first:
+                found[-1].sendall(first)
+        yield found
+
+
+def until(reached, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline
+
+
+def opened(client: EngineClient, url: str) -> tuple[Manifest, object]:
+    manifest = Manifest.open(client.manifest(GetManifest(0, [url], "auto")))
+    session = client.open_session(SessionSpec(dataset=manifest.digest, consumer="rank 0"))
+    steps = np.arange(manifest.chunks, dtype=np.int64)
+    session.extend(EpochSchedule(0, steps.astype(np.uint32), steps, steps))
+    return manifest, session
+
+
+def more_descriptors() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+# ---------------------------------------------------------------- idle
+
+
+def test_a_thousand_idle_connections_do_no_harm(make_service, data):
+    """A trainer comes and is served; each of them costs a few kilobytes; all of them are counted."""
+    more_descriptors()
+    service = make_service()
+    before = service.count("anonymous_bytes")
+    with connections(service.socket, IDLE):
+        until(lambda: service.count("connections") == IDLE)
+        assert service.count("anonymous_bytes") - before < IDLE * 32_000
+        with service.client() as client:
+            manifest, session = opened(client, data)
+            session.wait(manifest.chunks - 1, 20)
+    until(lambda: service.count("connections") == 0)
+
+
+def test_more_than_the_limit_are_refused_and_the_others_stay(make_service, caplog):
+    """The door closes; those who are in are served."""
+    service = make_service(Limits(peers=5, answer_bytes=1 << 20, question_bytes=1 << 20, schedule_bytes=1 << 20))
+    with service.client() as client:
+        client.statistics()
+        with connections(service.socket, 10, b""):
+            until(lambda: service.count("connections_refused") == 6)
+            assert client.statistics()["connections"] == 5
+    assert "refused: 5 are connected already" in caplog.text
+
+
+def test_who_says_nothing_is_sent_away(make_service, monkeypatch, caplog):
+    """No Hello within the time: closed, counted."""
+    monkeypatch.setattr(peer_module, "HELLO_SECONDS", 0.05)
+    service = make_service()
+    with caplog.at_level(logging.WARNING), connections(service.socket, 3, b"") as silent:
+        for connection in silent:
+            connection.settimeout(5)
+            assert connection.recv(1) == b""
+    assert service.count("dropped_silent") == 3
+
+
+# ---------------------------------------------------------------- do not read
+
+
+def test_who_does_not_read_is_dropped(make_service):
+    """Answers of small events pile up to a few megabytes, then the connection ends; the engine's memory stays."""
+    service = make_service()
+    question = encode(GetStatistics(1)) * 1000
+    with connections(service.socket, 1) as (deaf,):
+        deaf.settimeout(20)
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            deaf.sendall(question * 1000)
+    until(lambda: service.count("dropped_unread") == 1)
+    with service.client() as client:
+        assert client.statistics()["connections"] == 1
+
+
+def test_contents_that_nobody_takes_are_bounded_and_end(make_service, data, monkeypatch):
+    """Fifty readers ask for a chunk over and over and do not read: together they hold at most the limit."""
+    monkeypatch.setattr(questions, "ANSWER_SECONDS", 0.2)
+    limits = Limits(peers=200, answer_bytes=2 << 20, question_bytes=1 << 20, schedule_bytes=1 << 20)
+    service = make_service(limits)
+    with service.client() as client:
+        manifest, _ = opened(client, data)
+        largest = int(manifest.chunk_local_bytes.argmax())
+        size = int(manifest.chunk_local_bytes[largest])
+        asks = HELLO + b"".join(encode(Read(n, manifest.digest, largest, 0, size)) for n in range(8))
+        with connections(service.socket, SLOW, asks):
+            until(lambda: service.count("dropped_unread") >= 3)
+            assert service.server._questions._answers.peak <= max(limits.answer_bytes, size)
+            until(lambda: service.count("dropped_unread") == SLOW, 30)
+        assert client.read(manifest.digest, largest, 0, size)
+
+
+# ---------------------------------------------------------------- ask too much
+
+
+def answers_of(connection: socket.socket, count: int = 1) -> list:
+    """The next events that are not the Welcome."""
+    decoder, found = event_decoder(), []
+    connection.settimeout(10)
+    while len(found) < count and (received := connection.recv(1 << 16)):
+        found += [event for event in decoder.feed(received) if not isinstance(event, Welcome)]
+    return found
+
+
+def test_schedules_without_end_are_refused(make_service, data):
+    """The memory for them is limited; the others' schedules stay."""
+    limits = Limits(peers=100, answer_bytes=1 << 20, question_bytes=1 << 20, schedule_bytes=100_000)
+    service = make_service(limits)
+    with service.client() as client:
+        manifest, session = opened(client, data)
+        entries = 1000
+        extend = Extend(
+            1, 0, bytes(4 * entries), np.zeros(entries, "<i8").tobytes(), np.zeros(entries, "<i8").tobytes(), False
+        )
+        flood = encode(OpenSession(1, "j", manifest.digest, "greedy")) + encode(extend) * 20
+        with connections(service.socket, 1, HELLO + flood) as (greedy,):
+            refused = answers_of(greedy, 2)[1]
+            assert (refused.kind, "100000" in refused.message) == (ServiceError.__name__, True)
+        session.wait(manifest.chunks - 1, 20)
+
+
+def test_questions_without_end_are_refused(make_service):
+    """Urls that are being asked about are limited in bytes, questions of one peer in number."""
+    limits = Limits(peers=100, answer_bytes=1 << 20, question_bytes=10_000, schedule_bytes=1 << 20)
+    service = make_service(limits)
+    urls = [f"/nowhere/{number:05}/" for number in range(400)]
+    asks = b"".join(encode(GetManifest(number, urls, "auto")) for number in range(3))
+    with connections(service.socket, 1, HELLO + asks) as (greedy,):
+        found = answers_of(greedy, 3)
+    assert any("bytes of urls" in answer.message for answer in found)
+
+
+def test_a_flood_of_messages_leaves_turns_for_others(make_service, data):
+    """While one peer pours in messages, another's session moves on."""
+    service = make_service()
+    with service.client() as client:
+        manifest, session = opened(client, data)
+        stop = threading.Event()
+
+        def pour() -> None:
+            with connections(service.socket, 1, HELLO) as (loud,):
+                loud.settimeout(5)
+                flood = encode(Advance(77, 0, 1)) * 10_000
+                while not stop.is_set():
+                    loud.sendall(flood)
+
+        flooder = threading.Thread(target=pour)
+        flooder.start()
+        try:
+            for step in range(manifest.chunks):
+                session.wait(step, 20)
+                session.done(step + 1)
+        finally:
+            stop.set()
+            flooder.join(20)
+
+
+def test_an_engine_that_fails_over_a_message_tells_and_lives(make_service, monkeypatch, caplog):
+    """A bug met by one peer is that peer's error, and a traceback in the log."""
+    service = make_service()
+
+    def fail() -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(service.server, "statistics", fail)
+    with connections(service.socket, 1, HELLO + encode(GetStatistics(1))) as (peer,):
+        (answer,) = answers_of(peer)
+    assert answer.kind == "BrokenError"
+    assert "ZeroDivisionError" in caplog.text
+    monkeypatch.undo()
+    assert service.count("dropped_protocol") == 1
+
+
+# ---------------------------------------------------------------- measured
+
+
+def lease_seconds(client: EngineClient, manifest: Manifest, rounds: int, consumer: str) -> list[float]:
+    """How long it takes from asking for a step to its lease, for chunks that are in the cache."""
+    found = []
+    for number in range(rounds):
+        session = client.open_session(SessionSpec(dataset=manifest.digest, consumer=f"{consumer} {number}"))
+        steps = np.arange(manifest.chunks, dtype=np.int64)
+        session.extend(EpochSchedule(0, steps.astype(np.uint32), steps, steps))
+        for step in range(manifest.chunks):
+            begun = time.perf_counter()
+            session.wait(step, 20)
+            found.append(time.perf_counter() - begun)
+            session.done(step + 1)
+        session.close()
+    return found
+
+
+@pytest.mark.slow
+def test_lease_time_stays_within_twice(make_service, data, monkeypatch, capsys):
+    """p99 of leases with 1,000 idle connections and 50 slow readers, in turns with leases alone: at most 2 x."""
+    more_descriptors()
+    monkeypatch.setattr(questions, "ANSWER_SECONDS", 60.0)
+    service = make_service()
+    with service.client() as client:
+        manifest, session = opened(client, data)
+        session.wait(manifest.chunks - 1, 20)
+        session.close()
+        lease_seconds(client, manifest, 5, "warm")
+        alone, crowded = [], []
+        asks = HELLO + b"".join(encode(Read(n, manifest.digest, 0, 0, 200_000)) for n in range(4))
+        for turn in range(4):
+            alone += lease_seconds(client, manifest, 25, f"alone {turn}")
+            with connections(service.socket, IDLE), connections(service.socket, SLOW, asks):
+                until(lambda: service.count("connections") == IDLE + SLOW + 1)
+                crowded += lease_seconds(client, manifest, 25, f"crowded {turn}")
+            until(lambda: service.count("connections") == 1)
+    ratio = np.quantile(crowded, 0.99) / np.quantile(alone, 0.99)
+    with capsys.disabled():
+        print(
+            f"\nlease p50/p99: alone {np.quantile(alone, 0.5) * 1e6:.0f}/{np.quantile(alone, 0.99) * 1e6:.0f} us, "
+            f"crowded {np.quantile(crowded, 0.5) * 1e6:.0f}/{np.quantile(crowded, 0.99) * 1e6:.0f} us, "
+            f"p99 x {ratio:.2f}"
+        )
+    assert ratio <= 2.0
