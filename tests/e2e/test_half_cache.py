@@ -22,11 +22,10 @@ EPOCHS = 4
 BLOCK_BYTES = 512
 
 
-@pytest.fixture
-def data(tmp_path) -> Path:
-    """1,200 files of 10 to 70 KB: 48 MB, about 200 chunks."""
+def make_data(tmp_path: Path, files: int) -> Path:
+    """Files of 10 to 70 KB in 8 classes, six to a chunk."""
     random = np.random.default_rng(3)
-    for number in range(1200):
+    for number in range(files):
         path = tmp_path / "data" / f"class{number % 8}" / f"{number:04}.bin"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(random.bytes(int(random.integers(10_000, 70_000))))
@@ -96,8 +95,13 @@ class Rank:
             yield
 
 
-def test_hits_reach_the_bound_and_the_limit_holds(tmp_path, data):
-    """From epoch 2 on hits >= (cache - staging)/data - 0.01; st_blocks <= limit; epoch 1 costs <= 1.02 of the data."""
+# With 200 chunks two sessions fetch a few look-ahead chunks twice an epoch, each 0.5 %; with 1,300 they do not show.
+@pytest.mark.parametrize(
+    ("files", "slack"), [(1200, 0.035), pytest.param(8000, 0.01, marks=[pytest.mark.slow, pytest.mark.timeout(300)])]
+)
+def test_hits_reach_the_bound_and_the_limit_holds(tmp_path, files, slack):
+    """From epoch 2 on hits >= (cache - staging)/data - slack; st_blocks <= limit; epoch 1 costs <= 1.02 of the data."""
+    data = make_data(tmp_path, files)
     total = sum(path.stat().st_size for path in data.rglob("*.bin"))
     limit = total // 2
     settings = ClientSettings(
@@ -120,7 +124,7 @@ def test_hits_reach_the_bound_and_the_limit_holds(tmp_path, data):
     assert after[0]["store_bytes"] <= 1.02 * total
     bound = (counts["limit_bytes"] - counts["staging_bytes"]) / total
     needed, hit = (after[-1][name] - after[0][name] for name in ("needed_bytes", "hit_bytes"))
-    assert hit / needed >= bound - 0.01
+    assert hit / needed >= bound - slack
     assert bound >= 0.33, f"staging takes {counts['staging_bytes']} of {limit}"
     assert watch.looks > 20
     assert watch.peak_bytes <= limit
