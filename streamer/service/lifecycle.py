@@ -20,6 +20,7 @@ from pathlib import Path
 from streamer.config import EngineConfig
 from streamer.engine.engine import Engine
 from streamer.errors import CacheError, ConfigError, StreamerError
+from streamer.fetch.allocator import keep_freed_memory
 from streamer.service.admission import group_id
 from streamer.service.limits import raise_descriptor_limit
 from streamer.service.notify import Notifier
@@ -29,6 +30,8 @@ from streamer.service.web import serving
 
 logger = logging.getLogger(__name__)
 
+# Fresh pages cost as much as the fetch itself: 0.62 against 0.36 CPU s/GB with the allocator keeping what was freed.
+KEPT_FREE_BYTES = 256 << 20
 # How long a starting engine waits for the one that is leaving the same folder: its grace time and what follows.
 LOCK_SECONDS = 10.0
 
@@ -71,6 +74,7 @@ class Life:
         assert config.socket_path is not None, "checked by `run`"
         _make_cache_dir(config.cache.directory)
         raise_descriptor_limit()
+        keep_freed_memory(KEPT_FREE_BYTES)
         if config.cache.group is not None:
             # The group comes in by the folder's mode; below it a umask of 077 would keep it out of new manifests.
             os.umask(0o022)
