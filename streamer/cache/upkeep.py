@@ -12,6 +12,8 @@ from streamer.cache.chunk_cache import ChunkCache
 
 # 8 TB in eleven days, 4 % of what a SATA SSD reads.
 SCRUB_BYTES_PER_SECOND = 8 << 20
+# Between two passes.
+SCRUB_PAUSE_SECONDS = 60.0
 # The kernel has no event for free space. 2 s at 1 GB/s of other writers: 2 GB, hence the floor of the default.
 FREE_SPACE_SECONDS = 2.0
 
@@ -21,6 +23,7 @@ async def scrub(
     on_damaged: Callable[[bytes], None],
     skip: Callable[[bytes], bool] = lambda key: False,
     bytes_per_second: int = SCRUB_BYTES_PER_SECOND,
+    pause_seconds: float = SCRUB_PAUSE_SECONDS,
 ) -> None:
     """Reads every chunk again and again, slowly, and compares it with its checksums.
 
@@ -29,10 +32,10 @@ async def scrub(
         on_damaged: called with the key of a chunk that is wrong; forgets and evicts it.
         skip: chunks not to read now, as open ones: the readers check those, and their pages stay.
         bytes_per_second: the pace.
+        pause_seconds: between two passes.
     """
     while True:
-        keys = cache.keys()
-        for key in keys:
+        for key in cache.keys():
             if skip(key) or not cache.contains(key):
                 continue
             length = cache.length(key)
@@ -40,8 +43,8 @@ async def scrub(
                 on_damaged(key)
             await cache.drop(key)
             await asyncio.sleep(length / bytes_per_second)
-        if not keys:
-            await asyncio.sleep(FREE_SPACE_SECONDS)
+        # Also when every chunk was skipped: without it an engine whose chunks are all held did nothing else.
+        await asyncio.sleep(pause_seconds)
 
 
 async def watch_free_space(

@@ -18,6 +18,26 @@ MakeChunk = Callable[..., ChunkBytes]
 FAST = 1 << 40
 
 
+async def test_the_scrub_leaves_the_loop_alone_when_all_is_held(config: CacheConfig, make_chunk: MakeChunk) -> None:
+    """An engine whose readers hold every chunk must do more than look at that (2026-11-20: it did not)."""
+    asked: list[bytes] = []
+    async with ChunkCache(config) as cache:
+        chunk = make_chunk(0)
+        await cache.publish(chunk.key, chunk.parts, chunk.sample_offsets)
+
+        def skip(key: bytes) -> bool:
+            asked.append(key)
+            return True
+
+        task = asyncio.create_task(scrub(cache, asked.append, skip, FAST))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert asked == [chunk.key]
+
+
 async def test_the_scrub_reports_a_damaged_chunk(config: CacheConfig, make_chunk: MakeChunk) -> None:
     """And not the sound ones, nor those it is told to skip."""
     found: asyncio.Queue[bytes] = asyncio.Queue()
@@ -30,7 +50,7 @@ async def test_the_scrub_reports_a_damaged_chunk(config: CacheConfig, make_chunk
             assert path is not None
             path.write_bytes(path.read_bytes()[:-1] + b"?")
         skipped = chunks[0].key
-        task = asyncio.create_task(scrub(cache, found.put_nowait, lambda key: key == skipped, FAST))
+        task = asyncio.create_task(scrub(cache, found.put_nowait, lambda key: key == skipped, FAST, 0.0))
         keys = {await found.get() for _ in range(3)}
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
