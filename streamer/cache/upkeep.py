@@ -35,7 +35,8 @@ async def scrub(
         pause_seconds: between two passes.
     """
     while True:
-        for key in cache.keys():
+        resident = cache.keys()
+        for key in resident:
             if skip(key) or not cache.contains(key):
                 continue
             length = cache.length(key)
