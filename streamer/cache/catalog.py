@@ -164,7 +164,7 @@ class Catalog:
         return self._read()
 
     def peek(self) -> dict[bytes, CatalogRow]:
-        """The chunk rows, read without changing anything; empty when it cannot be read, or in a layer, which has none."""
+        """The chunk rows, read without changing anything; empty when it cannot be read, and in a layer."""
         if not (self._directory / DBNAME).exists():
             return {}
         try:
