@@ -140,6 +140,11 @@ class EngineClient:
             root=welcome.root,
         )
 
+    @property
+    def limit_bytes(self) -> int:
+        """The limit of the engine's cache; 0: it does not tell."""
+        return self._connected().welcome.limit_bytes
+
     # ------------------------------------------------------------ events
 
     def fileno(self) -> int:

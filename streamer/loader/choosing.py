@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +19,24 @@ Indices = Sequence[int] | slice | Ordinals | npt.NDArray[np.bool_]
 Choice = tuple[Indices | None, Where]
 
 
-def choose(manifest: Manifest, choices: Sequence[Choice]) -> Selection | None:
+def choose(manifest: Manifest, choices: Sequence[Choice], spare: Path | None = None) -> Selection | None:
     """Applies selections one after the other; None when there are none.
+
+    Args:
+        manifest: what exists.
+        choices: in order.
+        spare: where selections are kept if the cache folder is read-only for this process.
 
     Raises:
         ConfigError: a condition that cannot be, or that leaves nothing.
-        ManifestError: the selection cannot be written next to the manifest.
+        ManifestError: the selection can be written neither next to the manifest nor to `spare`.
     """
     selection: Selection | None = None
     for indices, where in choices:
         candidates = None if selection is None else selection.ordinals
         if indices is not None:
             candidates = pick(np.arange(manifest.samples) if candidates is None else candidates, indices)
-        selection = Selection.create(manifest, replace(where, indices=candidates))
+        selection = Selection.create(manifest, replace(where, indices=candidates), spare)
     return selection
 
 

@@ -99,7 +99,7 @@ class Opening:
             drop_last=drop_last,
             roots=tuple(self.client().roots()),
             rules=self._rules(),
-            selection=None if selection is None else selection.digest,
+            selection=None if selection is None else (selection.digest, selection.path.parent),
         )
         chosen = "all" if selection is None else selection.digest
         stream = options.stream or f"shuffle {shuffle_mode(options.shuffle)} of {chosen}"
@@ -163,7 +163,7 @@ class Opening:
     def _open(self) -> tuple[Manifest, Selection | None]:
         if self._opened is None:
             manifest = self._settled() or self._found()
-            self._opened = manifest, choose(manifest, self.choices)
+            self._opened = manifest, choose(manifest, self.choices, self.client().settings.runtime_dir / "selections")
         return self._opened
 
     def _found(self) -> Manifest:

@@ -18,6 +18,7 @@ from streamer.loader.skipping import SharedBudget, SkipRules
 from streamer.loader.steps import Integers, Share, StepSession, open_bytes
 from streamer.manifest.table import Manifest
 from streamer.order.plan import RankPlan
+from streamer.order.quality import check_window
 from streamer.order.spec import OrderSpec
 from streamer.order.state import Resume, State
 
@@ -133,9 +134,11 @@ class Prepared:
 
     def share_session(self, epoch: int, share: Share, *, endless: bool) -> StepSession:
         """Opens a session for one worker's share of the rank's batches, from the share's first batch on."""
-        return StepSession(
-            self._connect(), self._session_spec(epoch, share), self.schedule, (epoch, share), endless=endless
-        )
+        client, spec = self._connect(), self._session_spec(epoch, share)
+        if client.limit_bytes and len(self.manifest.chunk_local_bytes):
+            needed = spec.open_bytes + int(self.manifest.chunk_local_bytes.max())
+            check_window(self.spec, min(needed, self.manifest.total_bytes), client.limit_bytes)
+        return StepSession(client, spec, self.schedule, (epoch, share), endless=endless)
 
     def schedule(self, epoch: int, share: Share) -> tuple[EpochSchedule, int]:
         """The chunks that a share needs in an epoch, by its steps, and the number of its steps."""

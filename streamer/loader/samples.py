@@ -38,7 +38,7 @@ class SampleRecipe:
         drop_last: leave out the last, incomplete batch instead of filling it with repeats.
         roots: cache folders.
         rules: what is done with a sample.
-        selection: digest of the samples that take part, a file next to the manifest; None: all of them.
+        selection: digest of the samples that take part, and the folder of its file; None: all of them.
         entry: epoch and position at which a resumed run came in: the batches of that epoch count from there.
     """
 
@@ -50,7 +50,7 @@ class SampleRecipe:
     drop_last: bool
     roots: tuple[Path, ...]
     rules: SampleRules
-    selection: str | None = None
+    selection: tuple[str, Path] | None = None
     entry: tuple[int, int] = (0, 0)
 
     def open(self) -> SampleReader:
@@ -63,7 +63,7 @@ class Plans:
 
     def __init__(self, recipe: SampleRecipe, manifest: Manifest) -> None:
         self._recipe = recipe
-        self._selection = None if recipe.selection is None else _open_selection(manifest, recipe.selection)
+        self._selection = None if recipe.selection is None else _open_selection(manifest, *recipe.selection)
         chunk_samples = manifest.chunk_samples if self._selection is None else self._selection.chunk_samples
         self._order = EpochOrder(recipe.spec, chunk_samples, recipe.entry[0])
         self._kept: OrderedDict[int, RankPlan] = OrderedDict()
@@ -129,8 +129,8 @@ class SampleReader:
         """Nothing is held between samples: no descriptor, no mapping of chunk files."""
 
 
-def _open_selection(manifest: Manifest, digest: str) -> Selection:
+def _open_selection(manifest: Manifest, digest: str, folder: Path) -> Selection:
     # Here: it brings the manifest's builder and asyncio along, 40 ms of a worker's start (2026-11-20).
     from streamer.manifest.selection import Selection
 
-    return Selection.open(manifest, digest)
+    return Selection.open(manifest, digest, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
@@ -55,14 +56,14 @@ class Selection:
         manifest: what it selects from.
         ordinals: int64, shape (n',), ascending: the base ordinal of each sample.
         digest: 32 hex characters, of the manifest's digest and the ordinals.
-        path: the mapped file, below the manifest's folder's parent.
+        path: the mapped file: next to the manifest's folder, or in the spare one.
     """
 
     def __init__(self, manifest: Manifest, ordinals: Int64Array, digest: str, path: Path) -> None:
         self.manifest, self.ordinals, self.digest, self.path = manifest, ordinals, digest, path
 
     @classmethod
-    def create(cls, manifest: Manifest, where: Where) -> Self:
+    def create(cls, manifest: Manifest, where: Where, spare: Path | None = None) -> Self:
         """Selects the samples that meet all conditions; see `of` for what is written.
 
         Raises:
@@ -72,15 +73,16 @@ class Selection:
         ordinals = _select(manifest, where)
         if not len(ordinals):
             raise ConfigError(f"the selection has none of the {manifest.samples} samples: {where}", field="select")
-        return cls.of(manifest, ordinals)
+        return cls.of(manifest, ordinals, spare)
 
     @classmethod
-    def of(cls, manifest: Manifest, ordinals: Int64Array) -> Self:
+    def of(cls, manifest: Manifest, ordinals: Int64Array, spare: Path | None = None) -> Self:
         """Selects these samples, and writes `<manifest>.<digest>.arrows` next to the manifest's folder.
 
         Args:
             manifest: what to select from.
             ordinals: int64, shape (n',), strictly ascending, within 0..n-1, not empty.
+            spare: a folder to write to where that one is read-only for this process.
 
         Raises:
             ConfigError: ordinals that are not.
@@ -94,21 +96,25 @@ class Selection:
                 field="ordinals",
             )
         digest = _digest(manifest, ordinals)
-        path = manifest.path.parent / f"{manifest.digest}.{digest}{_SUFFIX}"
-        with workplace(path.parent) as place:
-            write_table(place / path.name, {"ordinal": ordinals})
-            settle_file(place / path.name, path)
-        return cls.open(manifest, digest)
+        folder = manifest.path.parent
+        try:
+            _write(folder / _name(manifest, digest), ordinals)
+        except ManifestError as error:
+            if spare is None or not _read_only(error.__cause__):
+                raise
+            folder = spare
+            _write(folder / _name(manifest, digest), ordinals)
+        return cls.open(manifest, digest, folder)
 
     @classmethod
-    def open(cls, manifest: Manifest, digest: str, *, verify: bool = False) -> Self:
+    def open(cls, manifest: Manifest, digest: str, folder: Path | None = None, *, verify: bool = False) -> Self:
         """Maps a selection that was created before; `verify` compares its ordinals with the digest.
 
         Raises:
             ManifestError: there is none of that digest.
             ManifestCorruptError: its file is not what it should be.
         """
-        path = manifest.path.parent / f"{manifest.digest}.{digest}{_SUFFIX}"
+        path = (folder or manifest.path.parent) / _name(manifest, digest)
         if not path.is_file():
             raise ManifestError(f"no selection {digest} at {path}", path=str(path))
         ordinals = np.asarray(map_table(path, {"ordinal": "int64"})["ordinal"]).view(np.int64)
@@ -119,9 +125,9 @@ class Selection:
     def __repr__(self) -> str:
         return f"Selection({self.digest[:8]}, {self.samples} of {self.manifest.samples} samples)"
 
-    def __reduce__(self) -> tuple[Callable[[Manifest, str], Selection], tuple[Manifest, str]]:
+    def __reduce__(self) -> tuple[Callable[..., Selection], tuple[Manifest, str, Path]]:
         # A worker maps the same file.
-        return type(self).open, (self.manifest, self.digest)
+        return type(self).open, (self.manifest, self.digest, self.path.parent)
 
     @property
     def samples(self) -> int:
@@ -137,6 +143,21 @@ class Selection:
     def to_base(self, ordinals: Int64Array) -> Int64Array:
         """The manifest's ordinals of samples of this selection: int64, same shape."""
         return self.ordinals[ordinals]
+
+
+def _name(manifest: Manifest, digest: str) -> str:
+    return f"{manifest.digest}.{digest}{_SUFFIX}"
+
+
+def _write(path: Path, ordinals: Int64Array) -> None:
+    with workplace(path.parent) as place:
+        write_table(place / path.name, {"ordinal": ordinals})
+        settle_file(place / path.name, path)
+
+
+def _read_only(cause: BaseException | None) -> bool:
+    """A folder mounted read-only, or another user's, as a sidecar's cache is for a trainer."""
+    return isinstance(cause, OSError) and cause.errno in {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def _select(manifest: Manifest, where: Where) -> Int64Array:

@@ -107,33 +107,30 @@ def near_lanes(spec: OrderSpec, global_batch: int, nodes: int) -> int:
     return min(reversed(fits), key=lambda lanes: max(lanes / spec.lanes, spec.lanes / lanes))
 
 
-def check_window(spec: OrderSpec, chunk_local_bytes: Integers, nodes: int, cache_bytes: int) -> None:
-    """Refuses a cache that cannot hold the chunks a node has open, plus one to move on.
+def check_window(spec: OrderSpec, open_bytes: int, cache_bytes: int) -> None:
+    """Refuses a cache that cannot hold the chunks that a rank has open together, plus one to move on.
 
     Args:
         spec: the order.
-        chunk_local_bytes: (M,) bytes of each chunk on the disk.
-        nodes: machines that share the window.
-        cache_bytes: the limit of one machine's cache.
+        open_bytes: the most bytes that are open at once, from the schedule, and the largest chunk.
+        cache_bytes: the limit of the machine's cache.
 
     Raises:
         ConfigError: names both settings, the bytes, and a window that fits.
     """
-    lanes = -(-spec.lanes // nodes) + (spec.lanes % nodes > 0)
-    count = min(lanes * spec.lane_window + 1, len(chunk_local_bytes))
-    largest = np.partition(chunk_local_bytes, len(chunk_local_bytes) - count)[-count:]
-    needed = int(largest.sum())
-    if needed <= cache_bytes:
+    if open_bytes <= cache_bytes:
         return
-    fitting = int(spec.window * cache_bytes / needed)
-    cure = f"shuffle_window={fitting}" if spec.lane_window > 1 else f"lanes={max(1, spec.lanes // 2)}"
+    if spec.lane_window > 1:
+        cure = f"shuffle_window={max(1, int(spec.window * cache_bytes / open_bytes))}"
+    else:
+        cure = f"lanes={max(1, spec.lanes // 2)}"
     raise ConfigError(
-        f"cache_bytes={format_bytes(cache_bytes)} cannot hold the chunks that are open together on "
-        f"one node: {count} chunks, {format_bytes(needed)} (shuffle_window={spec.window} over "
-        f"{nodes} nodes, {spec.lanes} lanes); give the cache more, or pass {cure} on all nodes",
+        f"cache_bytes={format_bytes(cache_bytes)} cannot hold the chunks that one rank has open together and one "
+        f"more: {format_bytes(open_bytes)} (shuffle_window={spec.window} over all nodes, {spec.lanes} lanes); give "
+        f"the cache more, or pass {cure} on all ranks",
         field="cache_bytes",
         cache_bytes=cache_bytes,
-        needed_bytes=needed,
+        needed_bytes=open_bytes,
     )
 
 

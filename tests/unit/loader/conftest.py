@@ -66,6 +66,7 @@ class FakeEngine:
     rejects: list[tuple[int, str]] = field(default_factory=list)
     spoil: Callable[[int, Path], None] = lambda chunk, path: None
     manifest: Manifest | None = None
+    limit_bytes: int = 0
 
     def connect(self, settings: ClientSettings) -> FakeClient:
         return FakeClient(self, settings)
@@ -122,6 +123,10 @@ class FakeClient:
 
     def roots(self) -> list[Path]:
         return [self.engine.root]
+
+    @property
+    def limit_bytes(self) -> int:
+        return self.engine.limit_bytes
 
     def open_session(self, spec: SessionSpec) -> FakeSession:
         session = FakeSession(self.engine, spec)

@@ -117,3 +117,14 @@ def test_a_rank_with_another_state_is_refused(make_dataset, folder, monkeypatch)
     dataset.load_state_dict({"epoch": 1, "position": 30})
     with pytest.raises(StreamerError, match=r"position 20.*position 30"):
         iter(dataset)
+
+
+def test_a_cache_too_small_is_refused_before_the_engine_is_asked(fake_engine, make_dataset, folder):
+    """The open chunks of this very order, and both settings."""
+    fake_engine.limit_bytes = 3000
+    prepared = make_dataset(folder).prepare(10, False)
+    with pytest.raises(ConfigError, match=r"cache_bytes=3\.0 kB .*shuffle_window="):
+        prepared.session(0, 0)
+    assert not fake_engine.sessions
+    fake_engine.limit_bytes = prepared.manifest.total_bytes
+    prepared.session(0, 0).close()

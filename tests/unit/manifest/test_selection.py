@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
 import pickle
 
 import numpy as np
 import pytest
 
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
+from streamer.manifest import selection as selection_file
 from streamer.manifest.selection import Selection, Where
 
 
@@ -139,3 +141,24 @@ def test_ordinals_must_ascend(tar_manifest, ordinals):
     """`of` takes what it stores."""
     with pytest.raises(ConfigError, match="ascending ordinals of the 360 samples"):
         Selection.of(tar_manifest, np.array(ordinals, np.int64))
+
+
+def test_a_folder_mounted_read_only(tar_manifest, tmp_path, monkeypatch):
+    """As a sidecar's cache is for its trainers; another error of the disk is an error."""
+    refused = errno.EROFS
+    written = selection_file.write_table
+
+    def write(path, table):
+        if spare not in path.parents:
+            raise OSError(refused, "no")
+        written(path, table)
+
+    spare = tmp_path / "spare"
+    monkeypatch.setattr(selection_file, "write_table", write)
+    selection = Selection.of(tar_manifest, np.arange(10), spare)
+    assert selection.path.parent == spare
+    assert Selection.open(tar_manifest, selection.digest, spare, verify=True).samples == 10
+    assert pickle.loads(pickle.dumps(selection)).path == selection.path
+    refused = errno.ENOSPC
+    with pytest.raises(ManifestError):
+        Selection.of(tar_manifest, np.arange(10), spare)
