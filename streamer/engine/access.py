@@ -106,6 +106,8 @@ def _comparable(url: str) -> str:
     Raises:
         AccessDeniedError: it has a dot segment, which a server or a client library may resolve to somewhere else.
     """
+    if "\0" in url:  # no store and no file system has such a name
+        raise _denied(url.replace("\0", "?"))
     address = split(url)
     if address.scheme == "file":
         # A link in a served folder must not lead out of it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,9 @@ from streamer.engine.access import Access
 from streamer.errors import ManifestError, StreamerError
 from streamer.formats import chunkfile
 from streamer.manifest import Manifest
+
+# Comes from clients, becomes part of a path.
+_DIGEST = re.compile("[0-9a-zA-Z]{1,64}")
 
 
 class Dataset:
@@ -69,8 +73,8 @@ class Datasets:
             ManifestError: no such manifest here, or it cannot be read.
             AccessDeniedError: it is of urls that are not served.
         """
-        if not digest.isalnum():
-            raise ManifestError(f"{digest!r} is no digest of a manifest")
+        if not _DIGEST.fullmatch(digest):
+            raise ManifestError(f"{digest[:40]!r} is no digest of a manifest")
         known = self._open.get(digest)
         if known is None:
             folder = self._root / "manifests" / digest

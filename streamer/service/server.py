@@ -49,6 +49,10 @@ from streamer.wire.messages import (
 logger = logging.getLogger(__name__)
 
 
+# A reason with a path and two numbers; a name of a rank and its worker.
+_MOST_LETTERS = 500
+
+
 @dataclass(slots=True)
 class _Conversation:
     """What one peer has going on."""
@@ -205,7 +209,7 @@ class Server:
                 SessionRequest(
                     job=request.job,
                     dataset=request.dataset,
-                    consumer=request.consumer,
+                    consumer=one_line(request.consumer),
                     options=self._questions.options(peer, conversation.asker, request.options),
                     order_id=request.order_id,
                     global_batch=request.global_batch,
@@ -229,7 +233,7 @@ class Server:
             case Advance():
                 session.advance(request.done, request.want)
             case Reject():
-                session.reject(request.chunk, request.reason)
+                session.reject(request.chunk, one_line(request.reason))
             case Extend():
                 self._check_room_for(request)
                 session.extend(request.epoch, _columns(request), request.complete)
@@ -264,6 +268,11 @@ class Server:
         if self._config.grace_seconds is not None and not self._peers and self._grace is None:
             loop = asyncio.get_running_loop()
             self._grace = loop.call_later(self._config.grace_seconds, self._leave)
+
+
+def one_line(text: str) -> str:
+    """What a client says as a log may repeat it: short, and nothing that steers a terminal or begins a new line."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:_MOST_LETTERS])
 
 
 def _columns(request: Extend) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -57,6 +57,7 @@ def test_the_longest_configured_url_above_decides(access, url, options):
         "gs://otherwise/",
         "file:///etc/passwd",
         "/etc/passwd",
+        "s3://bucket/train/\0",
         "http://169.254.169.254/latest/meta-data/",
         "https://bucket/train/%2e%2e/a",
     ],
