@@ -1,0 +1,98 @@
+"""The examples as their readers run them, on data that they make."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+# `sidecar_trainer` needs a sidecar: its own tests run it.
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "sidecar_trainer")
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs an example in a folder of its own; gives its standard output."""
+    folder = tmp_path_factory.mktemp("x")
+
+    def run_example(name: str, *arguments: str, torchrun: int = 0) -> str:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("STREAMER_")}
+        # One thread each: the cores are shared with the rest of the tests.
+        own = {"STREAMER_RUNTIME_DIR": str(folder / "run"), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+        launcher = (
+            ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(torchrun)] if torchrun else []
+        )
+        command = [sys.executable, *launcher, str(EXAMPLES / f"{name}.py"), *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment | own, cwd=folder, check=False, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.stdout
+
+    return run_example
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_docstring_shows_how_to_run_it(name: str) -> None:
+    """It is the --help as well; the commands in it name files that exist."""
+    text = (EXAMPLES / f"{name}.py").read_text()
+    assert f"python examples/{name}.py" in text.partition('"""')[2].partition('"""')[0]
+    assert "description=__doc__" in text
+
+
+def test_plain_dataloader_sees_every_sample(run: Run) -> None:
+    """Both epochs have all samples of each class."""
+    lines = run("plain_dataloader", "--images", "64", "--workers", "1").splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["epoch 0", "epoch 1"]
+    assert all("64 samples" in line and line.endswith("[16, 16, 16, 16]") for line in lines)
+
+
+def test_scientific_arrays_finds_the_moments_of_the_data(run: Run) -> None:
+    """Each block once: 6 blocks in batches of 4, repeats left out."""
+    lines = run("scientific_arrays", "--blocks", "6", "--workers", "0").splitlines()
+    means, deviations = ([float(text) for text in line.split()[1:]] for line in lines[:2])
+    assert means == pytest.approx([0, 1, -2, 5], abs=0.01)
+    assert deviations == pytest.approx([1, 0.5, 2, 3], abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("layout", ["tars", "npy"])
+def test_llm_tokens_learns_the_language(run: Run, layout: str) -> None:
+    """Every window of both epochs, and a loss near the language's entropy of 1.1."""
+    lines = run("llm_tokens", "--layout", layout).splitlines()
+    assert "65,536 tokens" in lines[0]
+    assert "65,536 tokens" in lines[1]
+    assert float(lines[1].rpartition(" ")[2]) < 1.4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_imagenet_goes_on_with_more_processes_where_it_stopped(run: Run, tmp_path: Path) -> None:
+    """One process stops after 5 of 16 steps of 32 samples; two go on at sample 160 and learn the classes."""
+    rest = ("--data", f"{tmp_path}/images", "--checkpoint", f"{tmp_path}/run.pt")
+    assert run("imagenet_torchrun", *rest, "--stop-after", "5") == "stopped after 5 steps\n"
+    lines = run("imagenet_torchrun", *rest, torchrun=2).splitlines()
+    assert lines[0] == "resumed in epoch 0 at sample 160"
+    found = re.fullmatch(r"epoch 1: loss [\d.]+, validation ([\d.]+)%, waited [\d.]+% for data", lines[2])
+    assert found is not None
+    assert float(found[1]) > 90
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_lightning_trains_and_validates(run: Run) -> None:
+    """Three epochs over four fifths of 256 samples in batches of 16."""
+    pytest.importorskip("lightning")
+    found = re.fullmatch(r"(\d+) steps: \{'accuracy': ([\d.]+), 'loss': [\d.]+\}\n", run("lightning_module"))
+    assert found is not None
+    assert 36 <= int(found[1]) <= 42
+    assert float(found[2]) > 0.5
