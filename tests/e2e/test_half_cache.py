@@ -61,6 +61,12 @@ def taken_bytes(folder: Path) -> int:
     return total
 
 
+def anonymous_mib(pid: int) -> float:
+    """Resident memory of a process that is no file."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon")) / 1024
+
+
 class Rank:
     """One rank's session over the order's real schedule."""
 
@@ -120,11 +126,14 @@ def test_hits_reach_the_bound_and_the_limit_holds(tmp_path, files, slack):
             after.append(client.statistics())
         watch.stop()
         counts = client.statistics()
+        engine_mib = anonymous_mib(client._connected().welcome.pid)
     assert manifest.chunks >= 150
     assert after[0]["store_bytes"] <= 1.02 * total
     bound = (counts["limit_bytes"] - counts["staging_bytes"]) / total
     needed, hit = (after[-1][name] - after[0][name] for name in ("needed_bytes", "hit_bytes"))
     assert hit / needed >= bound - slack
     assert bound >= 0.33, f"staging takes {counts['staging_bytes']} of {limit}"
+    # Without its buffers; those are counted in full here, too.
+    assert engine_mib <= 200 + counts["reserved_peak_bytes"] / (1 << 20)
     assert watch.looks > 20
     assert watch.peak_bytes <= limit
