@@ -1,0 +1,320 @@
+"""The images with real containers: built, small, without torch; two ranks without rights; a death in mid-epoch.
+
+    make test-docker
+
+Uses the Docker engine that answers, or starts one of its own (Debian: apt-get install docker.io debootstrap; root). A
+base image that cannot be pulled is made with debootstrap; packages come as wheels that this machine's pip has built.
+$DOCKER_TEST_CACHE keeps both between runs. The bucket is moto on this machine; containers share its network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
+
+ROOT = Path(__file__).parents[2]
+PULLED = "python:3.11-slim-bookworm"
+MADE = "streamer-test-base"
+MEMORY_BYTES = 512 << 20
+MOST_IMAGE_BYTES = 250 * 10**6
+SIDECAR_ID, TRAINER_ID = 10001, 20001
+
+
+def run(*command: str | Path, stdin: bytes = b"", seconds: float = 900, **more) -> str:
+    found = subprocess.run(command, input=stdin, capture_output=True, timeout=seconds, check=False, **more)
+    assert found.returncode == 0, f"{command}: {found.stdout.decode()[-3000:]} {found.stderr.decode()[-3000:]}"
+    return found.stdout.decode()
+
+
+def docker(*arguments: str | Path, **more) -> str:
+    return run("docker", *arguments, env={**os.environ, "DOCKER_BUILDKIT": "0"}, **more)
+
+
+def answers() -> bool:
+    return subprocess.run(["docker", "info"], capture_output=True, check=False, timeout=30).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def cache() -> Iterator[Path]:
+    """Where base image and wheels are kept."""
+    if kept := os.environ.get("DOCKER_TEST_CACHE"):
+        Path(kept).mkdir(parents=True, exist_ok=True)
+        yield Path(kept)
+        return
+    with tempfile.TemporaryDirectory(prefix="docker-test-") as made:
+        yield Path(made)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engine() -> Iterator[None]:
+    """A Docker engine that answers."""
+    if shutil.which("docker") is None:
+        pytest.skip("no docker: apt-get install docker.io debootstrap")
+    if answers():
+        yield
+        return
+    if shutil.which("dockerd") is None or os.geteuid() != 0:
+        pytest.skip("no Docker engine answers and none can be started: apt-get install docker.io, as root")
+    with own_engine():
+        yield
+
+
+@contextlib.contextmanager
+def own_engine() -> Iterator[None]:
+    """An engine that lasts as long as the tests: its own socket and folders, no bridge, no firewall rules."""
+    with tempfile.TemporaryDirectory(prefix="dockerd-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", f"unix://{folder}/sock")
+        options = ["--iptables=false", "--bridge=none", "-H", f"unix://{folder}/sock", "--pidfile", f"{folder}/pid"]
+        with Path(folder, "log").open("wb") as log:
+            daemon = subprocess.Popen(
+                ["dockerd", *options, "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec"],
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            deadline = time.monotonic() + 60
+            while not answers():
+                assert daemon.poll() is None, Path(folder, "log").read_text()[-3000:]
+                assert time.monotonic() < deadline, "dockerd does not answer"
+                time.sleep(0.2)
+            yield
+        finally:
+            daemon.send_signal(signal.SIGTERM)
+            daemon.wait(60)
+
+
+# ---------------------------------------------------------------- images
+
+
+@pytest.fixture(scope="module")
+def base(engine, cache) -> str:
+    """The official image, or one made of Debian's packages."""
+    if subprocess.run(["docker", "pull", "-q", PULLED], capture_output=True, check=False, timeout=300).returncode == 0:
+        return PULLED
+    if shutil.which("debootstrap") is None:
+        pytest.skip(f"{PULLED} cannot be pulled and there is no debootstrap: apt-get install debootstrap")
+    archive = cache / "base.tar"
+    if not archive.exists():
+        make_base(archive)
+    docker("import", archive, MADE)
+    return MADE
+
+
+def make_base(archive: Path) -> None:
+    """Debian with Python, without what a slim image leaves out."""
+    with tempfile.TemporaryDirectory(prefix="rootfs-") as folder:
+        run("debootstrap", "--variant=minbase", "--include=ca-certificates,python3,python3-venv", "bookworm", folder)
+        for pattern in ("var/lib/apt/lists/*", "var/cache/apt/*", "usr/share/doc/*", "usr/share/man/*"):
+            run("sh", "-c", f"rm -rf {folder}/{pattern}")
+        run("sh", "-c", f"rm -rf {folder}/usr/share/locale/* {folder}/var/log/*")
+        run("tar", "-C", folder, "-cf", archive, ".")
+
+
+def build_image(name: str, base: str, cache: Path, extras: str) -> str:
+    """The base with wheels of everything that `extras` need, so that a build reaches no network."""
+    wheels = cache / f"wheels-{extras}"
+    if not wheels.exists():
+        run(sys.executable, "-m", "pip", "wheel", "-q", "-c", "constraints.txt", "-w", wheels, f".[{extras}]", cwd=ROOT)
+    run(sys.executable, "-m", "pip", "wheel", "-q", "-w", wheels, "setuptools>=77", "wheel")
+    recipe = (
+        f"FROM {base}\nCOPY . /wheels\nRUN rm -f /wheels/streamer-*.whl && "
+        "printf '[global]\\nno-index = true\\nfind-links = /wheels\\n' > /etc/pip.conf\n"
+    )
+    with tempfile.TemporaryDirectory(prefix="recipe-") as folder:
+        Path(folder, "Dockerfile").write_text(recipe)
+        docker("build", "-q", "-t", name, "-f", f"{folder}/Dockerfile", wheels)
+    return name
+
+
+def build(name: str, file: str, base: str, build_base: str, extras: str) -> str:
+    images = ("--build-arg", f"PYTHON_IMAGE={base}", "--build-arg", f"BUILD_IMAGE={build_base}")
+    more = ("--build-arg", f"EXTRAS={extras}")
+    docker("build", "-q", "--network", "host", *images, *more, "-t", name, "-f", ROOT / "docker" / file, ROOT)
+    return name
+
+
+@pytest.fixture(scope="module")
+def image(base, cache) -> str:
+    return build("streamer-test", "Dockerfile", base, build_image("build-sidecar", base, cache, "sidecar"), "sidecar")
+
+
+@pytest.fixture(scope="module")
+def trainer_image(base, cache) -> str:
+    return build("trainer-test", "Dockerfile.trainer", base, build_image("build-torch", base, cache, "torch"), "torch")
+
+
+def test_the_image_is_small_and_holds_no_torch(image):
+    """Below 250 MB; neither torch nor pyarrow; not root; pip is gone."""
+    (found,) = json.loads(docker("inspect", image))
+    assert found["Size"] < MOST_IMAGE_BYTES, f"{found['Size'] / 1e6:.0f} MB"
+    assert found["Config"]["User"] == f"{SIDECAR_ID}:{SIDECAR_ID}"
+    assert found["Config"]["Healthcheck"]
+    code = "import importlib.util as u; print([m for m in ('torch', 'pyarrow', 'pip') if u.find_spec(m)])"
+    assert docker("run", "--rm", "--network", "none", "--entrypoint", "python3", image, "-c", code).strip() == "[]"
+    print(f"image: {found['Size'] / 1e6:.0f} MB")
+
+
+# ---------------------------------------------------------------- the scenario
+
+
+class Bucket:
+    """moto's server on this machine."""
+
+    def __init__(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.endpoint = f"http://127.0.0.1:{port}"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + 30
+        while not self._is_up():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    def _is_up(self) -> bool:
+        try:
+            urllib.request.urlopen(self.endpoint, timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(20)
+
+
+@pytest.fixture
+def bucket() -> Iterator[Bucket]:
+    made = Bucket()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Cache, socket and configuration, as volumes: owned by the sidecar's user."""
+    made = Path(tempfile.mkdtemp(prefix="scenario-"))
+    made.chmod(0o755)
+    for name in ("cache", "run"):
+        (made / name).mkdir()
+        os.chown(made / name, SIDECAR_ID, SIDECAR_ID)
+        (made / name).chmod(0o750)
+    yield made
+    shutil.rmtree(made)
+
+
+@contextlib.contextmanager
+def container(name: str, *arguments: str | Path) -> Iterator[str]:
+    docker("run", "-d", "--name", name, *arguments)
+    try:
+        yield name
+    finally:
+        docker("rm", "-f", "-v", name)
+
+
+def example():
+    spec = importlib.util.spec_from_file_location("sidecar_trainer", ROOT / "examples" / "sidecar_trainer.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def stat(name: str) -> dict:
+    return json.loads(docker("exec", name, "streamer", "stat", "--json"))
+
+
+def wait_until(reached, what: str, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+def is_up(name: str) -> bool:
+    found = subprocess.run(["docker", "exec", name, "streamer", "stat", "--json"], capture_output=True, check=False)
+    return found.returncode == 0
+
+
+def test_two_ranks_without_rights_ride_out_the_sidecars_death(image, trainer_image, bucket, folder):
+    """Two epochs; in the first the sidecar is killed and started again. Samples exact, 512 MiB never exceeded."""
+    trainer = example()
+    trainer.fill(bucket.endpoint)
+    (folder / "streamer.toml").write_text(
+        "[cache]\nlimit_bytes = '30MB'\n[[datasets]]\nurl = 's3://train/data/'\n"
+        f"storage_options = {{ endpoint_url = '{bucket.endpoint}', key = 'key', secret = 'hunter2hunter2' }}\n"
+    )
+    volumes = ("-v", f"{folder}/cache:/cache", "-v", f"{folder}/run:/run/streamer")
+    read_only = ("-v", f"{folder}/cache:/cache:ro", "-v", f"{folder}/run:/run/streamer:ro")
+    hard = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+    sidecar = (*hard, "--network", "host", "--memory", str(MEMORY_BYTES), "--memory-swap", str(MEMORY_BYTES))
+    with (
+        container(
+            "sidecar-test", *sidecar, *volumes, "-v", f"{folder}/streamer.toml:/etc/streamer.toml:ro", image,
+            "--config", "/etc/streamer.toml",
+        ) as engine,
+        container(
+            "trainer-test", "--network", "none", "--group-add", str(SIDECAR_ID), "--shm-size", "1g", *read_only,
+            trainer_image, "--epochs", "2", "--step-seconds", "0.2",
+        ) as ranks,
+    ):  # fmt: skip
+        wait_until(lambda: is_up(engine), "the sidecar answers")
+        wait_until(lambda: sum(s["done"] for s in stat(engine)["sessions"]) >= 10, docker("logs", ranks))
+        docker("kill", "-s", "KILL", engine)
+        docker("start", engine)
+        wait_until(lambda: is_up(engine), "the sidecar answers again")
+        (refused,) = [docker("exec", ranks, "sh", "-c", "touch /cache/x 2>&1; true")]
+        assert "Read-only" in refused or "denied" in refused
+        assert docker("wait", ranks, seconds=300).strip() == "0", docker("logs", ranks)
+        values = stat(engine)
+        (state,) = json.loads(docker("inspect", engine))
+        logs = run("docker", "logs", ranks)
+        log = subprocess.run(["docker", "logs", engine], capture_output=True, text=True, check=True)
+        peak = peak_bytes(state["Id"])
+        docker("stop", "-t", "30", engine)
+        (stopped,) = json.loads(docker("inspect", engine))
+    lines = [json.loads(line) for line in logs.splitlines() if line.startswith("{")]
+    expected = 0
+    for name, content in trainer.contents():
+        expected ^= trainer.fingerprint(name, content)
+    for epoch in range(2):
+        mine = [line for line in lines if line["epoch"] == epoch]
+        assert sum(line["samples"] for line in mine) == trainer.SAMPLES
+        assert int(mine[0]["digest"], 16) ^ int(mine[1]["digest"], 16) == expected
+    assert not state["State"]["OOMKilled"]
+    assert stopped["State"]["ExitCode"] == 0
+    assert "hunter2" not in log.stdout + log.stderr + logs
+    print(
+        f"memory: peak of the cgroup {peak / 1e6:.0f} MB of {MEMORY_BYTES / 1e6:.0f}, "
+        f"anonymous {values['anonymous_bytes'] / 1e6:.0f} MB; store bytes {values['store_bytes'] / 1e6:.1f} MB"
+    )
+
+
+def peak_bytes(container_id: str) -> int:
+    """The most that the container's cgroup ever held, page cache included; -1 where the kernel does not tell."""
+    for path in (
+        Path(f"/sys/fs/cgroup/memory/docker/{container_id}/memory.max_usage_in_bytes"),
+        Path(f"/sys/fs/cgroup/system.slice/docker-{container_id}.scope/memory.peak"),
+    ):
+        if path.exists():
+            return int(path.read_text())
+    return -1

@@ -1,0 +1,122 @@
+"""What lies in deploy/ and docker/: valid where there is a schema, and true to what the service wants."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import subprocess
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from streamer.config import Environment, check_variables
+from streamer.service.configuration import engine_config
+
+ROOT = Path(__file__).parents[2]
+MANIFESTS = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
+# Native sidecars are on by default from here on.
+KUBERNETES = "1.29"
+
+
+def objects(path: Path) -> list[dict]:
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def pod_spec(found: list[dict]) -> dict:
+    (workload,) = [one for one in found if one["kind"] in ("Pod", "DaemonSet")]
+    return workload["spec"] if workload["kind"] == "Pod" else workload["spec"]["template"]["spec"]
+
+
+def containers(spec: dict) -> list[dict]:
+    return [*spec.get("initContainers", []), *spec["containers"]]
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_manifests_fit_kubernetes_schemas(path):
+    """Each object, strictly: an unknown field is an error."""
+    for found in objects(path):
+        kubernetes_validate.validate(found, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_their_configuration_is_one_that_the_service_takes(path, tmp_path):
+    """The TOML in the config map; the secret's file is mounted where it says."""
+    found = objects(path)
+    (config,) = [one for one in found if one["kind"] == "ConfigMap"]
+    text = config["data"]["streamer.toml"]
+    (tmp_path / "bucket.json").write_text("{}")
+    (tmp_path / "streamer.toml").write_text(text.replace("/etc/streamer-secret", str(tmp_path)))
+    environment = Environment.read({"STREAMER_CACHE_DIR": "/cache", "STREAMER_GROUP": "10001", "HOME": "/"})
+    engine = engine_config(tmp_path / "streamer.toml", environment, {})
+    assert engine.datasets
+    assert engine.service.drain_seconds < pod_spec(found)["terminationGracePeriodSeconds"]
+    mounts = {m["mountPath"] for c in containers(pod_spec(found)) for m in c["volumeMounts"]}
+    assert "/etc/streamer-secret" in mounts
+    assert any(str(engine.cache.directory).startswith(mount) for mount in mounts)
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_every_mount_has_its_volume(path):
+    """Schemas do not see that a name is misspelt."""
+    spec = pod_spec(objects(path))
+    volumes = {volume["name"] for volume in spec["volumes"]}
+    mounted = {mount["name"] for one in containers(spec) for mount in one["volumeMounts"]}
+    assert mounted == volumes
+
+
+def test_the_sidecar_is_native_and_the_trainer_has_no_rights():
+    """Restarts always, starts first; the trainer gets neither secret nor a writable cache."""
+    spec = pod_spec(objects(ROOT / "deploy" / "kubernetes" / "pod.yaml"))
+    (sidecar,), (trainer,) = spec["initContainers"], spec["containers"]
+    assert sidecar["restartPolicy"] == "Always"
+    assert sidecar["securityContext"]["readOnlyRootFilesystem"] is True
+    mounts = {mount["name"]: mount for mount in trainer["volumeMounts"]}
+    assert "credentials" not in mounts
+    assert mounts["cache"]["readOnly"] is True
+    assert mounts["run"]["readOnly"] is True
+    variables = {entry["name"]: entry["value"] for entry in trainer["env"]}
+    check_variables(variables)
+    assert variables["STREAMER_ENGINE"].startswith("unix:/run/streamer/")
+
+
+def test_compose_gives_the_trainer_no_network_and_no_secret():
+    """The same split of rights as in Kubernetes."""
+    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
+    trainer, sidecar = services["trainer"], services["sidecar"]
+    assert trainer["network_mode"] == "none"
+    assert "secrets" not in trainer
+    assert all(volume.endswith(":ro") for volume in trainer["volumes"])
+    assert (sidecar["read_only"], sidecar["mem_limit"]) == (True, "512m")
+
+
+def test_the_unit_notifies_and_reloads():
+    """Type and watchdog as `service.notify` speaks, SIGHUP to reload, longer to stop than the drain takes."""
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str
+    parser.read(ROOT / "deploy" / "systemd" / "streamer.service")
+    service = parser["Service"]
+    assert service["Type"] == "notify"
+    assert "-HUP" in service["ExecReload"]
+    assert int(service["TimeoutStopSec"]) > 20
+    check_variables(dict(pair.split("=", 1) for pair in service["Environment"].split()))
+
+
+@pytest.mark.parametrize("script", ["torchrun.sh", "slurm/train.sbatch", "slurm/train-sidecar.sbatch"])
+def test_scripts_parse_and_name_real_variables(script):
+    """bash -n, and every STREAMER_ variable exists."""
+    path = ROOT / "deploy" / script
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    check_variables(dict.fromkeys(re.findall(r"STREAMER_[A-Z_]+", path.read_text()), "x"))
+
+
+def test_the_images_run_as_a_user_with_a_health_check():
+    """Two stages each; a number, so that Kubernetes can see that it is not root."""
+    sidecar = (ROOT / "docker" / "Dockerfile").read_text()
+    trainer = (ROOT / "docker" / "Dockerfile.trainer").read_text()
+    for text in (sidecar, trainer):
+        assert len(re.findall("^FROM ", text, re.MULTILINE)) == 2
+        assert re.search(r"^USER \d+:\d+$", text, re.MULTILINE)
+    assert "HEALTHCHECK" in sidecar
+    assert "torch" not in re.sub(r"#.*", "", sidecar)
