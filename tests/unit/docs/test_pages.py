@@ -1,0 +1,56 @@
+"""The documentation says what the code has."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from streamer import errors
+from streamer.cli.exits import Exit
+from streamer.cli.frame import COMMANDS
+from streamer.loader.counters import LoaderStats
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = sorted(path.relative_to(DOCS) for path in DOCS.rglob("*.md"))
+
+
+def _tree(kind: type[errors.StreamerError]) -> set[str]:
+    return {kind.__name__}.union(*(_tree(child) for child in kind.__subclasses__()))
+
+
+def test_trouble_explains_every_error_and_no_other() -> None:
+    """A row for each class of the tree."""
+    rows = re.findall(r"^\| `(\w+Error)`", (DOCS / "trouble.md").read_text(), re.MULTILINE)
+    ours = {name for name in _tree(errors.StreamerError) if hasattr(errors, name)}
+    assert sorted(rows) == sorted(ours - {"StreamerError"})
+
+
+def test_commands_are_all_named() -> None:
+    """With the exit codes that there are."""
+    text = (DOCS / "commands.md").read_text()
+    assert [entry.name for entry in COMMANDS if f"`streamer {entry.name}" not in text] == []
+    codes = {int(code) for row in re.findall(r"^\| ([\d, ]+) \|", text, re.MULTILINE) for code in row.split(",")}
+    assert codes == {int(code) for code in Exit}
+
+
+def test_tuning_names_fields_that_there_are() -> None:
+    """What stands in code letters and looks like a figure of the loader is one."""
+    figure = r"`(?:stats\.)?(\w+_(?:seconds|batches|slots|bytes|faults|free|share)|skipped|rereads|respawns)`"
+    named = set(re.findall(figure, (DOCS / "tuning.md").read_text()))
+    known = {field.name for field in fields(LoaderStats)} | {"wait_share", "prefetch_batches", "ring_bytes"}
+    assert named - known == set()
+    assert {"wait_share", "decode_seconds", "spilled_batches"} <= named
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Relative links to files, and to headings where they name one."""
+    text = re.sub(r"```.*?```", "", (DOCS / page).read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith(("http:", "https:", "#")):
+            continue
+        path, _, _ = target.partition("#")
+        assert (DOCS / page.parent / path).exists(), target
