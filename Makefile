@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -q
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fmt bench test-faults test-clouds test-docker
+.PHONY: help demo test check fmt bench audit test-faults test-clouds test-docker
 
 help:
 	@echo "make demo         train on a bucket, through the cache, in under 3 minutes; table and curves at the end"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench        the benchmarks, one after the other; results in benchmarks/results/"
 	@echo "make test-faults  the slow tests: faults, kills, end to end"
 	@echo "make test-clouds  the tests against emulators of the clouds' stores"
+	@echo "make audit        the pinned versions against published advisories; needs the network"
 	@echo "make test-docker  the tests of the container images"
 
 # Quick when up to date: pip runs only after pyproject.toml or constraints.txt changed.
@@ -49,6 +50,10 @@ test-faults: $(STAMP)
 
 test-clouds: $(STAMP)
 	$(PYTEST) -m clouds --timeout 300 $(TESTS)
+
+# Asks an advisory service: needs the network, so no part of `check`.
+audit: $(STAMP)
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 test-docker: $(STAMP)
 	$(PYTEST) -m docker --timeout 900 $(TESTS)

@@ -148,7 +148,7 @@ class ServiceConfig:
     token_file: Path | None = None
     # Kubernetes kills 30 s after SIGTERM by default: what is on its way has to be down before.
     drain_seconds: float = 20.0
-    # 512 ranks of 8 worker processes; each idle connection costs 6 KB (CPython 3.11, 2026-11-20).
+    # 512 ranks of 8 worker processes; each idle connection costs 3 KB (CPython 3.11, 2026-11-20).
     max_connections: int = 4096
 
 

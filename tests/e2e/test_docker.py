@@ -243,10 +243,13 @@ def stat(name: str) -> dict:
     return json.loads(docker("exec", name, "streamer", "stat", "--json"))
 
 
-def wait_until(reached, what: str, seconds: float = 120) -> None:
+def wait_until(reached, what: str, *containers: str, seconds: float = 120) -> None:
+    """Or fails with what the containers have said so far."""
     deadline = time.monotonic() + seconds
     while not reached():
-        assert time.monotonic() < deadline, what
+        if time.monotonic() > deadline:
+            logs = [subprocess.run(["docker", "logs", name], capture_output=True, check=False) for name in containers]
+            pytest.fail(f"{what}: {[(log.stdout[-2000:], log.stderr[-2000:]) for log in logs]}")
         time.sleep(0.2)
 
 
@@ -277,11 +280,11 @@ def test_two_ranks_without_rights_ride_out_the_sidecars_death(image, trainer_ima
             trainer_image, "--epochs", "2", "--step-seconds", "0.2",
         ) as ranks,
     ):  # fmt: skip
-        wait_until(lambda: is_up(engine), "the sidecar answers")
-        wait_until(lambda: sum(s["done"] for s in stat(engine)["sessions"]) >= 10, docker("logs", ranks))
+        wait_until(lambda: is_up(engine), "the sidecar answers", engine)
+        wait_until(lambda: sum(s["done"] for s in stat(engine)["sessions"]) >= 10, "ten batches", engine, ranks)
         docker("kill", "-s", "KILL", engine)
         docker("start", engine)
-        wait_until(lambda: is_up(engine), "the sidecar answers again")
+        wait_until(lambda: is_up(engine), "the sidecar answers again", engine)
         (refused,) = [docker("exec", ranks, "sh", "-c", "touch /cache/x 2>&1; true")]
         assert "Read-only" in refused or "denied" in refused
         assert docker("wait", ranks, seconds=300).strip() == "0", docker("logs", ranks)

@@ -1,0 +1,224 @@
+"""Hours in minutes: two ranks of four worker processes, a store with faults, an engine that is killed every 20 s.
+
+    S3SIM=path/to/s3sim python benchmarks/soak.py [--minutes 24] [--kill-seconds 20]
+
+A class folder of 2,000 samples of 60 KB, a cache of half of it, a sidecar. Every sample of every epoch is compared with
+what was uploaded (by digest); anonymous memory and open descriptors of sidecar and ranks are written down every second
+and a line is fitted. Fails when a sample is wrong, missing or twice, when memory grows by more than 1 MB a minute or
+descriptors by more than one in ten minutes, or when nothing moves for a minute. Kept in benchmarks/results/
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import psutil
+from s3sim import Simulator, simulator
+
+RESULTS = Path(__file__).parent / "results"
+SAMPLES, SAMPLE_BYTES = 2000, 60_000
+RANKS, WORKERS, BATCH = 2, 4, 20
+# First byte 10 ms; 1 % of the requests fail with 503, 0.5 % are cut short.
+PROFILE = ("--ttfb-ms", "10", "--ttfb-sigma", "0.3")
+STALL_SECONDS = 60.0
+GROWTH_BYTES_PER_MINUTE = 1e6
+GROWTH_DESCRIPTORS_PER_MINUTE = 0.1
+# The first minute allocates what stays: arenas, imports, the first epoch's tables.
+SETTLE_SECONDS = 60.0
+
+RANK_PROGRAM = """
+import hashlib, json, sys, time
+from streamer import StreamingDataLoader, StreamingDataset
+def pair(sample):
+    return sample["__key__"], hashlib.blake2b(bytes(sample["bin"]), digest_size=8).hexdigest()
+task = json.loads(sys.argv[1])
+dataset = StreamingDataset(task["url"], transform=pair, decode=None, rank=task["rank"], world_size=task["ranks"])
+with StreamingDataLoader(dataset, batch_size=task["batch"], num_workers=task["workers"], collate_fn=list) as loader:
+    epoch = 0
+    while time.time() < task["until"]:
+        found = []
+        for batch in loader:
+            found += [p for p, twice in zip(batch, loader.repeated.tolist()) if not twice]
+            time.sleep(task["pause"])
+            print(json.dumps({"step": epoch}), flush=True)
+        print(json.dumps({"epoch": epoch, "samples": found}), flush=True)
+        epoch += 1
+"""
+
+
+class Rank:
+    """A training process; a thread collects what it says."""
+
+    def __init__(self, number: int, task: dict, env: dict[str, str]) -> None:
+        self.epochs: list[dict[str, str]] = []
+        self.repeats = 0
+        self.moved_at = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", RANK_PROGRAM, json.dumps({**task, "rank": number})], stdout=subprocess.PIPE, env=env
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            said = json.loads(line)
+            self.moved_at = time.monotonic()
+            if "samples" in said:
+                found = dict(map(tuple, said["samples"]))
+                self.repeats += len(said["samples"]) - len(found)
+                self.epochs.append(found)
+
+    def finish(self) -> int:
+        code = self.process.wait(120)
+        self._reader.join()
+        return code
+
+
+class Gauge:
+    """Memory and descriptors of a process and its children over time."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[float, float, float]] = []
+
+    def look(self, pid: int, at: float) -> None:
+        try:
+            family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+            memory = sum(p.memory_full_info().uss for p in family)
+            self.points.append((at, memory, sum(p.num_fds() for p in family)))
+        except psutil.NoSuchProcess:
+            return
+
+    def slopes_per_minute(self) -> tuple[float, float]:
+        """Bytes and descriptors, of a line through everything after the first minute."""
+        settled = np.array([point for point in self.points if point[0] > SETTLE_SECONDS])
+        if len(settled) < 10:
+            return 0.0, 0.0
+        return tuple(np.polyfit(settled[:, 0] / 60, settled[:, column], 1)[0] for column in (1, 2))
+
+
+def make_data(root: Path) -> dict[str, str]:
+    random = np.random.default_rng(3)
+    truth = {}
+    for number in range(SAMPLES):
+        key = f"{number % 8}/{number:05}.bin"
+        content = random.bytes(SAMPLE_BYTES)
+        path = root / "bucket" / "train" / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        truth[key] = hashlib.blake2b(content, digest_size=8).hexdigest()
+    return truth
+
+
+def start_sidecar(folder: Path, store: Simulator) -> subprocess.Popen[bytes]:
+    (folder / "streamer.toml").write_text(
+        f"[cache]\ndirectory = '{folder}/cache'\nlimit_bytes = {SAMPLES * SAMPLE_BYTES // 2}\n"
+        f"[engine]\nsocket_path = '{folder}/engine.sock'\n[service]\nhttp = 'off'\n"
+        "[[datasets]]\nurl = 's3://bucket/train/'\n[datasets.storage_options]\n"
+        + "".join(f"{name} = '{value}'\n" for name, value in store.options.items())
+    )
+    with (folder / "serve.log").open("ab") as log:
+        command = [sys.executable, "-m", "streamer", "serve", "--config", str(folder / "streamer.toml")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+    assert process.stdout.readline().startswith(b"listening"), (folder / "serve.log").read_text()[-2000:]
+    process.stdout.close()
+    return process
+
+
+def soak(folder: Path, store: Simulator, arguments: argparse.Namespace) -> tuple[list[Rank], dict[str, Gauge], int]:
+    seconds = arguments.minutes * 60
+    env = {
+        **os.environ,
+        "STREAMER_ENGINE": f"unix:{folder}/engine.sock",
+        "STREAMER_CACHE_DIR": f"{folder}/cache",
+        "STREAMER_JOB": "soak",
+    }
+    task = {"url": "s3://bucket/train/", "ranks": RANKS, "batch": BATCH, "workers": WORKERS, "pause": 0.05}
+    engine = start_sidecar(folder, store)
+    ranks = [Rank(number, {**task, "until": time.time() + seconds}, env) for number in range(RANKS)]
+    gauges = {"sidecar": Gauge(), **{f"rank {number}": Gauge() for number in range(RANKS)}}
+    begun, killed, kills = time.monotonic(), time.monotonic(), 0
+    while any(rank.process.poll() is None for rank in ranks):
+        time.sleep(1.0)
+        now = time.monotonic()
+        # An engine is young again after each kill: its age, not the run's, is where it stands.
+        gauges["sidecar"].look(engine.pid, now - begun)
+        for number, rank in enumerate(ranks):
+            gauges[f"rank {number}"].look(rank.process.pid, now - begun)
+        if now - killed > arguments.kill_seconds and now - begun < seconds:
+            engine.send_signal(signal.SIGKILL)
+            engine.wait()
+            engine, killed, kills = start_sidecar(folder, store), time.monotonic(), kills + 1
+        stuck = [rank for rank in ranks if rank.process.poll() is None and now - rank.moved_at > STALL_SECONDS]
+        if stuck:
+            for rank in ranks:
+                rank.process.kill()
+            print(f"nothing moved for {STALL_SECONDS:.0f} s", file=sys.stderr)
+            break
+    engine.terminate()
+    engine.wait(30)
+    return ranks, gauges, kills
+
+
+def verdict(ranks: list[Rank], gauges: dict[str, Gauge], truth: dict[str, str]) -> tuple[list[str], bool]:
+    codes = [rank.finish() for rank in ranks]
+    epochs = min(len(rank.epochs) for rank in ranks)
+    wrong = 0
+    for epoch in range(epochs):
+        union = {key: digest for rank in ranks for key, digest in rank.epochs[epoch].items()}
+        total = sum(len(rank.epochs[epoch]) for rank in ranks)
+        wrong += sum(truth.get(key) != digest for key, digest in union.items())
+        wrong += len(truth) - len(union) + total - len(union)
+    wrong += sum(rank.repeats for rank in ranks)
+    lines = [f"ranks ended with {codes}; {epochs} epochs of {len(truth)} samples; wrong, missing or twice: {wrong}"]
+    fine = not wrong and not any(codes) and epochs > 0
+    for name, gauge in gauges.items():
+        memory, descriptors = gauge.slopes_per_minute()
+        peak = max((point[1] for point in gauge.points), default=0.0)
+        lines.append(
+            f"{name}: peak {peak / 1e6:.0f} MB, memory {memory / 1e6:+.2f} MB/min, descriptors {descriptors:+.3f}/min"
+        )
+        fine &= memory < GROWTH_BYTES_PER_MINUTE and descriptors < GROWTH_DESCRIPTORS_PER_MINUTE
+    return lines, fine
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=24.0)
+    parser.add_argument("--kill-seconds", type=float, default=20.0)
+    parser.add_argument("--s3sim", default=None)
+    parser.add_argument("--fault", action="append", default=[], metavar="NAME=VALUE", help="set in the store")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        root = Path(folder)
+        truth = make_data(root / "store")
+        with simulator(root / "store", *PROFILE, command=arguments.s3sim) as store:
+            store.set(**dict(fault.split("=", 1) for fault in arguments.fault))
+            ranks, gauges, kills = soak(root, store, arguments)
+            counts = store.statistics()
+    lines, fine = verdict(ranks, gauges, truth)
+    head = (
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {platform.machine()}, {os.cpu_count()} cores: "
+        f"{arguments.minutes:g} min, "
+        f"{RANKS} ranks x {WORKERS} workers, {kills} kills, faults {arguments.fault}"
+    )
+    text = "\n".join([head, *lines, f"store: {json.dumps(counts)[:600]}", "fine" if fine else "FAILED"])
+    print(text)
+    (RESULTS / f"soak-{datetime.now(UTC):%Y-%m-%d}.txt").write_text(text + "\n")
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
