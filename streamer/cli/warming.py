@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from streamer.cache.folder import chunk_files, open_layer
+from streamer.cache.folder import ROOT_ID, chunk_files, open_layer
 from streamer.cache.maintenance import export
 from streamer.cache.table import as_keys, charged_bytes, draw_ranks
 from streamer.client.engine_client import EngineClient
@@ -90,23 +90,27 @@ class Pace:
         return min(whole, max(1, int(self.bytes_per_second * _BURST_SECONDS))) if self.bytes_per_second else whole
 
 
-def plan(manifest: Manifest, present: set[bytes], room_bytes: int | None) -> WarmPlan:
+def plan(
+    manifest: Manifest, present: set[bytes], room_bytes: int | None, below: frozenset[bytes] = frozenset()
+) -> WarmPlan:
     """Chooses the chunks: by the rank that decides what the cache keeps, so that no epoch exchanges them afterwards.
 
     Args:
         manifest: the dataset.
         present: keys of the chunks that are in the cache.
         room_bytes: what its chunks may take together; None: take all, those that are there first.
+        below: keys of the chunks in read-only layers, which take no room.
     """
     keys = as_keys(manifest.chunk_keys)
-    there = np.fromiter((bytes(key).ljust(16, b"\0") in present for key in keys), np.bool_, len(keys))
+    here, free = _among(keys, present - below), _among(keys, below)
+    there = here | free
     sizes = file_bytes(manifest)
     order = np.lexsort((-draw_ranks(keys, 0), ~there))
     if room_bytes is None:
         return WarmPlan(chunks=order, file_bytes=sizes[order], present_chunks=0, missing_chunks=0)
     order = order[int(there.sum()) :]
     charges = charged_bytes(sizes)
-    room = room_bytes - int(charges[there].sum())
+    room = room_bytes - int(charges[here].sum())
     fitting = int(np.searchsorted(np.cumsum(charges[order]), room, side="right"))
     chosen = order[:fitting]
     return WarmPlan(
@@ -115,6 +119,11 @@ def plan(manifest: Manifest, present: set[bytes], room_bytes: int | None) -> War
         present_chunks=int(there.sum()),
         missing_chunks=len(order) - fitting,
     )
+
+
+def _among(keys: npt.NDArray[np.bytes_], wanted: Collection[bytes]) -> npt.NDArray[np.bool_]:
+    # numpy drops the zero bytes at the end of a text.
+    return np.fromiter((bytes(key).ljust(16, b"\0") in wanted for key in keys), np.bool_, len(keys))
 
 
 def file_bytes(manifest: Manifest) -> Integers:
@@ -155,10 +164,11 @@ class Warming:
         Raises:
             StreamerError: the store or the cache fails; CacheError: a chunk could not be copied.
         """
-        present = present_keys(self._client.roots()[0])
+        own, *layers = _folders(self._client)
+        present, below = present_keys(own), frozenset[bytes]().union(*map(present_keys, layers))
         limit = self._counter("limit_bytes")
         everything = self._target is not None
-        chosen = plan(self._manifest, present, None if everything else limit)
+        chosen = plan(self._manifest, present | below if everything else present, None if everything else limit, below)
         session = self._client.open_session(
             SessionSpec(dataset=self._manifest.digest, consumer=self._consumer, stream="warm")
         )
@@ -167,7 +177,7 @@ class Warming:
             if slices and not everything:
                 # How much stays free for what is on its way is known when the engine knows the first chunks.
                 self._extend(session, 1, slices, chosen.chunks)
-                chosen = plan(self._manifest, present, max(limit - self._counter("staging_bytes"), 0))
+                chosen = plan(self._manifest, present, max(limit - self._counter("staging_bytes"), 0), below)
                 slices = list(cut(chosen.file_bytes, self._pace.slice_bytes(limit)))
             return chosen, self._read(session, chosen, slices, report)
         finally:
@@ -199,12 +209,15 @@ class Warming:
         """Copies what is local and leased now."""
         if self._target is None:
             return
-        keys = [self._manifest.chunk_keys[chunk].tobytes() for chunk in chunks]
-        copied = export(self._client.roots()[0], self._target, keys=keys)
-        if copied < len(keys):
+        missing = {self._manifest.chunk_keys[chunk].tobytes() for chunk in chunks}
+        for folder in _folders(self._client):
+            held = [key for key in missing if (folder / chunkfile.relative_path(key)).exists()]
+            if held and export(folder, self._target, keys=held) == len(held):
+                missing -= set(held)
+        if missing:
             raise CacheError(
-                f"{len(keys) - copied} of {len(keys)} chunks could not be copied to {self._target}; the log says why, "
-                "and a second run copies only what is missing",
+                f"{len(missing)} of {len(chunks)} chunks could not be copied to {self._target}; the log says why, and "
+                "a second run copies only what is missing",
                 where=str(self._target),
             )
 
@@ -218,6 +231,12 @@ class Warming:
 
     def _counter(self, name: str) -> int:
         return int(_number(self._client.statistics()[name]))
+
+
+def _folders(client: EngineClient) -> list[Path]:
+    """The cache folder and the layers below it; not the memory that stands in for a full disk."""
+    own, *rest = client.roots()
+    return [own, *(root for root in rest if (root / ROOT_ID).exists())]
 
 
 def cut(sizes: Integers, slice_bytes: int) -> Iterator[slice]:

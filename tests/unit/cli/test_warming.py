@@ -50,6 +50,15 @@ def test_what_is_there_is_left_alone_and_counts() -> None:
     assert not {5, 6, 7} & set(chosen.chunks.tolist())
 
 
+def test_chunks_of_layers_take_no_room() -> None:
+    """They are local, and as many others fit as without them."""
+    manifest = _manifest()
+    below = frozenset(manifest.chunk_keys[number].tobytes() for number in (5, 6, 7))
+    chosen = plan(manifest, set(), 10 * charge(_size()), below)
+    assert (chosen.present_chunks, len(chosen.chunks), chosen.missing_chunks) == (3, 10, 27)
+    assert not {5, 6, 7} & set(chosen.chunks.tolist())
+
+
 def test_a_full_cache_needs_nothing() -> None:
     """Present chunks above the room: nothing to fetch, nothing negative."""
     manifest = _manifest()
