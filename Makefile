@@ -30,7 +30,7 @@ demo: $(STAMP)
 	$(BIN)/streamer demo
 
 test: check
-	$(PYTEST) $(TESTS)
+	$(PYTEST) -n 2 --dist loadfile $(TESTS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check --quiet .

@@ -16,6 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples every time, and no clock in a test: the machine is shared.
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.load_profile("steady")
 
 # How long threads, processes and descriptors that are already on their way out may take (seconds). Waited for only
 # when something is still there.
