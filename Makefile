@@ -44,6 +44,8 @@ fmt: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/stream.py
+	$(BIN)/python benchmarks/order.py
+	$(BIN)/python benchmarks/first_batch.py
 
 test-faults: $(STAMP)
 	$(PYTEST) -m slow --timeout 900 $(TESTS)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
 import platform
@@ -83,6 +84,16 @@ def engine_running(folder: Path) -> Iterator[None]:
         client.close()
 
 
+def await_end(folder: Path) -> None:
+    """Until no engine is left: it stays for its grace time, and holds the cache folder's lock."""
+    (folder / "cache").mkdir(exist_ok=True)
+    descriptor = os.open(folder / "cache", os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    finally:
+        os.close(descriptor)
+
+
 def train(folder: Path, workers: int, state: object, steps: int = 0) -> dict[str, float]:
     told = {
         "url": str(folder / "data"),
@@ -102,14 +113,19 @@ def train(folder: Path, workers: int, state: object, steps: int = 0) -> dict[str
     return json.loads(done.stdout)
 
 
+def measure(folder: Path, workers: int, state: object, engine: str) -> dict[str, float]:
+    await_end(folder)
+    with engine_running(folder) if engine == "running" else contextlib.nullcontext():
+        return train(folder, workers, state)
+
+
 def rows(folder: Path, runs: int) -> Iterator[str]:
     with engine_running(folder):
         state = train(folder, 2, None, steps=SAMPLES // 64 - 2)["state"]
     yield f"{'engine':<10}{'workers':>8}{'load ms':>9}{'iter ms':>9}{'first batch after iter ms':>27}{'in all ms':>11}"
     for engine in ("running", "started"):
         for workers in (0, 1, 2, 4):
-            with engine_running(folder) if engine == "running" else contextlib.nullcontext():
-                found = [train(folder, workers, state) for _ in range(runs)]
+            found = [measure(folder, workers, state, engine) for _ in range(runs)]
             load, entered, first, whole = (
                 1000 * statistics.median(run[name] for run in found) for name in ("load", "iter", "first", "all")
             )

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,9 @@ import pytest
 
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
+from streamer.manifest.table import Manifest
+from streamer.order.quality import lane_spread
+from streamer.order.spec import OrderSpec
 
 CONSUME = Path(__file__).parent / "consume.py"
 SAMPLES = 230
@@ -259,3 +263,81 @@ def test_two_nodes_share_an_epoch(tmp_path):
             [nodes[1].start(0, 1, **{**task, "batch_size": 16, "resume": state, "dataset": dict(task["dataset"])})]
         )
         assert delivered(head) + delivered(tail) == truth
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [1, 2, 4])
+def test_nodes_fetch_what_the_lanes_predict(tmp_path, data, lanes):
+    """Two engines: with nodes | L | B once over both; with a lane that both draw from, up to the factor foretold."""
+    url, manifest = str(data / "folder"), str(tmp_path / "manifest")
+    nodes = [Machine(tmp_path / f"node{n}") for n in range(2)]
+    with contextlib.ExitStack() as stack:
+        for node in nodes:
+            stack.callback(node.client.close)
+        options = {"manifest": manifest, "lanes": lanes}
+        lines_of([nodes[n].start(n, 2, node=n, url=url, batch_size=8, dataset=dict(options)) for n in range(2)])
+        fetched = sum(node.statistics()["store_bytes"] for node in nodes)
+    (found,) = (nodes[0].folder / "cache" / "manifests").glob("*/root.json")
+    chosen = Manifest.open(found.parent)
+    spec = OrderSpec.auto(chosen.digest, chosen.chunk_samples, 16, 17, "block", lanes=lanes)
+    spread = lane_spread(spec, 16, 2)
+    assert spread.store_factor == (2.0 if lanes == 1 else 1.0)
+    assert spread.cure == (2 if lanes == 1 else None)
+    # A chunk on a cut belongs to two lanes: at most one per cut is fetched by both nodes.
+    cut_bytes = int(np.sort(chosen.chunk_local_bytes)[-lanes:].sum())
+    assert fetched <= spread.store_factor * chosen.total_bytes + cut_bytes
+    if lanes == 1:
+        assert fetched >= 1.9 * chosen.total_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_hundred_kills_cost_nothing(machine, data, truth):
+    """Engine, workers and ranks killed at random under load: no wrong byte, nothing left, the next start within 2 s."""
+    random, kills, slowest = np.random.default_rng(11), Counter(), 0.0
+    cache = {"cache_bytes": 5_000_000}
+    machine.cache_bytes = 5_000_000
+    while kills.total() < 200:
+        rank = machine.start(
+            0,
+            1,
+            url=str(data / "folder"),
+            workers=2,
+            epochs=6,
+            dataset={"manifest": None, "shuffle_window": 4, **cache},
+        )
+        begun, found, ended = time.monotonic(), Counter(), False
+        for line in rank.stdout:
+            batch = json.loads(line)
+            if "batch" not in batch:
+                continue
+            if not found:
+                slowest = max(slowest, time.monotonic() - begun)
+            found.update(mark for _, mark in batch["samples"])
+            assert set(found) <= set(truth)
+            victim = random.choice(["engine", "worker", "rank", "nobody"], p=[0.12, 0.12, 0.01, 0.75])
+            if victim == "engine":
+                os.kill(machine.client._connected().welcome.pid, signal.SIGKILL)
+                machine.statistics()
+            elif victim == "worker" and (workers := children_of(rank.pid)):
+                os.kill(int(random.choice(workers)), signal.SIGKILL)
+            elif victim == "rank":
+                rank.kill()
+                ended = True
+            kills[victim] += victim != "nobody"
+        rank.communicate(timeout=60)
+        assert ended or rank.returncode == 0
+    assert min(kills["engine"], kills["worker"], kills["rank"]) > 0
+    assert not machine.statistics()["sessions"]
+    # Python, torch and the manifest are in it: the rest has to come within 2 s.
+    assert slowest <= 2.0 + 4.0
+
+
+def children_of(pid: int) -> list[int]:
+    """Worker processes of a rank."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] + [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        if task.name != str(pid)
+        for child in (task / "children").read_text().split()
+    ]
