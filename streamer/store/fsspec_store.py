@@ -169,8 +169,13 @@ class FileCalls:
     async def find(self, url: str) -> dict[str, dict[str, object]]:
         """All files below `url` with their infos."""
         if self._is_async:
-            return dict(await self.filesystem._find(url, detail=True))
-        return dict(await asyncio.to_thread(self.filesystem.find, url, detail=True))
+            found = await self.filesystem._find(url, detail=True)
+        else:
+            found = await asyncio.to_thread(self.filesystem.find, url, detail=True)
+        if isinstance(found, Mapping):
+            return dict(found)
+        # adlfs 2026.8 answers a url that is one object with its bare name, whatever `detail` says.
+        return {name: await self.describe(name) for name in found}
 
     async def pipe(self, url: str, content: bytes) -> None:
         """Writes a file in one step."""
@@ -180,10 +185,11 @@ class FileCalls:
             await asyncio.to_thread(self.filesystem.pipe_file, url, content)
 
     async def aclose(self) -> None:
-        """Closes an s3fs or aiohttp session where there is one."""
-        session = getattr(self.filesystem, "_s3", None) or getattr(self.filesystem, "_session", None)
-        if session is not None and self._is_async:
-            await session.close()
+        """Closes the session that s3fs, gcsfs and http, or adlfs has opened."""
+        for name in ("_s3", "_session", "service_client"):
+            session = getattr(self.filesystem, name, None)
+            if session is not None and self._is_async:
+                await session.close()
 
 
 class CheckedReader:

@@ -11,9 +11,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import obstore
@@ -33,18 +32,7 @@ from streamer.store import ObjectStore, open_store
 from streamer.store.fsspec_store import FsspecStore
 from streamer.store.local_store import LocalStore
 from streamer.store.obstore_store import ObstoreStore
-
-# Byte value = offset modulo 251: a misplaced byte names itself.
-RAMP = bytes(i % 251 for i in range(3_000_000))
-FILES = {
-    "train/a/0.bin": RAMP,
-    "train/a/1.bin": RAMP[:1000],
-    "train/b/shard-007.tar": RAMP[7:2000],
-    "train/b/shard-008.tar": RAMP[8:2000],
-    "train/empty": b"",
-    "training/other": b"x",
-    "odd/with space+plus&ünï.bin": RAMP[:100],
-}
+from tests.contract.store_contract import FILES, RAMP, Kind, StoreContract, listed, read
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -80,15 +68,6 @@ def _announced(process: subprocess.Popen[str]) -> str:
         if found := re.search(r"Running on (http://127\.0\.0\.1:\d+)", line):
             return found[1]
     pytest.fail("moto's server ended before it listened")
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A store under test and how to change an object behind its back."""
-
-    store: ObjectStore
-    root: str
-    replace_object: Callable[[str, bytes], Awaitable[None]]
 
 
 KINDS = ("local", "memory", "s3fs", "obstore")
@@ -134,28 +113,6 @@ def _make_bucket(endpoint: str, name: str) -> None:
     client.close()
 
 
-async def listed(store: ObjectStore, url: str) -> dict[str, ObjectRecord]:
-    """All objects of a listing by url."""
-    return {record.url: record async for page in store.list(url) for record in page}
-
-
-async def read(store: ObjectStore, record: ObjectRecord, start: int, stop: int) -> bytes:
-    """The bytes of one get."""
-    async with aclosing(store.get(record, start, stop)) as pieces:
-        return b"".join([bytes(piece) async for piece in pieces])
-
-
-async def record_of(kind: Kind, name: str) -> ObjectRecord:
-    """The record of one object by listing it alone."""
-    (record,) = (await listed(kind.store, f"{kind.root}/{name}")).values()
-    return record
-
-
-def names(kind: Kind, found: dict[str, ObjectRecord]) -> list[str]:
-    """Keys below the root, in the order listed."""
-    return [url.removeprefix(kind.root + "/") for url in found]
-
-
 async def test_kinds_are_what_they_say(kind: Kind, request: pytest.FixtureRequest) -> None:
     """Each parameter opens the store that it names."""
     expected = {"local": LocalStore, "memory": FsspecStore, "s3fs": FsspecStore, "obstore": ObstoreStore}
@@ -163,116 +120,8 @@ async def test_kinds_are_what_they_say(kind: Kind, request: pytest.FixtureReques
     assert isinstance(kind.store, ObjectStore)
 
 
-@pytest.mark.parametrize(
-    ("start", "stop"), [(0, 1), (0, 1000), (999_983, 1_000_017), (2_999_999, 3_000_000), (0, 3_000_000)]
-)
-async def test_get_returns_exactly_the_range(kind: Kind, start: int, stop: int) -> None:
-    """A range is half-open and its bytes are those of the object."""
-    record = await record_of(kind, "train/a/0.bin")
-    assert await read(kind.store, record, start, stop) == RAMP[start:stop]
-
-
-async def test_many_gets_at_once(kind: Kind) -> None:
-    """Concurrent ranges of one object do not mix."""
-    record = await record_of(kind, "train/a/0.bin")
-    starts = range(0, 2_900_000, 100_003)
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(read(kind.store, record, s, s + 70_000)) for s in starts]
-    assert [task.result() for task in tasks] == [RAMP[s : s + 70_000] for s in starts]
-
-
-async def test_list_of_a_prefix(kind: Kind) -> None:
-    """A folder lists everything below it, sorted, with size and version, and nothing beside it."""
-    found = await listed(kind.store, f"{kind.root}/train/")
-    assert names(kind, found) == sorted(name for name in FILES if name.startswith("train/"))
-    assert [record.size for record in found.values()] == [len(FILES[name]) for name in names(kind, found)]
-    assert all(re.match(r"(etag|stat|generation|version):.+", record.version) for record in found.values())
-
-
-async def test_list_of_one_object(kind: Kind) -> None:
-    """An object's own url lists just that object."""
-    assert names(kind, await listed(kind.store, f"{kind.root}/train/a/1.bin")) == ["train/a/1.bin"]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
-        ("train/b/shard-{007..009}.tar", ["train/b/shard-007.tar", "train/b/shard-008.tar"]),
-        ("train/*/*.bin", ["train/a/0.bin", "train/a/1.bin"]),
-        ("train/**/*.tar", ["train/b/shard-007.tar", "train/b/shard-008.tar"]),
-        ("train/a/[!0].bin", ["train/a/1.bin"]),
-        ("train/{a,b}/?.bin", ["train/a/0.bin", "train/a/1.bin"]),
-    ],
-)
-async def test_list_of_a_pattern(kind: Kind, pattern: str, expected: list[str]) -> None:
-    """Globs and braces keep what they match."""
-    assert names(kind, await listed(kind.store, f"{kind.root}/{pattern}")) == expected
-
-
-async def test_odd_names_survive(kind: Kind) -> None:
-    """A key with spaces, plus, ampersand and umlauts is listed as it is and can be read."""
-    found = await listed(kind.store, f"{kind.root}/odd/")
-    assert names(kind, found) == ["odd/with space+plus&ünï.bin"]
-    (record,) = found.values()
-    assert await read(kind.store, record, 10, 90) == RAMP[10:90]
-
-
-async def test_version_is_stable_and_changes_with_the_object(kind: Kind) -> None:
-    """Two listings agree; another content has another version."""
-    before = await record_of(kind, "train/a/1.bin")
-    assert await record_of(kind, "train/a/1.bin") == before
-    await kind.replace_object(before.url, RAMP[1:1001])
-    assert (await record_of(kind, "train/a/1.bin")).version != before.version
-
-
-async def test_changed_object_is_refused(kind: Kind) -> None:
-    """A get of an object that was replaced raises ObjectChangedError naming both versions, and no byte."""
-    record = await record_of(kind, "train/a/1.bin")
-    await kind.replace_object(record.url, RAMP[5:1005])
-    with pytest.raises(ObjectChangedError) as caught:
-        await read(kind.store, record, 0, 100)
-    assert record.version in str(caught.value)
-
-
-async def test_grown_object_is_refused(kind: Kind) -> None:
-    """A get beyond the end of an object that is shorter than the manifest says is a change, not a short read."""
-    record = await record_of(kind, "train/a/1.bin")
-    with pytest.raises(ObjectChangedError):
-        await read(kind.store, replace(record, size=5000, version=_other(record)), 3000, 4000)
-
-
-def _other(record: ObjectRecord) -> str:
-    return record.version[:-1] + ("0" if record.version[-1] != "0" else "1")
-
-
-async def test_missing_object(kind: Kind) -> None:
-    """A get of what is not there is ObjectNotFoundError, which is a FileNotFoundError, and names the url."""
-    gone = ObjectRecord(f"{kind.root}/train/none", 10, "etag:x")
-    with pytest.raises(ObjectNotFoundError, match="train/none"):
-        await read(kind.store, gone, 0, 10)
-    with pytest.raises(ObjectNotFoundError, match="train/none"):
-        await listed(kind.store, gone.url)
-
-
-async def test_early_close_leaves_the_store_usable(kind: Kind) -> None:
-    """Abandoning a body after its first piece harms nobody."""
-    record = await record_of(kind, "train/a/0.bin")
-    async with aclosing(kind.store.get(record, 0, len(RAMP))) as pieces:
-        await anext(pieces)
-    assert await read(kind.store, record, 5, 15) == RAMP[5:15]
-
-
-async def test_counts_and_close(kind: Kind) -> None:
-    """Requests and bytes are counted; closing twice is allowed; a store that was refreshed reads on."""
-    record = await record_of(kind, "train/a/1.bin")
-    before = kind.store.statistics()
-    await read(kind.store, record, 100, 300)
-    after = kind.store.statistics()
-    assert (after.requests - before.requests, after.received_bytes - before.received_bytes) == (1, 200)
-    await kind.store.refresh()
-    assert await read(kind.store, record, 1, 3) == RAMP[1:3]
-    await kind.store.aclose()
-    await kind.store.aclose()
+class TestContract(StoreContract):
+    """The stores that need no cloud."""
 
 
 @pytest.mark.parametrize("client", ["obstore", "fsspec"])
