@@ -67,6 +67,7 @@ def fill(endpoint: str, bucket: str = "train", prefix: str = "data/") -> None:
     import urllib.request
 
     headers = {"Authorization": "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/aws4_request, SignedHeaders=, "}
+    headers["Content-Type"] = "application/octet-stream"  # or the form that urllib says it is would be parsed
     for path, content in [("", b""), *((prefix + name, content) for name, content in contents())]:
         request = urllib.request.Request(f"{endpoint}/{bucket}/{path}", content, headers, method="PUT")
         urllib.request.urlopen(request, timeout=30).close()
