@@ -26,20 +26,26 @@ class DisconnectedError(Exception):
 class Connection:
     """A socket that has said hello. Used by one thread at a time.
 
+    Args:
+        path: of its socket.
+        job: of this process.
+        token: what the engine asks for.
+        patience_seconds: for each answer to a send; None: 30 s, and 10 s for the hello.
+
     Raises:
         DisconnectedError: nobody answers at `path`.
         ProtocolVersionError: the engine speaks another version.
     """
 
-    def __init__(self, path: Path, job: str, token: str = "") -> None:
+    def __init__(self, path: Path, job: str, token: str = "", patience_seconds: float | None = None) -> None:
         self.pid = os.getpid()
         self._decoder = event_decoder()
         self._pending: list[Event] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            self._socket.settimeout(_SEND_SECONDS)
+            self._socket.settimeout(patience_seconds or _SEND_SECONDS)
             self._socket.connect(str(path))
-            self.welcome = self._hello(job, token)
+            self.welcome = self._hello(job, token, patience_seconds or _HELLO_SECONDS)
         except StreamerError:
             # The engine answered, with a refusal: trying again does not help. Some of ours are OSErrors, too.
             self.close()
@@ -101,10 +107,10 @@ class Connection:
         """Idempotent."""
         self._socket.close()
 
-    def _hello(self, job: str, token: str) -> Welcome:
+    def _hello(self, job: str, token: str, patience_seconds: float) -> Welcome:
         self.send(Hello(PROTOCOL, VERSION, self.pid, job, token))
-        while not (events := self.receive(_HELLO_SECONDS)):
-            raise DisconnectedError(f"no answer to hello in {_HELLO_SECONDS:.0f} s")
+        while not (events := self.receive(patience_seconds)):
+            raise DisconnectedError(f"no answer to hello in {patience_seconds:g} s")
         first, self._pending = events[0], events[1:]
         if isinstance(first, Failed):
             raise errors.from_wire(first.kind, first.message, first.details)

@@ -54,7 +54,7 @@ class EngineClient:
 
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
-        self._job = settings.job or f"pid-{os.getpid()}"
+        self.job = settings.job or f"pid-{os.getpid()}"
         self._connection: Connection | None = None
         self._poll: select.epoll | None = None
         self._sessions: dict[int, Session] = {}
@@ -114,7 +114,7 @@ class EngineClient:
         session = Session(self, next(self._numbers), spec)
         self._connected()
         self._sessions[session.number] = session
-        self.post_all(session.reopen_messages(self._job, self.settings.encoded_options()))
+        self.post_all(session.reopen_messages(self.job, self.settings.encoded_options()))
         return session
 
     def read(self, dataset: str, chunk: int, start: int, stop: int) -> bytes:
@@ -232,7 +232,7 @@ class EngineClient:
             connection = self._connected()
             with contextlib.suppress(DisconnectedError):
                 for session in self._sessions.values():
-                    for message in session.reopen_messages(self._job, self.settings.encoded_options()):
+                    for message in session.reopen_messages(self.job, self.settings.encoded_options()):
                         connection.send(message)
                 return
 

@@ -120,6 +120,7 @@ class Made:
         pickled_bytes: length of the description.
         samples: how many there are in it.
         repeated: one byte per sample, 1 where it repeats another to fill the batch; empty: none does.
+        slowest: ordinal and nanoseconds of the sample that took longest; ordinal -1: unknown.
     """
 
     number: int
@@ -130,8 +131,9 @@ class Made:
     samples: int
     repeated: bytes = b""
     spilled: bool = False
+    slowest: tuple[int, int] = (-1, 0)
 
-    _HEAD = struct.Struct("<B7xqqqIIIqqqqqq")
+    _HEAD = struct.Struct("<B3xIIIqqqqqqqqqqq")
 
     def encode(self) -> bytes:
         """The message."""
@@ -139,12 +141,13 @@ class Made:
         return (
             self._HEAD.pack(
                 Kind.SPILLED if self.spilled else Kind.DONE,
-                self.number,
-                self.nbytes,
-                self.description[0],
                 self.description[1],
                 self.faults,
                 self.samples,
+                self.number,
+                self.nbytes,
+                self.description[0],
+                *self.slowest,
                 *(s.load, s.read, s.decode, s.transform, s.collate, s.write),
             )
             + self.repeated
@@ -153,9 +156,18 @@ class Made:
     @classmethod
     def decode(cls, raw: bytes) -> Made:
         """Reads the message."""
-        kind, number, nbytes, start, length, faults, samples, *stages = cls._HEAD.unpack_from(raw)
-        repeated = raw[cls._HEAD.size :]
-        return cls(number, nbytes, (start, length), Stages(*stages), faults, samples, repeated, kind == Kind.SPILLED)
+        kind, length, faults, samples, number, nbytes, start, ordinal, spent, *stages = cls._HEAD.unpack_from(raw)
+        return cls(
+            number=number,
+            nbytes=nbytes,
+            description=(start, length),
+            stages=Stages(*stages),
+            faults=faults,
+            samples=samples,
+            repeated=raw[cls._HEAD.size :],
+            spilled=kind == Kind.SPILLED,
+            slowest=(ordinal, spent),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
@@ -16,15 +17,28 @@ import numpy.typing as npt
 from streamer.config import MiB, parse_bytes
 from streamer.errors import ClosedError, ConfigError, StreamerError
 from streamer.loader.counters import LoaderStats, TrainerClock
-from streamer.loader.delivery import Delivery, FedSupply, InlineSupply, Supply
+from streamer.loader.delivery import Delivery, FedSupply, InlineSupply, Supply, counted
 from streamer.loader.device import DevicePrefetcher, check_device
 from streamer.loader.feeder import Feeder, FeedPlan
 from streamer.loader.keeper import RingRules
 from streamer.loader.maker import MakerRules
 from streamer.loader.pinning import Pinner
 from streamer.loader.pool import WorkerType
+from streamer.loader.report import Snapshot, StallReport, compare
 from streamer.loader.skipping import OnError, SkipLedger, Skipped, SkipRules
 from streamer.loader.source import Collate, Preparable, PreparedStream
+from streamer.loader.stall import (
+    Headspace,
+    OnReport,
+    ReportRules,
+    StallReporter,
+    detached,
+    engine_view,
+    named,
+    rank_of,
+    report_rules,
+    snapshot,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +70,7 @@ class _Settings:
     pin: Pin
     on_error: OnError | None
     error_budget: int | None
+    reports: ReportRules
 
 
 class StreamingDataLoader:
@@ -87,6 +102,8 @@ class StreamingDataLoader:
             `repeated` and listed in `skipped`. None: as the data set says.
         error_budget: samples that may be skipped, over all epochs and ranks, before all ranks raise. None: as the data
             set says.
+        report_seconds: between two lines of the stall report in the log (`streamer.loader.stall`); None: no lines.
+        on_report: called with each report, on a thread of its own.
 
     Raises:
         ConfigError: a value that cannot be; `device="cuda"` without CUDA.
@@ -109,6 +126,8 @@ class StreamingDataLoader:
         pin: Pin = "auto",
         on_error: OnError | None = None,
         error_budget: int | None = None,
+        report_seconds: float | None = 30.0,
+        on_report: OnReport | None = None,
     ) -> None:
         self.dataset = dataset
         self._settings = _Settings(
@@ -125,6 +144,7 @@ class StreamingDataLoader:
             pin=pin,
             on_error=None if on_error is None else _one_of("on_error", on_error, ("raise", "skip")),
             error_budget=None if error_budget is None else _at_least("error_budget", error_budget, 0),
+            reports=report_rules(report_seconds, on_report),
         )
         self.repeated: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         """bool (samples,): which samples of the last delivered batch only fill a place."""
@@ -138,6 +158,7 @@ class StreamingDataLoader:
         self._pinner: Pinner | None = None
         self._planning = threading.Lock()
         self._clock = TrainerClock()
+        self._reported = Snapshot()
         self._pid = os.getpid()
         self._closed = False
         self._closer: weakref.finalize[..., StreamingDataLoader] | None = None
@@ -216,38 +237,47 @@ class StreamingDataLoader:
         """With on_error="skip": the samples of this rank whose place another one took, with key and cause."""
         return list(self._ledger.entries)
 
+    def report(self) -> StallReport:
+        """Where the trainer's time went since the last call, and what to do about it; any thread."""
+        before, self._reported = self._reported, self.snapshot()
+        return self.name_samples(compare(before, self._reported))
+
+    def headspace(self, k: int = 16, steps: int = 200) -> Headspace:
+        """The step's own ceiling: train on what this returns, then look at its `ceiling`.
+
+        Loads the next `k` batches and replays them `steps` times in all, so that no step waits for data. The place in
+        the data set stays where it was: the next `iter()` delivers these batches again.
+        """
+        before = self._position, self._start, self._told
+        batches, samples = [], []
+        for batch in itertools.islice(self, _at_least("k", k, 1)):
+            batches.append(detached(batch))
+            samples.append(len(self.repeated))
+        if self._epoch is not None:
+            self._epoch.end()
+        self._clock.pause()
+        self._position, self._start, self._told = before
+        return Headspace(batches, samples, _at_least("steps", steps, 1))
+
+    def snapshot(self) -> Snapshot:
+        """The counts of this moment, for `compare`; any thread."""
+        return snapshot(self.stats(), self._clock, self._supply, self._settings.num_workers)
+
+    def name_samples(self, report: StallReport) -> StallReport:
+        """The report with the name of its slowest sample."""
+        return report if self._prepared is None else named(report, self._prepared.sample_key)
+
     def stats(self) -> LoaderStats:
-        """What happened so far; costs nothing until it is called."""
-        clock, known = self._clock, self._clock.fields()
+        """What happened so far. Asks the engine for its view, half a second at most; otherwise costs nothing."""
+        supply = self._supply
+        return self._counts() if supply is None else replace(self._counts(), engine=engine_view(supply))
+
+    def _counts(self) -> LoaderStats:
         if self._supply is None:
             return LoaderStats()
-        counted = self._supply.counters
-        load, read, decode, transform, collate, write = (spent / 1e9 for spent in counted.nanoseconds)
-        ring = self._supply.feeder.ring if isinstance(self._supply, FedSupply) else None
-        return LoaderStats(
-            batches=clock.batches,
-            samples=clock.samples,
-            nbytes=clock.nbytes,
-            **known,
-            load_seconds=load,
-            read_seconds=read,
-            decode_seconds=decode,
-            transform_seconds=transform,
-            collate_seconds=collate,
-            write_seconds=write,
-            ring_slots=ring.shape.slots if ring else 0,
-            ring_slot_bytes=ring.shape.slot_bytes if ring else 0,
-            ring_free=ring.free if ring else 0,
-            ready_batches=self._supply.ready,
-            spilled_batches=counted.spilled,
-            oversize_batches=counted.oversize,
-            worker_faults=counted.faults,
-            pickled_bytes=counted.pickled_bytes,
-            respawns=counted.respawns,
-            rereads=counted.rereads,
-            skipped=len(self._ledger.entries),
-            pinned=self._pinner.pinned if self._pinner else False,
-        )
+        pinned = self._pinner is not None and self._pinner.pinned
+        skipped = len(self._ledger.entries)
+        return replace(counted(self._supply, self._clock.stats()), skipped=skipped, pinned=pinned)
 
     def close(self) -> None:
         """Ends workers, thread and session; batches already delivered stay valid. Idempotent."""
@@ -271,14 +301,23 @@ class StreamingDataLoader:
         supply = self._running_supply()
         if self._pinner is not None:
             self._pinner.fence()
-        delivery = supply.take(self._clock.arrive)
+        self._clock.begin()
+        try:
+            delivery = supply.take(self._clock.arrive)
+        except BaseException:
+            self._clock.opened(None)
+            raise
+        self._clock.opened(delivery.trace)
         self._supplied = delivery.epoch, delivery.batch + 1
         return delivery
 
     def _running_supply(self) -> Supply:
         if self._supply is None:
             self._supply = self._build_supply()
-            self._closer = weakref.finalize(self, _close_in, os.getpid(), self._supply, self._pinner)
+            reporter = StallReporter(self, self._settings.reports, rank_of(self._prepare()))
+            self._closer = weakref.finalize(self, _close_in, os.getpid(), self._supply, self._pinner, reporter)
+            if self._settings.reports.seconds is not None:
+                reporter.start()
         return self._supply
 
     def _enter_epoch(self, epoch: int, batch: int) -> None:
@@ -429,9 +468,10 @@ def _on_content(transform: Callable[[object], object] | None) -> Callable[[objec
     return apply
 
 
-def _close_in(pid: int, supply: Supply, pinner: Pinner | None) -> None:
+def _close_in(pid: int, supply: Supply, pinner: Pinner | None, reporter: StallReporter) -> None:
     """In a forked child the workers are somebody else's."""
     if pid == os.getpid():
+        reporter.stop()
         supply.close()
         if pinner is not None:
             pinner.close()

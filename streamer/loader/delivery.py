@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from streamer.errors import IntegrityError
 from streamer.loader import memory
+from streamer.loader.causes import MADE, NETWORK, WORK, Story, Trace
 from streamer.loader.control import Made
-from streamer.loader.counters import FeedCounters
+from streamer.loader.counters import FeedCounters, LoaderStats
 from streamer.loader.feeder import Feeder
 from streamer.loader.maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
 from streamer.loader.runs import Failed, Finished, Run
@@ -35,6 +36,7 @@ class Delivery:
         repeated: bool (samples,): which samples are repeats that fill the batch.
         nbytes: what it takes in the ring; 0 inline.
         skipped: ordinal and cause of the samples whose place another one of the batch took.
+        trace: how it came here.
     """
 
     content: object
@@ -43,6 +45,7 @@ class Delivery:
     repeated: npt.NDArray[np.bool_]
     nbytes: int = 0
     skipped: tuple[tuple[int, str], ...] = ()
+    trace: Trace | None = None
 
     def with_content(self, content: object) -> Delivery:
         """The same batch, elsewhere."""
@@ -57,6 +60,15 @@ class Supply(Protocol):
     @property
     def ready(self) -> int:
         """Finished batches that wait."""
+        ...
+
+    @property
+    def head(self) -> Story | None:
+        """The story of the batch that comes next, while it is being made."""
+        ...
+
+    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
+        """What the engine counts; any thread. None: there is none, or it does not answer in time."""
         ...
 
     def begin(self, epoch: int, batch: int) -> None:
@@ -93,6 +105,15 @@ class FedSupply:
         """Finished batches that wait."""
         return self._run.outcomes.qsize() if self._run else 0
 
+    @property
+    def head(self) -> Story | None:
+        """The story of the batch that comes next, while it is being made."""
+        return self.feeder.head
+
+    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
+        """What the engine counts; any thread."""
+        return self.feeder.engine_values(timeout_seconds)
+
     def begin(self, epoch: int, batch: int) -> None:
         """Starts a run at this batch."""
         if self._run is None:
@@ -122,7 +143,8 @@ def _open(finished: Finished) -> Delivery:
     made, pending = finished.made, finished.pending
     content = BatchReader(_memory_of(finished)).read(made.description)
     skipped = tuple(pending.skipped.items())
-    return Delivery(content, pending.epoch, pending.batch, _mask(made), made.nbytes, skipped)
+    trace = Trace(pending.story, made.stages, made.slowest)
+    return Delivery(content, pending.epoch, pending.batch, _mask(made), made.nbytes, skipped, trace)
 
 
 def _memory_of(finished: Finished) -> Bytes:
@@ -163,11 +185,22 @@ class InlineSupply:
         self._maker = BatchMaker(self._source, replace(rules, collate_fn=collate_fn))
         self._session: StepSession | None = None
         self._epoch = self._batch = 0
+        self._story: Story | None = None
 
     @property
     def ready(self) -> int:
         """None waits: they are made when asked for."""
         return 0
+
+    @property
+    def head(self) -> Story | None:
+        """The story of the batch that is being made."""
+        return self._story
+
+    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
+        """What the engine counts; any thread."""
+        session = self._session
+        return None if session is None else session.engine_values(timeout_seconds)
 
     def begin(self, epoch: int, batch: int) -> None:
         """Starts a run at this batch."""
@@ -182,16 +215,18 @@ class InlineSupply:
             self._epoch, self._batch = self._epoch + 1, 0
         epoch, batch = self._epoch, self._batch
         self._batch += 1
-        watch, clock = Stopwatch(), self._maker.clock()
+        clock, self._story = self._maker.clock(), Story()
         with kept_globals():
-            loaded = self._load(epoch, batch)
+            loaded, watch = self._load(epoch, batch, self._story)
             stages = self._maker.stages(watch.lap(), clock)
             content = self._maker.put_together(loaded.samples)
         stages = replace(stages, collate=watch.lap())
         self.counters.made(Made(0, 0, (0, 0), stages, 0, len(loaded.samples)))
+        self._story.become(MADE)
         arrived()
+        trace, self._story = Trace(self._story, stages, loaded.slowest), None
         skipped = tuple((ordinal, f"{type(error).__name__}: {error}") for ordinal, error in loaded.skipped)
-        return Delivery(content, epoch, batch, loaded.repeated, skipped=skipped)
+        return Delivery(content, epoch, batch, loaded.repeated, skipped=skipped, trace=trace)
 
     def close(self) -> None:
         """Ends everything; idempotent."""
@@ -200,13 +235,17 @@ class InlineSupply:
             self._session = None
             self._source.close()
 
-    def _load(self, epoch: int, batch: int) -> Loaded:
+    def _load(self, epoch: int, batch: int, story: Story) -> tuple[Loaded, Stopwatch]:
+        """The samples, and a watch that was started when their chunks were local."""
         session = self._session
         assert session is not None
         step = session.step_of(epoch, batch)
         session.want(step + self._ahead)
         for attempt in range(_REREADS + 1):
+            story.become(NETWORK)
             session.wait(step)
+            story.become(WORK)
+            watch = Stopwatch()
             try:
                 loaded = self._maker.load(epoch, batch)
             except SampleFailedError as error:
@@ -217,7 +256,7 @@ class InlineSupply:
                 self._reject(error, attempt)
             else:
                 session.done(step + 1)
-                return loaded
+                return loaded, watch
         raise AssertionError("unreachable")
 
     def _reject(self, error: ChunkUnreadableError, attempt: int) -> None:
@@ -228,3 +267,29 @@ class InlineSupply:
                 f"{error} after {_REREADS} new leases", chunk=error.chunk, reason=error.reason
             ) from error
         self._session.reject(error.chunk, error.reason)
+
+
+def counted(supply: Supply, trainers: LoaderStats) -> LoaderStats:
+    """Adds what the feeder has counted to what the trainer's clock knows."""
+    counters = supply.counters
+    load, read, decode, transform, collate, write = (spent / 1e9 for spent in counters.nanoseconds)
+    ring = supply.feeder.ring if isinstance(supply, FedSupply) else None
+    return replace(
+        trainers,
+        load_seconds=load,
+        read_seconds=read,
+        decode_seconds=decode,
+        transform_seconds=transform,
+        collate_seconds=collate,
+        write_seconds=write,
+        ring_slots=ring.shape.slots if ring else 0,
+        ring_slot_bytes=ring.shape.slot_bytes if ring else 0,
+        ring_free=ring.free if ring else 0,
+        ready_batches=supply.ready,
+        spilled_batches=counters.spilled,
+        oversize_batches=counters.oversize,
+        worker_faults=counters.faults,
+        pickled_bytes=counters.pickled_bytes,
+        respawns=counters.respawns,
+        rereads=counters.rereads,
+    )

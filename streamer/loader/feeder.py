@@ -13,11 +13,13 @@ import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from streamer.errors import BrokenError, StreamerError, WorkerError
 from streamer.loader import failures
 from streamer.loader.bell import Bell
+from streamer.loader.causes import MADE, RING, START, WORK, Story
 from streamer.loader.control import Kind, Made, Note
 from streamer.loader.counters import FeedCounters
 from streamer.loader.keeper import RingKeeper, RingRules, release
@@ -94,6 +96,16 @@ class Feeder:
     def ring(self) -> Ring | None:
         """The ring in use, if there is one yet."""
         return self._keeper.ring
+
+    @property
+    def head(self) -> Story | None:
+        """The story of the batch that the trainer gets next, while it is being made."""
+        pending = self._scene.window.head
+        return pending.story if pending is not None else None
+
+    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
+        """What the engine counts, asked over a line of its own, on any thread; None: nobody answers."""
+        return self._scene.engine_values(timeout_seconds)
 
     # ------------------------------------------------------------ the trainer's side
 
@@ -182,12 +194,14 @@ class Feeder:
         if not self._scene.open:
             return False
         while (handle := self._least_busy()) is not None:
-            pending = self._scene.next()
+            pending = self._scene.next(idle=not handle.tasks)
             if pending is None:
                 return True
             if not self._keeper.place(pending, self._scene.starving(pending)):
+                pending.story.become(RING)
                 self._scene.window.repeat(pending)
                 return True
+            pending.story.become(WORK if handle.ready else START)
             self._send(handle, pending)
         return False
 
@@ -235,6 +249,8 @@ class Feeder:
         if pending.abandoned:
             finished.discard()
             return
+        pending.story.become(MADE)
+        pending.story.row = handle.row
         self._deaths = 0
         self.counters.made(made)
         self.counters.spilled += spill is not None
@@ -245,6 +261,8 @@ class Feeder:
     def _noted(self, handle: Handle, note: Note) -> None:
         if note.kind is Kind.READY:
             handle.ready = True
+            for pending in handle.tasks:
+                pending.story.become(WORK)
         elif note.kind is Kind.SKIPPED:
             _task_of(handle, note.number).skipped[note.value] = note.body.decode(errors="replace")
         elif note.number == 0:
@@ -323,6 +341,7 @@ class Feeder:
 
     def _bequeath(self, pending: Pending, obituary: Obituary) -> None:
         doing = obituary.doing
+        pending.story.lose()
         if pending.abandoned:
             release(pending)
         elif doing.task != pending.task or pending.strike(doing.ordinal) < failures.STRIKES:

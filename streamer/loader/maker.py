@@ -59,11 +59,13 @@ class Loaded:
         samples: in the order of the seats.
         repeated: bool (samples,): those that only fill a place.
         skipped: ordinals and errors of those that could not be made.
+        slowest: ordinal and nanoseconds of the one that took longest.
     """
 
     samples: list[object]
     repeated: npt.NDArray[np.bool_]
     skipped: list[tuple[int, BaseException]]
+    slowest: tuple[int, int] = (-1, 0)
 
 
 class BatchMaker:
@@ -104,7 +106,8 @@ class BatchMaker:
         # In turn over the seats: what a plain DataLoader gets, too.
         for seat in missing:
             self._fill(made, seat, missing)
-        return Loaded([made.samples[seat] for seat in range(len(made.ordinals))], made.repeated, made.skipped)
+        samples = [made.samples[seat] for seat in range(len(made.ordinals))]
+        return Loaded(samples, made.repeated, made.skipped, made.slowest)
 
     def put_together(self, samples: list[object]) -> object:
         """Collates by the user's function or by torch's rules."""
@@ -139,6 +142,7 @@ class BatchMaker:
             self._begin(made.task, ordinal)
         if self._rules.seed_globals:
             seed_globals(self._rules.seed, epoch, ordinal)
+        started = time.perf_counter_ns()
         try:
             made.samples[seat] = self._source.load(epoch, ordinal)
         except ChunkUnreadableError:
@@ -148,10 +152,12 @@ class BatchMaker:
                 raise SampleFailedError(ordinal) from error
             made.skipped.append((ordinal, error))
             return False
+        if (spent := time.perf_counter_ns() - started) > made.slowest[1]:
+            made.slowest = ordinal, spent
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Batch:
     """A batch in the making."""
 
@@ -161,6 +167,7 @@ class _Batch:
     repeated: npt.NDArray[np.bool_]
     samples: dict[int, object] = field(default_factory=dict)
     skipped: list[tuple[int, BaseException]] = field(default_factory=list)
+    slowest: tuple[int, int] = (-1, 0)
 
 
 class Stopwatch:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import selectors
 import threading
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
 
 from streamer.errors import StreamerError
+from streamer.loader.causes import NETWORK, WINDOW
 from streamer.loader.control import Made
 from streamer.loader.source import PreparedStream, StepSession
 from streamer.loader.window import Course, Pending, Window
@@ -89,6 +92,8 @@ class Scene:
         self._listening = -1
         self._stopped = True
         self._wanted = -1
+        # When a worker first stood idle because the window was full.
+        self._full_since = 0
 
     def __repr__(self) -> str:
         return f"{self.window!r}, session={self._session!r}"
@@ -104,7 +109,7 @@ class Scene:
         self.window = Window(Course(self._batches, run.epoch, run.batch), self._span)
         with self._planning:
             self._session = self._prepared.session(run.epoch, run.batch)
-        self._stopped, self._wanted = False, -1
+        self._stopped, self._wanted, self._full_since = False, -1, 0
         self._listen()
 
     def leave(self) -> None:
@@ -131,10 +136,13 @@ class Scene:
             self._stopped = True
             self.run.outcomes.put(Failed(error, final=True))
 
-    def next(self) -> Pending | None:
-        """The batch to be made next, its chunks local; None: not now."""
-        assert self.run is not None
-        pending = self.window.draw(self.run.taken, self.run.epoch_taken + 1)
+    def next(self, idle: bool) -> Pending | None:
+        """The batch to be made next, its chunks local; None: not now.
+
+        Args:
+            idle: the worker that is to have it has nothing else to do.
+        """
+        pending = self._draw(idle)
         if pending is None:
             return None
         try:
@@ -146,6 +154,7 @@ class Scene:
             self._stopped = True
             return None
         if not local:
+            pending.story.become(NETWORK)
             self.window.repeat(pending)
             return None
         return pending
@@ -167,6 +176,22 @@ class Scene:
         for outcome in self.window.deliver():
             self.run.outcomes.put(outcome)
         self._session.done(self.window.unread)
+
+    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
+        """What the engine counts, asked on any thread over a line of its own; None: nobody answers."""
+        session = self._session
+        return None if session is None else session.engine_values(timeout_seconds)
+
+    def _draw(self, idle: bool) -> Pending | None:
+        assert self.run is not None
+        pending = self.window.draw(self.run.taken, self.run.epoch_taken + 1)
+        if pending is None:
+            if idle and not self._full_since:
+                self._full_since = time.perf_counter_ns()
+        elif self._full_since:
+            pending.story.add(WINDOW, time.perf_counter_ns() - self._full_since)
+            self._full_since = 0
+        return pending
 
     def _batches(self, epoch: int) -> int:
         with self._planning:

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from streamer.config import RankConfig
 from streamer.errors import Detail
 from streamer.loader.skipping import SharedBudget, SkipRules
 
@@ -131,8 +132,25 @@ class StepSession(Protocol):
         """Takes in what the engine sent."""
         ...
 
+    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
+        """What the engine counts (any thread), and `consumer`, `job` and `dataset` of this session.
+
+        None: there is no engine, or it does not answer in time.
+        """
+        ...
+
     def close(self) -> None:
         """Ends the leases; idempotent."""
+        ...
+
+
+@runtime_checkable
+class SeatedStream(Protocol):
+    """A prepared stream that knows its seat among the ranks."""
+
+    @property
+    def rank_config(self) -> RankConfig:
+        """The seat."""
         ...
 
 

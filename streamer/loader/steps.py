@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from streamer.client.engine_client import EngineClient
+from streamer.client.glance import glance
 from streamer.client.session import EpochSchedule, Session, SessionSpec
 
 Integers = npt.NDArray[np.int64]
@@ -68,6 +69,7 @@ class StepSession:
         endless: bool = True,
     ) -> None:
         self._client = client
+        self._spec = spec
         self._schedule = schedule
         self._endless = endless
         self._bases: dict[int, tuple[int, Share]] = {}
@@ -128,6 +130,14 @@ class StepSession:
     def pump(self, timeout_seconds: float = 0.0) -> None:
         """Takes in what the engine sent."""
         self._client.pump(timeout_seconds)
+
+    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
+        """The engine's counters, over a line of its own: any thread. None: nobody answered in time."""
+        values = glance(self._client.settings, timeout_seconds)
+        if values is None:
+            return None
+        spec = self._spec
+        return {**values, "consumer": spec.consumer, "job": self._client.job, "dataset": spec.dataset}
 
     def close(self) -> None:
         """Ends the leases; idempotent."""

@@ -130,6 +130,10 @@ class FakeSession:
         if ready:
             os.eventfd_read(self._bell)
 
+    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
+        """What the prepared stream was told to say."""
+        return self._prepared.engine_values
+
     def close(self) -> None:
         """Idempotent."""
         if not self.closed:
@@ -148,6 +152,7 @@ class FakePrepared:
         on_reject: called with each rejected chunk.
         sessions: all that were opened.
         shared: counts skipped samples.
+        engine_values: what the engine is said to count; None: there is none.
     """
 
     made: FakeRecipe
@@ -156,6 +161,7 @@ class FakePrepared:
     on_reject: Callable[[int], None] = lambda chunk: None
     sessions: list[FakeSession] = field(default_factory=list)
     shared: SharedBudget | None = None
+    engine_values: Mapping[str, object] | None = None
 
     @property
     def batches(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from streamer.loader.causes import Story
 from streamer.loader.ring import Ring
 
 Result = TypeVar("Result")
@@ -26,6 +27,7 @@ class Pending:
         rereads: how often a chunk of it had to be leased again.
         strikes: ordinal (-1: between samples) -> workers that died over it.
         abandoned: nobody waits for it any more.
+        story: what it went through.
     """
 
     step: int
@@ -39,6 +41,7 @@ class Pending:
     rereads: int = 0
     strikes: dict[int, int] = field(default_factory=dict)
     abandoned: bool = False
+    story: Story = field(default_factory=Story)
 
     def strike(self, ordinal: int) -> int:
         """One more worker died over this sample; returns how many have."""
@@ -96,6 +99,11 @@ class Window(Generic[Result]):
     def delivered(self) -> int:
         """Batches handed on, in order."""
         return self._delivered
+
+    @property
+    def head(self) -> Pending | None:
+        """The next to be handed on, while it is being made."""
+        return self._at_work.get(self._delivered)
 
     @property
     def unread(self) -> int:

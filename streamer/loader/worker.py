@@ -19,7 +19,7 @@ from streamer.loader.control import (
     Stages,
     Task,
 )
-from streamer.loader.maker import BatchMaker, MakerRules, SampleFailedError, Stopwatch, freeze_error
+from streamer.loader.maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch, freeze_error
 from streamer.loader.ring import RingView, Shape
 from streamer.loader.slots import PackedBatch
 from streamer.loader.source import BatchSource, ChunkUnreadableError
@@ -50,11 +50,12 @@ class _Gone(Exception):  # noqa: N818 - not an error: the rank has closed its en
 class _Work:
     """A batch that is made and waits for its place."""
 
-    def __init__(self, packed: PackedBatch, stages: Stages, faults: int, mask: tuple[int, bytes]) -> None:
+    def __init__(self, packed: PackedBatch, stages: Stages, faults: int, loaded: Loaded) -> None:
         self.packed = packed
         self._stages = stages
         self._faults = faults
-        self._samples, self._repeated = mask
+        self._samples, self._slowest = len(loaded.samples), loaded.slowest
+        self._repeated = loaded.repeated.tobytes() if loaded.repeated.any() else b""
 
     def made(self, task: int, write_nanoseconds: int, spilled: bool) -> Made:
         s = self._stages
@@ -67,6 +68,7 @@ class _Work:
             samples=self._samples,
             repeated=self._repeated,
             spilled=spilled,
+            slowest=self._slowest,
         )
 
 
@@ -136,8 +138,7 @@ class Worker:
         loaded.skipped.clear()
         packed = PackedBatch(self._maker.put_together(loaded.samples))
         stages = Stages(stages.load, stages.read, stages.decode, stages.transform, watch.lap())
-        repeated = loaded.repeated.tobytes() if loaded.repeated.any() else b""
-        return _Work(packed, stages, faults, (len(loaded.samples), repeated))
+        return _Work(packed, stages, faults, loaded)
 
     def _hand_over(self, task: Task, work: _Work) -> None:
         if task.slot == MEASURE:

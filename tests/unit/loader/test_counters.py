@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from streamer.loader import counters
 from streamer.loader.control import Made, Stages
 from streamer.loader.counters import FeedCounters, LoaderStats, TrainerClock
@@ -28,7 +30,7 @@ def test_waits_and_steps(monkeypatch):
         time.pass_seconds(0.25)
         clock.leave(8, 100)
         time.pass_seconds(step)
-    found = clock.fields()
+    found = asdict(clock.stats())
     assert found["wait_seconds"] == 4.5
     assert found["step_seconds"] == 6
     assert found["hand_over_seconds"] == 0.75
@@ -47,7 +49,7 @@ def test_time_between_epochs_is_no_step(monkeypatch):
     clock.pause()
     time.pass_seconds(100)
     clock.ask(0)
-    assert clock.fields()["step_seconds"] == 0
+    assert clock.stats().step_seconds == 0
 
 
 def test_stages_add_up():

@@ -1,0 +1,230 @@
+"""The always-on stall report: a line in the log per interval, the report on demand, and the step's own ceiling.
+
+TensorBoard and W&B take two lines, `writer` and `wandb` being the user's:
+
+    steps = itertools.count()
+    loader = StreamingDataLoader(..., on_report=lambda report: [
+        writer.add_scalar(name, value, next(steps)) for name, value in report.scalars().items()])
+
+    loader = StreamingDataLoader(..., on_report=lambda report: wandb.log(report.scalars()))
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from streamer.errors import ConfigError
+from streamer.loader.causes import so_far
+from streamer.loader.counters import EngineView, TrainerClock, quantile
+from streamer.loader.delivery import Supply
+from streamer.loader.report import Snapshot, StallReport, compare
+from streamer.loader.source import PreparedStream, SeatedStream
+
+if TYPE_CHECKING:
+    from streamer.loader.counters import LoaderStats
+
+logger = logging.getLogger(__name__)
+
+# An engine on the same machine answers in milliseconds; a stopped one must not hold the trainer up for long.
+ENGINE_SECONDS = 0.5
+# Ranks other than the first say something when they wait for more than this.
+LOUD_SHARE = 0.1
+# A callback may be at work when the loader closes.
+_JOIN_SECONDS = 1.0
+
+OnReport = Callable[[StallReport], None]
+
+
+def engine_view(supply: Supply) -> EngineView | None:
+    """What the engine says now; None: there is none, or it does not answer in time."""
+    values = supply.engine_values(ENGINE_SECONDS)
+    return None if values is None else EngineView.of(values)
+
+
+def snapshot(stats: LoaderStats, clock: TrainerClock, supply: Supply | None, workers: int) -> Snapshot:
+    """The loader at this moment; any thread."""
+    waited = int(clock.waiting_seconds() * 1e9)
+    head = supply.head if supply is not None else None
+    return Snapshot(
+        stats=stats,
+        waits=clock.waits.tail(),
+        steps=clock.steps.tail(),
+        turns=clock.ledger.turns.tail(),
+        ongoing=so_far(head, waited, time.perf_counter_ns()) if waited else {},
+        workers=workers,
+        cores=len(os.sched_getaffinity(0)),
+    )
+
+
+class Reported(Protocol):
+    """What the reporter asks of a loader; `StreamingDataLoader` is one."""
+
+    def snapshot(self) -> Snapshot:
+        """The loader at this moment, the engine's view included; any thread."""
+        ...
+
+    def name_samples(self, report: StallReport) -> StallReport:
+        """The same report, its slowest sample with a name."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportRules:
+    """When the reporter speaks.
+
+    Attributes:
+        seconds: between two reports; None: never.
+        on_report: called with each, on the reporter's thread; what it raises is logged.
+    """
+
+    seconds: float | None = 30.0
+    on_report: OnReport | None = None
+
+
+class StallReporter:
+    """Writes a line per interval; keeps no loader alive. Its thread ends with `stop`, or with the loader.
+
+    A thread of its own: it also speaks while the trainer stands still in `next()`.
+
+    Args:
+        loader: what it reports on.
+        rules: when.
+        rank: the first one speaks always, others when they wait for more than `LOUD_SHARE`.
+    """
+
+    def __init__(self, loader: Reported, rules: ReportRules, rank: int) -> None:
+        self._loader = weakref.ref(loader)
+        self._rules = rules
+        self._rank = rank
+        self._before = Snapshot()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="streamer-report", daemon=True)
+
+    def __repr__(self) -> str:
+        return f"StallReporter(every {self._rules.seconds} s, rank {self._rank}, alive={self._thread.is_alive()})"
+
+    def start(self) -> None:
+        """From now on."""
+        if (loader := self._loader()) is not None:
+            self._before = loader.snapshot()
+            self._thread.start()
+
+    def stop(self) -> None:
+        """No line after this; idempotent."""
+        self._over.set()
+        # A garbage collection may run this on any thread, this one's included.
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_SECONDS)
+
+    def report(self) -> StallReport | None:
+        """Since the last one: logs it and calls `on_report`. None: the loader is gone."""
+        loader = self._loader()
+        if loader is None:
+            return None
+        before, self._before = self._before, loader.snapshot()
+        report = loader.name_samples(compare(before, self._before))
+        if self._rank == 0 or report.share > LOUD_SHARE:
+            logger.info("rank %d: %s", self._rank, report)
+        if self._rules.on_report is not None:
+            self._rules.on_report(report)
+        return report
+
+    def _live(self) -> None:
+        while not self._over.wait(self._rules.seconds):
+            try:
+                if self.report() is None:
+                    return
+            except Exception:
+                # A report must never end a training; the next one is tried again.
+                logger.exception("the stall report failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What the training step alone can do.
+
+    Attributes:
+        steps: that were measured. samples: in them. seconds: all of them. median_seconds: of one.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    median_seconds: float = 0.0
+
+    @property
+    def samples_per_second(self) -> float:
+        """With data that cost nothing; 0 before anything was measured."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+
+class Headspace:
+    """Replays batches that are there already, and times the steps between them: the ceiling of the step itself.
+
+    Args:
+        batches: what is replayed, in turn.
+        samples: in each of them.
+        steps: how many are given out.
+    """
+
+    def __init__(self, batches: Sequence[object], samples: Sequence[int], steps: int) -> None:
+        self._batches = batches
+        self._samples = samples
+        self._steps = steps
+        self._nanoseconds: list[int] = []
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[object]:
+        """Gives out the batches; the time until the next is asked for is the step's."""
+        self._nanoseconds = []
+        for number in range(self._steps if self._batches else 0):
+            given = time.perf_counter_ns()
+            yield self._batches[number % len(self._batches)]
+            self._nanoseconds.append(time.perf_counter_ns() - given)
+
+    @property
+    def ceiling(self) -> Ceiling:
+        """Of the steps so far; without the first pass over the batches, which warms up, when there were more."""
+        skip = len(self._batches) if len(self._nanoseconds) > len(self._batches) else 0
+        spent = self._nanoseconds[skip:]
+        samples = sum(self._samples[(skip + at) % len(self._samples)] for at in range(len(spent)))
+        return Ceiling(len(spent), samples, sum(spent) / 1e9, quantile(sorted(spent), 0.5) / 1e9)
+
+
+def named(report: StallReport, name: Callable[[int], str]) -> StallReport:
+    """The report with the name of its slowest sample."""
+    sample = report.slowest_sample
+    return report if sample is None else replace(report, slowest_sample=replace(sample, name=name(sample.ordinal)))
+
+
+def detached(batch: object) -> object:
+    """A copy that holds no slot of the ring."""
+    # Here: the reporter is to be importable without torch.
+    from streamer.loader.device import map_tensors
+
+    return map_tensors(batch, lambda tensor: tensor.clone())
+
+
+def rank_of(prepared: PreparedStream) -> int:
+    """Its rank; 0 of a stream that knows no seat."""
+    return prepared.rank_config.rank if isinstance(prepared, SeatedStream) else 0
+
+
+def report_rules(seconds: float | None, on_report: OnReport | None) -> ReportRules:
+    """The rules, checked.
+
+    Raises:
+        ConfigError: an interval that is not above 0.
+    """
+    if seconds is not None and seconds <= 0:
+        raise ConfigError(f"report_seconds={seconds:g} is not above 0", field="report_seconds")
+    return ReportRules(seconds=seconds, on_report=on_report)
