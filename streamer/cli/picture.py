@@ -87,7 +87,7 @@ class Picture:
         now, rates = self.now, self.rates
         taken = number(now, "kept_bytes") + number(now, "transit_bytes")
         return [
-            ("engine", f"pid {count(now, 'pid')}, streamer {now.get('version', '?')}, up {duration(self._up)}"),
+            ("engine", f"pid {now.get('pid', '?')}, streamer {now.get('version', '?')}, up {duration(self._up)}"),
             ("process", f"{count(now, 'connections')} connections, {amount(now, 'anonymous_bytes')} memory"),
             ("store", f"{format_bytes(rates.store_bytes)}/s, {rates.requests:,.0f} requests/s"),
             (
