@@ -155,10 +155,10 @@ def soak(folder: Path, store: Simulator, arguments: argparse.Namespace) -> tuple
     while any(rank.process.poll() is None for rank in ranks):
         time.sleep(1.0)
         now = time.monotonic()
-        # An engine is young again after each kill: its age, not the run's, is where it stands.
-        gauges["sidecar"].look(engine.pid, now - begun)
-        for number, rank in enumerate(ranks):
-            gauges[f"rank {number}"].look(rank.process.pid, now - begun)
+        if now - begun < seconds:  # later the workers leave, and the line would bend down
+            gauges["sidecar"].look(engine.pid, now - begun)
+            for number, rank in enumerate(ranks):
+                gauges[f"rank {number}"].look(rank.process.pid, now - begun)
         if now - killed > arguments.kill_seconds and now - begun < seconds:
             engine.send_signal(signal.SIGKILL)
             engine.wait()
