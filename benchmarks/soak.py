@@ -2,7 +2,7 @@
 
     S3SIM=path/to/s3sim python benchmarks/soak.py [--minutes 24] [--kill-seconds 20]
 
-A class folder of 2,000 samples of 60 KB, a cache of three quarters of it, a sidecar. Every sample of every epoch is compared with
+A class folder of 2,000 samples of 60 KB, a cache of 3/4 of it, a sidecar. Every sample of every epoch is compared with
 what was uploaded (by digest); anonymous memory and open descriptors of sidecar and ranks are written down every second
 and a line is fitted. Fails when a sample is wrong, missing or twice, when memory grows by more than 1 MB a minute or
 descriptors by more than one in ten minutes, or when nothing moves for a minute. Kept in benchmarks/results/
