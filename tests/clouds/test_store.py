@@ -1,0 +1,68 @@
+"""The contract of every store against emulators of S3, Azure and Google, and against HTTPS with a private CA.
+
+moto, Azurite (anonymous aside) and gcp-storage-emulator check little or nothing of a signature or a policy and never
+throttle: refusals and 503s are shown on fakes in tests/contract and tests/fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from streamer.errors import StoreError
+from streamer.manifest.model import ObjectRecord
+from streamer.store import open_store
+from streamer.store.fsspec_store import FsspecStore
+from streamer.store.obstore_store import ObstoreStore
+from tests.clouds.conftest import BUCKET, Cloud, Options
+from tests.contract.store_contract import FILES, Kind, StoreContract, read
+
+pytestmark = pytest.mark.clouds
+
+
+@pytest.fixture
+async def kind(cloud: Cloud) -> AsyncIterator[Kind]:
+    """The cloud's bucket, holding FILES."""
+    store, writer = cloud.open(), cloud.open_writer()
+    base = cloud.root if cloud.writer is None else cloud.writer[0]
+
+    async def put(url: str, content: bytes) -> None:
+        await writer.put(base + url.removeprefix(cloud.root), content)
+
+    try:
+        for name, content in FILES.items():
+            await put(f"{cloud.root}/{name}", content)
+        yield Kind(store, cloud.root, put)
+    finally:
+        await writer.aclose()
+        await store.aclose()
+
+
+class TestClouds(StoreContract):
+    """Each emulator, read by each client that can."""
+
+
+async def test_clients_are_what_they_say(cloud: Cloud) -> None:
+    """Each kind is read by the client that it names."""
+    store = cloud.open()
+    assert type(store) is (ObstoreStore if cloud.client == "obstore" else FsspecStore)
+    await store.aclose()
+
+
+async def test_auto_takes_obstore_where_it_can(cloud: Cloud) -> None:
+    """Without a client of one's own choice every cloud's usual options are read by obstore."""
+    store = open_store(cloud.root, cloud.options)
+    assert isinstance(store, FsspecStore if "session_kwargs" in cloud.options else ObstoreStore)
+    await store.aclose()
+
+
+@pytest.mark.parametrize("client", ["obstore", "fsspec"])
+async def test_unknown_authority_is_refused(untrusting: Options, client: str) -> None:
+    """HTTPS whose CA nobody named is no connection, and the message says which option names it."""
+    store = open_store(f"s3://{BUCKET}", untrusting, client=client)  # type: ignore[arg-type]
+    try:
+        with pytest.raises(StoreError, match=r"certificate is not trusted.*verify"):
+            await read(store, ObjectRecord(f"s3://{BUCKET}/train/a/1.bin", 1000, "etag:x"), 0, 10)
+    finally:
+        await store.aclose()
