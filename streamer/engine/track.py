@@ -11,6 +11,7 @@ Its life:
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter, deque
 from dataclasses import dataclass
 
@@ -187,11 +188,14 @@ class Track:
         return True
 
     def openable(self) -> list[Use]:
-        """Held uses that the consumer wants and whose chunk is there."""
+        """Held uses that the consumer wants, in the order of the line, up to the first whose chunk is not there.
+
+        What lies behind a gap stays look-ahead: opened, it could not give way to the chunk that closes the gap.
+        """
         while self._ahead and self._ahead[0].first <= self.want:
             use = self._ahead.popleft()
             self._urgent[use.number] = use
-        return [use for use in self._urgent.values() if use.chunk in self._there]
+        return list(itertools.takewhile(lambda use: use.chunk in self._there, self._urgent.values()))
 
     def opened(self, use: Use) -> None:
         """The use is open: leased until its last step is done."""
@@ -214,8 +218,8 @@ class Track:
         return max(limit, self.done - 1)
 
     def blocks_line(self, use: Use) -> bool:
-        """The consumer cannot go beyond `through()` without it."""
-        return use.number < 0 or (use.first <= self.want and use.first <= self.through() + 1)
+        """The consumer has read all that is open and cannot go on without it."""
+        return use.number < 0 or (self.through() < self.done and use.first <= self.done)
 
     def holds(self, chunk: int) -> bool:
         """Held or open."""

@@ -46,6 +46,19 @@ def test_the_line_moves_when_the_missing_chunk_arrives():
     assert track.through() == 3
 
 
+def test_only_a_consumer_that_cannot_go_on_blocks_the_line():
+    """While it has steps to read, what comes next may wait for what it gives back."""
+    track = track_of((0, 0, 0), (1, 1, 1), (2, 2, 2))
+    track.advance(0, 2)
+    hold_all(track)
+    questions = [track.take_question() for _ in range(3)]
+    assert [track.blocks_line(question) for question in questions] == [True, False, False]
+    arrive(track, 0)
+    assert not any(track.blocks_line(question) for question in questions[1:])
+    track.advance(1, 2)
+    assert [track.blocks_line(question) for question in questions[1:]] == [True, False]
+
+
 def test_nothing_beyond_want_is_ready():
     """The consumer asked for one step: it is told of no more, and what is ahead is not open."""
     track = track_of((0, 0, 0), (1, 1, 1))
