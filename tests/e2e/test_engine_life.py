@@ -118,6 +118,27 @@ def test_a_killed_engine_is_replaced_and_its_chunks_are_found(settings, data):
     wait_gone(last)
 
 
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_an_engine_with_nothing_to_do_does_nothing(settings, data):
+    """With every chunk local and held, a second costs no CPU (2026-11-20: the scrub spun)."""
+    with EngineClient(settings) as client:
+        manifest = Manifest.open(client.manifest(GetManifest(0, [str(data)], "auto")))
+        session = client.open_session(SessionSpec(dataset=manifest.digest, consumer="rank 0"))
+        steps = np.zeros(manifest.chunks, np.int64)
+        session.extend(EpochSchedule(0, np.arange(manifest.chunks, dtype=np.uint32), steps, steps))
+        session.wait(0, 20)
+        last = engine_pid(client)
+        before = cpu_seconds(last)
+        client.pump(1.0)
+        assert cpu_seconds(last) - before < 0.2
+    wait_gone(last)
+
+
 def test_a_killed_rank_leaves_no_lease_and_no_process(settings, data):
     """A SIGKILLed client's sessions end with its connection; the engine leaves after the grace."""
     program = (
