@@ -149,7 +149,8 @@ class Pump:
         try:
             answer = self._policy.need(session.name, use.chunk, head=track.blocks_line(use))
         except CacheFullError as error:
-            session.fail(error)
+            if not self._others_can_release(session):
+                session.fail(error)
             return False
         passenger = Passenger(session, use.chunk, track.first_need(use.chunk))
         match answer:
@@ -166,6 +167,10 @@ class Pump:
         if use.number >= 0:
             session.count(use.epoch, int(session.dataset.file_bytes[use.chunk]), hit=isinstance(answer, Hit))
         return True
+
+    def _others_can_release(self, session: EngineSession) -> bool:
+        """All room is open, but some other reader has steps to read: it gives room back when it has read them."""
+        return any(other is not session and other.moves for other in self._sessions.values())
 
     def _open_what_is_there(self, session: EngineSession) -> None:
         for use in session.track.openable():

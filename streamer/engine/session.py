@@ -184,6 +184,12 @@ class EngineSession:
         """Chunks that failed in look-ahead and that the consumer waits for now."""
         return [chunk for chunk in self.cooling if self.track.is_wanted(chunk)]
 
+    @property
+    def moves(self) -> bool:
+        """It has steps to read and was heard of lately."""
+        silent = self._engine.now() - self.heard_at > self._engine.config.silent_seconds
+        return self.admitted and self.failed is None and not silent and self.track.through() >= self.track.done
+
     def ahead_bytes(self) -> int:
         """Bytes held beyond what the consumer asked for."""
         return int(self.dataset.file_bytes[self.track.ahead_chunks()].sum()) if self.track.ahead_chunks() else 0

@@ -48,9 +48,12 @@ class InProcessSession:
         columns = (schedule.chunk, schedule.first, schedule.last)
         self._source.call(lambda: self._session.extend(schedule.epoch, columns, True))
 
-    def wait(self, step: int, timeout_seconds: float) -> None:
+    def want(self, step: int) -> None:
         self._want = max(self._want, step)
         self._source.call(lambda: self._session.advance(self._done, self._want))
+
+    def wait(self, step: int, timeout_seconds: float) -> None:
+        self.want(step)
         deadline = time.monotonic() + timeout_seconds
         with self._news:
             while self._error is None and self._ready < step:

@@ -150,6 +150,24 @@ def test_a_session_that_cannot_fit_is_refused_with_the_numbers(make_source, fold
     session.close()
 
 
+def test_a_reader_waits_for_room_that_another_will_give_back(make_source, folder):
+    """One session prefetched all that the cache can hold: the other waits until that is read, and is not refused."""
+    source = make_source(cache_bytes=(512 << 10) + 1_800_000)
+    manifest = source.manifest(str(folder))
+    greedy, late = (source.open_session(spec_of(manifest, consumer=f"rank {rank}")) for rank in range(2))
+    greedy.extend(one_chunk_a_step(0, 0, range(manifest.chunks)))
+    greedy.wait(1, 20)
+    greedy.want(manifest.chunks - 1)
+    late.extend(one_chunk_a_step(0, 0, [manifest.chunks - 1]))
+    late.want(0)
+    for step in range(manifest.chunks):
+        greedy.wait(step, 20)
+        greedy.done(step + 1)
+    late.wait(0, 20)
+    greedy.close()
+    late.close()
+
+
 def test_single_samples_come_straight_from_the_store(make_source, folder):
     """A look at one sample reads its bytes and nothing else."""
     source = make_source()
