@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from obstore import get_async, head_async, put_async
 from obstore import list as list_pages
 
-from streamer.errors import ObjectNotFoundError, StoreError
+from streamer.errors import ObjectChangedError, ObjectNotFoundError, StoreError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, patterns, urls, versions
 from streamer.store.base import StoreStatistics
@@ -22,7 +22,7 @@ from streamer.store.failures import translating
 from streamer.store.obstore_errors import mapped
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, ObjectMeta
+    from obstore import GetOptions, GetResult, ObjectMeta
     from obstore.store import ObjectStore as Client
 
 Page = list[ObjectRecord]
@@ -58,8 +58,8 @@ class ObstoreStore:
         """See ObjectStore.get."""
         received = 0
         self._counters.requests += 1
+        result = await self._pinned(target, start, stop)
         with translating(mapped, target.url, target):
-            result = await get_async(self._connected(), self._key(target.url), options=_options(target, start, stop))
             _check(target, result.meta, result.range, (start, stop))
             if stop - start <= WHOLE_BYTES:
                 received = self._counters.received(body := memoryview(await result.bytes_async()))
@@ -70,6 +70,25 @@ class ObstoreStore:
                     yield body
         if received != stop - start:
             raise failures.short_read(target.url, start, stop, received)
+
+    async def _pinned(self, target: ObjectRecord, start: int, stop: int) -> GetResult:
+        """The answer to a get; a refused version costs one HEAD, to name the version that the store has."""
+        try:
+            with translating(mapped, target.url, target):
+                options = _options(target, start, stop)
+                return await get_async(self._connected(), self._key(target.url), options=options)
+        except ObjectChangedError as refusal:
+            raise await self._explained(target, refusal) from refusal.__cause__
+
+    async def _explained(self, target: ObjectRecord, refusal: ObjectChangedError) -> StoreError:
+        """Azurite answers 412 also where the object is gone (3.35); S3 and Google answer 404."""
+        try:
+            record = await self._required(target.url)
+        except ObjectNotFoundError as gone:
+            return gone
+        except StoreError:
+            return refusal
+        return versions.changed(target, f"{record.version} ({record.size} bytes)")
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         """See ObjectStore.list; a plain web server lists nothing, it is asked for each url."""
