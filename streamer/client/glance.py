@@ -22,13 +22,14 @@ def glance(settings: ClientSettings, timeout_seconds: float) -> Mapping[str, obj
 
     Args:
         settings: which engine.
-        timeout_seconds: for each of connecting, hello and answer.
+        timeout_seconds: for hello and answer.
     """
+    deadline = time.monotonic() + timeout_seconds
     try:
         token = settings.token()
         with contextlib.closing(Connection(settings.socket_path, settings.job, token, timeout_seconds)) as line:
             line.send(GetStatistics(1))
-            return _answer(line, time.monotonic() + timeout_seconds)
+            return _answer(line, deadline)
     except (DisconnectedError, StreamerError) as error:
         logger.debug("no look at the engine of %s: %s", settings.cache_dir, error)
         return None

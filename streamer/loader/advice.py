@@ -78,7 +78,7 @@ class Findings:
     engine: EngineView | None
 
     def grown(self, name: str) -> float:
-        """What an engine's counter grew by; an engine that was replaced counts from 0."""
+        """What an engine's counter grew by, since its start where nobody looked before or it was replaced."""
         after, before = (getattr(view or EngineView(), name) for view in (self.engine, self.engine_before))
         return float(after - before if after >= before else after)
 

@@ -268,7 +268,7 @@ class StreamingDataLoader:
         return report if self._prepared is None else named(report, self._prepared.sample_key)
 
     def stats(self) -> LoaderStats:
-        """What happened so far. Asks the engine for its view, half a second at most; otherwise costs nothing."""
+        """What happened so far. The engine is asked for its view, half a second at most."""
         supply = self._supply
         return self._counts() if supply is None else replace(self._counts(), engine=engine_view(supply))
 
