@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import fsspec.asyn
 import obstore
 import pytest
 import trustme
@@ -45,12 +46,14 @@ class Cloud:
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet_process() -> Iterator[None]:
-    """What lives as long as the process: obstore's threads, and gcsfs without its search for Google's gRPC service.
+    """What lives as long as the process: obstore's and fsspec's threads, and gcsfs without its search for gRPC.
 
+    fsspec's thread runs where a synchronous call is made, such as adlfs's finalizers when the garbage is collected.
     gcsfs 2026.10 asks a gRPC endpoint for the kind of each bucket, over TLS, whatever `endpoint_url` says.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+        fsspec.asyn.get_loop()
         asyncio.run(_put_one(obstore.store.MemoryStore()))
         yield
 
@@ -102,6 +105,8 @@ def google() -> Iterator[Options]:
         yield {"token": "anon", "endpoint_url": endpoint, "session_kwargs": {}}
 
 
+# An option of s3fs: what it writes may be read without a signature.
+_PUBLIC: Options = {"s3_additional_kwargs": {"ACL": "public-read"}}
 KINDS = (
     "s3-obstore",
     "s3-s3fs",
@@ -127,7 +132,7 @@ def cloud(request: pytest.FixtureRequest) -> Cloud:
     if request.param == "gs-obstore":
         s3: Options = request.getfixturevalue("s3")
         options: Options = {"token": "anon", "endpoint_url": s3["endpoint_url"]}
-        return Cloud(f"gs://{BUCKET}", options, client, (f"s3://{BUCKET}", s3))
+        return Cloud(f"gs://{BUCKET}", options, client, (f"s3://{BUCKET}", s3 | _PUBLIC))
     fixtures = {"s3": "s3", "https": "private_ca", "azure": "azure", "gs": "google"}
     found = request.getfixturevalue(fixtures[name])
     scheme = {"azure": "az", "gs": "gs"}.get(name, "s3")
