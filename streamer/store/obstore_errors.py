@@ -47,7 +47,9 @@ def _unanswered(url: str, error: Exception) -> StoreError:
 # Without an answer there is no status; obstore 0.12 tells the kinds apart only in its text. First match wins.
 _REASONS = {
     "dns error": "the name of the endpoint cannot be resolved",
-    "certificate": failures.UNTRUSTED,
+    "UnknownIssuer": failures.UNTRUSTED,
+    "CaUsedAsEndEntity": failures.UNTRUSTED,  # a self-signed certificate
+    "InvalidCertificate": "its certificate is not valid (expired, or of another name)",
     "kind: Connect": "no connection",
     "kind: Timeout": "timed out",
     "kind: Decode": "the connection broke in the body",
