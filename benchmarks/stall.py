@@ -58,7 +58,7 @@ def main() -> None:
 
     trainer, feeder, sample = cost(turn, rounds), cost(tell, rounds), cost(time.perf_counter_ns, rounds)
     after = Snapshot(
-        stats=clock.stats(), waits=clock.waits.tail(), steps=clock.steps.tail(), turns=clock.ledger.turns.tail()
+        stats=clock.stats(), waits=clock.takes.tail(), steps=clock.steps.tail(), turns=clock.ledger.turns.tail()
     )
     print(f"trainer's thread, per batch   {trainer:8.2f} us CPU")
     print(f"feeder's thread, per batch    {feeder:8.2f} us CPU")

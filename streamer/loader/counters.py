@@ -161,7 +161,7 @@ class TrainerClock:
     Between `ask` and `leave` a prefetcher may take none or several batches: each is `begin`, `arrive`, `opened`.
 
     Attributes:
-        waits, steps: nanoseconds of the last batches.
+        waits, takes, steps: nanoseconds of the last batches: waiting for one, from asking to having it, computing.
         ledger: the waiting by cause.
     """
 
@@ -171,6 +171,7 @@ class TrainerClock:
         self.nbytes = 0
         self.occupancy = 0
         self.waits: Recent[int] = Recent()
+        self.takes: Recent[int] = Recent()
         self.steps: Recent[int] = Recent()
         self.ledger = Ledger()
         self.waiting_since = 0
@@ -179,12 +180,12 @@ class TrainerClock:
         self._hand_over = 0
         self._device = 0
         self._waited = self._last = 0
-        self._left_at = 0
+        self._asked_at = self._left_at = 0
         self._at = 0
 
     def ask(self, ready: int) -> None:
         """The trainer wants a batch; `ready` are there."""
-        self._at = self.waiting_since = now = time.perf_counter_ns()
+        self._at = self._asked_at = self.waiting_since = now = time.perf_counter_ns()
         self.occupancy += ready
         self._waited = 0
         if self._left_at:
@@ -215,6 +216,7 @@ class TrainerClock:
         """The trainer gets it."""
         self._left_at = self._spend_on_device()
         self.waits.add(self._waited)
+        self.takes.add(self._left_at - self._asked_at)
         self.waiting_since = 0
         self.batches += 1
         self.samples += samples

@@ -269,15 +269,16 @@ class StreamingDataLoader:
 
     def stats(self) -> LoaderStats:
         """What happened so far. The engine is asked for its view, half a second at most."""
-        supply = self._supply
-        return self._counts() if supply is None else replace(self._counts(), engine=engine_view(supply))
+        # The engine first: what the trainer does meanwhile is in the counts.
+        engine = engine_view(supply) if (supply := self._supply) is not None else None
+        return replace(self._counts(), engine=engine)
 
     def _counts(self) -> LoaderStats:
-        if self._supply is None:
+        # Read once: the trainer may end the supply while the reporter counts.
+        if (supply := self._supply) is None:
             return LoaderStats()
-        pinned = self._pinner is not None and self._pinner.pinned
-        skipped = len(self._ledger.entries)
-        return replace(counted(self._supply, self._clock.stats()), skipped=skipped, pinned=pinned)
+        pinned = (pinner := self._pinner) is not None and pinner.pinned
+        return replace(counted(supply, self._clock.stats()), skipped=len(self._ledger.entries), pinned=pinned)
 
     def close(self) -> None:
         """Ends workers, thread and session; batches already delivered stay valid. Idempotent."""
@@ -285,7 +286,6 @@ class StreamingDataLoader:
         self._end_supply()
 
     # ------------------------------------------------------------ for the epoch's iterator
-
     def _arrived(self, delivery: Delivery) -> None:
         """The next batch is here; it is delivered unless too much was skipped."""
         if self._skip_rules.on_error == "skip":

@@ -29,7 +29,7 @@ class Snapshot:
 
     Attributes:
         stats: the counts.
-        waits, steps: nanoseconds of the last batches.
+        waits, steps: nanoseconds of the last batches, from asking to having one and from there to asking again.
         turns: the last batches as workers made them.
         ongoing: a wait that still goes on, nanoseconds by cause.
         workers: how many there are; 0: the trainer makes its batches itself.

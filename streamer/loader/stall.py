@@ -54,7 +54,7 @@ def snapshot(stats: LoaderStats, clock: TrainerClock, supply: Supply | None, wor
     head = supply.head if supply is not None else None
     return Snapshot(
         stats=stats,
-        waits=clock.waits.tail(),
+        waits=clock.takes.tail(),
         steps=clock.steps.tail(),
         turns=clock.ledger.turns.tail(),
         ongoing=so_far(head, waited, time.perf_counter_ns()) if waited else {},

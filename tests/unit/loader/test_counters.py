@@ -37,6 +37,7 @@ def test_waits_and_steps(monkeypatch):
     assert found["wait_median_seconds"] == 1
     assert found["wait_p99_seconds"] == 3
     assert found["occupancy"] == 2
+    assert [taken / 1e9 for taken in clock.takes.tail().values] == [1.25, 3.25, 0.75]
     assert (clock.batches, clock.samples, clock.nbytes) == (3, 24, 300)
 
 
