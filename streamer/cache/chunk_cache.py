@@ -168,6 +168,11 @@ class ChunkCache:
         return max(0, self._whole_limit - self._overhead)
 
     @property
+    def charged_bytes(self) -> int:
+        """What the chunk files take of the limit now."""
+        return self._charged
+
+    @property
     def roots(self) -> tuple[Path, ...]:
         """Every folder a chunk may lie in, in the order a reader should try them: the cache, memory, the layers.
 

@@ -1,7 +1,7 @@
 """What the kernel is told of chunks, so that the page cache serves the trainer.
 
-A cache that fits into memory needs no advice: its pages stay. A larger one does: chunks that come up are read ahead,
-and chunks that were used are dropped, for they are not needed before the next epoch.
+What fits into memory needs no advice: its pages stay. More than that does: chunks that come up are read ahead, and
+chunks that were used are dropped, for they are not needed before the next epoch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 
 from streamer.cache.chunk_cache import ChunkCache
 
-# Advice begins where the cache would take more than this share of the memory.
+# Advice begins where the chunks on the disk take more than this share of the memory.
 MEMORY_SHARE = 0.5
 
 
@@ -27,12 +27,12 @@ class Pages:
     def __init__(self, cache: ChunkCache, tasks: asyncio.TaskGroup) -> None:
         self._cache = cache
         self._tasks = tasks
+        self._memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     @property
     def advises(self) -> bool:
-        """Whether the cache is too large for the page cache."""
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return self._cache.limit_bytes > MEMORY_SHARE * memory
+        """Whether there is more on the disk than the page cache can hold."""
+        return self._cache.charged_bytes > MEMORY_SHARE * self._memory_bytes
 
     def due(self, key: bytes) -> None:
         """A chunk that lies on the disk will be read soon."""
