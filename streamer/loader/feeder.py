@@ -7,6 +7,7 @@ take a finished batch from a queue.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
@@ -152,10 +153,11 @@ class Feeder:
 
     def _end(self) -> None:
         self._bell.hungry = False
-        self._scene.leave()
-        self._selector.close()
-        self._pool.close()
-        self._keeper.close()
+        with contextlib.ExitStack() as stack:  # each of them, whatever another one raises
+            stack.callback(self._keeper.close)
+            stack.callback(self._pool.close)
+            stack.callback(self._selector.close)
+            self._scene.leave()
 
     def _collapse(self, error: BaseException) -> None:
         if isinstance(error, StreamerError):
