@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
-from streamer import errors
+from streamer import StreamingDataLoader, StreamingDataset, errors
 from streamer.cli.exits import Exit
 from streamer.cli.frame import COMMANDS
 from streamer.loader.counters import LoaderStats
@@ -40,7 +41,8 @@ def test_tuning_names_fields_that_there_are() -> None:
     """What stands in code letters and looks like a figure of the loader is one."""
     figure = r"`(?:stats\.)?(\w+_(?:seconds|batches|slots|bytes|faults|free|share)|skipped|rereads|respawns)`"
     named = set(re.findall(figure, (DOCS / "tuning.md").read_text()))
-    known = {field.name for field in fields(LoaderStats)} | {"wait_share", "prefetch_batches", "ring_bytes"}
+    arguments = [*signature(StreamingDataLoader).parameters, *signature(StreamingDataset).parameters]
+    known = {field.name for field in fields(LoaderStats)} | {"wait_share", *arguments}
     assert named - known == set()
     assert {"wait_share", "decode_seconds", "spilled_batches"} <= named
 
