@@ -69,6 +69,9 @@ def _left_over(before: Snapshot, wait_seconds: float = 0.0) -> list[str]:
     left = [f"task {task}" for task in _unfinished_tasks]
     left += [f"thread {t.name}" for t in set(threading.enumerate()) - threads if not _ends(t, deadline)]
     left += [f"process {_command(p)}" for p in _children() - children if not _exits(p, deadline)]
+    if wait_seconds:
+        # What a thread that has just ended held in a cycle (an exception and its frames) goes with the next one.
+        gc.collect()
     now = _descriptors()
     left += [f"fd {fd} -> {now[fd]}" for fd in now if descriptors.get(fd) != now[fd] and not _harmless(now[fd])]
     left += [f"mapping {name}" for name in _memory_files() - mappings]

@@ -131,9 +131,12 @@ class BatchMaker:
             if other not in missing and self._take(made, seat, other):
                 made.repeated[seat] = True
                 return
+        last = made.skipped[-1][1] if made.skipped else None
+        # Their tracebacks lead back to the list: a cycle that would keep this worker's memory.
+        made.skipped.clear()
         raise WorkerError(
             f"all {count} samples of a batch failed; the last error is the cause", epoch=made.epoch
-        ) from (made.skipped[-1][1] if made.skipped else None)
+        ) from last
 
     def _take(self, made: _Batch, seat: int, source: int) -> bool:
         """Makes the sample of seat `source` for `seat`."""
