@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
 
 from streamer.cache.chunk_cache import ChunkCache
 
@@ -36,14 +35,10 @@ class Pages:
 
     def due(self, key: bytes) -> None:
         """A chunk that lies on the disk will be read soon."""
-        self._tell(self._cache.readahead(key))
+        if self.advises:
+            self._tasks.create_task(self._cache.readahead(key))
 
     def used(self, key: bytes) -> None:
         """A chunk was read to its end."""
-        self._tell(self._cache.drop(key))
-
-    def _tell(self, advice: Coroutine[object, object, None]) -> None:
         if self.advises:
-            self._tasks.create_task(advice)
-        else:
-            advice.close()
+            self._tasks.create_task(self._cache.drop(key))

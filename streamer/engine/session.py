@@ -192,7 +192,8 @@ class EngineSession:
 
     def ahead_bytes(self) -> int:
         """Bytes held beyond what the consumer asked for."""
-        return int(self.dataset.file_bytes[self.track.ahead_chunks()].sum()) if self.track.ahead_chunks() else 0
+        chunks = self.track.ahead_chunks()
+        return int(self.dataset.file_bytes[chunks].sum()) if chunks else 0
 
 
 def open_bytes(columns: Columns, file_bytes: npt.NDArray[np.int64]) -> int:
