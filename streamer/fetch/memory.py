@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
+from streamer.cgroup import Cgroup
 from streamer.config import GiB, MiB
 
 # A quarter leaves room for the trainer's workers and the page cache; above 1 GiB no link needs more in flight
@@ -13,26 +13,13 @@ SHARE = 4
 MOST_BYTES = 1 * GiB
 LEAST_BYTES = 64 * MiB
 
-_CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
 
-
-def budget_bytes(limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
+def budget_bytes(cgroup: Cgroup | None = None) -> int:
     """A quarter of the memory of this cgroup (or machine), between 64 MiB and 1 GiB."""
-    return min(max(_available(limits) // SHARE, LEAST_BYTES), MOST_BYTES)
+    return min(max(_available(cgroup or Cgroup()) // SHARE, LEAST_BYTES), MOST_BYTES)
 
 
-def _available(limits: tuple[Path, ...]) -> int:
+def _available(cgroup: Cgroup) -> int:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([machine, *(limit for path in limits if (limit := _limit(path)) is not None)])
-
-
-def _limit(path: Path) -> int | None:
-    """A cgroup's limit; None where there is no such file or it says "max"."""
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
+    limit = cgroup.memory_bytes()
+    return machine if limit is None else min(machine, limit)

@@ -12,7 +12,6 @@ TensorBoard and W&B take two lines, `writer` and `wandb` being the user's:
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import weakref
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from streamer.cgroup import usable_cores
 from streamer.errors import ConfigError
 from streamer.loader.causes import so_far
 from streamer.loader.counters import EngineView, TrainerClock, quantile
@@ -59,7 +59,7 @@ def snapshot(stats: LoaderStats, clock: TrainerClock, supply: Supply | None, wor
         turns=clock.ledger.turns.tail(),
         ongoing=so_far(head, waited, time.perf_counter_ns()) if waited else {},
         workers=workers,
-        cores=len(os.sched_getaffinity(0)),
+        cores=usable_cores(),
     )
 
 

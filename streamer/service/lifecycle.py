@@ -15,8 +15,10 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from streamer.cgroup import usable_cores
 from streamer.config import EngineConfig
 from streamer.engine.engine import Engine
 from streamer.errors import CacheError, ConfigError, StreamerError
@@ -32,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 # Fresh pages cost as much as the fetch itself: 0.62 against 0.36 CPU s/GB with the allocator keeping what was freed.
 KEPT_FREE_BYTES = 256 << 20
+MOST_THREADS = 32
 # How long a starting engine waits for the one that is leaving the same folder: its grace time and what follows.
 LOCK_SECONDS = 10.0
 
@@ -75,6 +78,7 @@ class Life:
         _make_cache_dir(config.cache.directory)
         raise_descriptor_limit()
         keep_freed_memory(KEPT_FREE_BYTES)
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(thread_count(), "streamer-work"))
         if config.cache.group is not None:
             # The group comes in by the folder's mode; below it a umask of 077 would keep it out of new manifests.
             os.umask(0o022)
@@ -174,6 +178,15 @@ async def run(
     except BaseExceptionGroup as group:
         # What went wrong inside a task group comes out wrapped; the caller knows our errors, not groups of one.
         raise _only_error(group) from group
+
+
+def thread_count() -> int:
+    """How many threads read local files, wait for stores without an asynchronous client, and pack manifests.
+
+    asyncio's own rule with the cores of the cgroup instead of the machine's: threads that run beyond the quota
+    are paid for by the loop, which the kernel stops for the rest of the period (100 ms).
+    """
+    return min(MOST_THREADS, usable_cores() + 4)
 
 
 def _only_error(error: BaseException) -> BaseException:

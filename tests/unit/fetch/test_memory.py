@@ -6,9 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from streamer.cgroup import Cgroup
 from streamer.fetch.memory import LEAST_BYTES, MOST_BYTES, budget_bytes
 
 GiB = 1 << 30
+
+
+def limited(root: Path, text: str) -> Cgroup:
+    """A cgroup whose limit is `text`."""
+    (root / "memory.max").write_text(text + "\n")
+    return Cgroup(root, root / "membership")
 
 
 @pytest.mark.parametrize(
@@ -17,13 +24,6 @@ GiB = 1 << 30
 )
 def test_quarter_of_the_cgroup(tmp_path: Path, limit: str, expected: int | None) -> None:
     """A quarter of the cgroup's limit, between 64 MiB and 1 GiB; without a limit a quarter of the machine."""
-    file = tmp_path / "memory.max"
-    file.write_text(limit + "\n")
-    budget = budget_bytes((file,))
-    assert budget == (expected or budget_bytes(()))
+    budget = budget_bytes(limited(tmp_path, limit))
+    assert budget == (expected or budget_bytes(limited(tmp_path, "max")))
     assert LEAST_BYTES <= budget <= MOST_BYTES
-
-
-def test_no_cgroup_file(tmp_path: Path) -> None:
-    """A missing file is no limit."""
-    assert budget_bytes((tmp_path / "none",)) == budget_bytes(())

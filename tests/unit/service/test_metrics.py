@@ -17,6 +17,8 @@ UNITS = (
     "connections",
     "steps",
     "descriptors",
+    "cores",
+    "threads",
 )
 # Counts whose unit is their name, as Prometheus has it (streamer_errors_total).
 COUNTS = re.compile(

@@ -1,0 +1,66 @@
+"""What the kernel lets this process take: the CPU time and the memory of its cgroup, and the CPUs it may run on.
+
+Both versions of cgroups. A limit may be set on the process's own group (systemd, SLURM, Kubernetes) or on any above it,
+and a container sees its own group as the root: all of them are read, the least one counts.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """The group of this process; its files are read at each call.
+
+    Attributes:
+        root: where cgroups are mounted.
+        membership: says which groups this process is in (cgroups(7)).
+    """
+
+    root: Path = Path("/sys/fs/cgroup")
+    membership: Path = Path("/proc/self/cgroup")
+
+    def memory_bytes(self) -> int | None:
+        """The most memory it may have; None: no limit but the machine's."""
+        texts = [*self._texts("", "memory.max"), *self._texts("memory", "memory.limit_in_bytes")]
+        return min((int(text) for text in texts if text.isdecimal()), default=None)
+
+    def cpus(self) -> float | None:
+        """CPU seconds that it may take in a second; None: no limit but the machine's."""
+        quotas = [text.split() for text in self._texts("", "cpu.max")]
+        quotas += zip(self._texts("cpu", "cpu.cfs_quota_us"), self._texts("cpu", "cpu.cfs_period_us"), strict=False)
+        return min((int(quota) / int(period) for quota, period in quotas if quota.isdecimal()), default=None)
+
+    def _texts(self, controller: str, name: str) -> Iterator[str]:
+        """What a file says in each group of a controller that has it; "" is version 2 with its one tree."""
+        for folder in self._folders(controller):
+            try:
+                yield (folder / name).read_text().strip()
+            except OSError:
+                continue
+
+    def _folders(self, controller: str) -> Iterator[Path]:
+        mount = self.root / controller
+        yield mount
+        try:
+            lines = self.membership.read_text().splitlines()
+        except OSError:  # no /proc
+            return
+        for line in lines:
+            _, controllers, path = line.split(":", 2)
+            # A group outside of what this namespace sees begins with "/..".
+            if controller in controllers.split(",") and ".." not in path:
+                own = mount / path.strip("/")
+                yield from (folder for folder in (own, *own.parents) if mount in folder.parents)
+
+
+def usable_cores(cgroup: Cgroup | None = None) -> int:
+    """How many threads can run at the same time for long: allowed CPUs, and the cgroup's share of them rounded up."""
+    quota = (cgroup or Cgroup()).cpus()
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, math.ceil(quota) if quota is not None else allowed))

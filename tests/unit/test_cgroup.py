@@ -1,0 +1,64 @@
+"""What a cgroup allows, as its files say: both versions, own group and those above."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from streamer.cgroup import Cgroup, usable_cores
+
+ALLOWED = len(os.sched_getaffinity(0))
+
+
+def made(root: Path, membership: str, **files: str) -> Cgroup:
+    """A tree of cgroups; `__` in a name is a folder, `_dot_` a dot."""
+    (root / "membership").write_text(membership)
+    for name, text in files.items():
+        path = root / "fs" / name.replace("__", "/").replace("_dot_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return Cgroup(root / "fs", root / "membership")
+
+
+def test_a_container_sees_its_group_as_the_root(tmp_path):
+    """Docker and Kubernetes with namespaces, version 2."""
+    found = made(tmp_path, "0::/\n", cpu_dot_max="150000 100000", memory_dot_max="536870912")
+    assert (found.cpus(), found.memory_bytes(), usable_cores(found)) == (1.5, 512 << 20, min(2, ALLOWED))
+
+
+def test_a_service_reads_its_own_group_and_those_above(tmp_path):
+    """systemd: MemoryMax on the unit, CPUQuota on its slice; the least counts."""
+    found = made(
+        tmp_path,
+        "0::/system.slice/streamer.service\n",
+        system_dot_slice__streamer_dot_service__memory_dot_max="2147483648",
+        system_dot_slice__memory_dot_max="4294967296",
+        system_dot_slice__cpu_dot_max="50000 100000",
+        system_dot_slice__streamer_dot_service__cpu_dot_max="max 100000",
+    )
+    assert (found.memory_bytes(), found.cpus(), usable_cores(found)) == (2 << 30, 0.5, 1)
+
+
+def test_the_first_version_has_a_tree_for_each_controller(tmp_path):
+    """SLURM and older Docker; -1 is no quota."""
+    found = made(
+        tmp_path,
+        "4:memory:/slurm/job_7\n1:cpu,cpuacct:/slurm/job_7\n0::/\n",
+        memory__slurm__job_7__memory_dot_limit_in_bytes="1073741824",
+        cpu__cpu_dot_cfs_quota_us="-1",
+        cpu__cpu_dot_cfs_period_us="100000",
+        cpu__slurm__job_7__cpu_dot_cfs_quota_us="100000",
+        cpu__slurm__job_7__cpu_dot_cfs_period_us="50000",
+    )
+    assert (found.memory_bytes(), found.cpus()) == (1 << 30, 2.0)
+
+
+@pytest.mark.parametrize("membership", ["", "0::/\n", "0::/../../elsewhere\n"])
+def test_no_limit_is_none(tmp_path, membership):
+    """ "max", no file, or a group that this namespace cannot see: all allowed CPUs."""
+    found = made(tmp_path, membership, cpu_dot_max="max 100000", memory_dot_max="max")
+    assert (found.memory_bytes(), found.cpus()) == (None, None)
+    assert usable_cores(found) == ALLOWED
+    assert Cgroup(tmp_path / "nowhere", tmp_path / "neither").memory_bytes() is None
