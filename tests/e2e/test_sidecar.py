@@ -329,6 +329,46 @@ def test_without_an_engine_stat_says_so(sidecar):
     assert "no engine runs here" in found.stderr
 
 
+# ---------------------------------------------------------------- bounds of the cgroup
+
+
+@pytest.fixture
+def half_a_cpu() -> Iterator[Path]:
+    """A cgroup that may take half a CPU; version 1 or 2, whichever this machine has."""
+    name, quota = f"streamer-test-{os.getpid()}", {"cpu.max": "50000 100000"}
+    root = Path("/sys/fs/cgroup")
+    if (root / "cpu").is_dir():
+        root, quota = root / "cpu", {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}
+    group = root / name
+    try:
+        group.mkdir()
+        for file, text in quota.items():
+            (group / file).write_text(text)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no cgroup of our own here: {error}")
+    yield group
+    deadline = time.monotonic() + 10
+    while True:  # a group with a process that is still leaving is busy
+        try:
+            group.rmdir()
+            return
+        except OSError:
+            assert time.monotonic() < deadline
+
+
+def test_a_quota_of_the_cgroup_bounds_its_threads(half_a_cpu, sidecar):
+    """Half a CPU: one core is counted on, and no pool has more threads than that asks for; trainers are served."""
+    sidecar.start("sh", "-c", f'echo $$ > {half_a_cpu}/cgroup.procs && exec "$@"', "sh")
+    assert result(sidecar.trainer(task_of(sidecar)))["samples"] == SAMPLES
+    values = json.loads(sidecar.command("stat", "--json"))
+    assert values["usable_cores"] == 1
+    # The loop, 5 for blocking calls, 2 for files, one for the catalog, 4 of libuv's, 1 of obstore's; numpy's own.
+    assert values["threads"] <= 14 + len(os.sched_getaffinity(0))
+    assert sidecar.stop() == 0
+
+
 # ---------------------------------------------------------------- other users, other namespaces
 
 
