@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from streamer.loader.slots import ArrayLeaf, Leaf, StackLeaf, StringsLeaf, tensor_leaf
+from streamer.loader.leaves import ArrayLeaf, Leaf, StackLeaf, StringsLeaf, tensor_leaf
 
 Samples = Sequence[object]
 

@@ -17,10 +17,11 @@ from streamer.loader.causes import MADE, NETWORK, WORK, Story, Trace
 from streamer.loader.control import Made
 from streamer.loader.counters import FeedCounters, LoaderStats
 from streamer.loader.feeder import Feeder
+from streamer.loader.leaves import Bytes
 from streamer.loader.maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
 from streamer.loader.runs import Failed, Finished, Run
 from streamer.loader.seeding import kept_globals
-from streamer.loader.slots import BatchReader, Bytes
+from streamer.loader.slots import BatchReader
 from streamer.loader.source import ChunkUnreadableError, PreparedStream, StepSession
 
 _REREADS = 3

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from streamer.errors import ConfigError
-from streamer.loader.slots import Bytes
+from streamer.loader.leaves import Bytes
 
 _PAGE = mmap.PAGESIZE
 # Limit, use and composition of the container's memory: cgroup v2, then v1. Absent, or without limit, outside of one.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from streamer.loader import memory
-from streamer.loader.slots import Bytes
+from streamer.loader.leaves import Bytes
 
 # A freed slot is filled with this when `poison` is on, so that a view that outlived its slot is seen.
 POISON = 0xDB

@@ -25,8 +25,9 @@ from streamer.config import parse_bytes
 from streamer.errors import WorkerError
 from streamer.loader import memory
 from streamer.loader.collate import collate
+from streamer.loader.leaves import Bytes
 from streamer.loader.ring import Shape, fit
-from streamer.loader.slots import BatchReader, Bytes, PackedBatch
+from streamer.loader.slots import BatchReader, PackedBatch
 from streamer.loader.source import Collate
 
 logger = logging.getLogger(__name__)

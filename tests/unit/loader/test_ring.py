@@ -12,8 +12,9 @@ import torch
 
 from streamer.errors import ConfigError
 from streamer.loader import memory
+from streamer.loader.leaves import ArrayLeaf
 from streamer.loader.ring import HELD_SLOTS, POISON, Ring, RingView, Shape, fit
-from streamer.loader.slots import ArrayLeaf, BatchReader, PackedBatch
+from streamer.loader.slots import BatchReader, PackedBatch
 
 
 class Counter:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from streamer.loader.slots import ALIGN, ArrayLeaf, BatchReader, PackedBatch, StackLeaf, StringsLeaf
+from streamer.loader.leaves import ALIGN, ArrayLeaf, StackLeaf, StringsLeaf
+from streamer.loader.slots import BatchReader, PackedBatch
 
 
 @dataclass
