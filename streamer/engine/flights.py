@@ -43,6 +43,11 @@ class Flight:
     task: asyncio.Task[None] | None = None
     limit_bytes: int | None = None
 
+    def owner(self) -> str:
+        """The job that needs it first; "" when all have left."""
+        first = min(self.passengers, key=lambda p: p.session.due_at(p.step), default=None)
+        return "" if first is None else first.session.owner
+
     def due(self) -> float:
         """When the first of its passengers needs it, on the loop's clock; the end of time when all have left."""
         return min((p.session.due_at(p.step) for p in self.passengers), default=math.inf)
@@ -123,7 +128,7 @@ class Flights:
         manifest = flight.dataset.manifest
         chunk = manifest.chunk(flight.chunk)
         fetcher = await self._fetchers.of_chunk(chunk, flight.dataset.options)
-        with await fetcher.fetch(chunk, due=flight.due) as fetched:
+        with await fetcher.fetch(chunk, due=flight.due, owner=flight.owner) as fetched:
             await self._room_is_made()
             await self._publish(flight, fetched.parts)
 

@@ -140,6 +140,11 @@ class EngineSession:
 
     # ------------------------------------------------------------ for the engine
 
+    @property
+    def owner(self) -> str:
+        """Who shares with others: its job; sessions of one job go by their due times alone."""
+        return self.request.job or self.name
+
     def engine_now(self) -> float:
         """The loop's clock, in seconds."""
         return self._engine.now()

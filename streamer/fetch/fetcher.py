@@ -10,7 +10,7 @@ from streamer.config import FetchConfig
 from streamer.errors import ClosedError
 from streamer.fetch import plan
 from streamer.fetch.endpoint import Endpoint
-from streamer.fetch.gate import Due, Gate, Line
+from streamer.fetch.gate import Due, Gate, Line, Owner, nobody
 from streamer.fetch.memory import budget_bytes
 from streamer.fetch.statistics import FetchStatistics, Tally
 from streamer.fetch.transfer import Transfer
@@ -28,10 +28,11 @@ class Fetched:
         parts: views whose concatenation is the chunk's bytes.
     """
 
-    def __init__(self, parts: list[memoryview], memory: Gate, reserved_bytes: int) -> None:
+    def __init__(self, parts: list[memoryview], memory: Gate, reserved_bytes: int, owner: str = "") -> None:
         self.parts = parts
         self._memory = memory
         self._reserved_bytes = reserved_bytes
+        self._owner = owner
 
     def __repr__(self) -> str:
         return f"Fetched({len(self.parts)} parts, {self._reserved_bytes} bytes reserved)"
@@ -52,7 +53,7 @@ class Fetched:
         reserved, self._reserved_bytes = self._reserved_bytes, 0
         self.parts = []
         if reserved:
-            self._memory.release(reserved)
+            self._memory.release(reserved, self._owner)
 
 
 class Fetcher:
@@ -92,28 +93,29 @@ class Fetcher:
         for endpoint in endpoints:
             await endpoint.store.aclose()
 
-    async def fetch(self, chunk: Chunk, *, due: Due | None = None) -> Fetched:
+    async def fetch(self, chunk: Chunk, *, due: Due | None = None, owner: Owner = nobody) -> Fetched:
         """Fetches the bytes of a chunk's extents, in order.
 
         Args:
             chunk: its extents may lie in several objects; ranges run concurrently.
             due: when its first reader needs it, in seconds on the loop's clock; read again while it waits.
                 None: now.
+            owner: whose share of requests and bytes it takes: jobs do not starve each other.
 
         Raises:
             StoreError: see Transfer.run; the other ranges of the chunk are cancelled.
             ClosedError: the fetcher is not open.
         """
         ranges = plan.requests(chunk.extents, self._config.range_bytes)
-        line = Line(due or _asked_now())
+        line = Line(due or _asked_now(), owner)
         reserved = sum(extent.length for extent in ranges)
-        await self._memory.acquire(line, reserved)
+        charged = await self._memory.acquire(line, reserved)
         try:
             parts = await self._fetch_all(ranges, line)
         except BaseException:
-            self._memory.release(reserved)
+            self._memory.release(reserved, charged)
             raise
-        return Fetched(parts, self._memory, reserved)
+        return Fetched(parts, self._memory, reserved, charged)
 
     async def read(self, extent: Extent, *, due: Due | None = None) -> bytes:
         """Fetches one range as bytes: index reads and other small things. No copy when it came in one piece.

@@ -1,12 +1,24 @@
-"""A bound on something that is reserved: requests in flight, or bytes. Waiters are served by due time."""
+"""A bound on something that is reserved: requests in flight, or bytes. Waiters are served by fair shares and due time.
+
+Deadlines alone are no protection: a job that never waits for its steps has everything due at once, and another job's
+look-ahead would be served only when it is late already. So whoever holds more than its share comes after those who hold
+less; among equals the line that is due first. Nothing is kept free: a job that is alone takes everything.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 Due = Callable[[], float]
+Owner = Callable[[], str]
+
+
+def nobody() -> str:
+    """The owner of what belongs to no job."""
+    return ""
+
 
 # A line's due time may move while it waits (a session ran ahead, another joined). It is read at each grant; of more
 # lines than this (4 us for 64) only so often.
@@ -19,20 +31,22 @@ class Line:
 
     Args:
         due: when the chunk's first reader needs it, in seconds on the loop's clock; may change.
+        owner: whose share it counts for: a job; may change, too.
     """
 
-    __slots__ = ("due", "waiters")
+    __slots__ = ("due", "owner", "waiters")
 
-    def __init__(self, due: Due) -> None:
+    def __init__(self, due: Due, owner: Owner = nobody) -> None:
         self.due = due
-        self.waiters: deque[tuple[asyncio.Future[None], int]] = deque()
+        self.owner = owner
+        self.waiters: deque[tuple[asyncio.Future[str], int]] = deque()
 
 
 class Gate:
-    """Grants amounts up to a limit, to the line that is due first. Lives on one event loop.
+    """Grants amounts up to a limit: to owners below their share, to the line that is due first. On one event loop.
 
     Invariants: `used` is the sum of what was granted and not released; an amount above the limit is granted when
-    nothing else is, so the smallest read always moves; nobody overtakes the line that is due first.
+    nothing else is, so the smallest read always moves; nobody overtakes the line that comes first.
 
     Args:
         limit: how much may be used at once; may be changed by `resize`.
@@ -42,6 +56,7 @@ class Gate:
         self.limit = limit
         self.used = 0
         self.peak = 0
+        self._held: Counter[str] = Counter()
         self._lines: list[Line] = []
         self._first: Line | None = None
         self._first_until = 0.0
@@ -60,27 +75,33 @@ class Gate:
         """Whether somebody waits."""
         return bool(self._lines)
 
-    async def acquire(self, line: Line, amount: int = 1) -> None:
-        """Waits for `amount`; a cancelled waiter holds nothing."""
+    async def acquire(self, line: Line, amount: int = 1) -> str:
+        """Waits for `amount`; a cancelled waiter holds nothing.
+
+        Returns:
+            Whose share it was taken from, for `release`.
+        """
         if not self._lines and self._fits(amount):
-            self._take(amount)
-            return
-        granted = asyncio.get_running_loop().create_future()
+            return self._take(amount, line.owner())
+        granted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._join(line, granted, amount)
         self._grant()
         try:
-            await granted
+            return await granted
         except asyncio.CancelledError:
             self._give_up(line, granted, amount)
             raise
 
     def force(self, amount: int = 1) -> None:
-        """Takes `amount` at once, over the limit if need be: duplicates have a budget of their own."""
-        self._take(amount)
+        """Takes `amount` at once, over the limit if need be: duplicates have a budget of their own, and no owner."""
+        self._take(amount, "")
 
-    def release(self, amount: int = 1) -> None:
-        """Gives `amount` back."""
+    def release(self, amount: int = 1, owner: str = "") -> None:
+        """Gives `amount` back to the share it was taken from."""
         self.used -= amount
+        self._held[owner] -= amount
+        if not self._held[owner]:
+            del self._held[owner]
         self._grant()
 
     def resize(self, limit: int) -> None:
@@ -99,19 +120,21 @@ class Gate:
             return False
         return self.used == 0 or self.used + amount <= self.limit
 
-    def _take(self, amount: int) -> None:
+    def _take(self, amount: int, owner: str) -> str:
         self.used += amount
+        self._held[owner] += amount
         self.peak = max(self.peak, self.used)
+        return owner
 
-    def _join(self, line: Line, granted: asyncio.Future[None], amount: int) -> None:
+    def _join(self, line: Line, granted: asyncio.Future[str], amount: int) -> None:
         if not line.waiters:
             self._lines.append(line)
             self._first = None
         line.waiters.append((granted, amount))
 
-    def _give_up(self, line: Line, granted: asyncio.Future[None], amount: int) -> None:
+    def _give_up(self, line: Line, granted: asyncio.Future[str], amount: int) -> None:
         if granted.done() and not granted.cancelled():
-            self.release(amount)
+            self.release(amount, granted.result())
             return
         if (granted, amount) in line.waiters:  # _grant drops cancelled ones that it meets
             line.waiters.remove((granted, amount))
@@ -125,20 +148,29 @@ class Gate:
 
     def _grant(self) -> None:
         # Due times are read only when there is room for the smallest amount.
-        while self._lines and self._fits(1) and self._fits((line := self._due_first()).waiters[0][1]):
+        while self._lines and self._fits(1) and self._fits((line := self._next()).waiters[0][1]):
             granted, amount = line.waiters.popleft()
             if not line.waiters:
                 self._leave(line)
             if not granted.done():
-                self._take(amount)
-                granted.set_result(None)
+                granted.set_result(self._take(amount, line.owner()))
 
-    def _due_first(self) -> Line:
+    def _next(self) -> Line:
         now = asyncio.get_running_loop().time()
         if self._first is None or len(self._lines) <= _FEW_LINES or now >= self._first_until:
-            self._first = min(self._lines, key=_due_of)
+            self._first = self._find_next()
             self._first_until = now + _FRESH_SECONDS
         return self._first
+
+    def _find_next(self) -> Line:
+        owners = [line.owner() for line in self._lines]
+        sharers = len({*owners, *self._held})
+        if sharers == 1:
+            return min(self._lines, key=_due_of)
+        share = self.limit / sharers
+        # Equal due times: the line that came first.
+        ranked = [(self._held[owner] >= share, line.due()) for owner, line in zip(owners, self._lines, strict=True)]
+        return self._lines[ranked.index(min(ranked))]
 
 
 def _due_of(line: Line) -> float:

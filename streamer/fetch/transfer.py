@@ -64,7 +64,7 @@ class Transfer:
         """One try in the window; returns the pause before the next."""
         gate = self._endpoint.gate
         self._attempts += 1
-        await gate.acquire(self._line)
+        owner = await gate.acquire(self._line)
         try:
             await Attempt(self._order(), self._keep).run()
         except StreamerError as error:
@@ -74,7 +74,7 @@ class Transfer:
             # What was refused keeps its place while it waits: another in its stead would be refused as well.
             await asyncio.sleep(pause)
         finally:
-            gate.release()
+            gate.release(owner=owner)
         return 0.0
 
     def _order(self) -> Order:

@@ -172,3 +172,56 @@ async def test_force_ignores_the_limit(amount: int) -> None:
     await gate.acquire(line())
     gate.force(amount)
     assert gate.used == 1 + amount
+
+
+async def grants(gate: Gate, wanted: list[tuple[str, float]], count: int) -> list[str]:
+    """Who gets the next grants of one each; `wanted` are owners and due times that wait behind a full gate."""
+    order: list[str] = []
+
+    async def take(owner: str, due: float) -> None:
+        await gate.acquire(Line(lambda: due, lambda: owner))
+        order.append(owner)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(take(owner, due)) for owner, due in wanted]
+        await settle()
+        for _ in range(count):
+            gate.release(owner="greedy")
+            await settle()
+        for task in tasks:
+            task.cancel()
+    return order
+
+
+async def full_of(gate: Gate, owner: str) -> None:
+    """`owner` holds all of it."""
+    for _ in range(gate.limit):
+        assert await gate.acquire(Line(lambda: 0.0, lambda: owner)) == owner
+
+
+async def test_who_holds_less_than_its_share_comes_first() -> None:
+    """One owner fills the gate and has everything due at once; the other, due later, still gets up to its half."""
+    gate = Gate(4)
+    await full_of(gate, "greedy")
+    wanted = [("greedy", 0.0)] * 6 + [("modest", 9.0)] * 3
+    assert await grants(gate, wanted, 3) == ["modest", "modest", "greedy"]
+
+
+async def test_what_others_do_not_want_is_not_kept_free() -> None:
+    """Alone, or with others who want little, an owner takes everything."""
+    gate = Gate(4)
+    await full_of(gate, "greedy")
+    assert await grants(gate, [("greedy", 0.0)] * 4 + [("modest", 9.0)], 4) == ["modest", *["greedy"] * 3]
+    assert gate.used == 4
+
+
+async def test_shares_end_at_zero() -> None:
+    """Cancelled in the turn of the grant or released: nobody holds anything any more."""
+    gate = Gate(1)
+    await full_of(gate, "a")
+    waiting = asyncio.create_task(gate.acquire(Line(lambda: 0.0, lambda: "b")))
+    await settle()
+    gate.release(owner="a")
+    waiting.cancel()
+    await settle()
+    assert (gate.used, dict(gate._held)) == (0, {})
