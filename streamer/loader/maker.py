@@ -19,9 +19,12 @@ import numpy.typing as npt
 from streamer.errors import WorkerError
 from streamer.loader.collate import collate
 from streamer.loader.control import Stages
-from streamer.loader.seeding import seed_globals
+from streamer.loader.leaves import Bytes
+from streamer.loader.rows import Foresight, Rows
+from streamer.loader.seeding import sample_seeds, seed_globals
 from streamer.loader.skipping import OnError, may_skip
-from streamer.loader.source import BatchSource, ChunkUnreadableError, Collate, StagedSource
+from streamer.loader.slots import PackedBatch
+from streamer.loader.source import BatchSource, ChunkUnreadableError, Collate, SeatedSource, StagedSource
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +63,14 @@ class Loaded:
         repeated: bool (samples,): those that only fill a place.
         skipped: ordinals and errors of those that could not be made.
         slowest: ordinal and nanoseconds of the one that took longest.
+        rows: where arrays of them may stand already, in the memory that was given for them.
     """
 
     samples: list[object]
     repeated: npt.NDArray[np.bool_]
     skipped: list[tuple[int, BaseException]]
     slowest: tuple[int, int] = (-1, 0)
+    rows: Rows | None = None
 
 
 class BatchMaker:
@@ -82,8 +87,20 @@ class BatchMaker:
         self._rules = rules
         self._begin = begin
         self._staged = source if isinstance(source, StagedSource) else None
+        self._seated = source if isinstance(source, SeatedSource) else None
+        # What a user's collate_fn is given may be kept by it: never memory that is used again.
+        self._foresight = Foresight() if self._seated is not None and rules.collate_fn is None else None
+        quiet = self._seated is not None and not self._seated.draws and rules.collate_fn is None
+        self._seeds = rules.seed_globals and not quiet
 
-    def load(self, epoch: int, batch: int, task: int = 0, left_out: frozenset[int] = frozenset()) -> Loaded:
+    def load(
+        self,
+        epoch: int,
+        batch: int,
+        task: int = 0,
+        left_out: frozenset[int] = frozenset(),
+        memory: Bytes | None = None,
+    ) -> Loaded:
         """Loads the samples of a batch: one for each of its seats.
 
         Args:
@@ -91,6 +108,7 @@ class BatchMaker:
             batch: its number in the epoch.
             task: for `begin`.
             left_out: ordinals not to be loaded: another sample takes their place.
+            memory: where the batch will lie: arrays may be written there at once; None: not known yet.
 
         Raises:
             SampleFailedError: a sample could not be made (and `on_error` is "raise").
@@ -98,7 +116,12 @@ class BatchMaker:
             WorkerError: no sample could be made.
         """
         ordinals, repeated = self._source.batch(epoch, batch)
+        rows = self._rows(memory, ordinals.size)
+        if self._seated is not None:
+            self._seated.begin(ordinals, rows)
         made = _Batch(epoch, task, ordinals.tolist(), repeated.copy())
+        if self._seeds:
+            made.seeds = sample_seeds(self._rules.seed, epoch, ordinals)
         for seat, ordinal in enumerate(made.ordinals):
             if ordinal not in left_out:
                 self._take(made, seat, seat)
@@ -107,7 +130,15 @@ class BatchMaker:
         for seat in missing:
             self._fill(made, seat, missing)
         samples = [made.samples[seat] for seat in range(len(made.ordinals))]
-        return Loaded(samples, made.repeated, made.skipped, made.slowest)
+        return Loaded(samples, made.repeated, made.skipped, made.slowest, rows)
+
+    def pack(self, loaded: Loaded) -> PackedBatch:
+        """Collates, and finds everything its place; what stands in rows stays there."""
+        structure = self.put_together(loaded.samples)
+        packed = PackedBatch(structure, loaded.rows)
+        if self._foresight is not None:
+            self._foresight.learn(structure, loaded.rows, packed.claimed)
+        return packed
 
     def put_together(self, samples: list[object]) -> object:
         """Collates by the user's function or by torch's rules."""
@@ -123,6 +154,9 @@ class BatchMaker:
     def clock(self) -> tuple[int, int, int]:
         """The source's read, decode and transform nanoseconds so far; zeros if it does not tell."""
         return self._staged.stage_nanoseconds() if self._staged else (0, 0, 0)
+
+    def _rows(self, memory: Bytes | None, seats: int) -> Rows | None:
+        return self._foresight.rows(memory, seats) if self._foresight is not None and memory is not None else None
 
     def _fill(self, made: _Batch, seat: int, missing: list[int]) -> None:
         """Gives a seat the next sample of the batch that can be made; made again, so that nobody shares it."""
@@ -143,11 +177,11 @@ class BatchMaker:
         epoch, ordinal = made.epoch, made.ordinals[source]
         if self._begin is not None:
             self._begin(made.task, ordinal)
-        if self._rules.seed_globals:
-            seed_globals(self._rules.seed, epoch, ordinal)
+        if made.seeds:
+            seed_globals(made.seeds[source])
         started = time.perf_counter_ns()
         try:
-            made.samples[seat] = self._source.load(epoch, ordinal)
+            made.samples[seat] = self._load(epoch, ordinal, seat)
         except ChunkUnreadableError:
             raise
         except Exception as error:
@@ -159,6 +193,11 @@ class BatchMaker:
             made.slowest = ordinal, spent
         return True
 
+    def _load(self, epoch: int, ordinal: int, seat: int) -> object:
+        if self._seated is not None:
+            return self._seated.load_seat(epoch, ordinal, seat)
+        return self._source.load(epoch, ordinal)
+
 
 @dataclass(slots=True)
 class _Batch:
@@ -168,6 +207,7 @@ class _Batch:
     task: int
     ordinals: list[int]
     repeated: npt.NDArray[np.bool_]
+    seeds: list[int] = field(default_factory=list)
     samples: dict[int, object] = field(default_factory=dict)
     skipped: list[tuple[int, BaseException]] = field(default_factory=list)
     slowest: tuple[int, int] = (-1, 0)

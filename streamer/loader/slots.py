@@ -105,14 +105,19 @@ class PackedBatch:
 
     def __init__(self, structure: object, rows: Rows | None = None) -> None:
         description, finder = _describe(structure, rows)
+        self._structure = structure
         self._leaves = finder.leaves
         self._text = description
         self.claimed = frozenset(finder.claimed)
         self.description = aligned(finder.end), len(description)
         self.nbytes = sum(self.description)
 
+    def compact(self) -> PackedBatch:
+        """The same for other memory than the rows': nothing stands there already, nothing is left free."""
+        return PackedBatch(self._structure)
+
     def write(self, memory: Bytes) -> None:
-        """Writes everything; `memory` has at least `nbytes` bytes."""
+        """Writes everything that does not stand there yet; `memory` has at least `nbytes` bytes."""
         for leaf, offset in self._leaves:
             leaf.write(memory[offset : offset + leaf.nbytes])
         start, length = self.description

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from streamer.config import RankConfig
 from streamer.errors import Detail
+from streamer.loader.rows import Rows
 from streamer.loader.skipping import SharedBudget, SkipRules
 
 
@@ -55,6 +56,36 @@ class BatchSource(Protocol):
 
     def close(self) -> None:
         """Gives back what it holds."""
+        ...
+
+
+@runtime_checkable
+class SeatedSource(Protocol):
+    """A source that is told of a whole batch, and that can write samples to where they will lie."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether code runs for a sample that may draw from the global generators: the user's own."""
+        ...
+
+    def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None) -> None:
+        """The samples of a batch, by seat; `load_seat` follows for each.
+
+        Args:
+            ordinals: one for each seat.
+            rows: where arrays may be written; None: nowhere.
+
+        Raises:
+            ChunkUnreadableError: the bytes of one are gone or wrong.
+        """
+        ...
+
+    def load_seat(self, epoch: int, ordinal: int, seat: int) -> object:
+        """One sample, for a seat of the batch that was begun; not necessarily the one it was begun with.
+
+        Raises:
+            ChunkUnreadableError: the bytes are gone or wrong.
+        """
         ...
 
 

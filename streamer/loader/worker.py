@@ -6,6 +6,8 @@ import os
 import resource
 from collections.abc import Callable
 
+import numpy as np
+
 from streamer.loader import memory
 from streamer.loader.board import Board
 from streamer.loader.control import (
@@ -19,6 +21,7 @@ from streamer.loader.control import (
     Stages,
     Task,
 )
+from streamer.loader.leaves import Bytes
 from streamer.loader.maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch, freeze_error
 from streamer.loader.ring import RingView, Shape
 from streamer.loader.slots import PackedBatch
@@ -56,6 +59,21 @@ class _Work:
         self._faults = faults
         self._samples, self._slowest = len(loaded.samples), loaded.slowest
         self._repeated = loaded.repeated.tobytes() if loaded.repeated.any() else b""
+
+    def write(self, slot: Bytes) -> bool:
+        """Writes the batch to its slot; False: it is too large for it."""
+        if self.packed.nbytes <= len(slot):
+            self.packed.write(slot)
+            return True
+        # The rows were kept for another batch than this one turned out to be.
+        self.packed = self.packed.compact()
+        if self.packed.nbytes > len(slot):
+            return False
+        # By way of memory elsewhere: parts of it may stand in the slot, where others are to be written.
+        whole = np.empty(self.packed.nbytes, np.uint8)
+        self.packed.write(whole)
+        slot[: whole.size] = whole
+        return True
 
     def made(self, task: int, write_nanoseconds: int, spilled: bool) -> Made:
         s = self._stages
@@ -128,7 +146,7 @@ class Worker:
 
     def _make(self, task: Task) -> _Work:
         watch, clock, faults = Stopwatch(), self._maker.clock(), minor_faults()
-        loaded = self._maker.load(task.epoch, task.batch, task.number, frozenset(task.left_out))
+        loaded = self._maker.load(task.epoch, task.batch, task.number, frozenset(task.left_out), self._slot(task))
         stages = self._maker.stages(watch.lap(), clock)
         self._board.begin(self._row, task.number, -1)
         for ordinal, error in loaded.skipped:
@@ -136,7 +154,7 @@ class Worker:
             self._say(Note(Kind.SKIPPED, task.number, ordinal, cause.encode(errors="replace")[:_CAUSE_BYTES]))
         # Their tracebacks lead back to the list: a cycle that would keep this worker's memory.
         loaded.skipped.clear()
-        packed = PackedBatch(self._maker.put_together(loaded.samples))
+        packed = self._maker.pack(loaded)
         stages = Stages(stages.load, stages.read, stages.decode, stages.transform, watch.lap())
         return _Work(packed, stages, faults, loaded)
 
@@ -145,14 +163,17 @@ class Worker:
             self._held[task.epoch, task.batch] = work
             self._say(Note(Kind.NEED, task.number, work.packed.nbytes))
             return
-        watch = Stopwatch()
-        if task.slot >= 0 and self._ring is not None and self._ring[0] == task.ring:
-            view = self._ring[1]
-            if work.packed.nbytes <= view.slot_bytes:
-                work.packed.write(view.slot(task.slot))
-                self._say(work.made(task.number, watch.lap(), spilled=False))
-                return
+        watch, slot = Stopwatch(), self._slot(task)
+        if slot is not None and work.write(slot):
+            self._say(work.made(task.number, watch.lap(), spilled=False))
+            return
         self._spill(task, work, watch)
+
+    def _slot(self, task: Task) -> Bytes | None:
+        """Where the batch will lie; None: not known yet, or not in this worker's ring."""
+        if task.slot < 0 or self._ring is None or self._ring[0] != task.ring:
+            return None
+        return self._ring[1].slot(task.slot)
 
     def _spill(self, task: Task, work: _Work, watch: Stopwatch) -> None:
         count = memory.page_aligned(work.packed.nbytes)
