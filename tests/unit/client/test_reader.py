@@ -1,10 +1,12 @@
 """The reader: checked bytes, or an error that says what is wrong."""
 
+import os
 import zlib
 
 import numpy as np
 import pytest
 
+from streamer.client import reader as reader_module
 from streamer.client.reader import ChunkReader, Wanted
 from streamer.errors import IntegrityError
 from streamer.formats import chunkfile
@@ -42,6 +44,53 @@ def test_samples_come_in_the_order_asked(root):
     """Any selection, any order, empty samples too."""
     assert read(root) == SAMPLES
     assert read(root, [WANTED[3], WANTED[1]]) == [SAMPLES[3], b""]
+
+
+def test_neighbours_are_read_in_one_call(root, monkeypatch):
+    """All four samples, into pieces of any length: one preadv; with a gap between them two."""
+    calls = []
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: calls.append(len(buffers)) or preadv(fd, buffers, at))
+    pieces = [[memoryview(bytearray(count)) for count in (1, len(sample) - 1) if count > 0] for sample in SAMPLES]
+    pieces[1] = []
+    reader = ChunkReader([root])
+    reader.read_into(KEY, LOCAL_BYTES, len(SAMPLES), list(zip(WANTED, pieces, strict=True)))
+    assert [b"".join(parts) for parts in pieces] == SAMPLES
+    assert calls == [6]
+    assert read(root, [WANTED[0], WANTED[2]]) == [SAMPLES[0], SAMPLES[2]]
+    assert len(calls) == 3
+
+
+def test_a_call_takes_only_so_many_bytes_and_pieces(root, monkeypatch):
+    """Runs are cut where a call would take too much; what comes is the same."""
+    monkeypatch.setattr(reader_module, "_RUN_BYTES", 20)
+    assert read(root) == SAMPLES
+    monkeypatch.setattr(reader_module, "_RUN_BYTES", 1 << 20)
+    monkeypatch.setattr(reader_module, "_RUN_PIECES", 2)
+    assert read(root) == SAMPLES
+
+
+def test_a_read_that_stops_early_goes_on(root, monkeypatch):
+    """The kernel may give fewer bytes than asked: the rest is asked for, across the pieces."""
+    preadv = os.preadv
+
+    def seven(fd, buffers, at):
+        left, few = 7, []
+        for buffer in buffers:
+            few.append(buffer[:left])
+            left -= len(few[-1])
+        return preadv(fd, few, at)
+
+    monkeypatch.setattr(os, "preadv", seven)
+    assert read(root) == SAMPLES
+
+
+def test_each_of_several_neighbours_is_checked(root):
+    """One wrong byte in the last sample of a run: its number is told."""
+    damage(root, chunkfile.HEADER_BYTES + LOCAL_BYTES - 1, b"?")
+    with pytest.raises(IntegrityError, match="sample 3"):
+        read(root)
+    assert read(root, WANTED[:3]) == SAMPLES[:3]
 
 
 def test_layers_are_searched_in_order(root, tmp_path):
