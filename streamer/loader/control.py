@@ -20,6 +20,8 @@ MEASURE = -1
 """No ring yet: make the batch, say what it takes (`NEED`), keep it until told where to (a second task)."""
 SPILL = -2
 """Write to memory of its own."""
+EARLY = -3
+"""As SPILL, because the ring is still being built: nothing is wrong."""
 
 
 class Kind(IntEnum):
@@ -43,7 +45,7 @@ class Task:
     Attributes:
         number: unique in the loader's life; a batch made again has a new one.
         ring: which ring the slot is in.
-        slot: its place, or MEASURE or SPILL.
+        slot: its place, or MEASURE, SPILL or EARLY.
         left_out: ordinals that are not to be loaded: they killed a worker twice.
     """
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import selectors
 import signal
 import threading
@@ -18,11 +17,12 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from streamer.cgroup import usable_cores
 from streamer.errors import BrokenError, StreamerError, WorkerError
 from streamer.loader import failures
 from streamer.loader.bell import Bell
 from streamer.loader.causes import MADE, RING, START, WORK, Story
-from streamer.loader.control import Kind, Made, Note
+from streamer.loader.control import EARLY, Kind, Made, Note
 from streamer.loader.counters import FeedCounters
 from streamer.loader.keeper import RingKeeper, RingRules, release
 from streamer.loader.maker import MakerRules, thaw_error
@@ -41,7 +41,7 @@ _SHORT_NANOSECONDS = 20_000_000
 _DEATHS = 20
 _BOOT_DEATHS = 3
 # Workers that start at the same time: one for every two cores of this process.
-_STARTING = max(1, len(os.sched_getaffinity(0)) // 2)
+_STARTING = max(1, usable_cores() // 2)
 # Closing waits for workers at most this long; the thread goes on alone if one is in the kernel's hands.
 _JOIN_SECONDS = 10.0
 
@@ -83,7 +83,7 @@ class Feeder:
         self._plan = plan
         self._pool = Pool(prepared.recipe(), plan.rules, plan.workers, plan.worker_type)
         self._bell = Bell()
-        self._keeper = RingKeeper(plan.ring, plan.span, self._bell.wake)
+        self._keeper = RingKeeper(plan.ring, plan.span, self._bell.wake, self._bell.ring)
         self._asked: deque[Run] = deque()
         self._closing = False
         self._thread = threading.Thread(target=self._live, name="streamer-feeder", daemon=True)
@@ -172,6 +172,7 @@ class Feeder:
     def _turn(self) -> None:
         while self._asked:
             self._change_run(self._asked.popleft())
+        self._announce(self._keeper.collect())
         # Set before looking: a slot freed after the look rings the bell.
         self._bell.hungry = True
         self._bell.hungry = self._dispatch()
@@ -269,7 +270,7 @@ class Feeder:
         pending.story.row = handle.row
         self._deaths = 0
         self.counters.made(made)
-        self.counters.spilled += spill is not None
+        self.counters.spilled += spill is not None and pending.slot != EARLY
         spent = made.stages.load + made.stages.collate + made.stages.write
         self._batch_nanoseconds = (3 * (self._batch_nanoseconds or spent) + spent) // 4
         self._scene.window.finish(pending, finished)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from streamer.loader.control import MEASURE, SPILL
-from streamer.loader.ring import Ring, fit
+from streamer.loader.control import EARLY, MEASURE, SPILL
+from streamer.loader.ring import Ring, Shape, fit
 from streamer.loader.window import Pending
 
 logger = logging.getLogger(__name__)
 
 # Once may happen; from the second oversize batch on, larger slots pay.
 _OVERSIZE = 2
+# Larger rings are built beside the feeder. To take and map the pages of 133 MB are 90 ms of CPU; at the start of a
+# run, with the engine and the workers on the same two cores, 290 ms before the first batch (2026-11-20).
+_AT_ONCE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +28,7 @@ class RingRules:
     Attributes:
         budget_bytes: its memory.
         poison: fill freed slots, to find views that outlive them.
-        on_ring: called with each new ring before it is used, on the feeder's thread.
+        on_ring: called with each new ring before it is used, on the thread that built it.
     """
 
     budget_bytes: int
@@ -38,24 +43,29 @@ class RingKeeper:
         rules: what a ring may be.
         span: batches wanted ahead of the trainer.
         on_free: see `Ring`.
+        on_built: called when there is something to `collect`, on whatever thread that was; must not block.
     """
 
-    def __init__(self, rules: RingRules, span: int, on_free: Callable[[], None]) -> None:
+    def __init__(
+        self, rules: RingRules, span: int, on_free: Callable[[], None], on_built: Callable[[], None] = lambda: None
+    ) -> None:
         self.ring: Ring | None = None
         self._rules = rules
         self._span = span
         self._on_free = on_free
+        self._on_built = on_built
         self._built = 0
         self._no_room = False
+        self._site: _Site | None = None
         self._oversize: list[int] = []
 
     def __repr__(self) -> str:
-        return f"RingKeeper({self.ring!r}, built={self._built})"
+        return f"RingKeeper({self.ring!r}, built={self._built}, building={self._site is not None})"
 
     @property
     def measuring(self) -> bool:
         """Nobody knows yet how large a batch is."""
-        return self.ring is None and not self._no_room
+        return self.ring is None and self._site is None and not self._no_room
 
     def place(self, pending: Pending, starving: bool) -> bool:
         """Finds a batch its slot; it keeps the one it has. False: there is none now.
@@ -67,7 +77,7 @@ class RingKeeper:
         if pending.ring is not None:
             return True
         if self.ring is None:
-            pending.slot = SPILL if self._no_room else MEASURE
+            pending.slot = MEASURE if self.measuring else self._aside
             return True
         slot = self.ring.take()
         if slot is None:
@@ -80,23 +90,43 @@ class RingKeeper:
         """A worker holds a batch of this size: sets its place. Returns the ring that had to be built for it."""
         built = self._build(nbytes) if self.measuring else None
         slot = self.ring.take() if self.ring is not None and nbytes <= self.ring.shape.slot_bytes else None
-        pending.ring, pending.slot = (self.ring, slot) if slot is not None else (None, SPILL)
+        pending.ring, pending.slot = (self.ring, slot) if slot is not None else (None, self._aside)
         return built
 
     def oversize(self, pending: Pending, nbytes: int) -> Ring | None:
-        """A batch was too large for its slot. Returns the larger ring, if it is time for one."""
+        """A batch was too large for its slot. Returns the larger ring, if it is time for one and it is there."""
         release(pending)
         self._oversize.append(nbytes)
         largest = max(self._oversize)
-        if len(self._oversize) < _OVERSIZE or fit(largest, self._span, self._rules.budget_bytes) is None:
+        waits = self._site is not None or len(self._oversize) < _OVERSIZE
+        if waits or fit(largest, self._span, self._rules.budget_bytes) is None:
             return None
         self._oversize.clear()
         return self._build(largest)
 
+    def collect(self) -> Ring | None:
+        """The ring that has been finished since the last call.
+
+        Raises:
+            ConfigError: it could not be built.
+        """
+        site = self._site
+        if site is None or not site.done:
+            return None
+        self._site = None
+        return self._move_into(site.take())
+
     def close(self) -> None:
-        """Gives the ring's descriptor back."""
+        """Gives the ring's descriptor back, also of one that is still being built."""
         if self.ring is not None:
             self.ring.close()
+        if self._site is not None:
+            self._site.abandon()
+            self._site = None
+
+    @property
+    def _aside(self) -> int:
+        return SPILL if self._site is None else EARLY
 
     def _build(self, batch_bytes: int) -> Ring | None:
         shape = fit(batch_bytes, self._span, self._rules.budget_bytes)
@@ -110,11 +140,66 @@ class RingKeeper:
             )
             return None
         self._built += 1
-        self.close()
-        self.ring = Ring(self._built, shape, self._on_free, poison=self._rules.poison)
-        if self._rules.on_ring is not None:
-            self._rules.on_ring(self.ring)
-        return self.ring
+        if shape.nbytes <= _AT_ONCE_BYTES:
+            return self._move_into(self._make(self._built, shape))
+        self._site = _Site(partial(self._make, self._built, shape), self._on_built)
+        return None
+
+    def _make(self, number: int, shape: Shape) -> Ring:
+        ring = Ring(number, shape, self._on_free, poison=self._rules.poison)
+        try:
+            if self._rules.on_ring is not None:
+                self._rules.on_ring(ring)
+        except BaseException:
+            ring.close()
+            raise
+        return ring
+
+    def _move_into(self, ring: Ring) -> Ring:
+        if self.ring is not None:
+            self.ring.close()
+        self.ring = ring
+        return ring
+
+
+class _Site:
+    """A ring that is being built, on a thread of its own.
+
+    Args:
+        make: builds it.
+        on_built: called at the end, whatever came of it.
+    """
+
+    def __init__(self, make: Callable[[], Ring], on_built: Callable[[], None]) -> None:
+        self.done = False
+        self._make = make
+        self._on_built = on_built
+        self._found: Ring | BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="streamer-ring", daemon=True)
+        self._thread.start()
+
+    def take(self) -> Ring:
+        """What was built, or the error."""
+        self._thread.join()
+        found, self._found = self._found, None
+        if isinstance(found, BaseException):
+            raise found
+        assert found is not None
+        return found
+
+    def abandon(self) -> None:
+        """Nobody wants it any more."""
+        self._thread.join()
+        if isinstance(self._found, Ring):
+            self._found.close()
+
+    def _work(self) -> None:
+        try:
+            self._found = self._make()
+        except BaseException as error:  # noqa: BLE001 - it goes to the feeder
+            self._found = error
+        self.done = True
+        self._on_built()
 
 
 def release(pending: Pending) -> None:

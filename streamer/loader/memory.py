@@ -5,6 +5,7 @@ Not /dev/shm: no 64 MB limit of a container, no name that a killed process leave
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -16,6 +17,8 @@ from streamer.errors import ConfigError
 from streamer.loader.leaves import Bytes
 
 _PAGE = mmap.PAGESIZE
+# Linux 5.14.
+_MADV_POPULATE_WRITE = 23
 # Limit, use and composition of the container's memory: cgroup v2, then v1. Absent, or without limit, outside of one.
 _CONTAINERS = (
     ("/sys/fs/cgroup", "memory.max", "memory.current"),
@@ -83,7 +86,12 @@ def create_sealed(name: str, count: int) -> int:
 
 def map_shared(descriptor: int, count: int) -> mmap.mmap:
     """Maps the memory with every page present, so that its use never faults."""
-    return mmap.mmap(descriptor, count, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    mapping = mmap.mmap(descriptor, count, mmap.MAP_SHARED)
+    # Not MAP_POPULATE: Python holds the GIL over mmap, 55 ms for a ring of 133 MB (2026-11-20); ctypes does not.
+    address = window(mapping, 0, 1).ctypes.data
+    if ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(count), _MADV_POPULATE_WRITE) != 0:
+        return mmap.mmap(descriptor, count, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    return mapping
 
 
 def window(mapping: mmap.mmap, start: int, count: int) -> Bytes:

@@ -21,7 +21,7 @@ class Pending:
         step: its place in the run: 0 is the first batch delivered.
         epoch, batch: which one it is.
         task: number of the task that was sent for it last.
-        ring, slot: where it goes; a negative slot is MEASURE or SPILL.
+        ring, slot: where it goes; a negative slot is MEASURE, SPILL or EARLY.
         left_out: ordinals that are not loaded any more.
         skipped: ordinal -> cause of those whose place another sample of the batch takes.
         rereads: how often a chunk of it had to be leased again.
