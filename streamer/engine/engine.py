@@ -202,6 +202,7 @@ class Engine:
             return
         needed = max(session.request.open_bytes, open_bytes(columns, session.dataset.file_bytes))
         session.lookahead_bytes = self._lookahead_bytes(session)
+        session.planned_bytes = needed + session.lookahead_bytes
         try:
             freed = self.policy.open_session(
                 session.name, session.request.job, session.dataset.manifest.digest, needed, session.lookahead_bytes

@@ -54,6 +54,7 @@ class Pump:
         self._loop = loop
         self._refusals: Counter[bytes] = Counter()
         self._kicked = False
+        self._asking: set[str] = set()
 
     def __repr__(self) -> str:
         return f"Pump(sessions={len(self._sessions)}, flights={len(self.flights)}, draining={self.draining})"
@@ -91,8 +92,9 @@ class Pump:
 
     def _pump_all(self) -> None:
         self._kicked = False
-        waiting_first = sorted(self._sessions.values(), key=lambda s: s.track.through() - s.track.want)
-        for session in waiting_first:
+        self._asking = {session.owner for session in self._sessions.values() if session.track.has_questions()}
+        # Not by how much they ask for: whoever asks for everything would come first for ever.
+        for session in sorted(self._sessions.values(), key=lambda s: (not s.stands, s.fill)):
             if session.admitted and session.failed is None:
                 self._pump_alone(session)
 
@@ -129,7 +131,7 @@ class Pump:
         track = session.track
         while not self.draining:
             if (question := track.take_question()) is not None:
-                if not self._ask(session, question):
+                if self._must_wait(session, question) or not self._ask(session, question):
                     track.ask_later(question)
                     return
                 continue
@@ -167,6 +169,11 @@ class Pump:
         if use.number >= 0:
             session.count(use.epoch, int(session.dataset.file_bytes[use.chunk]), hit=isinstance(answer, Hit))
         return True
+
+    def _must_wait(self, session: EngineSession, use: Use) -> bool:
+        """The session has all that it was planned with, and another job waits for room."""
+        others_ask = bool(self._asking - {session.owner})
+        return others_ask and session.fill >= 1.0 and not session.track.blocks_line(use)
 
     def _others_can_release(self, session: EngineSession) -> bool:
         """All room is open, but some other reader has steps to read: it gives room back when it has read them."""

@@ -92,6 +92,7 @@ class EngineSession:
         self.keys: dict[bytes, int] = {}
         self.cooling: set[int] = set()
         self.lookahead_bytes = 0
+        self.planned_bytes = 0
         self.running_epoch: int | None = None
         self.admitted = False
         self.failed: StreamerError | None = None
@@ -141,6 +142,17 @@ class EngineSession:
     # ------------------------------------------------------------ for the engine
 
     @property
+    def stands(self) -> bool:
+        """It wants a step and not even the next one is ready."""
+        return self.track.through() < self.track.done <= self.track.want
+
+    @property
+    def fill(self) -> float:
+        """What it takes of the room, as a share of what it was planned with: 1 is all that it announced to need."""
+        mean_bytes = self.dataset.total_bytes / max(1, self.dataset.manifest.chunks)
+        return self.track.granted_chunks() * mean_bytes / max(1, self.planned_bytes)
+
+    @property
     def owner(self) -> str:
         """Who shares with others: its job; sessions of one job go by their due times alone."""
         return self.request.job or self.name
@@ -166,9 +178,8 @@ class EngineSession:
 
     def _watch(self) -> int:
         """`through` of now; the consumer waits while it wants a step and not even the next one is ready."""
-        through, track = self.track.through(), self.track
-        self.waiting.tell(through < track.done <= track.want, self._engine.now())
-        return through
+        self.waiting.tell(self.stands, self._engine.now())
+        return self.track.through()
 
     def count(self, epoch: int, size_bytes: int, *, hit: bool) -> None:
         """One need."""

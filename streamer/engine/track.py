@@ -241,6 +241,10 @@ class Track:
         """What the schedules of its epochs take that are not used up."""
         return sum(_EPOCH_BYTES + uses.chunk.nbytes + uses.first.nbytes + uses.last.nbytes for uses in self._epochs)
 
+    def granted_chunks(self) -> int:
+        """How many of its chunks are there, or on their way."""
+        return max(0, len(self._held) - len(self._to_ask))
+
     def open_chunks(self) -> int:
         """How many uses are open."""
         return len(self._open)
