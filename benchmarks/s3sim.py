@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import subprocess
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,9 +41,10 @@ class Simulator:
 
     def set(self, **options: object) -> None:
         """Changes latency, bandwidth or faults while it runs."""
-        port = self.endpoint.rsplit(":", 1)[1]
-        settings = [f"{name}={value}" for name, value in options.items()]
-        subprocess.run([self.command, "set", *settings, "--port", port], check=True, capture_output=True)
+        query = urllib.parse.urlencode(options)
+        request = urllib.request.Request(f"{self.endpoint}/__config?{query}", method="POST")
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            answer.read()
 
 
 @contextlib.contextmanager

@@ -72,9 +72,11 @@ class FetchConfig:
     window_max: int = 256
     # Reserved before a request, released after publish. None: a quarter of the cgroup, <= 1 GiB.
     memory_bytes: int | None = None
+    # Tries in a row without a byte, and for how long, until a range is given up that fails alone.
     attempts: int = 8
+    failing_seconds: float = 12.0
     backoff_start_seconds: float = 0.05
-    backoff_max_seconds: float = 10.0
+    backoff_max_seconds: float = 4.0
     # An endpoint that worked and then answers nobody is waited for this long (a rolling restart, a lost route).
     outage_seconds: float = 60.0
     # A body slower than the floor for this long is abandoned and resumed on a new connection.

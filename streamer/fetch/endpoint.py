@@ -10,7 +10,7 @@ from streamer.fetch import hedge
 from streamer.fetch.gate import Gate
 from streamer.fetch.hedge import HedgeBudget, Sampled
 from streamer.fetch.retry import RetryTokens, asked_seconds
-from streamer.fetch.window import WindowControl, size_class
+from streamer.fetch.window import LATENCY_INFLATION, WindowControl, size_class
 from streamer.store.base import ObjectStore
 
 # Credentials are renewed once for all the requests that were refused together.
@@ -42,6 +42,11 @@ class Endpoint:
     def first_byte(self, length: int) -> Sampled:
         """Times to first byte of requests of about `length` bytes."""
         return self._first_byte.setdefault(size_class(length), Sampled())
+
+    def latency(self, length: int) -> Sampled:
+        """Times to first byte of about `length` bytes; while they are too few, those of the size class best known."""
+        own = self.first_byte(length)
+        return own if own.known else max(self._first_byte.values(), key=_samples)
 
     def succeeded(self, seconds: float, length: int) -> None:
         """A request went through in `seconds`."""
@@ -75,7 +80,14 @@ class Endpoint:
             return None
         sampled = self.first_byte(length)
         after = hedge.duplicate_after(sampled, soon=hedge.due_soon(due - _time(), sampled))
-        return None if after is None else after * self.budget.delay
+        if after is None:
+            after = hedge.cold_duplicate_after(self.latency(length))
+        return after * self.budget.delay
+
+    @property
+    def congested(self) -> bool:
+        """Whether everybody's requests take longer than they did."""
+        return self.control.inflation > LATENCY_INFLATION
 
     def alone(self, error: StreamerError, first_failure: float) -> bool:
         """Whether a failure is the request's own, not the endpoint's.
@@ -95,6 +107,10 @@ class Endpoint:
     def _resize(self) -> None:
         if self.gate.limit != self.control.size:
             self.gate.resize(self.control.size)
+
+
+def _samples(sampled: Sampled) -> int:
+    return len(sampled.values)
 
 
 def _time() -> float:

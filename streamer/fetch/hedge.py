@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
 
 # Below this many samples a p95 says nothing.
 LEAST_SAMPLES = 20
@@ -30,6 +31,10 @@ MOST_DELAY = 8.0
 BURST_BYTES = 32 << 20
 # What is under way on a connection when it is dropped before its first byte was read: socket buffers.
 ABANDONED_BYTES = 256 << 10
+# Connections are made, names resolved and certificates checked within these.
+COLD_SECONDS = 1.0
+COLD_LEAST_SECONDS = 0.5
+COLD_FACTOR = 4.0
 FULL_INFLATION = 1.5
 PUSHBACK_SECONDS = 5.0
 SOON_FACTOR = 2.0
@@ -53,13 +58,32 @@ class Sampled:
         self.values.append(value)
         self._fresh += 1
 
+    @property
+    def known(self) -> bool:
+        """Whether there are enough samples for quantiles."""
+        return len(self.values) >= LEAST_SAMPLES
+
     def quantile(self, share: float) -> float | None:
         """A quantile; None below 20 samples."""
-        if len(self.values) < LEAST_SAMPLES:
+        if not self.known:
             return None
         if self._fresh >= REFRESH_SAMPLES or not self._sorted:
             self._sorted, self._fresh = sorted(self.values), 0
         return self._sorted[min(int(share * len(self._sorted)), len(self._sorted) - 1)]
+
+
+def cold_duplicate_after(first_byte: Sampled) -> float:
+    """Seconds until a duplicate while too few requests of the size class were seen for a p95.
+
+    Without it the first requests of a run, when everybody waits for them, had no cure for a lost answer but the
+    patience of 10 s (2026-11-20). The budget allows two of them.
+
+    Args:
+        first_byte: what is known: of the size class best known, or a few samples, or none.
+    """
+    if not first_byte.values:
+        return COLD_SECONDS
+    return max(COLD_LEAST_SECONDS, COLD_FACTOR * median(first_byte.values))
 
 
 def duplicate_after(first_byte: Sampled, *, soon: bool) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from streamer.config import FetchConfig
 from streamer.errors import (
     AccessDeniedError,
     ConfigError,
@@ -25,6 +26,7 @@ _RETRIED_CLIENT_ERRORS = (408, 425, 429)
 CAPACITY_TOKENS = 500
 TRANSIENT_TOKENS = 10
 THROTTLE_TOKENS = 5
+SILENT_TRIES = 2
 
 
 def retryable(error: StreamerError) -> bool:
@@ -54,18 +56,42 @@ def asked_seconds(error: StreamerError) -> float:
     return float(asked) if isinstance(asked, (int, float)) else 0.0
 
 
-def gives_up(attempt: int, attempts: int, *, elapsed_seconds: float, outage_seconds: float, alone: bool) -> bool:
-    """Whether the failure of try number `attempt` (1, 2, ...) is the last.
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """How a range fails. Only tries without a byte count: a body that comes on in pieces is no failure.
 
-    Args:
-        attempt: which try failed.
-        attempts: tries allowed.
-        elapsed_seconds: since the first try began.
-        outage_seconds: how long a dead endpoint is waited for.
-        alone: the endpoint serves others meanwhile, or never served anybody: then `attempts` decide. Otherwise
-            it is down after it worked, and is waited for as long as `outage_seconds`.
+    Attributes:
+        tries: failed in a row without a byte kept.
+        idle_seconds: since the last byte was kept, or since the first try began.
+        silent: the last try waited in vain for a store that answers others as quickly as ever.
+        alone: the endpoint serves others meanwhile, or never served anybody; else it is down after it worked.
+        worked: the endpoint has served somebody.
     """
-    return attempt >= attempts and (alone or elapsed_seconds >= outage_seconds)
+
+    tries: int
+    idle_seconds: float
+    silent: bool
+    alone: bool
+    worked: bool
+
+
+def gives_up(failing: Failing, config: FetchConfig) -> bool:
+    """Whether the last failure is the end.
+
+    A fifth of 503s or resets by chance fails eight times in a row once in 400,000 ranges, so that a range of an
+    endpoint that works has its tries and its time. Silence costs seconds each: two tries do. An endpoint that is down
+    after it worked is waited for; one that never worked is a wrong address.
+    """
+    if not failing.alone:
+        return failing.tries >= config.attempts and failing.idle_seconds >= config.outage_seconds
+    enough = failing.tries >= (SILENT_TRIES if failing.silent else config.attempts)
+    return enough and (not failing.worked or failing.idle_seconds >= config.failing_seconds)
+
+
+def within(seconds: float, failing_seconds: float, idle_seconds: float, least: float = 0.0) -> float:
+    """A pause or a patience cut so that it ends when it is time to judge; not below `least`, nor after that time."""
+    left = failing_seconds - idle_seconds
+    return min(seconds, max(left, least)) if left > 0 else seconds
 
 
 @dataclass(slots=True)

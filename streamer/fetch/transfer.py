@@ -6,11 +6,11 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
-from streamer.errors import StoreError, StreamerError, ThrottledError
+from streamer.errors import StoreError, StoreTimeoutError, StreamerError, ThrottledError
 from streamer.fetch import hedge
 from streamer.fetch.attempt import Attempt
 from streamer.fetch.request import Order
-from streamer.fetch.retry import asked_seconds, expired, gives_up, pause_seconds, retryable
+from streamer.fetch.retry import Failing, asked_seconds, expired, gives_up, pause_seconds, retryable, within
 from streamer.manifest.model import Extent
 from streamer.store.urls import shown
 
@@ -42,7 +42,10 @@ class Transfer:
         self._tally = tally
         self._position = extent.start
         self._attempts = 0
+        self._fruitless = 0
+        self._good = extent.start
         self._started = 0.0
+        self._progressed = 0.0
         self._first_failure = 0.0
         self._refreshed = False
         self._parts: list[memoryview] = []
@@ -53,7 +56,7 @@ class Transfer:
         Raises:
             StoreError: permanent, or still failing after the last try; details have url, attempts, elapsed_seconds.
         """
-        self._started = _time()
+        self._started = self._progressed = _time()
         while self._position < self._extent.stop:
             pause = await self._try()
             if pause > 0.0:
@@ -81,15 +84,14 @@ class Transfer:
         extent = self._extent
         if self._position > extent.start:
             extent = Extent(extent.object, self._position, extent.stop)
-        sampled = self._endpoint.first_byte(extent.length)
-        return Order(
-            extent,
-            self._endpoint,
-            self._config,
-            self._tally,
-            self._line.due(),
-            hedge.patience_seconds(sampled, self._config.first_byte_seconds, self._attempts),
-        )
+        patience = self._patience_seconds(extent.length)
+        return Order(extent, self._endpoint, self._config, self._tally, self._line.due(), patience)
+
+    def _patience_seconds(self, length: int) -> float:
+        """Longer each time, but not past the moment when a lone failure is judged."""
+        known, most = self._endpoint.latency(length), self._config.first_byte_seconds
+        first, now = hedge.patience_seconds(known, most, 1), hedge.patience_seconds(known, most, self._fruitless + 1)
+        return within(now, self._config.failing_seconds, _time() - self._progressed, first)
 
     def _keep(self, piece: memoryview) -> None:
         self._parts.append(piece)
@@ -101,43 +103,57 @@ class Transfer:
         Raises:
             StoreError: there is none.
         """
-        elapsed = _time() - self._started
-        self._first_failure = self._first_failure or _time()
+        self._count_failure()
         self._endpoint.failed(error)
         self._tally.throttled += isinstance(error, ThrottledError)
         if expired(error) and not self._refreshed:
             self._refreshed = True
             await self._endpoint.refresh()
             pause = 0.0
-        elif self._is_last(error, elapsed):
-            raise self._final(error, elapsed) from error
+        elif not retryable(error) or gives_up(self._failing(error), self._config):
+            raise self._final(error) from error
         else:
             pause = 0.0 if error.details.get("outpaced") else self._pause(error)
         self._tally.retries += 1
         return pause
 
-    def _is_last(self, error: StreamerError, elapsed: float) -> bool:
-        return not retryable(error) or gives_up(
-            self._attempts,
-            self._config.attempts,
-            elapsed_seconds=elapsed,
-            outage_seconds=self._config.outage_seconds,
-            alone=self._endpoint.alone(error, self._first_failure),
+    def _count_failure(self) -> None:
+        """Bytes that were kept since the last failure make this one the first."""
+        if self._position > self._good or not self._fruitless:
+            self._good, self._fruitless, self._first_failure = self._position, 0, _time()
+            self._progressed = _time() if self._position > self._extent.start else self._started
+        self._fruitless += 1
+
+    def _failing(self, error: StreamerError) -> Failing:
+        endpoint = self._endpoint
+        return Failing(
+            tries=self._fruitless,
+            idle_seconds=_time() - self._progressed,
+            silent=self._is_silence(error),
+            alone=endpoint.alone(error, self._first_failure),
+            worked=endpoint.last_success is not None,
         )
+
+    def _is_silence(self, error: StreamerError) -> bool:
+        """No answer at all, and not because the link is full."""
+        unanswered = isinstance(error, StoreTimeoutError) and error.details.get("status") is None
+        return unanswered and not self._endpoint.congested
 
     def _pause(self, error: StreamerError) -> float:
         config = self._config
         if self._endpoint.tokens.take(error):
             pause = pause_seconds(
-                self._attempts, config.backoff_start_seconds, config.backoff_max_seconds, random.random()
+                self._fruitless, config.backoff_start_seconds, config.backoff_max_seconds, random.random()
             )
         else:
             pause = config.backoff_max_seconds * random.random()
+        pause = within(pause, config.failing_seconds, _time() - self._progressed)
         return max(pause, asked_seconds(error))
 
-    def _final(self, error: StreamerError, elapsed: float) -> StreamerError:
+    def _final(self, error: StreamerError) -> StreamerError:
         """The same error with what was tried."""
         self._tally.failures += 1
+        elapsed = _time() - self._started
         facts = {"url": shown(self._extent.object.url), **error.details}
         facts |= {"attempts": self._attempts, "elapsed_seconds": round(elapsed, 3)}
         tries = "" if self._attempts == 1 else f" ({self._attempts} tries in {elapsed:.1f} s)"

@@ -30,6 +30,7 @@ CONFIG = FetchConfig(
     backoff_max_seconds=0.02,
     progress_seconds=0.5,
     first_byte_seconds=10.0,
+    failing_seconds=0.1,
     outage_seconds=5.0,
     hedge=False,
 )

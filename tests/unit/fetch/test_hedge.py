@@ -14,6 +14,7 @@ from streamer.fetch.hedge import (
     HedgeBudget,
     Sampled,
     body_seconds,
+    cold_duplicate_after,
     due_soon,
     duplicate_after,
     patience_seconds,
@@ -36,6 +37,12 @@ def test_nothing_is_known_at_first() -> None:
     assert duplicate_after(young, soon=True) is None
     assert body_seconds(1000, young) is None
     assert not due_soon(0.0, young)
+
+
+@pytest.mark.parametrize(("seen", "expected"), [((), 1.0), ((0.03,), 0.5), ((0.2, 0.3, 4.0), 1.2)])
+def test_a_duplicate_before_anything_is_known(seen: tuple[float, ...], expected: float) -> None:
+    """After a second; after four medians of the few that there are, at least half a second."""
+    assert cold_duplicate_after(sampled(*seen)) == pytest.approx(expected)
 
 
 def test_quantiles_follow_the_samples() -> None:

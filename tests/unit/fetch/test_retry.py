@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from streamer.config import FetchConfig
 from streamer.errors import (
     AccessDeniedError,
     ConfigError,
@@ -15,7 +18,16 @@ from streamer.errors import (
     StreamerError,
     ThrottledError,
 )
-from streamer.fetch.retry import RetryTokens, asked_seconds, expired, gives_up, pause_seconds, retryable
+from streamer.fetch.retry import (
+    Failing,
+    RetryTokens,
+    asked_seconds,
+    expired,
+    gives_up,
+    pause_seconds,
+    retryable,
+    within,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,13 +74,35 @@ def test_expired_credentials_are_known_by_their_code() -> None:
     assert not expired(AccessDeniedError("x", code="AccessDenied"))
 
 
+LONE = Failing(tries=8, idle_seconds=12.0, silent=False, alone=True, worked=True)
+
+
 @pytest.mark.parametrize(
-    ("attempt", "elapsed", "alone", "expected"),
-    [(7, 100.0, True, False), (8, 0.1, True, True), (8, 0.1, False, False), (50, 61.0, False, True)],
+    ("failing", "expected"),
+    [
+        (LONE, True),
+        (replace(LONE, tries=7), False),
+        (replace(LONE, idle_seconds=11.9), False),
+        (replace(LONE, tries=2, silent=True), True),
+        (replace(LONE, tries=1, silent=True), False),
+        (replace(LONE, tries=2, silent=True, idle_seconds=11.9), False),
+        (replace(LONE, idle_seconds=0.1, worked=False), True),
+        (replace(LONE, alone=False), False),
+        (replace(LONE, tries=50, idle_seconds=61.0, alone=False), True),
+        (replace(LONE, tries=2, idle_seconds=61.0, alone=False, silent=True), False),
+    ],
 )
-def test_when_it_gives_up(attempt: int, elapsed: float, alone: bool, expected: bool) -> None:
-    """After the attempts when others go through; after the outage's time when nobody does."""
-    assert gives_up(attempt, 8, elapsed_seconds=elapsed, outage_seconds=60.0, alone=alone) is expected
+def test_when_it_gives_up(failing: Failing, expected: bool) -> None:
+    """After tries and time when others go through; after the outage's time when nobody does."""
+    assert gives_up(failing, FetchConfig(attempts=8, failing_seconds=12.0, outage_seconds=60.0)) is expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "idle", "expected"), [(4.0, 0.0, 4.0), (4.0, 10.0, 2.0), (4.0, 11.5, 1.0), (4.0, 12.0, 4.0)]
+)
+def test_waits_end_when_it_is_time_to_judge(seconds: float, idle: float, expected: float) -> None:
+    """Cut at the time of judgement, not below the least; whole after it."""
+    assert within(seconds, 12.0, idle, least=1.0) == expected
 
 
 def test_tokens_bound_the_load_of_an_outage() -> None:
