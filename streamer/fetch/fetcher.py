@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 
 from streamer.config import FetchConfig
@@ -12,8 +14,9 @@ from streamer.fetch import plan
 from streamer.fetch.endpoint import Endpoint
 from streamer.fetch.gate import Due, Gate, Line, Owner, nobody
 from streamer.fetch.memory import budget_bytes
+from streamer.fetch.slabs import Slab, Slabs
 from streamer.fetch.statistics import FetchStatistics, Tally
-from streamer.fetch.transfer import Transfer
+from streamer.fetch.transfer import Keep, Transfer
 from streamer.manifest.model import Chunk, Extent
 from streamer.store.base import ObjectStore
 from streamer.store.urls import split
@@ -25,17 +28,16 @@ class Fetched:
     """The bytes of a chunk and the memory they were given; close it when they are written.
 
     Attributes:
-        parts: views whose concatenation is the chunk's bytes.
+        parts: views whose concatenation is the chunk's bytes. They end with `close`.
     """
 
-    def __init__(self, parts: list[memoryview], memory: Gate, reserved_bytes: int, owner: str = "") -> None:
-        self.parts = parts
-        self._memory = memory
-        self._reserved_bytes = reserved_bytes
-        self._owner = owner
+    def __init__(self, slab: Slab, give_back: Callable[[Slab], None]) -> None:
+        self._slab: Slab | None = slab
+        self._give_back = give_back
+        self.parts = [slab.view]
 
     def __repr__(self) -> str:
-        return f"Fetched({len(self.parts)} parts, {self._reserved_bytes} bytes reserved)"
+        return f"Fetched({self._slab or 'closed'})"
 
     def __enter__(self) -> Fetched:
         return self
@@ -49,11 +51,11 @@ class Fetched:
         self.close()
 
     def close(self) -> None:
-        """Drops the bytes and gives their memory back; idempotent."""
-        reserved, self._reserved_bytes = self._reserved_bytes, 0
+        """Gives the memory back; idempotent."""
+        slab, self._slab = self._slab, None
         self.parts = []
-        if reserved:
-            self._memory.release(reserved, self._owner)
+        if slab is not None:
+            self._give_back(slab)
 
 
 class Fetcher:
@@ -70,6 +72,7 @@ class Fetcher:
         self._endpoints: dict[str, Endpoint] = {}
         self._memory = Gate(config.memory_bytes or budget_bytes())
         self._tally = Tally()
+        self._slabs = Slabs(self._memory.limit)
         self._open = False
 
     def __repr__(self) -> str:
@@ -111,11 +114,22 @@ class Fetcher:
         reserved = sum(extent.length for extent in ranges)
         charged = await self._memory.acquire(line, reserved)
         try:
-            parts = await self._fetch_all(ranges, line)
+            slab = self._slabs.take(reserved)
         except BaseException:
             self._memory.release(reserved, charged)
             raise
-        return Fetched(parts, self._memory, reserved, charged)
+        give_back = partial(self._give_back, charged)
+        try:
+            await self._fetch_all(ranges, line, partial(_place, slab.view))
+        except BaseException:
+            give_back(slab)
+            raise
+        return Fetched(slab, give_back)
+
+    def _give_back(self, charged: str, slab: Slab) -> None:
+        length = len(slab.view)
+        self._slabs.give(slab)
+        self._memory.release(length, charged)
 
     async def read(self, extent: Extent, *, due: Due | None = None) -> bytes:
         """Fetches one range as bytes: index reads and other small things. No copy when it came in one piece.
@@ -127,7 +141,9 @@ class Fetcher:
         await self._memory.acquire(line, extent.length)
         try:
             ranges = plan.requests([extent], self._config.range_bytes)
-            return b"".join(await self._fetch_all(ranges, line))
+            pieces: dict[int, memoryview] = {}
+            await self._fetch_all(ranges, line, pieces.__setitem__)
+            return b"".join(pieces[at] for at in sorted(pieces))
         finally:
             self._memory.release(extent.length)
 
@@ -158,20 +174,22 @@ class Fetcher:
             first_byte_p99_seconds=tally.first_byte_seconds(0.99),
         )
 
-    async def _fetch_all(self, ranges: Sequence[Extent], line: Line) -> list[memoryview]:
+    async def _fetch_all(self, ranges: Sequence[Extent], line: Line, keep: Keep) -> None:
+        """Fetches ranges at once; each piece is kept at its place in their concatenation."""
         if len(ranges) == 1:
-            return await self._transfer(ranges[0], line).run()
+            return await self._transfer(ranges[0], line, 0, keep).run()
+        places = itertools.accumulate((extent.length for extent in ranges), initial=0)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._transfer(extent, line).run()) for extent in ranges]
+                for extent, at in zip(ranges, places, strict=False):
+                    group.create_task(self._transfer(extent, line, at, keep).run())
         except BaseExceptionGroup as failures:
             first = failures.exceptions[0]
             raise first from first.__cause__
-        return [part for task in tasks for part in task.result()]
 
-    def _transfer(self, extent: Extent, line: Line) -> Transfer:
+    def _transfer(self, extent: Extent, line: Line, at: int, keep: Keep) -> Transfer:
         endpoint = self._endpoint(extent.object.url)
-        return Transfer(extent, line, endpoint, self._config, self._tally)
+        return Transfer(extent, line, endpoint, self._config, self._tally, keep=keep, at=at)
 
     def _endpoint(self, url: str) -> Endpoint:
         if not self._open:
@@ -186,3 +204,7 @@ def _asked_now() -> Due:
     """Due at the moment of asking: earlier askers first."""
     moment = asyncio.get_running_loop().time()
     return lambda: moment
+
+
+def _place(view: memoryview, at: int, piece: memoryview) -> None:
+    view[at : at + piece.nbytes] = piece

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from streamer.errors import StoreError, StoreTimeoutError, StreamerError, ThrottledError
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from streamer.fetch.statistics import Tally
 
 
+# Takes a piece and its place, in bytes from the beginning of what is fetched.
+Keep = Callable[[int, memoryview], None]
+
+
 class Transfer:
     """The life of one range: `await run()` once.
 
@@ -32,14 +37,28 @@ class Transfer:
         endpoint: where it is asked for.
         config: bounds.
         tally: what is counted.
+        keep: takes each piece with its place; a piece is taken once.
+        at: the place of the range's first byte.
     """
 
-    def __init__(self, extent: Extent, line: Line, endpoint: Endpoint, config: FetchConfig, tally: Tally) -> None:
+    def __init__(
+        self,
+        extent: Extent,
+        line: Line,
+        endpoint: Endpoint,
+        config: FetchConfig,
+        tally: Tally,
+        *,
+        keep: Keep,
+        at: int = 0,
+    ) -> None:
         self._extent = extent
         self._line = line
         self._endpoint = endpoint
         self._config = config
         self._tally = tally
+        self._keep_piece = keep
+        self._offset = at - extent.start
         self._position = extent.start
         self._attempts = 0
         self._fruitless = 0
@@ -48,10 +67,9 @@ class Transfer:
         self._progressed = 0.0
         self._first_failure = 0.0
         self._refreshed = False
-        self._parts: list[memoryview] = []
 
-    async def run(self) -> list[memoryview]:
-        """Fetches the range; returns its bytes in pieces.
+    async def run(self) -> None:
+        """Fetches the range.
 
         Raises:
             StoreError: permanent, or still failing after the last try; details have url, attempts, elapsed_seconds.
@@ -61,7 +79,6 @@ class Transfer:
             pause = await self._try()
             if pause > 0.0:
                 await asyncio.sleep(pause)
-        return self._parts
 
     async def _try(self) -> float:
         """One try in the window; returns the pause before the next."""
@@ -94,7 +111,10 @@ class Transfer:
         return within(now, self._config.failing_seconds, _time() - self._progressed, first)
 
     def _keep(self, piece: memoryview) -> None:
-        self._parts.append(piece)
+        if self._position + piece.nbytes > self._extent.stop:
+            url = shown(self._extent.object.url)
+            raise StoreError(f"{url}: more bytes than the {self._extent.length} that were asked for", url=url)
+        self._keep_piece(self._offset + self._position, piece)
         self._position += piece.nbytes
 
     async def _recover(self, error: StreamerError) -> float:
