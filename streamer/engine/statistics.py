@@ -6,6 +6,7 @@ needs, hits, needed_bytes, hit_bytes          uses of chunks by sessions; a hit 
 retries, hedges, hedge_wins                   what the fetcher did about a slow or failing store
 kept_bytes, transit_bytes, limit_bytes        what the cache holds
 evicted_chunks, rejected_chunks               what left it, and what its readers found wrong
+refused_writes, written_bytes                 what the disk would not take, and what it took
 hit_bound                                     the share of hits that no policy exceeds: what is kept / the live data
 flights                                       chunks between store and SSD
 errors, error_kinds                           errors that reached a consumer
@@ -38,6 +39,7 @@ def engine_statistics(engine: Engine) -> Values:
     """All of it, at this moment."""
     policy = engine.policy.statistics()
     fetch = engine.fetchers.statistics()
+    cache = engine.cache.statistics()
     return {
         "needs": policy.needs,
         "hits": policy.hits,
@@ -51,6 +53,8 @@ def engine_statistics(engine: Engine) -> Values:
         "kept_chunks": policy.kept_chunks,
         "evicted_chunks": policy.evicted_chunks,
         "rejected_chunks": engine.rejects.total(),
+        "refused_writes": cache.refused_writes,
+        "written_bytes": cache.written_bytes,
         "hit_bound": _hit_bound(engine, policy.limit_bytes - policy.staging_bytes),
         "flights": len(engine.flights),
         "errors": engine.errors.total(),

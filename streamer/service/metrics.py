@@ -75,6 +75,8 @@ _SINGLE = (
     ("cache_rejected_chunks_total", "rejected_chunks", "Chunks that their readers found wrong."),
     ("cache_written_bytes_total", "written_bytes", "Bytes of chunk files written to the disk."),
     ("cache_refused_writes_total", "refused_writes", "Chunks that the disk would not take; they pass through memory."),
+    ("cache_written_bytes_total", "written_bytes", "Bytes of chunk files written to the disk."),
+    ("cache_refused_writes_total", "refused_writes", "Chunks that the disk would not take; they pass through memory."),
     ("flights", "flights", "Chunks between store and SSD."),
     ("connections", "connections", "Clients connected now."),
     ("connections_total", "connections_total", "Clients that have connected."),
