@@ -4,6 +4,7 @@ engine.py    its life, questions, sessions          session.py   one consumer: c
 pump.py      asks, opens, launches                  track.py     where a consumer stands in its schedule
 flights.py   chunks on their way                    indexing.py  manifests for those who ask
 upkeep.py    what happens over time                 pages.py     advice to the kernel
+rejects.py   chunks that their readers found wrong
 """
 
 from __future__ import annotations
@@ -25,18 +26,17 @@ from streamer.engine.flights import Flights
 from streamer.engine.indexing import Indexing, ManifestRequest, Report
 from streamer.engine.pages import Pages
 from streamer.engine.pump import Pump
+from streamer.engine.rejects import Rejects
 from streamer.engine.session import EngineSession, SessionRequest, open_bytes
 from streamer.engine.statistics import Values, engine_statistics
 from streamer.engine.stores import Fetchers
 from streamer.engine.track import Columns
 from streamer.engine.upkeep import Upkeep
-from streamer.errors import CacheFullError, ConfigError, IntegrityError, StreamerError
+from streamer.errors import CacheFullError, ConfigError, StreamerError
 from streamer.manifest.model import Extent
 
 logger = logging.getLogger(__name__)
 
-# A chunk that is wrong again after so many fresh copies is not the network's fault: the disk lies.
-MAX_REJECTS = 3
 # The look-ahead of all sessions may cost this share of the limit; the rest of the cache makes hits.
 LOOKAHEAD_SHARE = 1 / 16
 
@@ -53,7 +53,6 @@ class Engine:
         self.cache = ChunkCache(config.cache)
         self.fetchers = Fetchers(config.fetch, Access(config.datasets))
         self.sessions: dict[str, EngineSession] = {}
-        self.rejects: Counter[bytes] = Counter()
         # Errors that reached a consumer, by kind.
         self.errors: Counter[str] = Counter()
         self._stack = AsyncExitStack()
@@ -73,10 +72,12 @@ class Engine:
             self.pump = Pump(self.policy, self.sessions, Pages(self.cache, tasks), self._loop)
             self.flights = self.pump.flights = Flights(self.cache, self.fetchers, tasks, self.pump.landed)
             self.indexing = Indexing(self)
+            self.rejects = Rejects(self, tasks)
             self._restore()
             self.upkeep = Upkeep(self, tasks)
             stack.callback(self.upkeep.stop)
             stack.callback(self.flights.cancel)
+            stack.callback(self.rejects.stop)
             self._stack = stack.pop_all()
         return self
 
@@ -213,24 +214,6 @@ class Engine:
         session.admitted = True
         self.pump.freed(freed)
 
-    def rejected(self, session: EngineSession, chunk: int, reason: str) -> None:
-        """A reader found a chunk wrong: drop the file, fetch it again; give up when fresh copies are wrong, too."""
-        key = session.dataset.key(chunk)
-        logger.warning("%s rejects chunk %d (%s): %s", session.request.consumer, chunk, key.hex(), reason)
-        if self.policy.forget(key):
-            self.rejects[key] += 1
-            self.flights.unlink([key])
-        if self.rejects[key] > MAX_REJECTS:
-            session.fail(
-                IntegrityError(
-                    f"chunk {chunk} is wrong on disk after {MAX_REJECTS} fresh copies: {reason}; check the disk of "
-                    f"{self.cache.root}",
-                    where=str(self.cache.root),
-                )
-            )
-        session.track.lost(chunk, broken=True)
-        self.kick()
-
     def kick(self) -> None:
         """Something changed: pump all sessions once, soon."""
         self.pump.kick()
@@ -260,12 +243,6 @@ class Engine:
     def limit_changed(self, limit_bytes: int) -> None:
         """Manifests were added, or others fill the disk or leave it."""
         self.pump.freed(self.policy.set_limit(limit_bytes))
-
-    def damaged(self, key: bytes) -> None:
-        """A chunk that nobody reads now was found wrong: it goes, and is fetched again when it is needed."""
-        if self.policy.forget(key):
-            self.rejects[key] += 1
-            self.flights.unlink([key])
 
     def policy_holds(self, key: bytes) -> bool:
         """Some session has the chunk in look-ahead or open."""

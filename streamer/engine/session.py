@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -91,6 +92,7 @@ class EngineSession:
         self.track = Track(dataset.manifest.chunks)
         self.keys: dict[bytes, int] = {}
         self.cooling: set[int] = set()
+        self.unfounded: Counter[int] = Counter()
         self.lookahead_bytes = 0
         self.planned_bytes = 0
         self.running_epoch: int | None = None
@@ -131,9 +133,8 @@ class EngineSession:
         self._engine.kick()
 
     def reject(self, chunk: int, reason: str) -> None:
-        """Its reader found wrong bytes, or no file."""
-        self._rejects += 1
-        self._engine.rejected(self, chunk, reason)
+        """Its reader found wrong bytes, or no file; the line stays where it is until `judged`."""
+        self._engine.rejects.hear(self, chunk, reason)
 
     def close(self) -> None:
         """All its leases end; idempotent."""
@@ -156,6 +157,15 @@ class EngineSession:
     def owner(self) -> str:
         """Who shares with others: its job; sessions of one job go by their due times alone."""
         return self.request.job or self.name
+
+    @property
+    def is_open(self) -> bool:
+        """The engine still has it."""
+        return self._engine.sessions.get(self.name) is self
+
+    def judged(self, rejects: int) -> None:
+        """So many of its rejects are taken in: what is announced from here on counts."""
+        self._rejects += rejects
 
     def engine_now(self) -> float:
         """The loop's clock, in seconds."""

@@ -5,7 +5,8 @@ index_bytes, index_requests                   the same for building manifests, c
 needs, hits, needed_bytes, hit_bytes          uses of chunks by sessions; a hit costs no store byte
 retries, hedges, hedge_wins                   what the fetcher did about a slow or failing store
 kept_bytes, transit_bytes, limit_bytes        what the cache holds
-evicted_chunks, rejected_chunks               what left it, and what its readers found wrong
+evicted_chunks, rejected_chunks               what left it, and what was found wrong on the disk
+unfounded_rejects                             chunks that a reader found wrong and the engine right
 refused_writes, written_bytes                 what the disk would not take, and what it took
 hit_bound                                     the share of hits that no policy exceeds: what is kept / the live data
 flights                                       chunks between store and SSD
@@ -52,7 +53,8 @@ def engine_statistics(engine: Engine) -> Values:
         "limit_bytes": policy.limit_bytes,
         "kept_chunks": policy.kept_chunks,
         "evicted_chunks": policy.evicted_chunks,
-        "rejected_chunks": engine.rejects.total(),
+        "rejected_chunks": engine.rejects.dropped.total(),
+        "unfounded_rejects": engine.rejects.unfounded,
         "refused_writes": cache.refused_writes,
         "written_bytes": cache.written_bytes,
         "hit_bound": _hit_bound(engine, policy.limit_bytes - policy.staging_bytes),

@@ -27,7 +27,7 @@ class Upkeep:
         self._silence_timer = self._loop.call_later(SILENCE_CHECK_SECONDS, self._watch_silence)
         self._running = [
             tasks.create_task(watch_free_space(engine.cache, engine.limit_changed), name="free space"),
-            tasks.create_task(scrub(engine.cache, engine.damaged, engine.policy_holds), name="scrub"),
+            tasks.create_task(scrub(engine.cache, engine.rejects.damaged, engine.policy_holds), name="scrub"),
         ]
 
     def stop(self) -> None:

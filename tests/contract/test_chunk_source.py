@@ -1,5 +1,6 @@
 """What every chunk source must do: an engine in this process, and one behind its socket."""
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.errors import (
     CacheFullError,
+    IntegrityError,
     ManifestError,
     ObjectChangedError,
     StateError,
@@ -93,6 +95,82 @@ def test_a_rejected_chunk_is_fetched_again(make_source, folder, read_chunk):
     session.wait(0, 20)
     assert read_chunk(source, manifest, 3) == source_samples(folder, manifest, 3)
     assert source.statistics()["rejected_chunks"] == 1
+    session.close()
+
+
+def test_a_good_chunk_that_is_rejected_stays(make_source, folder, read_chunk):
+    """The engine looks itself: nothing is fetched, nobody else notices, and the reader may go on."""
+    source = make_source()
+    manifest = source.manifest(str(folder))
+    sessions = [source.open_session(spec_of(manifest, consumer=f"rank {rank}")) for rank in range(2)]
+    for session in sessions:
+        session.extend(one_chunk_a_step(0, 0, [3]))
+        session.wait(0, 20)
+    fetched = source.statistics()["store_bytes"]
+    for _ in range(4):  # as four workers of one rank do
+        sessions[0].reject(3, "checksum")
+    sessions[0].wait(0, 20)
+    assert read_chunk(source, manifest, 3) == source_samples(folder, manifest, 3)
+    counts = source.statistics()
+    assert (counts["store_bytes"], counts["rejected_chunks"], counts["unfounded_rejects"]) == (fetched, 0, 1)
+    for session in sessions:
+        session.close()
+
+
+def reject_for_ever(session, chunk: int) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        session.reject(chunk, "checksum")
+        session.wait(0, 20)
+
+
+def test_who_goes_on_rejecting_good_chunks_gets_an_error(make_source, folder):
+    """Its view is wrong, not the chunk: a typed error after a few times; no byte is fetched; others read on."""
+    source = make_source()
+    manifest = source.manifest(str(folder))
+    stubborn, other = (source.open_session(spec_of(manifest, consumer=f"rank {rank}")) for rank in range(2))
+    for session in (stubborn, other):
+        session.extend(one_chunk_a_step(0, 0, [3]))
+        session.wait(0, 20)
+    fetched = source.statistics()["store_bytes"]
+    with pytest.raises(IntegrityError, match=r"rank 0 found chunk 3 wrong 4 times .*mount"):
+        reject_for_ever(stubborn, 3)
+    other.wait(0, 20)
+    counts = source.statistics()
+    assert (counts["store_bytes"], counts["rejected_chunks"], counts["unfounded_rejects"]) == (fetched, 0, 4)
+    for session in (stubborn, other):
+        session.close()
+
+
+def test_a_chunk_whose_file_is_gone_is_fetched_again(make_source, folder, read_chunk):
+    """Somebody removed it behind the engine's back."""
+    source = make_source()
+    manifest = source.manifest(str(folder))
+    session = source.open_session(spec_of(manifest))
+    session.extend(one_chunk_a_step(0, 0, [3]))
+    session.wait(0, 20)
+    (source.roots()[0] / chunkfile.relative_path(manifest.chunk_keys[3].tobytes())).unlink()
+    session.reject(3, "no file")
+    session.wait(0, 20)
+    assert read_chunk(source, manifest, 3) == source_samples(folder, manifest, 3)
+    assert source.statistics()["rejected_chunks"] == 1
+    session.close()
+
+
+def test_a_reject_of_what_one_does_not_hold_changes_nothing(make_source, folder):
+    """It has read on, or never asked: the chunk stays, the line goes on."""
+    source = make_source()
+    manifest = source.manifest(str(folder))
+    session = source.open_session(spec_of(manifest))
+    session.extend(one_chunk_a_step(0, 0, [3, 4]))
+    session.wait(0, 20)
+    session.done(1)
+    fetched = source.statistics()["store_bytes"]
+    session.reject(3, "late")
+    session.wait(1, 20)
+    counts = source.statistics()
+    assert (counts["rejected_chunks"], counts["unfounded_rejects"]) == (0, 0)
+    assert counts["store_bytes"] >= fetched
     session.close()
 
 

@@ -22,7 +22,7 @@ UNITS = (
 )
 # Counts whose unit is their name, as Prometheus has it (streamer_errors_total).
 COUNTS = re.compile(
-    r"streamer_(errors|connections\w*|dropped_\w+|\w*_(retries|throttled|hedges|wins|failures|stalled|needs|hits))_total"
+    r"streamer_(errors|connections\w*|dropped_\w+|\w*_(retries|throttled|hedges|wins|failures|stalled|needs|hits|rejects|writes))_total"
 )
 
 
