@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import zlib
 from pathlib import Path
 
 from streamer.errors import IntegrityError
+from streamer.formats.checksum import crc32
 from streamer.formats.chunkfile import HEADER_BYTES, ChunkHeader
 
 _PIECE_BYTES = 1 << 20
@@ -46,6 +46,6 @@ def _crc(descriptor: int, start: int, stop: int) -> int:
         count = os.preadv(descriptor, [buffer[: stop - start]], start)
         if not count:
             break
-        crc = zlib.crc32(buffer[:count], crc)
+        crc = crc32(buffer[:count], crc)
         start += count
     return crc

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from streamer.cache.folder import Access, Folder
 from streamer.errors import CacheError
+from streamer.formats.checksum import crc32
 from streamer.formats.chunkfile import ChunkHeader
 
 # POSIX allows 1,024 buffers per call on Linux.
@@ -57,7 +57,7 @@ def sample_checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> NDA
                 part += 1
                 continue
             piece = views[part][at - part_start : stop - part_start]
-            crc = zlib.crc32(piece, crc)
+            crc = crc32(piece, crc)
             at += len(piece)
         found[sample] = crc
     return found
@@ -67,7 +67,7 @@ def payload_checksum(parts: Sequence[Buffer]) -> int:
     """CRC-32 of the parts together."""
     crc = 0
     for part in parts:
-        crc = zlib.crc32(part, crc)
+        crc = crc32(part, crc)
     return crc
 
 
@@ -94,7 +94,7 @@ def write_chunk(chunk: ChunkBytes, folder: Folder) -> int:
         key=chunk.key,
         local_bytes=chunk.local_bytes,
         samples=len(offsets) - 1,
-        table_crc=zlib.crc32(table),
+        table_crc=crc32(table),
         payload_crc=payload_checksum(chunk.parts),
         codec=int(chunk.codec),
     )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from streamer.errors import IntegrityError
 from streamer.formats import chunkfile
+from streamer.formats.checksum import crc32
 
 _CRC = struct.Struct("<I")
 # Small samples one by one cost more in calls than in bytes; beyond this nothing is gained (read and checked: 4.6 GB/s
@@ -168,7 +168,7 @@ def _rest(buffers: Sequence[memoryview], got: int) -> Sequence[memoryview]:
 def _check_sample(path: str, item: Wanted, pieces: Sequence[memoryview], stored: bytes) -> None:
     actual = 0
     for piece in pieces:
-        actual = zlib.crc32(piece, actual)
+        actual = crc32(piece, actual)
     if len(stored) != chunkfile.CRC_BYTES or _CRC.unpack(stored)[0] != actual:
         raise IntegrityError(
             f"{path}: sample {item.sample} (bytes {item.start}..{item.stop}) does not match its checksum",
