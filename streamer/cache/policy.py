@@ -313,8 +313,7 @@ class CachePolicy:
         row = int(state.group.rows[chunk])
         if not self._table.is_local(row) or row not in state.ahead:
             return False
-        take(state.ahead, row)
-        state.answered.discard(row)
+        state.end_ahead(row)
         state.open[row] = state.open.get(row, 0) + 1
         self._table.open[row] = self._table.open.get(row, 0) + 1
         self._room.touch(row)
@@ -331,8 +330,7 @@ class CachePolicy:
             take(state.open, row)
             take(self._table.open, row)
         elif row in state.ahead:
-            take(state.ahead, row)
-            state.answered.discard(row)
+            state.end_ahead(row)
         else:
             raise CacheError(f"session {session!r} releases chunk {chunk} that it does not hold")
         self._room.touch(row)
@@ -457,9 +455,8 @@ class CachePolicy:
         if isinstance(answer, Admit):
             self._count.admitted_bytes += cost
             self._count.admitted_kept_bytes += cost if answer.place is Place.KEPT else 0
-        if row in session.answered or (isinstance(answer, Wait) and not answer.fetching):
+        if (isinstance(answer, Wait) and not answer.fetching) or not session.answer(row):
             return
-        session.answered.add(row)
         self._count.needs += 1
         self._count.needed_bytes += cost
         self._count.hits += not isinstance(answer, Admit)

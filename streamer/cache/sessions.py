@@ -15,7 +15,11 @@ from streamer.errors import CacheFullError
 
 @dataclass(slots=True)
 class Session:
-    """One consumer: what it has ahead in this epoch, in look-ahead (in order of use) and open; uses counted by row."""
+    """One consumer: what it has ahead in this epoch, in look-ahead (in order of use) and open; uses counted by row.
+
+    Attributes:
+        answered: of the uses in look-ahead, those whose need was answered: each counts once, however often it is asked.
+    """
 
     name: str
     job: str
@@ -25,13 +29,26 @@ class Session:
     due: NDArray[np.bool_]
     ahead: dict[int, int] = field(default_factory=dict)
     open: dict[int, int] = field(default_factory=dict)
-    answered: set[int] = field(default_factory=set)
+    answered: dict[int, int] = field(default_factory=dict)
     missing: float = 1.0
     silent: bool = False
 
     def miss(self, missed: bool) -> None:
         """Keeps the share of misses among the last uses (an eighth of an epoch of them, 16 to 256)."""
         self.missing += (missed - self.missing) / min(256, max(16, len(self.due) // 8))
+
+    def answer(self, row: int) -> bool:
+        """One of its uses has its answer now; False: all of them had theirs."""
+        if self.answered.get(row, 0) >= self.ahead.get(row, 0):
+            return False
+        self.answered[row] = self.answered.get(row, 0) + 1
+        return True
+
+    def end_ahead(self, row: int) -> None:
+        """One use is not ahead any more: it is open, or given up."""
+        take(self.ahead, row)
+        if row in self.answered:
+            take(self.answered, row)
 
     def wake(self, table: ChunkTable) -> None:
         """A silent session did something: its look-ahead is protected again."""

@@ -225,6 +225,10 @@ class Track:
         """Held or open."""
         return chunk in self._held
 
+    def is_there(self, chunk: int) -> bool:
+        """Held or open, and local."""
+        return chunk in self._there
+
     def is_wanted(self, chunk: int) -> bool:
         """Held, asked for by the consumer, and not open yet."""
         return chunk in self._broken or any(use.chunk == chunk for use in self._urgent.values())
