@@ -204,7 +204,8 @@ def test_the_folder_never_takes_more_than_its_limit(
     check_samples(outputs, truth)
     print(
         f"limit {limit / 1e6:.2f} MB ({limit / manifest.total_bytes:.0%} of the data), peak"
-        f" {watch.peak_bytes / 1e6:.2f} MB in {watch.looks} looks at up to {watch.most_files} files, hits {counts['hits']} of {counts['needs']}"
+        f" {watch.peak_bytes / 1e6:.2f} MB in {watch.looks} looks at up to {watch.most_files} files,"
+        f" hits {counts['hits']} of {counts['needs']}"
     )
     assert watch.most_files <= 1000
     assert watch.looks > 100
