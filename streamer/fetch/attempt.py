@@ -1,8 +1,8 @@
 """One try of a range, with at most one duplicate: whoever has the first byte delivers the body.
 
-The first request runs in the caller's task. The duplicate, when there is one, runs in a task of the attempt's group and
+The first request runs in the caller's task. The duplicate, when there is one, runs in a task of the chunk's group and
 takes the caller's place by cancelling it and being awaited instead (the way asyncio.timeout does it), so that the
-common case costs no task.
+common case costs neither a task nor a group (3 us of 40 for a small object, 2026-11-20).
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ class Attempt:
     Args:
         order: what to ask for.
         keep: takes each piece in order.
+        group: where a duplicate runs; the caller's task belongs to it as well.
     """
 
-    def __init__(self, order: Order, keep: Callable[[memoryview], None]) -> None:
+    def __init__(self, order: Order, keep: Callable[[memoryview], None], group: asyncio.TaskGroup) -> None:
         self._order = order
         self._keep = keep
-        self._group = asyncio.TaskGroup()
+        self._group = group
         self._first = Request(order, self._claim, keep)
         self._task: asyncio.Task[object] | None = None
         self._winner: Request | None = None
@@ -41,18 +42,18 @@ class Attempt:
         """
         self._task = asyncio.current_task()
         self._order.endpoint.budget.earned(self._order.extent.length)
-        async with self._group:
-            self._arm()
-            try:
-                await self._first.receive()
-            except StreamerError as error:
-                self._failure = error
-            except asyncio.CancelledError:
-                if not self._overtaken():
-                    raise
-                await self._taken_over()
-            finally:
-                self._disarm()
+        self._arm()
+        try:
+            await self._first.receive()
+        except StreamerError as error:
+            self._failure = error
+        except asyncio.CancelledError:
+            if not self._overtaken():
+                raise
+            await self._duplicate_ended()
+        finally:
+            self._disarm()
+            await self._duplicate_ended()
         if self._failure is not None:
             raise self._failure
 
@@ -84,6 +85,8 @@ class Attempt:
             self._duplicate.cancel()
 
     def _launch(self) -> None:
+        if self._task is None or self._task.cancelling():  # the group takes no more tasks
+            return
         if self._winner is None and self._order.endpoint.may_duplicate(self._order.extent.length):
             self._order.tally.hedges += 1
             self._duplicate = self._group.create_task(self._run_duplicate())
@@ -107,6 +110,6 @@ class Attempt:
         """Whether the cancellation just caught came from the duplicate, and only from it."""
         return self._leads() and self._task is not None and self._task.uncancel() == 0
 
-    async def _taken_over(self) -> None:
-        if self._duplicate is not None:
+    async def _duplicate_ended(self) -> None:
+        if self._duplicate is not None and not self._duplicate.done():
             await asyncio.wait([self._duplicate])

@@ -41,7 +41,10 @@ class Endpoint:
 
     def first_byte(self, length: int) -> Sampled:
         """Times to first byte of requests of about `length` bytes."""
-        return self._first_byte.setdefault(size_class(length), Sampled())
+        kind = size_class(length)
+        if (sampled := self._first_byte.get(kind)) is None:
+            sampled = self._first_byte[kind] = Sampled()
+        return sampled
 
     def latency(self, length: int) -> Sampled:
         """Times to first byte of about `length` bytes; while they are too few, those of the size class best known."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
@@ -16,7 +15,7 @@ from streamer.fetch.gate import Due, Gate, Line, Owner, nobody
 from streamer.fetch.memory import budget_bytes
 from streamer.fetch.slabs import Slab, Slabs
 from streamer.fetch.statistics import FetchStatistics, Tally
-from streamer.fetch.transfer import Keep, Transfer
+from streamer.fetch.transfer import Fetch, Keep, Transfer
 from streamer.manifest.model import Chunk, Extent
 from streamer.store.base import ObjectStore
 from streamer.store.urls import split
@@ -176,20 +175,16 @@ class Fetcher:
 
     async def _fetch_all(self, ranges: Sequence[Extent], line: Line, keep: Keep) -> None:
         """Fetches ranges at once; each piece is kept at its place in their concatenation."""
-        if len(ranges) == 1:
-            return await self._transfer(ranges[0], line, 0, keep).run()
-        places = itertools.accumulate((extent.length for extent in ranges), initial=0)
+        at = 0
         try:
             async with asyncio.TaskGroup() as group:
-                for extent, at in zip(ranges, places, strict=False):
-                    group.create_task(self._transfer(extent, line, at, keep).run())
+                fetch = Fetch(line, keep, group, self._config, self._tally)
+                for extent in ranges:
+                    group.create_task(Transfer(extent, self._endpoint(extent.object.url), fetch, at).run())
+                    at += extent.length
         except BaseExceptionGroup as failures:
             first = failures.exceptions[0]
             raise first from first.__cause__
-
-    def _transfer(self, extent: Extent, line: Line, at: int, keep: Keep) -> Transfer:
-        endpoint = self._endpoint(extent.object.url)
-        return Transfer(extent, line, endpoint, self._config, self._tally, keep=keep, at=at)
 
     def _endpoint(self, url: str) -> Endpoint:
         if not self._open:

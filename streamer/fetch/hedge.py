@@ -65,9 +65,9 @@ class Sampled:
 
     def quantile(self, share: float) -> float | None:
         """A quantile; None below 20 samples."""
-        if not self.known:
-            return None
         if self._fresh >= REFRESH_SAMPLES or not self._sorted:
+            if not self.known:
+                return None
             self._sorted, self._fresh = sorted(self.values), 0
         return self._sorted[min(int(share * len(self._sorted)), len(self._sorted) - 1)]
 

@@ -41,4 +41,10 @@ def pieces(extent: Extent, range_bytes: int) -> Iterator[Extent]:
 
 def requests(extents: Sequence[Extent], range_bytes: int) -> list[Extent]:
     """The ranges to request, whose concatenation is the chunk's bytes."""
-    return [piece for extent in merged(extents) for piece in pieces(extent, range_bytes)]
+    planned: list[Extent] = []
+    for extent in merged(extents):
+        if extent.stop - extent.start < 2 * range_bytes:  # most: no generator for them
+            planned.append(extent)
+        else:
+            planned.extend(pieces(extent, range_bytes))
+    return planned

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamer.errors import StoreError, StoreTimeoutError, StreamerError, ThrottledError
@@ -26,6 +27,25 @@ if TYPE_CHECKING:
 Keep = Callable[[int, memoryview], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """What the ranges of one fetch share.
+
+    Attributes:
+        line: where they wait for the window.
+        keep: takes each piece with its place; a piece is taken once.
+        group: whose tasks they are.
+        config: bounds.
+        tally: what is counted.
+    """
+
+    line: Line
+    keep: Keep
+    group: asyncio.TaskGroup
+    config: FetchConfig
+    tally: Tally
+
+
 class Transfer:
     """The life of one range: `await run()` once.
 
@@ -33,31 +53,16 @@ class Transfer:
 
     Args:
         extent: the range.
-        line: where it waits for the window.
         endpoint: where it is asked for.
-        config: bounds.
-        tally: what is counted.
-        keep: takes each piece with its place; a piece is taken once.
-        at: the place of the range's first byte.
+        fetch: what it shares with other ranges.
+        at: the place of its first byte.
     """
 
-    def __init__(
-        self,
-        extent: Extent,
-        line: Line,
-        endpoint: Endpoint,
-        config: FetchConfig,
-        tally: Tally,
-        *,
-        keep: Keep,
-        at: int = 0,
-    ) -> None:
+    def __init__(self, extent: Extent, endpoint: Endpoint, fetch: Fetch, at: int) -> None:
         self._extent = extent
-        self._line = line
         self._endpoint = endpoint
-        self._config = config
-        self._tally = tally
-        self._keep_piece = keep
+        self._fetch = fetch
+        self._config = fetch.config
         self._offset = at - extent.start
         self._position = extent.start
         self._attempts = 0
@@ -84,9 +89,9 @@ class Transfer:
         """One try in the window; returns the pause before the next."""
         gate = self._endpoint.gate
         self._attempts += 1
-        owner = await gate.acquire(self._line)
+        owner = await gate.acquire(self._fetch.line)
         try:
-            await Attempt(self._order(), self._keep).run()
+            await Attempt(self._order(), self._keep, self._fetch.group).run()
         except StreamerError as error:
             pause = await self._recover(error)
             if not isinstance(error, ThrottledError):
@@ -102,7 +107,7 @@ class Transfer:
         if self._position > extent.start:
             extent = Extent(extent.object, self._position, extent.stop)
         patience = self._patience_seconds(extent.length)
-        return Order(extent, self._endpoint, self._config, self._tally, self._line.due(), patience)
+        return Order(extent, self._endpoint, self._config, self._fetch.tally, self._fetch.line.due(), patience)
 
     def _patience_seconds(self, length: int) -> float:
         """Longer each time, but not past the moment when a lone failure is judged."""
@@ -114,7 +119,7 @@ class Transfer:
         if self._position + piece.nbytes > self._extent.stop:
             url = shown(self._extent.object.url)
             raise StoreError(f"{url}: more bytes than the {self._extent.length} that were asked for", url=url)
-        self._keep_piece(self._offset + self._position, piece)
+        self._fetch.keep(self._offset + self._position, piece)
         self._position += piece.nbytes
 
     async def _recover(self, error: StreamerError) -> float:
@@ -125,7 +130,7 @@ class Transfer:
         """
         self._count_failure()
         self._endpoint.failed(error)
-        self._tally.throttled += isinstance(error, ThrottledError)
+        self._fetch.tally.throttled += isinstance(error, ThrottledError)
         if expired(error) and not self._refreshed:
             self._refreshed = True
             await self._endpoint.refresh()
@@ -134,7 +139,7 @@ class Transfer:
             raise self._final(error) from error
         else:
             pause = 0.0 if error.details.get("outpaced") else self._pause(error)
-        self._tally.retries += 1
+        self._fetch.tally.retries += 1
         return pause
 
     def _count_failure(self) -> None:
@@ -172,7 +177,7 @@ class Transfer:
 
     def _final(self, error: StreamerError) -> StreamerError:
         """The same error with what was tried."""
-        self._tally.failures += 1
+        self._fetch.tally.failures += 1
         elapsed = _time() - self._started
         facts = {"url": shown(self._extent.object.url), **error.details}
         facts |= {"attempts": self._attempts, "elapsed_seconds": round(elapsed, 3)}

@@ -78,9 +78,11 @@ class Interval:
 
     def complete(self, now: float) -> bool:
         """Long enough and with enough answers to decide."""
-        mean = self.mean_seconds()
+        elapsed = now - self.start
+        if elapsed < INTERVAL_SECONDS:
+            return False
         needed = REFUSAL_SAMPLES if self.refused else INTERVAL_SAMPLES
-        return now - self.start >= max(INTERVAL_SECONDS, 2 * mean) and self.samples + self.refused >= needed
+        return elapsed >= 2 * self.mean_seconds() and self.samples + self.refused >= needed
 
 
 @dataclass(frozen=True, slots=True)
