@@ -12,7 +12,9 @@ Statistics = Mapping[str, object]
 Row = tuple[str, ...]
 
 DATASET_HEADERS = ("dataset", "url", "samples", "size", "sessions")
-SESSION_HEADERS = ("consumer", "job", "epoch", "step", "waiting", "hits")
+SESSION_HEADERS = ("consumer", "job", "epoch", "step", "waiting", "hits", "loader", "verdict")
+# Columns of words: everything else but the first two is a number.
+WORDS = ("verdict",)
 _DIGEST_LETTERS = 8
 _URL_LETTERS = 48
 
@@ -116,7 +118,7 @@ class Picture:
         ]
 
     def session_rows(self) -> list[Row]:
-        """For `SESSION_HEADERS`."""
+        """For `SESSION_HEADERS`: "waiting" is for the engine, "loader" for whatever the trainer waited."""
         return [
             (
                 printable(str(entry.get("consumer", ""))),
@@ -125,6 +127,7 @@ class Picture:
                 count(entry, "done"),
                 str(entry["failed"]) if entry.get("failed") else f"{self.waiting(entry):.1%}",
                 _share(number(entry, "epoch_hit_bytes"), number(entry, "epoch_needed_bytes")),
+                *_of_loader(entry),
             )
             for entry in self.sessions
         ]
@@ -185,6 +188,15 @@ def duration(seconds: float) -> str:
 def printable(text: str) -> str:
     """Clients choose their names: nothing in them may steer a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _of_loader(session: Statistics) -> tuple[str, str]:
+    """What the loader behind a session last said: its waiting share, and why."""
+    share, verdict = session.get("loader_waiting_share"), printable(str(session.get("verdict") or ""))
+    if not isinstance(share, int | float):
+        return "-", ""
+    advice = printable(str(session.get("advice") or ""))
+    return f"{share:.1%}", f"{verdict}: {advice}" if advice else verdict
 
 
 def _name(session: Statistics) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from streamer.cli.engine_line import add_socket, engine_client
 from streamer.cli.exits import Exit
-from streamer.cli.picture import DATASET_HEADERS, SESSION_HEADERS, Picture, Row
+from streamer.cli.picture import DATASET_HEADERS, SESSION_HEADERS, WORDS, Picture, Row
 from streamer.cli.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _table(headers: Row, rows: list[Row]) -> RenderableType:
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column, header in enumerate(headers):
-        table.add_column(header, justify="left" if column < 2 else "right")
+        table.add_column(header, justify="left" if column < 2 or header in WORDS else "right")
     for row in rows:
         # Text: what clients call themselves is no markup.
         table.add_row(*map(Text, row))

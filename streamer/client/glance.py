@@ -1,4 +1,7 @@
-"""One look at a running engine's counters, over a line of its own: no session, no waiting, no engine started."""
+"""A look at a running engine's counters, or a word to it, over a line of its own: no session, no engine started.
+
+May be called on any thread, also while the job's own client waits: the line is this call's alone.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,25 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.settings import ClientSettings
 from streamer.errors import StreamerError
-from streamer.wire.messages import GetStatistics, Statistics
+from streamer.wire.messages import GetStatistics, Statistics, Tell
+
+if TYPE_CHECKING:
+    from streamer.client.session import SessionSpec
 
 logger = logging.getLogger(__name__)
+
+# As `wire.messages.Tell` takes them.
+MOST_VERDICT_LETTERS, MOST_ADVICE_LETTERS = 64, 240
 
 
 def glance(settings: ClientSettings, timeout_seconds: float) -> Mapping[str, object] | None:
     """The engine's counters (see `streamer.engine.statistics`); None: none runs there, or no answer in time.
-
-    May be called on any thread, also while the job's own client waits: the line is this call's alone.
 
     Args:
         settings: which engine.
@@ -33,6 +42,51 @@ def glance(settings: ClientSettings, timeout_seconds: float) -> Mapping[str, obj
     except (DisconnectedError, StreamerError) as error:
         logger.debug("no look at the engine of %s: %s", settings.cache_dir, error)
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a loader found out about its waiting.
+
+    Attributes:
+        waiting_share: of the trainer's time, 0 to 1.
+        verdict: what holds it up. advice: what to do about it.
+    """
+
+    waiting_share: float
+    verdict: str
+    advice: str = ""
+
+
+def tell(settings: ClientSettings, session: SessionSpec, timeout_seconds: float, finding: Finding) -> bool:
+    """Tells the engine what the loader of a session found, for `streamer top` and /metrics.
+
+    Args:
+        settings: which engine, and the job.
+        session: whose loader it is.
+        timeout_seconds: for the hello.
+        finding: cut to what a line of a table shows.
+
+    Returns:
+        Whether it was sent; an engine that is away is no error.
+    """
+    try:
+        token = settings.token()
+        with contextlib.closing(Connection(settings.socket_path, settings.job, token, timeout_seconds)) as line:
+            line.send(
+                Tell(
+                    settings.job,
+                    session.dataset,
+                    session.consumer,
+                    min(1.0, max(0.0, finding.waiting_share)),
+                    finding.verdict[:MOST_VERDICT_LETTERS],
+                    finding.advice[:MOST_ADVICE_LETTERS],
+                )
+            )
+    except (DisconnectedError, StreamerError) as error:
+        logger.debug("the engine of %s was not told: %s", settings.cache_dir, error)
+        return False
+    return True
 
 
 def _answer(line: Connection, deadline: float) -> Mapping[str, object] | None:

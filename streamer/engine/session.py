@@ -59,6 +59,16 @@ class SessionRequest:
                 )
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the loader behind a session found out about its waiting, and when it said so (the engine's clock)."""
+
+    waiting_share: float
+    verdict: str
+    advice: str
+    at: float
+
+
 @dataclass(slots=True)
 class EpochCount:
     """What one session needed in one epoch."""
@@ -100,6 +110,7 @@ class EngineSession:
         self.failed: StreamerError | None = None
         self.counts: dict[int, EpochCount] = {}
         self.heard_at = engine.now()
+        self.told: Told | None = None
         self.waiting = Waiting(engine.now())
         self._engine = engine
         self._on_ready, self._on_error = callbacks

@@ -14,7 +14,8 @@ errors, error_kinds                           errors that reached a consumer
 draining                                      the engine is leaving: it launches nothing any more
 datasets                                      one entry per dataset in use since the start: url, sizes, sessions
 sessions                                      one entry per session: consumer, epoch, where it stands, hits per epoch,
-                                              waiting_seconds of age_seconds
+                                              waiting_seconds of age_seconds; what its loader said of itself:
+                                              loader_waiting_share, verdict, advice, told_age_seconds (None: nothing)
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from streamer.engine.datasets import Dataset
-from streamer.engine.session import EngineSession
+from streamer.engine.session import EngineSession, Told
 from streamer.store.urls import shown
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def _session(session: EngineSession) -> Table:
         "dataset": session.request.dataset,
         "waiting_seconds": round(session.waiting.seconds(now), 6),
         "age_seconds": round(session.waiting.age_seconds(now), 6),
+        **_told(session.told, now),
         "failed": type(session.failed).__name__ if session.failed else "",
         "epoch": epoch,
         "done": session.track.done,
@@ -119,4 +121,15 @@ def _session(session: EngineSession) -> Table:
         "epoch_hits": count.hits if count else 0,
         "epoch_needed_bytes": count.needed_bytes if count else 0,
         "epoch_hit_bytes": count.hit_bytes if count else 0,
+    }
+
+
+def _told(told: Told | None, now: float) -> Table:
+    if told is None:
+        return dict.fromkeys(("loader_waiting_share", "verdict", "advice", "told_age_seconds"))
+    return {
+        "loader_waiting_share": told.waiting_share,
+        "verdict": told.verdict,
+        "advice": told.advice,
+        "told_age_seconds": round(now - told.at, 3),
     }

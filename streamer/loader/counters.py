@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from streamer.client.glance import Finding
 from streamer.loader.causes import DEVICE, HAND_OVER, Ledger, Recent, Trace
 from streamer.loader.control import Made
 
@@ -24,6 +25,7 @@ class EngineView:
         limit_bytes, kept_bytes: what the cache may hold, and what it keeps.
         hit_bound: the share of hits that no policy exceeds.
         waiting_seconds: that this session's consumer stood still for the engine.
+        reply: tells the engine what this loader found; None: it does not listen.
     """
 
     store_bytes: int = 0
@@ -39,10 +41,11 @@ class EngineView:
     kept_bytes: int = 0
     hit_bound: float = 0.0
     waiting_seconds: float = 0.0
+    reply: Callable[[Finding], object] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> EngineView:
-        """Reads the engine's statistics, with `consumer`, `job` and `dataset` of the session in question."""
+        """Reads the engine's statistics, with `consumer`, `job`, `dataset` and `reply` of the session in question."""
         mine = tuple(values.get(name) for name in _WHO)
         waited = 0.0
         sessions = values.get("sessions")
@@ -51,7 +54,13 @@ class EngineView:
                 waited += float(row.get("waiting_seconds") or 0)
         # What an engine of an older version does not count is 0.
         counts = {name: int(_number(values.get(name))) for name in _COUNTS}
-        return cls(**counts, hit_bound=_number(values.get("hit_bound")), waiting_seconds=waited)
+        reply = values.get("reply")
+        return cls(
+            **counts,
+            hit_bound=_number(values.get("hit_bound")),
+            waiting_seconds=waited,
+            reply=reply if callable(reply) else None,
+        )
 
 
 _WHO = ("consumer", "job", "dataset")

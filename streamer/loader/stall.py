@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.cgroup import usable_cores
+from streamer.client.glance import Finding
 from streamer.errors import ConfigError
 from streamer.loader.causes import so_far
 from streamer.loader.counters import EngineView, TrainerClock, quantile
@@ -124,12 +125,14 @@ class StallReporter:
             self._thread.join(_JOIN_SECONDS)
 
     def report(self) -> StallReport | None:
-        """Since the last one: logs it and calls `on_report`. None: the loader is gone."""
+        """Since the last one: logs it, tells the engine, calls `on_report`. None: the loader is gone."""
         loader = self._loader()
         if loader is None:
             return None
         before, self._before = self._before, loader.snapshot()
         report = loader.name_samples(compare(before, self._before))
+        if report.engine is not None and report.engine.reply is not None:
+            report.engine.reply(Finding(report.share, str(report.verdict), report.advice))
         if self._rank == 0 or report.share > LOUD_SHARE:
             logger.info("rank %d: %s", self._rank, report)
         if self._rules.on_report is not None:

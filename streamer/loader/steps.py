@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from streamer.client.engine_client import EngineClient
-from streamer.client.glance import glance
+from streamer.client.glance import glance, tell
 from streamer.client.session import EpochSchedule, Session, SessionSpec
 
 Integers = npt.NDArray[np.int64]
@@ -136,8 +137,9 @@ class StepSession:
         values = glance(self._client.settings, timeout_seconds)
         if values is None:
             return None
-        spec = self._spec
-        return {**values, "consumer": spec.consumer, "job": self._client.job, "dataset": spec.dataset}
+        spec, settings = self._spec, replace(self._client.settings, job=self._client.job)
+        who = {"consumer": spec.consumer, "job": self._client.job, "dataset": spec.dataset}
+        return {**values, **who, "reply": partial(tell, settings, spec, timeout_seconds)}
 
     def close(self) -> None:
         """Ends the leases; idempotent."""

@@ -30,7 +30,7 @@ class Definition:
 
     Attributes:
         name: with unit; a counter's ends in _total.
-        source: key of the statistics, or of an entry of `table`.
+        source: key of the statistics, or of an entry of `table`; "" for an info metric: 1.
         table: "" for one value; else the list of entries in the statistics, one series each.
         labels: keys of the entry that tell the series apart.
     """
@@ -100,18 +100,26 @@ _OF_DATASETS = (
 )
 _OF_SESSIONS = (
     ("session_waiting_seconds_total", "waiting_seconds", "Time the consumer stood still for the engine."),
+    (
+        "session_loader_waiting_ratio",
+        "loader_waiting_share",
+        "Share of its time that the trainer waited for its loader, whatever for; as the loader last said.",
+    ),
     ("session_age_seconds", "age_seconds", "Time since the session was opened."),
     ("session_done_steps", "done", "Steps that are consumed."),
     ("session_epoch", "epoch", "The running epoch; -1 before the first."),
     ("session_epoch_needed_bytes", "epoch_needed_bytes", "Bytes needed in the running epoch."),
     ("session_epoch_hit_bytes", "epoch_hit_bytes", "Bytes of it that were there."),
 )
+_OF_VERDICTS = (("session_verdict_info", "", "1: what the loader of the session last said holds it up."),)
 _TABLES: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, str, str], ...]], ...] = (
     ("", (), _SINGLE),
     ("error_kinds", ("kind",), _OF_ERRORS),
     ("datasets", ("dataset",), _OF_DATASETS),
     ("sessions", ("job", "consumer", "dataset"), _OF_SESSIONS),
+    ("sessions", ("job", "consumer", "dataset", "verdict"), _OF_VERDICTS),
 )
+_NOT_SUMMED = ("_ratio", "_info")
 _EXPERIMENTAL = frozenset(
     [
         "store_stalled_total",
@@ -120,6 +128,8 @@ _EXPERIMENTAL = frozenset(
         "store_first_byte_p99_seconds",
         "cache_hit_bound_ratio",
         "flights",
+        "session_loader_waiting_ratio",
+        "session_verdict_info",
         "session_done_steps",
         "session_epoch",
         "session_epoch_needed_bytes",
@@ -173,14 +183,24 @@ class _Collected:
 
 
 def series(definition: Definition, values: Values) -> list[tuple[tuple[str, ...], float]]:
-    """The series of one metric: (labels, value); equal labels are summed."""
+    """The series of one metric: (labels, value); equal labels are summed, of shares the largest is taken."""
     if not definition.table:
         return [((), _number(values.get(definition.source)))]
     entries = values.get(definition.table, [])
     found: dict[tuple[str, ...], float] = {}
     for labels, entry in _labelled(definition, entries if isinstance(entries, list) else []):
-        found[labels] = found.get(labels, 0.0) + _number(entry.get(definition.source))
+        if (value := _value(definition, entry)) is not None:
+            known = found.get(labels, 0.0)
+            found[labels] = max(known, value) if definition.name.endswith(_NOT_SUMMED) else known + value
     return list(found.items())
+
+
+def _value(definition: Definition, entry: Table) -> float | None:
+    """None: there is nothing to tell, as of a session whose loader has said nothing yet."""
+    if not definition.source:
+        return 1.0 if all(entry.get(label) for label in definition.labels[-1:]) else None
+    found = entry.get(definition.source, 0)
+    return None if found is None else _number(found)
 
 
 def _labelled(definition: Definition, entries: Iterable[Table]) -> Iterator[tuple[tuple[str, ...], Table]]:

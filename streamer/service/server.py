@@ -13,7 +13,7 @@ import numpy as np
 
 from streamer.config import EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.session import EngineSession, SessionRequest
+from streamer.engine.session import EngineSession, SessionRequest, Told
 from streamer.engine.statistics import Values
 from streamer.errors import (
     EngineUnavailableError,
@@ -30,6 +30,7 @@ from streamer.service.questions import Asker, Questions
 from streamer.version import VERSION
 from streamer.wire.messages import (
     PROTOCOL,
+    VERDICTS,
     Advance,
     CloseSession,
     Extend,
@@ -43,6 +44,7 @@ from streamer.wire.messages import (
     Reject,
     Request,
     Statistics,
+    Tell,
     Welcome,
 )
 
@@ -197,6 +199,8 @@ class Server:
                 self._questions.ask(peer, conversation.asker, request)
             case GetStatistics():
                 peer.send(Statistics(request.request, self.statistics()))
+            case Tell():
+                self._told(peer, request)
             case _:
                 raise ProtocolError(f"{type(request).__name__} out of turn")
 
@@ -237,6 +241,19 @@ class Server:
             case Extend():
                 self._check_room_for(request)
                 session.extend(request.epoch, _columns(request), request.complete)
+
+    def _told(self, teller: Peer, request: Tell) -> None:
+        """A loader's finding, over a line of its own: it counts for sessions of the same user and name only."""
+        user = teller.credentials and teller.credentials.uid
+        who = (request.job, request.dataset, one_line(request.consumer))
+        verdict = request.verdict if request.verdict in VERDICTS else VERDICTS[-1]
+        told = Told(request.waiting_share, verdict, one_line(request.advice), self._engine.now())
+        for peer, conversation in self._peers.items():
+            if (peer.credentials and peer.credentials.uid) != user:
+                continue
+            for session in conversation.sessions.values():
+                if (session.request.job, session.request.dataset, session.request.consumer) == who:
+                    session.told = told
 
     def _check_room_for(self, request: Extend) -> None:
         held = sum(session.track.schedule_bytes() for session in self._engine.sessions.values())

@@ -14,6 +14,15 @@ from msgspec import Meta
 # Raised when the meaning of a message changes. Client and engine must agree on it exactly.
 PROTOCOL = 1
 
+# What a loader may give as the cause of its waiting (`streamer.loader.advice.Verdict`): a label of /metrics, so no
+# free text. Another word counts as the last one.
+VERDICTS = (
+    *("nothing measured", "not input-bound", "the store throttles", "slow store", "slow SSD (writing)"),
+    *("no room in the cache", "slow SSD (reading)", "decode", "transform", "loading", "collate", "copy into the ring"),
+    *("no workers", "one slow worker", "single slow samples", "full ring", "prefetch_batches", "starting workers"),
+    *("workers that die", "hand-over", "copy to the device", "other"),
+)
+
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Step = Annotated[int, Meta(ge=-1, le=2**62)]
 Name = Annotated[str, Meta(max_length=4096)]
@@ -146,7 +155,24 @@ class GetStatistics(Message, tag=9, frozen=True):
     request: Count
 
 
-Request = Hello | GetManifest | OpenSession | Extend | Advance | Reject | CloseSession | Read | GetStatistics
+class Tell(Message, tag=10, frozen=True):
+    """What a loader's stall report found, for those who look at the engine; not answered.
+
+    Attributes:
+        job, dataset, consumer: of its session, as in OpenSession; only sessions of the same user are meant.
+        waiting_share: of the trainer's time since its last report.
+        verdict: one of VERDICTS. advice: in the report's words.
+    """
+
+    job: Name
+    dataset: Name
+    consumer: Name
+    waiting_share: Annotated[float, Meta(ge=0, le=1)]
+    verdict: Annotated[str, Meta(max_length=64)]
+    advice: Annotated[str, Meta(max_length=240)] = ""
+
+
+Request = Hello | GetManifest | OpenSession | Extend | Advance | Reject | CloseSession | Read | GetStatistics | Tell
 
 # ---------------------------------------------------------------- engine to client
 

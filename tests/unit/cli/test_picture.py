@@ -130,6 +130,16 @@ def test_a_failed_session_shows_its_error_instead_of_its_waiting():
     assert picture.session_rows()[0][4] == "ObjectChangedError"
 
 
+def test_the_loaders_word_is_shown_beside_the_engines():
+    """Two shares: waiting for the engine, and for whatever it was; "-" before the first report."""
+    said = {"loader_waiting_share": 0.43, "verdict": "decode", "advice": "4 more\x1b[2J workers"}
+    picture = Picture(statistics(sessions=[session("rank 0", 40.0, **said), session("rank 1", 10.0, verdict=None)]))
+    assert [row[4:] for row in picture.session_rows()] == [
+        ("40.0%", "41.2%", "43.0%", "decode: 4 more?[2J workers"),
+        ("10.0%", "41.2%", "-", ""),
+    ]
+
+
 def test_durations():
     """Hours, minutes, seconds."""
     assert [duration(s) for s in (0, 59.9, 3661, 360000)] == ["0:00:00", "0:00:59", "1:01:01", "100:00:00"]

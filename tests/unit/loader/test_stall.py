@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from streamer.client.glance import Finding
 from streamer.errors import ConfigError
 from streamer.loader.counters import LoaderStats
 from streamer.loader.dataloader import StreamingDataLoader
@@ -116,6 +117,17 @@ def test_the_engines_view_is_in_the_stats():
         dataset.prepared.engine_values = {"needs": 4, "hits": 1}
         found = loader.stats().engine
         assert (found.needs, found.hits) == (4, 1)
+
+
+def test_the_engine_hears_what_was_found():
+    """At each report of the reporter, on every rank: the share and the verdict of that report."""
+    heard = []
+    dataset = FakeDataset(40, sample)
+    with StreamingDataLoader(dataset, 4, report_seconds=None) as loader:
+        next(iter(loader))
+        dataset.prepared.engine_values = {"needs": 4, "reply": heard.append}
+        report = StallReporter(loader, ReportRules(), rank=1).report()
+    assert heard == [Finding(report.share, str(report.verdict), report.advice)]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -18,6 +18,7 @@ UNITS = (
     "steps",
     "descriptors",
     "cores",
+    "info",
     "threads",
 )
 # Counts whose unit is their name, as Prometheus has it (streamer_errors_total).
@@ -65,6 +66,15 @@ def test_equal_labels_are_summed():
     entry = {"job": "j", "consumer": "rank 0", "dataset": "d", "waiting_seconds": 1.5}
     found = series(NAMED["streamer_session_waiting_seconds_total"], {"sessions": [entry, entry]})
     assert found == [(("j", "rank 0", "d"), 3.0)]
+
+
+def test_what_loaders_say_is_there_once_they_have_said_it():
+    """The largest share of equal labels, not their sum; the verdict is a label; who said nothing has no series."""
+    entry = {"job": "j", "consumer": "rank 0", "dataset": "d", "loader_waiting_share": 0.6, "verdict": "decode"}
+    silent = {**entry, "consumer": "rank 1", "loader_waiting_share": None, "verdict": None}
+    values = {"sessions": [entry, {**entry, "loader_waiting_share": 0.7}, silent]}
+    assert series(NAMED["streamer_session_loader_waiting_ratio"], values) == [(("j", "rank 0", "d"), 0.7)]
+    assert series(NAMED["streamer_session_verdict_info"], values) == [(("j", "rank 0", "d", "decode"), 1.0)]
 
 
 def test_a_scrape_stays_small():
