@@ -92,13 +92,13 @@ def test_does_not_grow_while_the_readers_are_the_limit() -> None:
 
 
 class Limited(Link):
-    """A store that serves so many requests per second, with a short burst, and refuses the rest."""
+    """A store that serves so many requests per second, with a burst of some seconds' worth, and refuses the rest."""
 
-    def __init__(self, control: WindowControl, per_second: float, latency_seconds: float) -> None:
+    def __init__(self, control: WindowControl, per_second: float, latency_seconds: float, burst_seconds: float) -> None:
         super().__init__(control, lambda now: 1e12, length=MiB)
         self.per_second = per_second
         self.latency_seconds = latency_seconds
-        self.tokens = self.burst = 0.1 * per_second
+        self.tokens = self.burst = burst_seconds * per_second
         self.refused_at: list[float] = []
 
     def run(self, until: float, window: int | None = None) -> None:
@@ -128,13 +128,19 @@ class Limited(Link):
 
 
 @pytest.mark.parametrize(
-    ("per_second", "latency", "share"),
-    # 100/s are three in flight: a window of whole requests is coarse.
-    [(600.0, 0.03, 0.9), (600.0, 0.1, 0.88), (2000.0, 0.05, 0.9), (100.0, 0.03, 0.8)],
+    ("per_second", "latency", "share", "burst"),
+    [
+        (600.0, 0.03, 0.9, 0.1),
+        (600.0, 0.1, 0.88, 0.1),
+        (2000.0, 0.05, 0.9, 0.1),
+        (100.0, 0.03, 0.8, 0.1),
+        (200.0, 0.03, 0.9, 1.0),
+        (2000.0, 0.05, 0.9, 1.0),
+    ],
 )
-def test_rate_limited_store(per_second: float, latency: float, share: float) -> None:
+def test_rate_limited_store(per_second: float, latency: float, share: float, burst: float) -> None:
     """About 90 % of the permitted rate with at most 1 % refused, once it knows the limit."""
-    link = Limited(control(), per_second, latency)
+    link = Limited(control(), per_second, latency, burst)
     link.run(120.0)
     refused = sum(moment > 10.0 for moment in link.refused_at)
     served = sum(moment > 10.0 for moment, _ in link.received)
