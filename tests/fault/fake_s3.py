@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from aiohttp import web
 
@@ -57,6 +58,7 @@ class Seen:
     key: str
     start: int
     stop: int
+    signer: str = ""
     sent: int = 0
     gone: bool = False
 
@@ -85,7 +87,8 @@ class FakeS3:
         key = request.match_info["key"]
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers["Range"])
         assert found is not None
-        seen = Seen(key, int(found[1]), int(found[2]) + 1)
+        signed = re.search(r"Credential=(\w+)/", request.headers.get("Authorization", ""))
+        seen = Seen(key, int(found[1]), int(found[2]) + 1, signed[1] if signed else "")
         self.seen.append(seen)
         act = self.script(seen, len(self.seen)) or Act()
         if key not in self.objects:
@@ -162,10 +165,15 @@ async def serving(server: FakeS3, port: int = 0) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def fetching(server: FakeS3, client: str = "obstore", config: FetchConfig = CONFIG) -> AsyncIterator[Fetcher]:
+async def fetching(
+    server: FakeS3,
+    client: str = "obstore",
+    config: FetchConfig = CONFIG,
+    options: Mapping[str, object] = MappingProxyType({"key": "k", "secret": "s"}),
+) -> AsyncIterator[Fetcher]:
     """A fetcher on the server; at the end nothing is reserved, in flight or waiting."""
-    options = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{server.port}"}
-    async with Fetcher(config, lambda url: open_store(url, options, client=client)) as fetcher:  # type: ignore[arg-type]
+    told = {"endpoint_url": f"http://127.0.0.1:{server.port}", **options}
+    async with Fetcher(config, lambda url: open_store(url, told, client=client)) as fetcher:  # type: ignore[arg-type]
         yield fetcher
         after = fetcher.statistics()
     assert (after.reserved_bytes, after.in_flight, after.waiting) == (0, 0, 0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import random
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
-import obstore
 import pytest
 
 from streamer.errors import (
@@ -39,23 +40,7 @@ from tests.fault.fake_s3 import (
     until,
 )
 
-
-@pytest.fixture(scope="session", autouse=True)
-def warm_runtime() -> None:
-    """The threads and descriptors of obstore's runtime live as long as the process."""
-
-    async def put() -> None:
-        await obstore.put_async(obstore.store.MemoryStore(), "warm", b"")
-
-    asyncio.run(put())
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeS3]:
-    """A store that works until a script says otherwise."""
-    fake = FakeS3()
-    async with serving(fake):
-        yield fake
+pytestmark = pytest.mark.usefixtures("warm_runtime")
 
 
 @pytest.fixture(params=["obstore", "fsspec"])
@@ -226,6 +211,76 @@ async def test_expired_credentials_are_renewed_once(server: FakeS3, client: str)
         with pytest.raises(AccessDeniedError, match="expired"):
             await fetched(fetcher, part(server, 0, 10))
     assert len(server.seen) == 4
+
+
+async def test_renewed_credentials_are_read_from_the_profile(
+    server: FakeS3, client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials that expire in mid-run and lie renewed in their file: one refusal, then the new ones, no error."""
+    profile = "[default]\naws_access_key_id = {}\naws_secret_access_key = s\n"
+    (tmp_path / "credentials").write_text(profile.format("OLDKEY"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    async with fetching(server, client, options={"profile": "default"}) as fetcher:
+        assert await fetched(fetcher, part(server, 0, 10)) == RAMP[:10]
+        (tmp_path / "credentials").write_text(profile.format("NEWKEY"))
+        server.script = lambda seen, number: Act(status=400, code="ExpiredToken") if seen.signer == "OLDKEY" else None
+        assert await fetched(fetcher, part(server, 0, MiB)) == RAMP[:MiB]
+        assert fetcher.statistics().failures == 0
+    assert [seen.signer for seen in server.seen] == ["OLDKEY", "OLDKEY", "NEWKEY"]
+
+
+async def test_a_body_that_comes_in_pieces_is_no_failure(server: FakeS3) -> None:
+    """More resets than tries are allowed, each after some bytes: the range arrives, and hardly a byte came twice."""
+    server.script = lambda seen, number: Act(reset_after=300 * KiB) if seen.stop - seen.start > MiB else None
+    config = replace(CONFIG, range_bytes=4 * MiB, attempts=3, failing_seconds=0.0)
+    async with fetching(server, config=config) as fetcher:
+        assert await fetched(fetcher, part(server, 0, 4 * MiB)) == RAMP
+    assert len(server.seen) > 2 * config.attempts
+
+
+async def test_resets_cost_few_bytes(server: FakeS3) -> None:
+    """30 % of the bodies break somewhere: at most 5 % more bytes leave the store than are needed."""
+    draw = random.Random(5)
+
+    def script(seen: Seen, number: int) -> Act | None:
+        return Act(reset_after=draw.randrange(seen.stop - seen.start)) if draw.random() < 0.3 else None
+
+    server.script = script
+    async with fetching(server, config=replace(CONFIG, range_bytes=4 * MiB)) as fetcher:
+        for _ in range(20):
+            assert await fetched(fetcher, part(server, 0, 4 * MiB)) == RAMP
+        assert fetcher.statistics().retries >= 4
+    assert sum(seen.sent for seen in server.seen) <= 1.05 * 20 * len(RAMP)
+
+
+async def test_one_object_that_never_answers(server: FakeS3) -> None:
+    """While others go through, silence is given up after two tries and the time of a failing range, by name."""
+    server.objects["mute"] = RAMP
+    server.script = lambda seen, number: Act(wait_seconds=30) if seen.key == "mute" else None
+    config = replace(CONFIG, first_byte_seconds=0.2, failing_seconds=0.5)
+    async with fetching(server, config=config) as fetcher, asyncio.TaskGroup() as group:
+        await fetched(fetcher, part(server, 0, 10))
+        others = group.create_task(_keep_fetching(fetcher, server))
+        with pytest.raises(StoreError, match="s3://bucket/mute") as caught:
+            await fetched(fetcher, part(server, 0, 10, key="mute"))
+        others.cancel()
+    assert 2 <= int(str(caught.value.details["attempts"])) < CONFIG.attempts
+    assert 0.5 <= float(str(caught.value.details["elapsed_seconds"])) < 3.0
+
+
+async def _keep_fetching(fetcher: Fetcher, server: FakeS3) -> None:
+    while True:
+        await fetched(fetcher, part(server, 0, 10))
+        await asyncio.sleep(0.01)
+
+
+async def test_a_name_that_does_not_exist() -> None:
+    """An endpoint that no resolver knows says so, after the attempts."""
+    server = FakeS3()
+    options = {"key": "k", "secret": "s", "endpoint_url": "http://streamer-no-such-host.invalid:9"}
+    async with fetching(server, options=options) as fetcher:
+        with pytest.raises(StoreError, match="name of the endpoint cannot be resolved"):
+            await fetched(fetcher, part(server, 0, 10))
 
 
 async def test_memory_is_reserved_before_the_request(server: FakeS3) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
-import obstore
 import pytest
 
 from streamer.fetch import Fetcher, FetchStatistics
@@ -22,27 +20,10 @@ from tests.fault.fake_s3 import (
     fetching,
     once,
     part,
-    serving,
     until,
 )
 
-
-@pytest.fixture(scope="session", autouse=True)
-def warm_runtime() -> None:
-    """The threads and descriptors of obstore's runtime live as long as the process."""
-
-    async def put() -> None:
-        await obstore.put_async(obstore.store.MemoryStore(), "warm", b"")
-
-    asyncio.run(put())
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeS3]:
-    """A store that works until a script says otherwise."""
-    fake = FakeS3()
-    async with serving(fake):
-        yield fake
+pytestmark = pytest.mark.usefixtures("warm_runtime")
 
 
 async def warmed(fetcher: Fetcher, server: FakeS3) -> FetchStatistics:
@@ -69,6 +50,15 @@ async def test_duplicate_beats_a_request_that_hangs(server: FakeS3) -> None:
         await until(lambda: loser.gone)
     assert (after.hedge_wins - before.hedge_wins, after.retries) == (1, 0)
     assert loser.sent == 0
+
+
+async def test_the_first_request_of_all_that_hangs(server: FakeS3) -> None:
+    """Before any latency is known a duplicate comes after a second, not after the patience of 30."""
+    server.script = once(Act(wait_seconds=20))
+    async with fetching(server, config=HEDGED) as fetcher:
+        async with asyncio.timeout(5):
+            assert await fetched(fetcher, part(server, 0, MiB)) == RAMP[:MiB]
+        assert (fetcher.statistics().hedge_wins, fetcher.statistics().retries) == (1, 0)
 
 
 async def test_duplicate_that_is_slower_is_cancelled(server: FakeS3) -> None:
