@@ -76,7 +76,7 @@ class Attempt:
         order = self._order
         after = order.endpoint.duplicate_after(order.extent.length, order.due)
         if after is not None:
-            self._timer = asyncio.get_running_loop().call_later(after, self._launch)
+            self._timer = order.endpoint.loop.call_later(after, self._launch)
 
     def _disarm(self) -> None:
         if self._timer is not None:

@@ -69,6 +69,7 @@ class Fetcher:
         self._config = config
         self._open_store = open_store
         self._endpoints: dict[str, Endpoint] = {}
+        self._last: Endpoint | None = None
         self._memory = Gate(config.memory_bytes or budget_bytes())
         self._tally = Tally()
         self._slabs = Slabs(self._memory.limit)
@@ -91,7 +92,7 @@ class Fetcher:
         await self._close_stores()
 
     async def _close_stores(self) -> None:
-        endpoints, self._endpoints = list(self._endpoints.values()), {}
+        endpoints, self._endpoints, self._last = list(self._endpoints.values()), {}, None
         for endpoint in endpoints:
             await endpoint.store.aclose()
 
@@ -189,10 +190,13 @@ class Fetcher:
     def _endpoint(self, url: str) -> Endpoint:
         if not self._open:
             raise ClosedError("the fetcher is closed; use it inside its `async with`")
+        if (last := self._last) is not None and url.startswith(last.root + "/"):
+            return last
         root = split(url).root
         if root not in self._endpoints:
             self._endpoints[root] = Endpoint(root, self._open_store(root), self._config)
-        return self._endpoints[root]
+        self._last = self._endpoints[root]
+        return self._last
 
 
 def _asked_now() -> Due:

@@ -8,8 +8,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from streamer.config import FetchConfig
-from streamer.errors import StoreTimeoutError, StreamerError
+from streamer.errors import StoreTimeoutError
 from streamer.fetch import hedge
+from streamer.fetch.deadline import Deadline
 from streamer.fetch.endpoint import RATE_LEAST_BYTES, Endpoint
 from streamer.fetch.statistics import Tally
 from streamer.manifest.model import Extent
@@ -59,25 +60,27 @@ class Request:
         Raises:
             StoreError: no first byte, no progress, or what the store says.
         """
-        order, loop = self._order, asyncio.get_running_loop()
-        self._started = loop.time()
+        order = self._order
+        self._started = order.endpoint.time()
         order.tally.requests += 1
         body = order.endpoint.store.get(order.extent.object, order.extent.start, order.extent.stop)
+        deadline = Deadline(order.endpoint.loop, self._started + order.first_byte_seconds)
         try:
-            async with asyncio.timeout(order.first_byte_seconds) as deadline, aclosing(body):
+            async with aclosing(body):
                 async for piece in body:
                     if not self._accepts(piece, deadline):
                         return
-        except TimeoutError as error:
-            if isinstance(error, StreamerError):
-                raise
-            raise self._abandoned() from error
+        except asyncio.CancelledError as error:
+            if deadline.taken_back():
+                raise self._abandoned() from error
+            raise
         finally:
+            deadline.close()
             if self._pace is not None:
                 self._pace.cancel()
-        self._succeeded(loop.time())
+        self._succeeded(order.endpoint.time())
 
-    def _accepts(self, piece: memoryview, deadline: asyncio.Timeout) -> bool:
+    def _accepts(self, piece: memoryview, deadline: Deadline) -> bool:
         before, self._received = self._received, self._received + piece.nbytes
         if before == 0 and not self._is_first():
             return False
@@ -90,32 +93,32 @@ class Request:
     def _is_first(self) -> bool:
         if not self._claim(self):
             return False
-        order, now = self._order, _time()
+        order, now = self._order, self._order.endpoint.time()
         self._first_byte_at = now
         order.endpoint.first_byte(order.extent.length).add(now - self._started)
         order.tally.first_byte.add(now - self._started)
         return True
 
-    def _watch(self, before: int, deadline: asyncio.Timeout) -> None:
+    def _watch(self, before: int, deadline: Deadline) -> None:
         """Renews the deadline at the first piece and at each multiple of what the floor asks for."""
         step = self._floor_bytes()
         if (before == 0 or before // step != self._received // step) and not self._outpaced:
-            deadline.reschedule(_time() + self._order.config.progress_seconds)
+            deadline.move(self._order.endpoint.time() + self._order.config.progress_seconds)
         if before == 0:
             self._watch_pace(deadline)
 
-    def _watch_pace(self, deadline: asyncio.Timeout) -> None:
+    def _watch_pace(self, deadline: Deadline) -> None:
         order = self._order
         allowed = hedge.body_seconds(order.extent.length, order.endpoint.rates)
         if allowed is not None and order.extent.length >= RATE_LEAST_BYTES:
-            self._pace = asyncio.get_running_loop().call_later(allowed, self._judge_pace, deadline)
+            self._pace = order.endpoint.loop.call_later(allowed, self._judge_pace, deadline)
 
-    def _judge_pace(self, deadline: asyncio.Timeout) -> None:
+    def _judge_pace(self, deadline: Deadline) -> None:
         """The body takes four times as long as others: ends it, where the rest is worth a request."""
         left = self._order.extent.length - self._received
-        if left >= RATE_LEAST_BYTES and not deadline.expired() and self._order.endpoint.may_duplicate(left):
+        if left >= RATE_LEAST_BYTES and not deadline.expired and self._order.endpoint.may_duplicate(left):
             self._outpaced = True
-            deadline.reschedule(_time())
+            deadline.move(self._order.endpoint.time())
 
     def _floor_bytes(self) -> int:
         """Bytes that earn another `progress_seconds`: a body slower than the floor does not get them."""
@@ -129,7 +132,7 @@ class Request:
         endpoint.succeeded(now - self._started, length)
 
     def _abandoned(self) -> StoreTimeoutError:
-        order, elapsed = self._order, _time() - self._started
+        order, elapsed = self._order, self._order.endpoint.time() - self._started
         order.tally.outpaced += self._outpaced
         order.tally.stalled += not self._outpaced
         extent, url = order.extent, shown(order.extent.object.url)
@@ -139,7 +142,3 @@ class Request:
             url=url,
             outpaced=self._outpaced,
         )
-
-
-def _time() -> float:
-    return asyncio.get_running_loop().time()

@@ -79,7 +79,7 @@ class Transfer:
         Raises:
             StoreError: permanent, or still failing after the last try; details have url, attempts, elapsed_seconds.
         """
-        self._started = self._progressed = _time()
+        self._started = self._progressed = self._endpoint.time()
         while self._position < self._extent.stop:
             pause = await self._try()
             if pause > 0.0:
@@ -112,8 +112,11 @@ class Transfer:
     def _patience_seconds(self, length: int) -> float:
         """Longer each time, but not past the moment when a lone failure is judged."""
         known, most = self._endpoint.latency(length), self._config.first_byte_seconds
-        first, now = hedge.patience_seconds(known, most, 1), hedge.patience_seconds(known, most, self._fruitless + 1)
-        return within(now, self._config.failing_seconds, _time() - self._progressed, first)
+        first = hedge.patience_seconds(known, most, 1)
+        if not self._fruitless:
+            return first
+        now = hedge.patience_seconds(known, most, self._fruitless + 1)
+        return within(now, self._config.failing_seconds, self._endpoint.time() - self._progressed, first)
 
     def _keep(self, piece: memoryview) -> None:
         if self._position + piece.nbytes > self._extent.stop:
@@ -145,15 +148,15 @@ class Transfer:
     def _count_failure(self) -> None:
         """Bytes that were kept since the last failure make this one the first."""
         if self._position > self._good or not self._fruitless:
-            self._good, self._fruitless, self._first_failure = self._position, 0, _time()
-            self._progressed = _time() if self._position > self._extent.start else self._started
+            self._good, self._fruitless, self._first_failure = self._position, 0, self._endpoint.time()
+            self._progressed = self._endpoint.time() if self._position > self._extent.start else self._started
         self._fruitless += 1
 
     def _failing(self, error: StreamerError) -> Failing:
         endpoint = self._endpoint
         return Failing(
             tries=self._fruitless,
-            idle_seconds=_time() - self._progressed,
+            idle_seconds=self._endpoint.time() - self._progressed,
             silent=self._is_silence(error),
             alone=endpoint.alone(error, self._first_failure),
             worked=endpoint.last_success is not None,
@@ -172,19 +175,15 @@ class Transfer:
             )
         else:
             pause = config.backoff_max_seconds * random.random()
-        pause = within(pause, config.failing_seconds, _time() - self._progressed)
+        pause = within(pause, config.failing_seconds, self._endpoint.time() - self._progressed)
         return max(pause, asked_seconds(error))
 
     def _final(self, error: StreamerError) -> StreamerError:
         """The same error with what was tried."""
         self._fetch.tally.failures += 1
-        elapsed = _time() - self._started
+        elapsed = self._endpoint.time() - self._started
         facts = {"url": shown(self._extent.object.url), **error.details}
         facts |= {"attempts": self._attempts, "elapsed_seconds": round(elapsed, 3)}
         tries = "" if self._attempts == 1 else f" ({self._attempts} tries in {elapsed:.1f} s)"
         kind = type(error) if isinstance(error, StoreError) else StoreError
         return kind(error.message + tries, **facts)
-
-
-def _time() -> float:
-    return asyncio.get_running_loop().time()

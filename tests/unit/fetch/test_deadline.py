@@ -1,0 +1,82 @@
+"""A deadline ends its own task's wait, and nobody else's cancellation is mistaken for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from streamer.fetch.deadline import Deadline
+
+MS = 0.001
+
+
+async def _waits(deadline: Deadline) -> str:
+    try:
+        await asyncio.sleep(3600)
+    except asyncio.CancelledError:
+        if deadline.taken_back():
+            return "late"
+        raise
+    finally:
+        deadline.close()
+    return "in time"
+
+
+def _in(seconds: float) -> Deadline:
+    loop = asyncio.get_running_loop()
+    return Deadline(loop, loop.time() + seconds)
+
+
+async def test_time_is_up() -> None:
+    """The wait ends; the task goes on as if it had never been cancelled."""
+    assert await _waits(_in(MS)) == "late"
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_moved_to_an_earlier_time() -> None:
+    """The last move counts."""
+    deadline = _in(3600)
+    deadline.move(asyncio.get_running_loop().time() + MS)
+    assert await _waits(deadline) == "late"
+
+
+async def test_closed_before_its_time() -> None:
+    """Nothing happens to a task that went on."""
+    deadline = _in(MS)
+    deadline.close()
+    await asyncio.sleep(3 * MS)
+    assert not deadline.expired
+
+
+@pytest.mark.parametrize("also_late", [False, True])
+async def test_cancellation_by_somebody_else_stays_one(also_late: bool) -> None:
+    """Also when both happen at once."""
+    made: list[Deadline] = []
+
+    async def work() -> str:
+        made.append(_in(3600))
+        return await _waits(made[0])
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    if also_late:
+        made[0]._expire()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_move_after_the_end_does_nothing() -> None:
+    """What is up is up: a timer that nobody closes would strike another wait."""
+    deadline = _in(3600)
+    task = asyncio.current_task()
+    assert task is not None
+    deadline._expire()
+    deadline.move(asyncio.get_running_loop().time())
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.sleep(0)
+    assert deadline.taken_back()
+    await asyncio.sleep(2 * MS)
