@@ -1,115 +1,225 @@
 """Draws docs/deploy/top.svg: `streamer top` beside a service at work. Every figure is of that run.
 
-    python docs/deploy/screenshot.py
+    python docs/deploy/screenshot.py [OUT.svg]
 
-Starts a service over local files, reads two epochs through it, and draws the picture of the last second. Ends with an
-error if a figure of the picture is not what /metrics said at the same moment.
+Starts a service over local files and a job of two ranks, stops the ranks for the blink of an eye, twice, and draws what
+lies between. The same picture is drawn from what /metrics says: ends with an error if they differ in anything.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from streamer.cli.picture import Picture
 from streamer.cli.top_command import render
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
+from streamer.service.metrics import DEFINITIONS
 
-ROOT = Path(__file__).parents[2]
-HTTP = "127.0.0.1:9465"
-PAUSE_STEP = 450
-# Statistic in the picture: the metric that must agree with it.
-SAME = {
-    "store_bytes": "streamer_store_received_bytes_total",
-    "hit_bytes": "streamer_cache_hit_bytes_total",
-    "kept_bytes": "streamer_cache_kept_bytes",
-    "limit_bytes": "streamer_cache_limit_bytes",
-    "hedges": "streamer_store_hedges_total",
-    "needs": "streamer_cache_needs_total",
+SAMPLES, SAMPLE_BYTES = 800, 100_000
+WIDTH = 132
+# What the picture shows and is no figure: who and where. Everything else has to come from /metrics.
+WORDS = {
+    "": ("pid", "version"),
+    "datasets": ("dataset", "url"),
+    "sessions": ("job", "consumer", "dataset", "failed", "advice"),
 }
+Looks = tuple[dict[str, object], dict[str, object]]
+RANK_PROGRAM = """
+import json, sys, time
+from streamer import StreamingDataLoader, StreamingDataset
+url, rank = sys.argv[1], int(sys.argv[2])
+def resized(sample):
+    time.sleep(0.004)  # what a resize would take
+    return len(sample["bin"])
+dataset = StreamingDataset(url, transform=resized, decode=None, rank=rank, world_size=2)
+with StreamingDataLoader(dataset, batch_size=8, num_workers=1, report_seconds=1.0) as loader:
+    for epoch in range(100):
+        for number, batch in enumerate(loader):
+            time.sleep(0.015)  # what a step would compute
+            print(epoch, number, flush=True)
+"""
 
 
-def metrics() -> dict[str, float]:
-    """Those without labels."""
-    with urllib.request.urlopen(f"http://{HTTP}/metrics", timeout=5) as answer:
-        lines = answer.read().decode().splitlines()
-    return {line.split(" ")[0]: float(line.split(" ")[1]) for line in lines if line[0] != "#" and "{" not in line}
+def from_metrics(text: str, words: dict[str, object]) -> dict[str, object]:
+    """The statistics that `top` draws from, put together again from /metrics.
+
+    Args:
+        text: the exposition.
+        words: the engine's statistics: only what is no figure is taken from them.
+    """
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    found: dict[str, object] = {name: words[name] for name in WORDS[""]}
+    for table in ("datasets", "sessions"):
+        found[table] = [{name: row.get(name) for name in WORDS[table]} for row in words[table]]
+    for definition in DEFINITIONS:
+        for sample in (one for one in samples if one.name == definition.name):
+            for row in rows_of(found, definition.table, sample.labels):
+                row[definition.source or definition.labels[-1]] = (
+                    sample.value if definition.source else sample.labels[definition.labels[-1]]
+                )
+    return found
 
 
-def configure(folder: Path) -> Path:
-    """Files, and a service that keeps half of them."""
-    random = np.random.default_rng(5)
-    for number in range(800):
-        path = folder / "train" / f"{number % 4}" / f"{number:04}.bin"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(random.bytes(100_000))
-    config = folder / "streamer.toml"
-    config.write_text(
-        f"[cache]\ndirectory = '{folder}/cache'\nlimit_bytes = '45MB'\n[engine]\nsocket_path = '{folder}/s'\n"
-        f"[service]\nhttp = '{HTTP}'\n[[datasets]]\nurl = '{folder}/train/'\n"
+def rows_of(found: dict[str, object], table: str, labels: dict[str, str]) -> list[dict[str, object]]:
+    """The entries that a series belongs to."""
+    if not table:
+        return [found]
+    entries = found.get(table, [])
+    known = [name for name in labels if name in WORDS.get(table, ())]
+    return [row for row in entries if all(row[name] == labels[name] for name in known)]
+
+
+def plain(statistics: dict[str, object]) -> dict[str, object]:
+    """Whole numbers as integers, wherever they come from: /metrics has 5.0 where the engine says 5."""
+    return json.loads(
+        json.dumps(statistics), parse_float=lambda text: int(float(text)) if float(text) % 1 == 0 else float(text)
     )
-    return config
 
 
-def at_rest(client: EngineClient) -> tuple[dict[str, object], dict[str, float]]:
-    """Statistics and metrics of one moment: looked at around each other until nothing moved in between."""
-    for _ in range(200):
-        now, told, after = client.statistics(), metrics(), client.statistics()
-        if all(now[name] == after[name] for name in SAME):
-            return now, told
-    raise SystemExit("the engine never came to rest")
+def drawn(picture: Picture) -> str:
+    """As text."""
+    console = Console(file=io.StringIO(), width=WIDTH)
+    console.print(render(picture))
+    return console.file.getvalue()
 
 
-def draw(folder: Path) -> None:
-    """Looks twice, a second of work apart, and compares the second look with /metrics."""
-    task = {"url": f"{folder}/train/", "epochs": 2, "consumer": "rank 0", "pause_at": PAUSE_STEP}
-    trainer = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "e2e" / "read_all.py"), json.dumps(task)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={
+class Service:
+    """A service over local files that keeps half of them.
+
+    Args:
+        folder: for everything.
+        port: of its /metrics.
+    """
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder = folder
+        self.http = f"127.0.0.1:{port}"
+        self.url = f"{folder}/train/"
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """From listening to its end."""
+        command = [sys.executable, "-m", "streamer", "serve", "--config", str(self._configure())]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        try:
+            process.stdout.readline()
+            yield
+        finally:
+            process.terminate()
+            process.wait(30)
+            process.stdout.close()
+
+    def _configure(self) -> Path:
+        random = np.random.default_rng(5)
+        for number in range(SAMPLES):
+            path = self.folder / "train" / f"{number % 4}" / f"{number:04}.bin"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(random.bytes(SAMPLE_BYTES))
+        config = self.folder / "streamer.toml"
+        config.write_text(
+            f"[cache]\ndirectory = '{self.folder}/cache'\nlimit_bytes = '60MB'\n"
+            f"[engine]\nsocket_path = '{self.folder}/s'\n[service]\nhttp = '{self.http}'\n"
+            f"[[datasets]]\nurl = '{self.url}'\n"
+        )
+        return config
+
+    def metrics(self) -> str:
+        """What a scrape gets."""
+        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=5) as answer:
+            return answer.read().decode()
+
+    @contextmanager
+    def rank(self, number: int) -> Iterator[subprocess.Popen[str]]:
+        """A training process with a worker, in a group of its own."""
+        env = {
             **os.environ,
-            "STREAMER_ENGINE": f"unix:{folder}/s",
-            "STREAMER_CACHE_DIR": f"{folder}/cache",
+            "STREAMER_ENGINE": f"unix:{self.folder}/s",
+            "STREAMER_CACHE_DIR": f"{self.folder}/cache",
             "STREAMER_JOB": "train",
-        },
-    )
-    settings = ClientSettings(cache_dir=folder / "cache", runtime_dir=folder, engine=f"unix:{folder}/s")
-    with EngineClient(settings) as client:
-        before = client.statistics()
-        trainer.stdout.readline()
-        now, told = at_rest(client)
-    trainer.communicate(b"\n", timeout=60)
-    for name, metric in SAME.items():
-        if now[name] != told[metric]:
-            raise SystemExit(f"{name}={now[name]}, but {metric}={told[metric]}")
-    console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the script
-    console.print(render(Picture(now, before)))
-    console.save_svg(str(Path(__file__).with_name("top.svg")), title="streamer top")
+        }
+        command = [sys.executable, "-c", RANK_PROGRAM, self.url, str(number)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True, start_new_session=True)
+        try:
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(30)
+            process.stdout.close()
+
+    def look(self, client: EngineClient) -> tuple[dict[str, object], dict[str, object]]:
+        """Statistics, and the same out of /metrics at nearly the same moment."""
+        now = client.statistics()
+        return plain(now), plain(from_metrics(self.metrics(), now))
+
+
+def wait_for(ranks: list[subprocess.Popen[str]], epoch: int, batch: int) -> None:
+    """Until each has made that batch."""
+    for rank in ranks:
+        for line in rank.stdout:
+            if tuple(map(int, line.split())) >= (epoch, batch):
+                break
+        else:
+            raise SystemExit(f"a rank ended with {rank.wait()}")
+
+
+def agreed(service: Service, client: EngineClient, before: Looks | None) -> Looks:
+    """Looks until the engine's statistics and /metrics draw the same picture: clocks run on between the two."""
+    for _ in range(200):
+        now = service.look(client)
+        told, scraped = (drawn(Picture(*look)) for look in zip(now, before or (None, None), strict=True))
+        if told == scraped:
+            return now
+    raise SystemExit(f"top shows\n{told}\nbut /metrics says\n{scraped}")
+
+
+def picture_of(service: Service) -> Picture:
+    """About a second of a job at work, every figure as in /metrics."""
+    settings = ClientSettings(cache_dir=service.folder, runtime_dir=service.folder, engine=f"unix:{service.folder}/s")
+    with ExitStack() as stack:
+        stack.enter_context(service.running())
+        ranks = [stack.enter_context(service.rank(number)) for number in range(2)]
+        client = stack.enter_context(EngineClient(settings))
+        wait_for(ranks, 1, 20)
+        early = stopped(ranks, lambda: agreed(service, client, None))
+        time.sleep(1.0)
+        late = stopped(ranks, lambda: agreed(service, client, early))
+        return Picture(late[0], early[0])
+
+
+def stopped(ranks: list[subprocess.Popen[str]], look: Callable[[], Looks]) -> Looks:
+    """A look while nothing moves."""
+    for rank in ranks:
+        os.killpg(rank.pid, signal.SIGSTOP)
+    found = look()
+    for rank in ranks:
+        os.killpg(rank.pid, signal.SIGCONT)
+    return found
 
 
 def main() -> None:
-    """Starts the service, draws, ends it."""
+    """Draws into the file named, or beside this one."""
+    out = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("top.svg")
     with tempfile.TemporaryDirectory(prefix="top-") as name:
-        folder = Path(name)
-        service = subprocess.Popen(
-            [sys.executable, "-m", "streamer", "serve", "--config", str(configure(folder))], stdout=subprocess.PIPE
-        )
-        service.stdout.readline()
-        try:
-            draw(folder)
-        finally:
-            service.terminate()
-            service.wait(30)
+        picture = picture_of(Service(Path(name), 9465))
+    console = Console(record=True, width=WIDTH, file=io.StringIO())
+    console.print(render(picture))
+    console.save_svg(str(out), title="streamer top")
 
 
 if __name__ == "__main__":
