@@ -98,7 +98,7 @@ class Picture:
             ),
             ("first byte", f"p50 {milliseconds(now, 'first_byte_p50_seconds')}, p99 {self._p99}"),
             ("cache", f"{format_bytes(rates.cache_bytes)}/s"),
-            ("hits", f"{self.hits:.1%} so far, at most {number(now, 'hit_bound'):.1%} of an epoch"),
+            ("hits", f"{self.hits:.1%} so far, the cache keeps {number(now, 'hit_bound'):.1%} of the data"),
             ("fill", f"{format_bytes(taken)} of {amount(now, 'limit_bytes')} ({self.fill:.0%})"),
             ("tail", f"{count(now, 'hedges')} hedges, {count(now, 'hedge_wins')} of them first"),
             ("trouble", self._trouble()),

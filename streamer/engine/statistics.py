@@ -8,7 +8,8 @@ kept_bytes, transit_bytes, limit_bytes        what the cache holds
 evicted_chunks, rejected_chunks               what left it, and what was found wrong on the disk
 unfounded_rejects                             chunks that a reader found wrong and the engine right
 refused_writes, written_bytes                 what the disk would not take, and what it took
-hit_bound                                     the share of hits that no policy exceeds: what is kept / the live data
+hit_bound                                     what is kept / the live data: no policy gets more hits from one reader;
+                                              ranks that share a chunk fetch it once, and the second one hits
 flights                                       chunks between store and SSD
 errors, error_kinds                           errors that reached a consumer
 draining                                      the engine is leaving: it launches nothing any more

@@ -65,7 +65,7 @@ _SINGLE = (
     ("cache_hits_total", "hits", "Uses that cost no store byte."),
     ("cache_needed_bytes_total", "needed_bytes", "Bytes of the uses."),
     ("cache_hit_bytes_total", "hit_bytes", "Bytes of the uses that cost no store byte."),
-    ("cache_hit_bound_ratio", "hit_bound", "The share of hits that the cache can give at most."),
+    ("cache_hit_bound_ratio", "hit_bound", "Share of the live data that is kept: the most hits of one reader."),
     ("cache_limit_bytes", "limit_bytes", "What chunk files may take."),
     ("cache_kept_bytes", "kept_bytes", "Chunks that stay after their use."),
     ("cache_transit_bytes", "transit_bytes", "Chunks that leave after their use."),

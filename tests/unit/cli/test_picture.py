@@ -96,7 +96,7 @@ def test_a_session_that_was_opened_again_starts_anew():
 @pytest.mark.parametrize(
     ("what", "shown"),
     [
-        ("hits", "41.2% so far, at most 45.0% of an epoch"),
+        ("hits", "41.2% so far, the cache keeps 45.0% of the data"),
         ("fill", "9.0 GB of 10.0 GB (90%)"),
         ("in flight", "12 requests of 64, 9 chunks"),
         ("first byte", "p50 30 ms, p99 -"),
@@ -112,7 +112,7 @@ def test_the_figures_as_text(what, shown):
 def test_an_idle_engine_has_a_picture():
     """Nothing connected, nothing divided by zero."""
     picture = Picture({"pid": 1})
-    assert text(picture)["hits"] == "0.0% so far, at most 0.0% of an epoch"
+    assert text(picture)["hits"] == "0.0% so far, the cache keeps 0.0% of the data"
     assert picture.session_rows() == picture.dataset_rows() == []
 
 

@@ -38,7 +38,7 @@ def test_elsewhere_each_look_is_a_line():
     lines = out.getvalue().splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("store 1.0 MB/s  cache 0.0 MB/s")
-    assert "hits 0.0% so far, at most 0.0%" in lines[1]
+    assert "hits 0.0% so far, the cache keeps 0.0%" in lines[1]
 
 
 def test_the_screen_shows_every_figure_and_no_markup_of_clients():
