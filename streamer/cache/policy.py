@@ -3,7 +3,8 @@
 The rule. `C` is the limit in bytes, everything counted. *Kept* chunks survive their use and take at most `C - S`;
 *transit* chunks (misses in flight, waiting or open) take `S`; both together never exceed `C`. A chunk is *due* while
 a live session has it ahead in its running epoch, *held* while a session has it open or in look-ahead, *spent* when
-it is kept and neither. With K open chunks `S = 1.1 (1 - f) (open + look-ahead bytes) + 2 chunks`, `f = min(1, C/D)`.
+it is kept and neither. With w bytes open and in look-ahead, `S = 1.1 (1 - f) w + 2 chunks`, `f = min(1, C/D)`, or the
+mean of the misses and two deviations `(1 - f) w + 2 sqrt(f (1 - f) w chunk)` where that is more.
 
 Why this is the best there is. In an epoch each chunk of the data (D bytes) is needed exactly once.
 

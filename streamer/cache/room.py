@@ -5,6 +5,7 @@ The second half of the policy (see `policy` for the rule and its proof): knows c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -15,9 +16,13 @@ from streamer.cache.decision import Freed
 from streamer.cache.emergency import Emergency, Queues
 from streamer.cache.table import ChunkTable, Group, State
 
-# Beyond the mean: the misses among w chunks scatter by sqrt(w f (1-f)).
+# Beyond the mean of (1 - f) w: the misses among w chunks scatter by sqrt(w f (1 - f)), so a tenth and two chunks are
+# too little for windows of some tens of chunks; S then is the mean and two deviations. With 36 chunks of 4,000 and
+# f = 0.75, stuck heads of line changed 1.4 % of the kept content per warm epoch, and waited 1.5 % of the time; now
+# below 0.1 % and 0.2 %, for 0.001 of the hit rate (2026-11-20).
 STAGING_MARGIN = 1.1
 STAGING_CHUNKS = 2
+STAGING_DEVIATIONS = 2.0
 
 
 @dataclass(slots=True)
@@ -68,8 +73,7 @@ class Room:
         if live and not self._lru:
             share = min(1.0, self.limit_bytes / max(1, data_bytes))
             largest = max(group.largest_bytes for group in live)
-            spread = int(STAGING_MARGIN * (1.0 - share) * window_bytes)
-            self.staging_bytes = min(self.limit_bytes, spread + STAGING_CHUNKS * largest)
+            self.staging_bytes = min(self.limit_bytes, _staging_bytes(share, window_bytes, largest))
         self.warm_share = min(1.0, self.kept_limit_bytes / max(1, data_bytes))
         self._share_out(live)
 
@@ -323,3 +327,11 @@ class Room:
         key = self.table.key
         stayed = [row for row in outcome.promoted if row not in outcome.victims]
         return Freed(tuple(map(key, outcome.victims)), tuple(map(key, stayed)))
+
+
+def _staging_bytes(share: float, window_bytes: int, largest: int) -> int:
+    """S, for a cache of a share of the data and `window_bytes` open or in look-ahead."""
+    mean = (1.0 - share) * window_bytes
+    deviation = math.sqrt(share * (1.0 - share) * window_bytes * largest)
+    least = int(STAGING_MARGIN * mean) + STAGING_CHUNKS * largest
+    return max(least, int(mean + STAGING_DEVIATIONS * deviation))

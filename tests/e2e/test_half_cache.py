@@ -131,6 +131,7 @@ def test_hits_reach_the_bound_and_the_limit_holds(tmp_path, files, slack):
     assert after[0]["store_bytes"] <= 1.02 * total
     bound = (counts["limit_bytes"] - counts["staging_bytes"]) / total
     needed, hit = (after[-1][name] - after[0][name] for name in ("needed_bytes", "hit_bytes"))
+    print(f"{manifest.chunks} chunks: hits {hit / needed:.3f} in {EPOCHS - 1} warm epochs, bound {bound:.3f}")
     assert hit / needed >= bound - slack
     assert bound >= 0.33, f"staging takes {counts['staging_bytes']} of {limit}"
     # Without its buffers; those are counted in full here, too.

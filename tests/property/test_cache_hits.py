@@ -128,9 +128,10 @@ def test_epoch_lru_rotates_the_content_at_the_same_hit_rate() -> None:
     assert hits[0] < 0.01 < 0.1 < hits[1]
 
 
-def test_hold_moves_almost_nothing_in_warm_epochs() -> None:
+@pytest.mark.parametrize("share", [0.5, 0.75])
+def test_hold_moves_almost_nothing_in_warm_epochs(share: float) -> None:
     """Kept content changes by at most 1 % of the data from epoch 3 on (no SSD wear beyond transit)."""
-    world = World(0.5, count=1500)
+    world = World(share, count=1500)
     moved = [0]
 
     def promoted() -> None:

@@ -78,6 +78,16 @@ def test_s_is_the_design_s_formula() -> None:
     assert policy.statistics().staging_bytes == 0
 
 
+def test_s_has_room_for_two_deviations_of_the_misses() -> None:
+    """In a window of 64 chunks at f = 1/4 the misses are 48 +- 3.5: S is 55, a tenth and two chunks more are enough."""
+    policy = policy_of(100, a=400)
+    policy.open_session("s", "j", "a", 16 * COST, 48 * COST)
+    assert policy.statistics().staging_bytes == max(int(1.1 * 48 * COST) + 2 * COST, int((48 + 2 * 12**0.5) * COST))
+    policy = policy_of(300, a=400)
+    policy.open_session("s", "j", "a", 16 * COST, 48 * COST)
+    assert policy.statistics().staging_bytes == int(16 * COST + 2 * 12**0.5 * COST) > int(1.1 * 16 * COST) + 2 * COST
+
+
 def test_chunks_of_a_finished_job_go_first_the_longest_unused_before() -> None:
     """Old datasets give way to kept chunks of a live one; live ones are spared."""
     policy = policy_of(10, a=4, b=3, c=20)
