@@ -7,13 +7,15 @@
 | json jsn, jsonl | what the JSON says; list of the lines |
 | txt text transcript | str |
 | npy, npz, safetensors | numpy array; dict of arrays |
+| numbers without a header | with `decode={"bin": ArrayDecoder("<f4", (64, 64))}`: numpy array |
 | pt pth, pkl pickle | refused unless `allow_pickle=True` |
 | any other | bytes |
 
 Imports neither torch nor any decoder until a field needs it.
 """
 
+from streamer.decode.arrays import ArrayDecoder
 from streamer.decode.dispatch import DecodeRule, FieldDecoder, SampleDecoder
 from streamer.decode.images import ImageDecoder, decode_image
 
-__all__ = ["DecodeRule", "FieldDecoder", "ImageDecoder", "SampleDecoder", "decode_image"]
+__all__ = ["ArrayDecoder", "DecodeRule", "FieldDecoder", "ImageDecoder", "SampleDecoder", "decode_image"]

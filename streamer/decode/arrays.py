@@ -7,6 +7,9 @@ import io
 import json
 import math
 import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +18,10 @@ from streamer.errors import ConfigError
 
 Content = bytes | bytearray | memoryview
 Array = NDArray[np.generic]
+# Where the arrays of one sample will lie in the batch, by the name of their field (or number, in a tuple).
+Row = Mapping[str | int, Array]
+
+NO_ROW: Row = {}
 
 # numpy refuses longer headers too, because they are parsed as Python literals.
 _NPY_HEADER_BYTES = 10_000
@@ -35,20 +42,119 @@ _SAFETENSORS_TYPES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class PlainArray:
+    """An array as it stands in a file: a head, then nothing but its numbers in C order and native byte order.
+
+    Attributes:
+        head: the same for all arrays of this dtype and shape.
+        dtype, shape: of the array.
+    """
+
+    head: bytes
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ArrayDecoder:
+    """Reads a field that is nothing but numbers: no header, C order.
+
+        StreamingDataset(url, decode={"bin": ArrayDecoder("<f4", (4, 64, 64))})
+
+    Attributes:
+        dtype: what numpy calls it, for example "<u2"; without "<" or ">" this machine's byte order.
+        shape: one length may be -1: as many as there are.
+
+    Raises:
+        ConfigError: not a dtype of numbers, or not a shape.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] = (-1,)
+
+    def __post_init__(self) -> None:
+        try:
+            plain = np.dtype(self.dtype).kind in "biufc"
+        except TypeError:
+            plain = False
+        if not plain:
+            raise ConfigError(f"ArrayDecoder: dtype={self.dtype!r} is not a type of numbers", field="decode")
+        if self.shape.count(-1) > 1 or any(length < -1 for length in self.shape):
+            raise ConfigError(f"ArrayDecoder: shape={self.shape} has no meaning", field="decode")
+
+    def __call__(self, content: Content) -> Array:
+        """Returns the array. A writable buffer is used in place, not copied.
+
+        Raises:
+            ValueError: another number of bytes.
+        """
+        kind = np.dtype(self.dtype)
+        shape = self._shape_of(len(content))
+        found = _numbers(content, kind, math.prod(shape), 0).reshape(shape)
+        return found if kind.isnative else found.astype(kind.newbyteorder("="))
+
+    def plain(self, count: int) -> PlainArray | None:
+        """So many bytes as an array; None: they are in another byte order.
+
+        Raises:
+            ValueError: another number of bytes.
+        """
+        kind = np.dtype(self.dtype)
+        return PlainArray(b"", kind, self._shape_of(count)) if kind.isnative else None
+
+    def _shape_of(self, count: int) -> tuple[int, ...]:
+        numbers, rest = divmod(count, np.dtype(self.dtype).itemsize)
+        known = math.prod(length for length in self.shape if length >= 0)
+        free, more = divmod(numbers, known) if -1 in self.shape and known else (1, numbers - known)
+        if rest or more:
+            raise ValueError(f"{count} bytes are not {self.dtype} of shape {self.shape}")
+        return tuple(free if length < 0 else length for length in self.shape)
+
+
 def decode_npy(content: Content) -> Array:
     """Reads an array as `numpy.save` wrote it. A writable buffer is used in place, not copied.
 
     Raises:
         ValueError: not npy, truncated, or an array of Python objects (that would be a pickle).
     """
-    stream = io.BytesIO(content[: _NPY_HEADER_BYTES + 16])
+    shape, fortran_order, kind = _npy_header(head := npy_head(content))
+    flat = _numbers(content, kind, math.prod(shape), len(head))
+    return flat.reshape(shape[::-1]).transpose() if fortran_order else flat.reshape(shape)
+
+
+def npy_head(content: Content) -> bytes:
+    """The bytes before the numbers: the same for all arrays of one dtype, shape and order.
+
+    Raises:
+        ValueError: not npy.
+    """
+    start = bytes(content[:12])
+    np.lib.format.read_magic(io.BytesIO(start))
+    length = 10 + int.from_bytes(start[8:10], "little") if start[6] == 1 else 12 + int.from_bytes(start[8:12], "little")
+    return bytes(content[: min(length, _NPY_HEADER_BYTES + 12)])
+
+
+def plain_npy(content: Content) -> PlainArray | None:
+    """An `.npy` file as an array; None: in another order than numpy's own arrays.
+
+    Raises:
+        ValueError: not npy.
+    """
+    shape, fortran_order, kind = _npy_header(head := npy_head(content))
+    return PlainArray(head, kind, shape) if kind.isnative and not fortran_order else None
+
+
+# A header is a Python literal: 30 us to parse, and the files of a data set have few different ones.
+@lru_cache(maxsize=64)
+def _npy_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+    stream = io.BytesIO(head)
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran_order, kind = read(stream, max_header_size=_NPY_HEADER_BYTES)
     if kind.hasobject:
         raise ValueError("the array holds Python objects, which would have to be unpickled")
-    flat = _numbers(content, kind, math.prod(shape), stream.tell())
-    return flat.reshape(shape[::-1]).transpose() if fortran_order else flat.reshape(shape)
+    return shape, fortran_order, kind
 
 
 def decode_npz(content: Content) -> dict[str, Array]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
+import numpy as np
+
 from streamer.decode import arrays, images, texts
+from streamer.decode.arrays import NO_ROW, Array, ArrayDecoder, PlainArray, Row
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field
 
@@ -56,8 +59,16 @@ class SampleDecoder:
     def __repr__(self) -> str:
         return f"SampleDecoder({self.rule!r}, allow_pickle={self.allow_pickle})"
 
-    def __call__(self, key: str, fields: Sequence[Field]) -> dict[str, object]:
+    def __call__(
+        self, key: str, fields: Sequence[Field], row: Row = NO_ROW, standing: Row = NO_ROW
+    ) -> dict[str, object]:
         """Returns `{"__key__": key, field name: value, ...}`.
+
+        Args:
+            key: the sample's.
+            fields: its bytes.
+            row: arrays to write to: a field whose array has that dtype and shape is written there and is that array.
+            standing: arrays that were read already, by the name of their field.
 
         Raises:
             DecodeError: a field's bytes are not what its name says; the decoder's error is the cause.
@@ -65,13 +76,33 @@ class SampleDecoder:
         """
         sample: dict[str, object] = {"__key__": key}
         for field in fields:
-            sample[field.name] = self._value(key, field)
+            known = standing.get(field.name)
+            sample[field.name] = self._value(key, field, row.get(field.name)) if known is None else known
         return sample
 
-    def _value(self, key: str, field: Field) -> object:
+    @property
+    def runs_users_code(self) -> bool:
+        """Whether anything but decoders of this package is called; a pickle may call anything."""
+        given = self.rule.values() if isinstance(self.rule, Mapping) else [self.rule] if callable(self.rule) else []
+        return self.allow_pickle or any(reader is not None and not _is_own(reader) for reader in given)
+
+    def plain_array(self, field: Field) -> PlainArray | None:
+        """How a field's bytes are an array, if they are nothing else.
+
+        Raises:
+            ValueError: they are not what the field's name says.
+        """
+        reader = self._reader(field.name)
+        if isinstance(reader, ArrayDecoder):
+            return reader.plain(len(field.content))
+        return arrays.plain_npy(field.content) if reader is arrays.decode_npy else None
+
+    def _value(self, key: str, field: Field, place: Array | None) -> object:
         reader = self._reader(field.name)
         try:
-            return reader(field.content)
+            if isinstance(reader, images.ImageDecoder) and place is not None and place.dtype == np.uint8:
+                return _placed(reader(field.content, place), place)  # type: ignore[arg-type]
+            return _placed(reader(field.content), place)
         except ConfigError:
             raise
         except Exception as error:  # a decoder, perhaps the user's own, may raise anything
@@ -123,10 +154,24 @@ def _of_bytes(reader: FieldDecoder | None) -> _Reader:
     """The user's decoders get bytes: what every library takes, and nothing that is written again later."""
     if reader is None:
         return bytes
-    if isinstance(reader, images.ImageDecoder):
-        return reader
+    if _is_own(reader):
+        return reader  # type: ignore[return-value]
     call = reader
     return lambda content: call(bytes(content))
+
+
+def _is_own(reader: object) -> bool:
+    return isinstance(reader, (images.ImageDecoder, ArrayDecoder))
+
+
+def _placed(value: object, place: Array | None) -> object:
+    """The value, in its place where it fits."""
+    if place is None or value is place or type(value) is not np.ndarray:
+        return value
+    if value.dtype != place.dtype or value.shape != place.shape:
+        return value
+    np.copyto(place, value)
+    return place
 
 
 def _name_of(reader: _Reader) -> str:

@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.decode.arrays import NO_ROW, Row
 from streamer.decode.images import library, place
 from streamer.errors import ConfigError
 
@@ -32,12 +33,14 @@ class ImageTransform(Protocol):
     """One picture in, one out."""
 
     def __call__(self, picture: Picture, *, rng: np.random.Generator, out: Picture | None = None) -> Picture:
-        """Returns the transformed picture, in `out` if that is given and has its shape."""
+        """Returns the transformed picture, in `out` if that is given and has its shape; not to be kept after that."""
         ...
 
 
 class OnField:
     """Applies image transforms one after the other to one field of a sample. Use as `transform=` of a dataset.
+
+    Under `StreamingDataLoader` the result is written where it lies in the batch.
 
     Args:
         field: name of the field, for example "jpg".
@@ -47,12 +50,20 @@ class OnField:
     def __init__(self, field: str, *steps: ImageTransform) -> None:
         self.field = field
         self.steps = steps
+        # The last step that makes a new picture writes it to its place; what follows changes it there.
+        makers = [number for number, step in enumerate(steps) if type(step) is not HorizontalFlip]
+        self._placing = makers[-1] if makers else 0
 
     def __repr__(self) -> str:
         return f"OnField({self.field!r}, {', '.join(map(repr, self.steps))})"
 
-    def __call__(self, sample: dict[str, object], *, rng: np.random.Generator) -> dict[str, object]:
+    def __call__(self, sample: dict[str, object], *, rng: np.random.Generator, out: Row = NO_ROW) -> dict[str, object]:
         """Replaces the field's picture.
+
+        Args:
+            sample: by field.
+            rng: of this sample.
+            out: places in the batch, by field.
 
         Raises:
             ConfigError: the sample has no such field, or it is no picture.
@@ -64,9 +75,20 @@ class OnField:
                 f"not a picture; it has {', '.join(sample)}",
                 field="transform",
             )
-        for step in self.steps:
-            picture = step(picture, rng=rng)
+        place = _place_of(out, self.field)
+        for number, step in enumerate(self.steps):
+            picture = step(picture, rng=rng, out=place if number >= self._placing else None)
         return {**sample, self.field: picture}
+
+    @property
+    def is_own(self) -> bool:
+        """Whether all steps are of this module: no randomness but from `rng`."""
+        return all(type(step) in {Resize, CentreCrop, RandomResizedCrop, HorizontalFlip} for step in self.steps)
+
+
+def _place_of(out: Row, field: str) -> Picture | None:
+    place = out.get(field)
+    return place if place is not None and place.dtype == np.uint8 else None  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -213,7 +235,15 @@ def crop(picture: Picture, box: Box) -> Picture:
 
 def flip(picture: Picture, out: Picture | None = None) -> Picture:
     """Mirrors left and right, into `out` (which may be the picture itself) or a fresh array."""
-    return _copied(picture[:, ::-1], out)
+    cv2 = library("cv2")
+    if cv2 is None or picture.size == 0:
+        return _copied(picture[:, ::-1], out)
+    # 4 us for 224 x 224 where numpy takes 190 (2026-11-20).
+    fits = out is not None and out.shape == picture.shape and out.flags.c_contiguous
+    if fits and not np.may_share_memory(picture, out):
+        cv2.flip(picture, 1, dst=out)
+        return out  # type: ignore[return-value]
+    return _copied(cv2.flip(picture, 1), out)
 
 
 def _copied(picture: Picture, out: Picture | None) -> Picture:

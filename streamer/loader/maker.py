@@ -89,7 +89,8 @@ class BatchMaker:
         self._staged = source if isinstance(source, StagedSource) else None
         self._seated = source if isinstance(source, SeatedSource) else None
         # What a user's collate_fn is given may be kept by it: never memory that is used again.
-        self._foresight = Foresight() if self._seated is not None and rules.collate_fn is None else None
+        takes_rows = self._seated is not None and self._seated.takes_rows and rules.collate_fn is None
+        self._foresight = Foresight() if takes_rows else None
         quiet = self._seated is not None and not self._seated.draws and rules.collate_fn is None
         self._seeds = rules.seed_globals and not quiet
 

@@ -6,7 +6,6 @@ import inspect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -14,20 +13,21 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.client.reader import ChunkReader, Wanted
+from streamer.decode.arrays import NO_ROW, Row
 from streamer.decode.dispatch import DecodeRule, SampleDecoder
+from streamer.decode.transforms import OnField
 from streamer.errors import DecodeError, IntegrityError
 from streamer.formats import find_format
 from streamer.formats.base import Field, Format
+from streamer.loader.seeding import SampleDraws
 from streamer.loader.source import ChunkUnreadableError
 from streamer.manifest.table import Manifest
-from streamer.order.hashing import fold
 
 Sample = dict[str, object]
-# Called with the sample; also with `rng=` if it has a parameter of that name.
+# Called with the sample; also with `rng=` and `out=` if it has parameters of these names.
 Transform = Callable[..., object]
-
-# Separates the draws of transforms from those of the order.
-TAG_TRANSFORM = 16
+# Called with the bytes of a sample and its fields.
+Look = Callable[[memoryview, Sequence[Field]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,24 @@ class CachedBytes:
         """
         if place.start == place.stop:
             return memoryview(b"")
-        manifest, chunk = self._manifest, place.chunk
+        content = memoryview(bytearray(place.stop - place.start))
+        self.read_into(place.chunk, [(place, [content])])
+        return content
+
+    def read_into(self, chunk: int, targets: Sequence[tuple[Place, Sequence[memoryview]]]) -> None:
+        """Reads samples of one chunk, each into bytes that together are as long as it.
+
+        Raises:
+            ChunkUnreadableError: as above.
+        """
+        manifest = self._manifest
         try:
-            return self._reader.read(
+            self._reader.read_into(
                 manifest.chunk_keys[chunk].tobytes(),
                 int(manifest.chunk_local_bytes[chunk]),
                 int(manifest.chunk_samples[chunk]),
-                [Wanted(place.sample, place.start, place.stop)],
-            )[0]
+                [(Wanted(place.sample, place.start, place.stop), pieces) for place, pieces in targets],
+            )
         except FileNotFoundError as error:
             raise ChunkUnreadableError(chunk, f"missing: {error.filename}") from error
         except IntegrityError as error:
@@ -117,7 +127,8 @@ class SampleMaker:
         self._rules = rules
         self._format: Format = find_format(manifest.format)
         self._decode = SampleDecoder(rules.decode, allow_pickle=rules.allow_pickle)
-        self._draws = _Draws(rules.seed) if takes_rng(rules.transform) else None
+        self._draws = SampleDraws(rules.seed) if takes(rules.transform, "rng") else None
+        self._takes_out = takes(rules.transform, "out")
         self._nanoseconds = [0, 0, 0]
 
     def places(self, ordinals: npt.NDArray[np.int64]) -> list[Place]:
@@ -127,6 +138,28 @@ class SampleMaker:
         columns = (ordinals.tolist(), chunks.tolist(), samples.tolist(), starts.tolist(), stops.tolist())
         return [Place(*row) for row in zip(*columns, strict=True)]
 
+    @property
+    def draws(self) -> bool:
+        """Whether code of the user's runs, which may draw from the global generators."""
+        transform = self._rules.transform
+        own = transform is None or (isinstance(transform, OnField) and transform.is_own)
+        return not own or self._decode.runs_users_code
+
+    @property
+    def decoder(self) -> SampleDecoder:
+        """What turns fields into values."""
+        return self._decode
+
+    @property
+    def decodes_into_rows(self) -> bool:
+        """Whether what is decoded is the sample: a transform may keep what it is given, so that is never a row."""
+        return self._rules.transform is None
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether arrays can be written to where they will lie."""
+        return self._takes_out or self.decodes_into_rows
+
     def make(self, epoch: int, place: Place) -> object:
         """Reads, opens, decodes and transforms one sample.
 
@@ -134,55 +167,89 @@ class SampleMaker:
             ChunkUnreadableError: its bytes are gone or wrong.
             DecodeError: its bytes are not what they should be; names sample, object and decoder.
         """
+        return self.transform(epoch, place.ordinal, self.sample(place))
+
+    def sample(self, place: Place, row: Row = NO_ROW, look: Look | None = None) -> Sample:
+        """Reads, opens and decodes one sample.
+
+        Args:
+            place: of the sample.
+            row: arrays that fit are written there.
+            look: called with its bytes and its fields.
+
+        Raises:
+            ChunkUnreadableError, DecodeError: as above.
+        """
         started = time.perf_counter_ns()
         content = self._content.read(place)
-        was_read = time.perf_counter_ns()
-        sample = self.decode(place, content)
-        decoded = time.perf_counter_ns()
-        made = self.transform(epoch, place.ordinal, sample)
-        self._account(was_read - started, decoded - was_read, time.perf_counter_ns() - decoded)
-        return made
+        self.spent(0, started)
+        return self.decode(place, content, row, look)
 
-    def decode(self, place: Place, content: memoryview) -> Sample:
+    def decode(self, place: Place, content: memoryview, row: Row = NO_ROW, look: Look | None = None) -> Sample:
         """A sample's bytes as a dict with the trade's keys; the class folder's number as "label".
 
         Raises:
             DecodeError: as above.
         """
-        name = self._manifest.name(place.ordinal)
+        started = time.perf_counter_ns()
         try:
-            key, fields = self._format.open(content, name)
-            return self._labelled(self._decode(key, fields), name.label)
+            key, fields = self.open(place, content)
+            if look is not None:
+                look(content, fields)
+            sample = self.build(place, key, fields, row)
         except DecodeError as error:
             raise self._located(error, place) from error
+        self.spent(1, started)
+        return sample
+
+    def open(self, place: Place, content: memoryview) -> tuple[str, Sequence[Field]]:
+        """Takes a sample's bytes apart: its key and its undecoded fields.
+
+        Raises:
+            DecodeError: not what the format writes.
+        """
+        return self._format.open(content, self._manifest.name(place.ordinal))
+
+    def build(
+        self, place: Place, key: str, fields: Sequence[Field], row: Row = NO_ROW, standing: Row = NO_ROW
+    ) -> Sample:
+        """Decodes the fields; see `SampleDecoder`.
+
+        Raises:
+            DecodeError: a field is not what its name says.
+        """
+        sample = self._decode(key, fields, row, standing)
+        if (label := self._manifest.name(place.ordinal).label) >= 0:
+            sample["label"] = label
+        return sample
 
     def fields(self, place: Place) -> tuple[str, Sequence[Field]]:
         """Key and undecoded fields, for looking."""
-        return self._format.open(self._content.read(place), self._manifest.name(place.ordinal))
+        return self.open(place, self._content.read(place))
 
-    def transform(self, epoch: int, ordinal: int, sample: Sample) -> object:
+    def transform(self, epoch: int, ordinal: int, sample: Sample, row: Row = NO_ROW) -> object:
         """Applies the user's function; its randomness depends on seed, epoch and ordinal only."""
         transform = self._rules.transform
         if transform is None:
             return sample
-        if self._draws is None:
-            return transform(sample)
-        return transform(sample, rng=self._draws.at(epoch, ordinal))
+        arguments: dict[str, object] = {}
+        if self._draws is not None:
+            arguments["rng"] = self._draws.at(epoch, ordinal)
+        if self._takes_out:
+            arguments["out"] = row
+        started = time.perf_counter_ns()
+        made = transform(sample, **arguments)
+        self.spent(2, started)
+        return made
 
     def stage_nanoseconds(self) -> tuple[int, int, int]:
         """Read, decode, transform: nanoseconds so far."""
         read, decode, transform = self._nanoseconds
         return read, decode, transform
 
-    def _account(self, *spent: int) -> None:
-        for stage, nanoseconds in enumerate(spent):
-            self._nanoseconds[stage] += nanoseconds
-
-    @staticmethod
-    def _labelled(sample: Sample, label: int) -> Sample:
-        if label >= 0:
-            sample["label"] = label
-        return sample
+    def spent(self, stage: int, started: int) -> None:
+        """Counts the nanoseconds since `started` to a stage: 0 read, 1 decode, 2 transform."""
+        self._nanoseconds[stage] += time.perf_counter_ns() - started
 
     def _located(self, error: DecodeError, place: Place) -> DecodeError:
         where = _where(self._manifest, place.chunk, place.start, place.stop)
@@ -211,31 +278,12 @@ def _where(manifest: Manifest, chunk: int, start: int, stop: int) -> str:
     return ""
 
 
-class _Draws:
-    """A generator per sample, set anew instead of made anew (6.6 against 16 us, 2026-11-20)."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._bits = np.random.Philox(0)
-        self._blank = self._bits.state
-
-    @cached_property
-    def _generator(self) -> np.random.Generator:
-        return np.random.Generator(self._bits)
-
-    def at(self, epoch: int, ordinal: int) -> np.random.Generator:
-        """The generator of one sample in one epoch; valid until the next call."""
-        key = np.array([fold(self._seed, TAG_TRANSFORM, epoch), ordinal], np.uint64)
-        self._bits.state = {**self._blank, "state": {"counter": np.zeros(4, np.uint64), "key": key}}
-        return self._generator
-
-
-def takes_rng(transform: Transform | None) -> bool:
-    """Whether the user's function has a parameter `rng` that can be given by name."""
+def takes(transform: Transform | None, name: str) -> bool:
+    """Whether the user's function has a parameter that can be given by this name."""
     if transform is None:
         return False
     try:
-        parameter = inspect.signature(transform).parameters.get("rng")
+        parameter = inspect.signature(transform).parameters.get(name)
     except (TypeError, ValueError):  # some callables of C extensions do not tell
         return False
     return parameter is not None and parameter.kind is not parameter.POSITIONAL_ONLY

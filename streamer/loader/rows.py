@@ -11,17 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from streamer.decode.arrays import Array, Row
 from streamer.loader.leaves import Bytes, StackLeaf, aligned
 
-Array = npt.NDArray[np.generic]
 # A field's name in a dict, its number in a tuple or list.
 Key = str | int
-# The places of one sample.
-Row = Mapping[Key, Array]
-
-NO_ROW: Row = {}
 
 # Below it a copy costs less than looking after its place: 0.3 us a row (2026-11-20).
 _LEAST_BYTES = 1024

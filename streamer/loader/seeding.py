@@ -1,6 +1,6 @@
 """Randomness that depends on seed, epoch and sample only: never on the worker, the batch or the time.
 
-Transforms that take `rng` get their own generator from the data set; this seeds the global ones that others use.
+Transforms that take `rng` get their own generator; others use the global ones, which are seeded for each sample.
 """
 
 from __future__ import annotations
@@ -9,9 +9,15 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+
+from streamer.order.hashing import fold
+
+# Separates the draws of transforms from those of the order.
+TAG_TRANSFORM = 16
 
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
@@ -53,6 +59,29 @@ def seed_globals(mixed: int) -> None:
     np.random.seed(mixed & 0xFFFFFFFF)
     if torch := sys.modules.get("torch"):
         torch.random.default_generator.manual_seed(mixed)
+
+
+class SampleDraws:
+    """A generator per sample, set anew instead of made anew (6.6 against 16 us, 2026-11-20).
+
+    Args:
+        seed: of the data set.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._bits = np.random.Philox(0)
+        self._blank = self._bits.state
+
+    @cached_property
+    def _generator(self) -> np.random.Generator:
+        return np.random.Generator(self._bits)
+
+    def at(self, epoch: int, ordinal: int) -> np.random.Generator:
+        """The generator of one sample in one epoch; valid until the next call."""
+        key = np.array([fold(self._seed, TAG_TRANSFORM, epoch), ordinal], np.uint64)
+        self._bits.state = {**self._blank, "state": {"counter": np.zeros(4, np.uint64), "key": key}}
+        return self._generator
 
 
 @contextmanager

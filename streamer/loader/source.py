@@ -68,6 +68,11 @@ class SeatedSource(Protocol):
         """Whether code runs for a sample that may draw from the global generators: the user's own."""
         ...
 
+    @property
+    def takes_rows(self) -> bool:
+        """Whether it may write arrays to the rows that it is offered."""
+        ...
+
     def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None) -> None:
         """The samples of a batch, by seat; `load_seat` follows for each.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import tarfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -115,6 +116,7 @@ class FakeClient:
     def __init__(self, engine: FakeEngine, settings: ClientSettings) -> None:
         self.engine = engine
         self.settings = settings
+        self._bell = -1
 
     def manifest(self, request: GetManifest, progress: Callable[[IndexProgress], None]) -> Path:
         self.engine.requests.append(request)
@@ -133,12 +135,23 @@ class FakeClient:
         self.engine.sessions.append(session)
         return session
 
+    def fileno(self) -> int:
+        """Everything is local when asked for: never readable."""
+        if self._bell < 0:
+            self._bell = os.eventfd(0, os.EFD_NONBLOCK)
+        return self._bell
+
+    def pump(self, timeout_seconds: float) -> None: ...
+
     def read(self, dataset: str, chunk: int, start: int, stop: int) -> bytes:
         assert self.engine.manifest is not None
         assert dataset == self.engine.manifest.digest
         return self.engine.chunk_bytes(chunk)[start:stop]
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        if self._bell >= 0:
+            os.close(self._bell)
+            self._bell = -1
 
 
 @dataclass
@@ -172,6 +185,7 @@ class FakeSession:
     def reject(self, chunk: int, reason: str) -> None:
         self.engine.rejects.append((chunk, reason))
         self.engine.path(chunk).unlink(missing_ok=True)
+        self._keep()
 
     def close(self) -> None:
         self.closed = True

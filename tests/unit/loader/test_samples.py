@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from streamer.errors import DecodeError, ManifestError
-from streamer.loader import making
-from streamer.loader.making import takes_rng
+from streamer.loader import seeding
+from streamer.loader.making import takes
+from streamer.loader.seeding import SampleDraws
 from streamer.loader.source import BatchSource, ChunkUnreadableError, StagedSource
 
 
@@ -119,25 +120,25 @@ def test_a_broken_member_of_a_tar_is_found_in_its_object(make_dataset, tars, eve
 )
 def test_only_a_parameter_called_rng_asks_for_randomness(function, wants):
     """By its name; catch-all parameters do not."""
-    assert takes_rng(function) is wants
+    assert takes(function, "rng") is wants
 
 
 def test_each_samples_draws_are_its_own():
     """Setting the generator's state gives exactly what a new generator of that key would."""
-    draws = making._Draws(17)
+    draws = SampleDraws(17)
     first = draws.at(3, 5).random(4).tolist()
     draws.at(3, 6).integers(0, 7, 3, dtype=np.int32)
     assert draws.at(3, 6).random(4).tolist() != first
     assert draws.at(4, 5).random(4).tolist() != first
     assert draws.at(3, 5).random(4).tolist() == first
-    key = [making.fold(17, making.TAG_TRANSFORM, 3), 5]
+    key = [seeding.fold(17, seeding.TAG_TRANSFORM, 3), 5]
     fresh = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64)))
     assert fresh.random(4).tolist() == first
 
 
 def test_the_first_draws_are_these():
     """Frozen: another number means that a resumed run augments its pictures otherwise."""
-    draws = making._Draws(17)
+    draws = SampleDraws(17)
     assert draws.at(0, 0).integers(0, 1000, 4).tolist() == GOLDEN_DRAWS
 
 

@@ -1,0 +1,236 @@
+"""Raw arrays straight from the chunk file into their rows."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.decode import ArrayDecoder
+from streamer.loader.dataloader import StreamingDataLoader
+from streamer.loader.making import CachedBytes
+from streamer.loader.rows import Rows, RowShape
+from streamer.loader.source import ChunkUnreadableError, SeatedSource
+
+COUNT, NUMBERS = 40, 2100
+SHAPE = RowShape(np.dtype("<f4"), (NUMBERS,))
+
+
+def array(number: int) -> np.ndarray:
+    return np.random.default_rng(number).standard_normal(NUMBERS).astype("<f4")
+
+
+@pytest.fixture
+def npy(tmp_path: Path) -> Path:
+    """40 files of 8,528 bytes; one chunk holds one of them."""
+    root = tmp_path / "npy"
+    root.mkdir()
+    for number in range(COUNT):
+        np.save(root / f"{number:03}.npy", array(number))
+    return root
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Path:
+    """The same arrays as `.x.npy` between a label and a JSON text of different lengths."""
+    root = tmp_path / "tars"
+    root.mkdir()
+    for part in range(2):
+        with tarfile.open(root / f"{part}.tar", "w") as archive:
+            for number in range(part * 20, part * 20 + 20):
+                stream = io.BytesIO()
+                np.save(stream, array(number))
+                fields = {"cls": str(number).encode(), "npy": stream.getvalue(), "json": b'{"n": %d}' % number}
+                for name, content in fields.items():
+                    member = tarfile.TarInfo(f"{number:03}.{name}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+    return root
+
+
+@pytest.fixture
+def ordinary(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The samples that were read in the ordinary way, in order."""
+    found: list[int] = []
+    read = CachedBytes.read
+    monkeypatch.setattr(CachedBytes, "read", lambda self, place: found.append(place.ordinal) or read(self, place))
+    return found
+
+
+class Batches:
+    """Makes batches of one reader, in rows."""
+
+    def __init__(self, prepared, engine, shapes):
+        self.engine, self.prepared, self.shapes = engine, prepared, shapes
+        for chunk in range(prepared.manifest.chunks):
+            engine.make_local(chunk)
+        self.reader = prepared.recipe().open()
+        assert isinstance(self.reader, SeatedSource)
+        assert self.reader.takes_rows
+
+    def ordinal(self, number):
+        """Files are in the order of their names' hashes."""
+        names = [self.prepared.manifest.name(ordinal).object_key for ordinal in range(self.prepared.manifest.samples)]
+        return names.index(f"{number:03}.npy")
+
+    def make(self, ordinals):
+        """Samples, and whether each array of theirs stands in its row."""
+        memory = np.full(1 << 19, 0xDB, np.uint8)
+        rows = Rows(memory, self.shapes, len(ordinals))
+        self.reader.begin(np.array(ordinals, np.int64), rows)
+        samples = [self.reader.load_seat(0, ordinal, seat) for seat, ordinal in enumerate(ordinals)]
+        standing = [
+            all(sample[name] is place for name, place in rows.row(seat).items()) for seat, sample in enumerate(samples)
+        ]
+        return samples, standing
+
+
+def number_of(sample: dict[str, object]) -> int:
+    return int(str(sample["__key__"]).split(".")[0])
+
+
+def test_one_sample_tells_where_the_others_arrays_stand(make_dataset, fake_engine, npy, ordinary):
+    """After the first batch nothing is read in the ordinary way; arrays, keys and labels are the same."""
+    batches = Batches(make_dataset(npy).prepare(8, False), fake_engine, {"npy": SHAPE})
+    assert not batches.reader.draws
+    for _ in range(2):
+        samples, standing = batches.make([5, 3, 39, 0])
+        assert all(standing)
+        for sample in samples:
+            assert (sample["npy"] == array(number_of(sample))).all()
+    assert ordinary == [5, 3, 39, 0]
+
+
+def test_fields_around_an_array_are_read_too(make_dataset, fake_engine, tars, ordinary):
+    """A tar's members before and behind the array: each sample has its own."""
+    batches = Batches(make_dataset(tars).prepare(8, False), fake_engine, {"npy": SHAPE})
+    batches.make([0])
+    ordinary.clear()
+    samples, standing = batches.make(list(range(39, -1, -1)))
+    assert all(standing)
+    assert sorted(sample["cls"] for sample in samples) == list(range(40))
+    for sample in samples:
+        number = number_of(sample)
+        assert (sample["cls"], sample["json"], sample["__key__"]) == (number, {"n": number}, f"{number:03}")
+        assert (sample["npy"] == array(number)).all()
+    assert ordinary == []
+
+
+def test_raw_numbers_without_a_header(make_dataset, fake_engine, tmp_path, ordinary):
+    """`ArrayDecoder` says what they are; the whole file is the array."""
+    root = tmp_path / "bin"
+    root.mkdir()
+    for number in range(10):
+        array(number).tofile(root / f"{number:03}.bin")
+    decode = {"bin": ArrayDecoder("<f4", (3, -1))}
+    shape = RowShape(np.dtype("<f4"), (3, 700))
+    batches = Batches(make_dataset(root, decode=decode).prepare(2, False), fake_engine, {"bin": shape})
+    for _ in range(2):
+        samples, standing = batches.make(list(range(10)))
+        assert all(standing)
+        assert all((sample["bin"].ravel() == array(number_of(sample))).all() for sample in samples)
+    assert ordinary == list(range(10))
+
+
+@pytest.mark.parametrize("odd", ["dtype", "shape", "order", "length", "text"])
+def test_a_sample_that_is_not_alike_is_read_in_the_ordinary_way(make_dataset, fake_engine, npy, ordinary, odd):
+    """Of the same length, but with another head; of another length; or no array at all. Never a wrong value."""
+    other = {
+        "dtype": np.arange(NUMBERS, dtype="<i4"),
+        "shape": np.arange(NUMBERS, dtype="<f4").reshape(3, -1),
+        "order": np.asfortranarray(np.arange(NUMBERS, dtype="<f4").reshape(3, -1)),
+        "length": np.arange(NUMBERS + 1, dtype="<f4"),
+        "text": np.array("x" * NUMBERS),
+    }[odd]
+    np.save(npy / "007.npy", other)
+    batches = Batches(make_dataset(npy).prepare(8, False), fake_engine, {"npy": SHAPE})
+    ordinals = [batches.ordinal(number) for number in (6, 7, 8)]
+    for _ in range(3):
+        samples, standing = batches.make(ordinals)
+        assert standing == [True, False, True]
+        assert samples[1]["npy"].dtype == other.dtype
+        np.testing.assert_array_equal(samples[1]["npy"], other)
+        assert all((samples[at]["npy"] == array(at + 6)).all() for at in (0, 2))
+    assert ordinary == [*ordinals, ordinals[1], ordinals[1]]
+
+
+def test_another_sample_in_a_seat(make_dataset, fake_engine, npy):
+    """The seat of one that is left out takes another: its own bytes, in that seat's row."""
+    batches = Batches(make_dataset(npy).prepare(8, False), fake_engine, {"npy": SHAPE})
+    first, second, third = (batches.ordinal(number) for number in (1, 2, 9))
+    batches.make([first, second])
+    rows = Rows(np.zeros(1 << 17, np.uint8), batches.shapes, 2)
+    batches.reader.begin(np.array([first, second]), rows)
+    sample = batches.reader.load_seat(0, third, 1)
+    assert (sample["npy"] == array(9)).all()
+    assert sample["npy"] is rows.row(1)["npy"]
+    assert (batches.reader.load_seat(0, first, 0)["npy"] == array(1)).all()
+
+
+def test_every_byte_is_checked(make_dataset, fake_engine, npy):
+    """A bit that is wrong inside the array or its head: the chunk is told, the sample is not made."""
+    for place in (70, 64 + 128 + 500):
+        batches = Batches(make_dataset(npy).prepare(8, False), fake_engine, {"npy": SHAPE})
+        batches.make([4])
+        chunk = batches.reader._maker.places(np.array([11]))[0].chunk
+        with fake_engine.path(chunk).open("r+b") as file:
+            file.seek(place)
+            byte = file.read(1)
+            file.seek(place)
+            file.write(bytes([byte[0] ^ 1]))
+        with pytest.raises(ChunkUnreadableError, match=f"chunk {chunk}: wrong bytes"):
+            batches.make([4, 11])
+        fake_engine.path(chunk).unlink()
+        with pytest.raises(ChunkUnreadableError, match="missing"):
+            batches.make([11])
+
+
+def test_a_transform_is_never_given_a_row(make_dataset, fake_engine, npy):
+    """It may keep what it is given, and rows are used again."""
+    dataset = make_dataset(npy, transform=lambda sample: sample)
+    prepared = dataset.prepare(8, False)
+    fake_engine.make_local(0)
+    reader = prepared.recipe().open()
+    assert not reader.takes_rows
+    assert reader.draws
+
+
+@pytest.mark.parametrize("layout", ["npy", "tars"])
+def test_the_loader_delivers_the_same(make_dataset, fake_engine, request, layout):
+    """With rows and without (`num_workers=0`): the same batches in the same order over three epochs."""
+    root = request.getfixturevalue(layout)
+
+    def epochs(workers: int) -> list[object]:
+        with StreamingDataLoader(make_dataset(root), 8, workers, worker_type="thread") as loader:
+            found = [[(b["__key__"], b["npy"].tolist()) for b in loader] for _ in range(3)]
+            assert workers == 0 or loader.stats().spilled_batches == 0
+            return found
+
+    assert epochs(1) == epochs(0)
+
+
+def test_wrong_bytes_are_fetched_again_and_the_row_is_rewritten(make_dataset, fake_engine, npy):
+    """Chunks that are damaged the first time they are made local: every batch still has the right values."""
+    spoilt: set[int] = set()
+
+    def spoil(chunk: int, path: Path) -> None:
+        if chunk not in spoilt and chunk in {5, 17, 29}:
+            spoilt.add(chunk)
+            content = bytearray(path.read_bytes())
+            content[64 + 128 + 77] ^= 0xFF
+            path.write_bytes(content)
+
+    with StreamingDataLoader(make_dataset(npy), 8, 1, worker_type="thread") as loader:
+        assert sum(1 for _ in loader) == 5  # rows are known from here on
+        fake_engine.spoil = spoil
+        for chunk in range(fake_engine.manifest.chunks):
+            fake_engine.path(chunk).unlink(missing_ok=True)
+        for _ in range(2):
+            for batch in loader:
+                for key, numbers in zip(batch["__key__"], batch["npy"], strict=True):
+                    assert (numbers.numpy() == array(int(key[:3]))).all()
+        assert loader.stats().rereads >= 1
+    assert len(fake_engine.rejects) >= 1
