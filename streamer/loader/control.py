@@ -7,6 +7,7 @@ leaves nothing half-written, and there is no lock that it could take along. Memo
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ class Kind(IntEnum):
     FAILED = 7
     UNREADABLE = 8
     SKIPPED = 9
+    UP = 10
+    PAYLOAD = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,20 @@ class RingShape:
         """Reads the message."""
         _, number, slots, slot_bytes = cls._HEAD.unpack(raw)
         return cls(number, slots, slot_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What to open and how batches are made; its memory comes with the message."""
+
+    def encode(self) -> bytes:
+        """The message."""
+        return bytes([Kind.PAYLOAD])
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Payload:
+        """Reads the message."""
+        return cls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +191,10 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """READY, NEED, FAILED, UNREADABLE, SKIPPED: a number or two and a text.
+    """UP, READY, NEED, FAILED, UNREADABLE, SKIPPED: a number or two and a text.
 
     Attributes:
-        number: the task; 0 for READY and for a worker that could not start.
+        number: the task; 0 for UP, READY and for a worker that could not start.
         value: bytes needed; the ordinal that failed or was skipped (-1: none); the chunk that is unreadable.
         body: a pickled error, or a reason or cause as text.
     """
@@ -200,10 +217,11 @@ class Note:
         return cls(Kind(kind), number, value, raw[cls._HEAD.size :])
 
 
-Message = Task | RingShape | Made | Note
-_READERS: dict[int, type[Task] | type[RingShape] | type[Made]] = {
+Message = Task | RingShape | Payload | Made | Note
+_READERS: dict[int, type[Task] | type[RingShape] | type[Payload] | type[Made]] = {
     Kind.TASK: Task,
     Kind.RING: RingShape,
+    Kind.PAYLOAD: Payload,
     Kind.DONE: Made,
     Kind.SPILLED: Made,
 }
@@ -235,6 +253,13 @@ class Channel:
     def fileno(self) -> int:
         """For select and for `pass_fds`."""
         return self._end.fileno()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something is there to be received."""
+        poll = select.poll()
+        poll.register(self._end, select.POLLIN)
+        return bool(poll.poll(0))
 
     def set_blocking(self, blocking: bool) -> None:
         """Whether `send` and `receive` wait."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import signal
+
 from streamer.errors import IntegrityError, WorkerError
-from streamer.loader.pool import Obituary
+from streamer.loader.board import Doing
+from streamer.loader.handles import Obituary
 from streamer.loader.window import Pending
 
 # A sample, or a batch, that was in the hands of so many workers when they died is not tried again.
 STRIKES = 2
 # A chunk that is still wrong after so many new leases is an error.
 REREADS = 3
+# Deaths in a row without a single batch made: something is wrong with all workers.
+_DEATHS = 20
+_BOOT_DEATHS = 3
 
 
 def unopened(error: BaseException) -> BaseException:
@@ -28,20 +34,65 @@ def located(error: BaseException, pending: Pending, ordinal: int) -> BaseExcepti
     return error
 
 
-def deadly(pending: Pending, obituary: Obituary) -> WorkerError:
+def bequeath(pending: Pending, doing: Doing | None, obituary: Obituary, skip: bool) -> WorkerError | None:
+    """What becomes of a batch whose worker is gone: None: it is made again, else it has failed.
+
+    Args:
+        pending: the batch.
+        doing: what its thread was doing; None: it was another one of the process that is to blame.
+        obituary: how the worker ended.
+        skip: a sample that ends every worker is left out.
+    """
+    if doing is None or doing.task != pending.task or pending.strike(doing.ordinal) < STRIKES:
+        return None
+    error = deadly(pending, doing.ordinal, obituary)
+    if doing.ordinal < 0 or not skip:
+        return error
+    pending.left_out.add(doing.ordinal)
+    pending.skipped[doing.ordinal] = str(error)
+    return None
+
+
+def deadly(pending: Pending, ordinal: int, obituary: Obituary) -> WorkerError:
     """A sample, or a batch, that ends every worker."""
-    doing = obituary.doing
-    what = f"sample {doing.ordinal}" if doing.ordinal >= 0 else "putting the batch together"
+    what = f"sample {ordinal}" if ordinal >= 0 else "putting the batch together"
     return WorkerError(
         f"{what} (epoch {pending.epoch}, batch {pending.batch}) ended {STRIKES} workers; the last one: "
         f"{obituary.cause}, {obituary.peak_bytes >> 20} MiB at its peak. A SIGKILL that nobody sent means out of "
         "memory: use fewer workers, or on_error='skip' to go on without the sample",
-        ordinal=doing.ordinal,
+        ordinal=ordinal,
         epoch=pending.epoch,
         batch=pending.batch,
         cause=obituary.cause,
         peak_bytes=obituary.peak_bytes,
     )
+
+
+def overdue(ordinal: int, timeout_seconds: float) -> WorkerError:
+    """A sample that takes too long in a worker that cannot be killed."""
+    return WorkerError(
+        f"sample {ordinal} has taken longer than timeout={timeout_seconds:g} s in a worker thread, which cannot be "
+        "killed; use worker_type='process' to have it replaced",
+        ordinal=ordinal,
+    )
+
+
+class Deaths:
+    """Counts the workers that died since the last batch was made."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def forget(self) -> None:
+        """A batch was made, or a run begins."""
+        self._count = 0
+
+    def another(self, obituary: Obituary) -> WorkerError | None:
+        """One more; the error if it makes no sense to go on."""
+        self._count += 1
+        # A SIGKILL comes from outside and may strike at any time; a worker that ends by itself at start always will.
+        by_itself = not obituary.was_ready and obituary.signal != signal.SIGKILL
+        return hopeless(self._count, obituary) if self._count >= (_BOOT_DEATHS if by_itself else _DEATHS) else None
 
 
 def hopeless(deaths: int, obituary: Obituary) -> WorkerError:

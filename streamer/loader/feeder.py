@@ -2,7 +2,8 @@
 
 It sleeps until something happens: a worker answers or dies, the engine has news, the trainer gives a slot back. So
 batches are made, and dead workers replaced, while the trainer computes; what the trainer's thread does itself is to
-take a finished batch from a queue.
+take a finished batch from a queue. Worker processes start with the feeder, while the trainer's thread still looks for
+the engine and the manifest.
 """
 
 from __future__ import annotations
@@ -10,26 +11,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import selectors
-import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from streamer.cgroup import usable_cores
-from streamer.errors import BrokenError, StreamerError, WorkerError
+from streamer.errors import BrokenError, StreamerError
 from streamer.loader import failures
 from streamer.loader.bell import Bell
+from streamer.loader.board import Doing
 from streamer.loader.causes import MADE, RING, START, WORK, Story
 from streamer.loader.control import EARLY, Kind, Made, Note
 from streamer.loader.counters import FeedCounters
+from streamer.loader.handles import Handle, Host, Obituary
 from streamer.loader.keeper import RingKeeper, RingRules, release
 from streamer.loader.maker import MakerRules, thaw_error
-from streamer.loader.pool import Handle, Obituary, Pool, WorkerType
+from streamer.loader.overtime import Overtime
+from streamer.loader.pool import Crew
 from streamer.loader.ring import Ring
 from streamer.loader.runs import Failed, Finished, Run, Scene
 from streamer.loader.source import PreparedStream
+from streamer.loader.staff import Staff
 from streamer.loader.window import Pending
 
 logger = logging.getLogger(__name__)
@@ -37,11 +39,6 @@ logger = logging.getLogger(__name__)
 # Batches shorter than this are queued two deep at a worker, to hide the way there and back (0.1 ms, and up to the
 # 5 ms that a busy trainer holds the GIL); longer ones one deep, so that none waits behind a straggler.
 _SHORT_NANOSECONDS = 20_000_000
-# Deaths in a row without a single batch made: something is wrong with all workers.
-_DEATHS = 20
-_BOOT_DEATHS = 3
-# Workers that start at the same time: one for every two cores of this process.
-_STARTING = max(1, usable_cores() // 2)
 # Closing waits for workers at most this long; the thread goes on alone if one is in the kernel's hands.
 _JOIN_SECONDS = 10.0
 
@@ -51,18 +48,14 @@ class FeedPlan:
     """How the feeder works.
 
     Attributes:
-        workers: how many, at least one.
-        worker_type: processes or threads.
-        rules: how batches are made.
+        crew: the workers.
         span: batches that may be begun and not yet taken.
         ring: its budget, and what is done with it.
         planning: held while the prepared stream is used.
         timeout_seconds: a sample may take this long; 0: any time.
     """
 
-    workers: int
-    worker_type: WorkerType
-    rules: MakerRules
+    crew: Crew
     span: int
     ring: RingRules
     planning: threading.Lock
@@ -70,27 +63,29 @@ class FeedPlan:
 
 
 class Feeder:
-    """See above. `start`, `run`, `took` and `close` are the trainer's; everything else happens on the thread.
+    """See above. `start`, `equip`, `run`, `took` and `close` are the trainer's; everything else is on the thread.
 
     Args:
-        prepared: the data set.
         plan: how.
     """
 
-    def __init__(self, prepared: PreparedStream, plan: FeedPlan) -> None:
+    def __init__(self, plan: FeedPlan) -> None:
         self.counters = FeedCounters()
         self.broken: StreamerError | None = None
         self._plan = plan
-        self._pool = Pool(prepared.recipe(), plan.rules, plan.workers, plan.worker_type)
         self._bell = Bell()
         self._keeper = RingKeeper(plan.ring, plan.span, self._bell.wake, self._bell.ring)
+        self._selector = selectors.DefaultSelector()
+        self._staff = Staff(plan.crew, self._selector, self, lambda: self.ring)
+        self._pool = self._staff.pool
+        self._overtime = Overtime(self._pool, plan.timeout_seconds)
         self._asked: deque[Run] = deque()
+        self._equipped: tuple[PreparedStream, MakerRules] | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._live, name="streamer-feeder", daemon=True)
-        self._selector = selectors.DefaultSelector()
-        self._scene = Scene(prepared, plan.span, plan.planning, self._selector)
+        self._scene = Scene(plan.span, plan.planning, self._selector)
         self._tasks = 0
-        self._deaths = 0
+        self._deaths = failures.Deaths()
         self._batch_nanoseconds = 0
 
     def __repr__(self) -> str:
@@ -114,12 +109,23 @@ class Feeder:
     # ------------------------------------------------------------ the trainer's side
 
     def start(self) -> None:
-        """Starts the thread, which starts the workers."""
-        self._thread.start()
+        """Starts the thread, which starts the worker processes; idempotent."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def equip(self, prepared: PreparedStream, rules: MakerRules) -> None:
+        """Says what all runs are of. Once, before the first.
+
+        Raises:
+            ConfigError: the transform or collate function cannot be sent to the workers.
+        """
+        self._pool.equip(prepared.recipe(), rules)
+        self._equipped = prepared, rules
 
     def run(self, epoch: int, batch: int) -> Run:
         """Begins a new sequence of batches; the one before it ends."""
-        run = Run(epoch, batch)
+        assert self._equipped is not None
+        run = Run(self._equipped[0], epoch, batch)
         self._asked.append(run)
         self._bell.ring()
         return run
@@ -143,6 +149,8 @@ class Feeder:
     def _live(self) -> None:
         try:
             self._selector.register(self._bell, selectors.EVENT_READ, self._bell.clear)
+            if self._plan.crew.worker_type == "process":
+                self._staff.hire_missing()
             while not self._closing:
                 self._turn()
         except BaseException as error:
@@ -172,25 +180,29 @@ class Feeder:
     def _turn(self) -> None:
         while self._asked:
             self._change_run(self._asked.popleft())
-        self._announce(self._keeper.collect())
+        self._staff.announce(self._keeper.collect())
         # Set before looking: a slot freed after the look rings the bell.
         self._bell.hungry = True
         self._bell.hungry = self._dispatch()
         self._scene.deliver()
-        for key, _ in self._selector.select(self._patience()):
+        patience_seconds = self._overtime.patience_seconds if self._scene.open else None
+        for key, _ in self._selector.select(patience_seconds):
             key.data()
         self._scene.deliver()
-        self._punish_the_stuck()
+        for handle in self._overtime.stuck() if self._scene.open else ():
+            self._end_stuck(handle)
 
     def _change_run(self, run: Run) -> None:
+        if self._scene.run is None:
+            self._pool.supply()
         self._scene.leave()
         try:
             self._scene.enter(run)
         except Exception as error:  # noqa: BLE001 - it goes to the trainer
             run.outcomes.put(Failed(error, final=True))
             return
-        self._deaths = 0
-        self._hire_missing()
+        self._deaths.forget()
+        self._staff.hire_missing()
 
     # ------------------------------------------------------------ giving out work
 
@@ -202,20 +214,35 @@ class Feeder:
             pending = self._scene.next(idle=not handle.tasks)
             if pending is None:
                 return True
+            seat = self._secluded(handle) if pending.strikes else handle
+            if seat is None:
+                self._scene.window.repeat(pending)
+                return True
             if not self._keeper.place(pending, self._scene.starving(pending)):
                 pending.story.become(RING)
                 self._scene.window.repeat(pending)
                 return True
-            pending.story.become(WORK if handle.ready else START)
-            self._send(handle, pending)
+            pending.story.become(WORK if seat.ready else START)
+            seat.host.alone = bool(pending.strikes) and len(seat.host.handles) > 1
+            self._send(seat, pending)
         return False
 
     def _least_busy(self) -> Handle | None:
-        handle = min(self._pool.handles, key=lambda h: len(h.tasks), default=None)
+        free = (handle for handle in self._pool.handles if not handle.host.alone)
+        handle = min(free, key=lambda h: len(h.tasks), default=None)
         return handle if handle is not None and len(handle.tasks) < self._depth() else None
 
     def _depth(self) -> int:
         return 2 if 0 < self._batch_nanoseconds < _SHORT_NANOSECONDS else 1
+
+    def _secluded(self, handle: Handle) -> Handle | None:
+        """Where a batch is made over which a worker has died: beside no other one, so that it is known who is to blame.
+
+        None: no worker is idle now.
+        """
+        if len(handle.host.handles) == 1:
+            return handle
+        return next((other for other in self._pool.handles if other.host.idle), None)
 
     def _send(self, handle: Handle, pending: Pending) -> None:
         self._tasks += 1
@@ -223,42 +250,10 @@ class Feeder:
         handle.tasks.append(pending)
         handle.tell(pending)
 
-    # ------------------------------------------------------------ hearing from workers
+    # ------------------------------------------------------------ what the workers say
 
-    def _hire_missing(self) -> None:
-        """Starts the workers that are not there: not more at a time than there is room to start at full speed.
-
-        A start is 0.2 s of CPU. Four at once on two cores gave the first batch after 0.8 to 1.6 s, with other load.
-        """
-        if not self._scene.open:
-            return
-        missing = sorted({*range(self._plan.workers)} - {handle.row for handle in self._pool.handles})
-        starting = sum(not handle.ready for handle in self._pool.handles)
-        for row in missing[: max(0, _STARTING - starting)]:
-            self._hire(row)
-
-    def _hire(self, row: int) -> None:
-        handle = self._pool.start(row)
-        self._selector.register(handle.channel, selectors.EVENT_READ, lambda: self._hear(handle))
-        if handle.pidfd >= 0:
-            self._selector.register(handle.pidfd, selectors.EVENT_READ, lambda: self._lose(handle))
-        if self.ring is not None:
-            handle.give(self.ring)
-
-    def _hear(self, handle: Handle) -> None:
-        if handle not in self._pool.handles:  # buried by an earlier event of the same turn
-            return
-        for answer in handle.answers():
-            if answer is None:
-                self._lose(handle)
-                return
-            message, descriptor = answer
-            if isinstance(message, Made):
-                self._made(handle, message, descriptor)
-            else:
-                self._noted(handle, message)
-
-    def _made(self, handle: Handle, made: Made, spill: int | None) -> None:
+    def made(self, handle: Handle, made: Made, spill: int | None) -> None:
+        """See `Employer`."""
         pending = _finish_task(handle, made.number)
         finished = Finished(pending, made, spill)
         if spill is not None and pending.ring is not None:
@@ -268,25 +263,58 @@ class Feeder:
             return
         pending.story.become(MADE)
         pending.story.row = handle.row
-        self._deaths = 0
+        self._deaths.forget()
         self.counters.made(made)
         self.counters.spilled += spill is not None and pending.slot != EARLY
         spent = made.stages.load + made.stages.collate + made.stages.write
         self._batch_nanoseconds = (3 * (self._batch_nanoseconds or spent) + spent) // 4
         self._scene.window.finish(pending, finished)
 
-    def _noted(self, handle: Handle, note: Note) -> None:
+    def noted(self, handle: Handle, note: Note) -> None:
+        """See `Employer`."""
         if note.kind is Kind.READY:
-            handle.ready = True
-            self._hire_missing()
             for pending in handle.tasks:
                 pending.story.become(WORK)
         elif note.kind is Kind.SKIPPED:
             _task_of(handle, note.number).skipped[note.value] = note.body.decode(errors="replace")
-        elif note.number == 0:
-            self._scene.stop(failures.unopened(thaw_error(note.body)))
         else:
             self._answered(handle, _finish_task(handle, note.number), note)
+
+    def unopened(self, frozen: bytes) -> None:
+        """See `Employer`."""
+        self._scene.stop(failures.unopened(thaw_error(frozen)))
+
+    def lost(self, host: Host, obituary: Obituary, guilty: Handle | None) -> bool:
+        """See `Employer`: the batches are made by others."""
+        self.counters.respawns += 1
+        for handle, doing in zip(host.handles, obituary.doing, strict=True):
+            blamed = doing if guilty is None or handle is guilty else None
+            for pending in handle.tasks:
+                self._bequeath(pending, blamed, obituary)
+        if (error := self._deaths.another(obituary)) is not None:
+            self._scene.stop(error)
+        return self._scene.open
+
+    def _bequeath(self, pending: Pending, doing: Doing | None, obituary: Obituary) -> None:
+        pending.story.lose()
+        if pending.abandoned:
+            release(pending)
+        elif (error := failures.bequeath(pending, doing, obituary, self._skips)) is not None:
+            self._fail(pending, error)
+        else:
+            self._scene.window.repeat(pending)
+
+    @property
+    def _skips(self) -> bool:
+        assert self._equipped is not None
+        return self._equipped[1].on_error == "skip"
+
+    def _end_stuck(self, handle: Handle) -> None:
+        if handle.process is None:
+            self._scene.stop(failures.overdue(self._overtime.ordinal(handle), self._plan.timeout_seconds))
+            return
+        handle.host.kill()
+        self._staff.lose(handle.host, guilty=handle)
 
     def _answered(self, handle: Handle, pending: Pending, note: Note) -> None:
         if note.kind is Kind.NEED:
@@ -315,104 +343,18 @@ class Feeder:
 
     def _grant(self, handle: Handle, pending: Pending, nbytes: int) -> None:
         """The worker holds a batch of this size: say where it goes, even if nobody waits for it any more."""
-        self._announce(self._keeper.grant(pending, nbytes))
+        self._staff.announce(self._keeper.grant(pending, nbytes))
         self._send(handle, pending)
 
     def _oversize_made(self, pending: Pending, made: Made) -> None:
         self.counters.oversize += 1
-        self._announce(self._keeper.oversize(pending, made.nbytes))
-
-    def _announce(self, ring: Ring | None) -> None:
-        if ring is not None:
-            for handle in self._pool.handles:
-                handle.give(ring)
-
-    # ------------------------------------------------------------ death
-
-    def _lose(self, handle: Handle) -> None:
-        """A worker is gone: what it still said counts, the rest of its batches is made by others."""
-        if handle not in self._pool.handles:
-            return
-        self._selector.unregister(handle.channel)
-        if handle.pidfd >= 0:
-            self._selector.unregister(handle.pidfd)
-        for answer in handle.answers():
-            if answer is not None and isinstance(answer[0], Made):
-                self._made(handle, answer[0], answer[1])
-            elif answer is not None and isinstance(answer[0], Note):
-                self._noted(handle, answer[0])
-        self._replace(handle, self._pool.bury(handle))
-
-    def _replace(self, handle: Handle, obituary: Obituary) -> None:
-        self._deaths += 1
-        self.counters.respawns += 1
-        logger.warning("worker %d is gone (%s); a new one takes its place", handle.row, obituary.cause)
-        for pending in handle.tasks:
-            self._bequeath(pending, obituary)
-        # A SIGKILL comes from outside and may strike at any time; a worker that ends by itself at start always will.
-        by_itself = not obituary.was_ready and obituary.signal != signal.SIGKILL
-        limit = _BOOT_DEATHS if by_itself else _DEATHS
-        if self._deaths >= limit:
-            self._scene.stop(failures.hopeless(self._deaths, obituary))
-        elif self._scene.open:
-            self._hire(handle.row)
-
-    def _bequeath(self, pending: Pending, obituary: Obituary) -> None:
-        doing = obituary.doing
-        pending.story.lose()
-        if pending.abandoned:
-            release(pending)
-        elif doing.task != pending.task or pending.strike(doing.ordinal) < failures.STRIKES:
-            self._scene.window.repeat(pending)
-        elif doing.ordinal >= 0 and self._plan.rules.on_error == "skip":
-            pending.left_out.add(doing.ordinal)
-            pending.skipped[doing.ordinal] = str(failures.deadly(pending, obituary))
-            self._scene.window.repeat(pending)
-        else:
-            self._fail(pending, failures.deadly(pending, obituary))
-
-    def _patience(self) -> float | None:
-        """Seconds until the first sample at work has had its time; None: wait for events only."""
-        limit = self._plan.timeout_seconds
-        busy = [handle for handle in self._pool.handles if handle.tasks] if limit > 0 else []
-        if not busy:
-            return None
-        # One that has not yet begun what it was given is looked at again after a whole time.
-        return max(0.0, limit - max(self._spent_seconds(handle) for handle in busy))
-
-    def _punish_the_stuck(self) -> None:
-        limit = self._plan.timeout_seconds
-        for handle in list(self._pool.handles) if limit > 0 else []:
-            if (spent := self._spent_seconds(handle)) >= limit:
-                ordinal = self._pool.doing(handle).ordinal
-                logger.warning(
-                    "worker %d has been at sample %d for %.1f s (timeout=%g)", handle.row, ordinal, spent, limit
-                )
-                self._stuck(handle)
-
-    def _spent_seconds(self, handle: Handle) -> float:
-        """How long the worker has been at its sample."""
-        doing = self._pool.doing(handle)
-        return (time.monotonic_ns() - doing.since) / 1e9 if doing.task else 0.0
-
-    def _stuck(self, handle: Handle) -> None:
-        if handle.process is not None:
-            handle.kill()
-            self._lose(handle)
-            return
-        doing = self._pool.doing(handle)
-        self._scene.stop(
-            WorkerError(
-                f"sample {doing.ordinal} has taken longer than timeout={self._plan.timeout_seconds:g} s in a worker "
-                "thread, which cannot be killed; use worker_type='process' to have it replaced",
-                ordinal=doing.ordinal,
-            )
-        )
+        self._staff.announce(self._keeper.oversize(pending, made.nbytes))
 
 
 def _finish_task(handle: Handle, number: int) -> Pending:
     pending = _task_of(handle, number)
     handle.tasks.remove(pending)
+    handle.host.alone &= not handle.host.idle
     return pending
 
 

@@ -62,12 +62,14 @@ class Run:
     """One uninterrupted sequence of batches, as the trainer reads it. `outcomes` is the only way between the threads.
 
     Attributes:
+        prepared: of what.
         epoch, batch: where it begins.
         taken: how many the trainer has taken; written by the trainer only.
         epoch_taken: the epoch it is in; written by the trainer only.
     """
 
-    def __init__(self, epoch: int, batch: int) -> None:
+    def __init__(self, prepared: PreparedStream, epoch: int, batch: int) -> None:
+        self.prepared = prepared
         self.epoch = epoch
         self.batch = batch
         self.outcomes: SimpleQueue[Outcome] = SimpleQueue()
@@ -78,10 +80,7 @@ class Run:
 class Scene:
     """The run that is on, its window and its session with the engine. On the feeder's thread only."""
 
-    def __init__(
-        self, prepared: PreparedStream, span: int, planning: threading.Lock, selector: selectors.BaseSelector
-    ) -> None:
-        self._prepared = prepared
+    def __init__(self, span: int, planning: threading.Lock, selector: selectors.BaseSelector) -> None:
         # A prepared stream is for one thread at a time, and the trainer's asks it for an epoch's length.
         self._planning = planning
         self._selector = selector
@@ -108,7 +107,7 @@ class Scene:
         self.run = run
         self.window = Window(Course(self._batches, run.epoch, run.batch), self._span)
         with self._planning:
-            self._session = self._prepared.session(run.epoch, run.batch)
+            self._session = run.prepared.session(run.epoch, run.batch)
         self._stopped, self._wanted, self._full_since = False, -1, 0
         self._listen()
 
@@ -194,8 +193,9 @@ class Scene:
         return pending
 
     def _batches(self, epoch: int) -> int:
+        assert self.run is not None
         with self._planning:
-            return self._prepared.plan(epoch).batches
+            return self.run.prepared.plan(epoch).batches
 
     def _is_local(self, pending: Pending) -> bool:
         assert self._session is not None

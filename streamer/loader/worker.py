@@ -27,19 +27,24 @@ from streamer.loader.ring import RingView, Shape
 from streamer.loader.slots import PackedBatch
 from streamer.loader.source import BatchSource, ChunkUnreadableError
 
+Opened = tuple[BatchSource, MakerRules]
+
 # Leaves room for the head of a message.
 _ERROR_BYTES = MESSAGE_BYTES // 2
 # Of the cause of a skipped sample: enough for its place and what the decoder said.
 _CAUSE_BYTES = 2048
 
 
-def run(row: int, channel: Channel, board: Board, open_source: Callable[[], tuple[BatchSource, MakerRules]]) -> None:
+def run(row: int, channel: Channel, board: Board, open_source: Callable[[], Opened | None]) -> None:
     """Opens the source and works until the other end is closed; an error at the start goes to the rank."""
     try:
-        source, rules = open_source()
+        opened = open_source()
     except Exception as error:  # noqa: BLE001 - it goes to the trainer, whole
         channel.send(Note(Kind.FAILED, 0, -1, freeze_error(error, _ERROR_BYTES)))
         return
+    if opened is None:  # nobody wants this worker any more
+        return
+    source, rules = opened
     try:
         Worker(channel, board, row, source, rules).serve()
     finally:

@@ -1,29 +1,35 @@
-"""The worker process: `python -m streamer.loader.worker_main ROW CHANNEL BOARD BOOT`, the last three descriptors.
+"""The worker process: `python -m streamer.loader.worker_main FIRST_ROW BOARD BOOT CHANNEL...`.
+
+All but the first are descriptors; the process has one thread for each channel.
 
 Started by `subprocess`, not by multiprocessing: `__main__` of the trainer is not imported again, so lambdas, notebooks
-and scripts without a guard work; and torch is not imported unless the transform does it.
+and scripts without a guard work; and torch is not imported unless the transform does it. It starts while the rank still
+looks for its engine and its manifest: what it is to make arrives on its channels afterwards.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import pickle
 import signal
 import sys
+import threading
+import traceback
 from dataclasses import dataclass
 
 from streamer.loader.board import Board
-from streamer.loader.control import Channel
-from streamer.loader.maker import MakerRules
-from streamer.loader.source import BatchSource
-from streamer.loader.worker import run
+from streamer.loader.control import Channel, Kind, Note, Payload
+from streamer.loader.worker import Opened, run
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # glibc gives freed memory back and faults it in again for every batch of samples above 128 KiB; a worker's heap
 # keeps what one batch needed instead (32 MiB: glibc's upper limit for the second).
 _KEEP_BYTES, _HEAP_BYTES = 1 << 30, 32 << 20
+# What nearly every payload needs: 50 ms that pass while the rank waits for its engine.
+_LIKELY = "streamer.loader.samples"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,37 +38,66 @@ class Boot:
 
     Attributes:
         parent: the rank's pid.
-        workers: how many rows the board has.
+        rows: how many the board has.
         path: the trainer's `sys.path`.
         python_path: the trainer's PYTHONPATH, which the start needed for itself.
-        payload: cloudpickled (recipe, rules); unpickled only when `path` is set.
     """
 
     parent: int
-    workers: int
+    rows: int
     path: list[str]
     python_path: str | None
-    payload: bytes
 
 
 def main() -> None:
     """Runs the worker of the command line."""
-    row, channel, board, boot = (int(argument) for argument in sys.argv[1:5])
-    told = _read_boot(boot)
+    row, board_descriptor, boot, *ends = map(int, sys.argv[1:])
+    told: Boot = pickle.loads(read_whole(boot))  # noqa: S301 - from this process's own trainer (law 7)
     _follow_parent(told.parent)
     _keep_heap()
     _restore_paths(told)
-    os.set_inheritable(board, False)
-    run(row, Channel.adopt(channel), Board(told.workers, board), lambda: _open_payload(told.payload))
+    os.set_inheritable(board_descriptor, False)
+    board = Board(told.rows, board_descriptor)
+    channels = [Channel.adopt(end) for end in ends]
+    if not channels[0].waiting:
+        importlib.import_module(_LIKELY)
+    channels[0].send(Note(Kind.UP))
+    threads = [threading.Thread(target=_serve, args=(row + n, c, board)) for n, c in enumerate(channels) if n]
+    for thread in threads:
+        thread.start()
+    _serve(row, channels[0], board)
+    for thread in threads:
+        thread.join()
 
 
-def _read_boot(descriptor: int) -> Boot:
-    count = os.fstat(descriptor).st_size
+def read_whole(descriptor: int) -> bytes:
+    """What is in a memory that the rank has sent; closes it."""
     # pread: the descriptor and its position are shared by all workers.
-    boot = pickle.loads(os.pread(descriptor, count, 0))  # noqa: S301 - from this process's own trainer (law 7)
+    content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     os.close(descriptor)
-    assert isinstance(boot, Boot)
-    return boot
+    return content
+
+
+def _serve(row: int, channel: Channel, board: Board) -> None:
+    """One thread of the process; ends the whole process if it cannot go on, as nobody would answer its channel."""
+    try:
+        run(row, channel, board, lambda: _open_payload(channel))
+    except BaseException:  # noqa: BLE001 - the rank sees the process end
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _open_payload(channel: Channel) -> Opened | None:
+    received = channel.receive()
+    if received is None:
+        return None
+    message, descriptor = received
+    assert isinstance(message, Payload)
+    assert descriptor is not None
+    # By each thread for itself: transforms need not know of threads.
+    recipe, rules = pickle.loads(read_whole(descriptor))  # noqa: S301 - from this process's own trainer (law 7)
+    return recipe.open(), rules
 
 
 def _follow_parent(parent: int) -> None:
@@ -90,11 +125,6 @@ def _restore_paths(boot: Boot) -> None:
         os.environ.pop("PYTHONPATH", None)
     else:
         os.environ["PYTHONPATH"] = boot.python_path
-
-
-def _open_payload(payload: bytes) -> tuple[BatchSource, MakerRules]:
-    recipe, rules = pickle.loads(payload)  # noqa: S301 - from this process's own trainer (law 7)
-    return recipe.open(), rules
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from streamer.loader.control import Channel, Kind, Made, Note, RingShape, Stages, Task, decode
+from streamer.loader.control import Channel, Kind, Made, Note, Payload, RingShape, Stages, Task, decode
 
 MESSAGES = [
     Task(7, 3, 1 << 40, 2, -1, (5, 1 << 40)),
@@ -15,6 +15,7 @@ MESSAGES = [
     Made(9, 1 << 33, (1 << 32, 150), Stages(1, 2, 3, 4, 5, 6), 7, 8, b"\x00\x01", spilled=True, slowest=(1 << 40, 9)),
     Made(9, 10, (0, 150), Stages(), 0, 8),
     Note(Kind.READY),
+    Payload(),
     Note(Kind.FAILED, 3, -1, b"pickled"),
 ]
 

@@ -73,15 +73,7 @@ def poisoned(samples: int, **arguments: object) -> StreamingDataLoader:
     """Freed slots are overwritten at once, so that a late read of one is seen."""
     settings = {"num_workers": 1, "worker_type": "thread", "prefetch_batches": 3, **arguments}
     loader = StreamingDataLoader(FakeDataset(samples, sample), 2, **settings)
-    build = loader._build_supply
-
-    def with_poison():
-        supply = build()
-        keeper = supply.feeder._keeper
-        keeper._rules = dataclasses.replace(keeper._rules, poison=True)
-        return supply
-
-    loader._build_supply = with_poison
+    loader._provision.settings = dataclasses.replace(loader._provision.settings, poison=True)
     return loader
 
 

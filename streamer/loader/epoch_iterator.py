@@ -1,0 +1,119 @@
+"""One pass over an epoch, as the training loop has it in hands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from streamer.loader.counters import TrainerClock
+from streamer.loader.delivery import Delivery
+from streamer.loader.device import DevicePrefetcher
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Course(Protocol):
+    """The loader, as its running epoch sees it."""
+
+    def next_delivery(self) -> Delivery:
+        """The next batch from the supply; blocks."""
+        ...
+
+    def delivered(self, delivery: Delivery) -> None:
+        """The trainer has it."""
+        ...
+
+    def finished(self) -> None:
+        """The epoch is over."""
+        ...
+
+    def ready(self) -> int:
+        """Finished batches that wait.
+
+        Raises:
+            ClosedError: the loader is closed.
+        """
+        ...
+
+
+class EpochIterator:
+    """Hands out the batches of one epoch; a later `iter()` or `close()` of the loader ends it.
+
+    Args:
+        course: the loader.
+        left: batches to come.
+        clock: of the trainer.
+        device: where they are wanted; None: where they are.
+        transform: called with each batch on the device.
+    """
+
+    def __init__(
+        self,
+        course: Course,
+        left: int,
+        clock: TrainerClock,
+        device: torch.device | None,
+        transform: Callable[[object], object] | None,
+    ) -> None:
+        self._course: Course | None = course
+        self._left = left
+        self._clock = clock
+        self._batches: Iterator[object] = _Deliveries(course, left)
+        if device is not None or transform is not None:
+            self._batches = iter(DevicePrefetcher(self._batches, device, transform=_on_content(transform)))
+
+    def __iter__(self) -> EpochIterator:
+        return self
+
+    def __next__(self) -> object:
+        course = self._course
+        if course is None:
+            raise StopIteration
+        self._clock.ask(course.ready())
+        delivery = next(self._batches, None)
+        if delivery is None:
+            self._clock.pause()
+            course.finished()
+            self.end()
+            raise StopIteration
+        assert isinstance(delivery, Delivery)
+        course.delivered(delivery)
+        self._clock.leave(len(delivery.repeated), delivery.nbytes)
+        return delivery.content
+
+    def __len__(self) -> int:
+        return self._left
+
+    def end(self) -> None:
+        """Stops it."""
+        self._course = None
+        self._batches = iter(())
+
+
+class _Deliveries:
+    """The batches of the epoch as the supply gives them; survives the error of a single batch."""
+
+    def __init__(self, course: Course, left: int) -> None:
+        self._course = course
+        self._left = left
+
+    def __iter__(self) -> _Deliveries:
+        return self
+
+    def __next__(self) -> Delivery:
+        if self._left <= 0:
+            raise StopIteration
+        self._left -= 1
+        return self._course.next_delivery()
+
+
+def _on_content(transform: Callable[[object], object] | None) -> Callable[[object], object] | None:
+    if transform is None:
+        return None
+
+    def apply(delivery: object) -> object:
+        assert isinstance(delivery, Delivery)
+        return delivery.with_content(transform(delivery.content))
+
+    return apply

@@ -1,0 +1,51 @@
+"""Which worker has been at a sample for longer than it may."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from streamer.loader.handles import Handle
+from streamer.loader.pool import Pool
+
+logger = logging.getLogger(__name__)
+
+
+class Overtime:
+    """Looks at the clocks of the workers.
+
+    Args:
+        pool: the workers.
+        limit_seconds: a sample may take this long; 0: any time.
+    """
+
+    def __init__(self, pool: Pool, limit_seconds: float) -> None:
+        self._pool = pool
+        self.limit_seconds = limit_seconds
+
+    @property
+    def patience_seconds(self) -> float | None:
+        """Until the first sample at work has had its time; None: wait for events only."""
+        busy = [handle for handle in self._pool.handles if handle.tasks] if self.limit_seconds > 0 else []
+        if not busy:
+            return None
+        # One that has not yet begun what it was given is looked at again after a whole time.
+        return max(0.0, self.limit_seconds - max(self._spent_seconds(handle) for handle in busy))
+
+    def stuck(self) -> list[Handle]:
+        """Those whose time is over."""
+        found = []
+        for handle in self._pool.handles if self.limit_seconds > 0 else []:
+            if (spent := self._spent_seconds(handle)) >= self.limit_seconds:
+                at, limit = self.ordinal(handle), self.limit_seconds
+                logger.warning("worker %d has been at sample %d for %.1f s (timeout=%g)", handle.row, at, spent, limit)
+                found.append(handle)
+        return found
+
+    def ordinal(self, handle: Handle) -> int:
+        """The sample that it is at."""
+        return self._pool.doing(handle).ordinal
+
+    def _spent_seconds(self, handle: Handle) -> float:
+        doing = self._pool.doing(handle)
+        return (time.monotonic_ns() - doing.since) / 1e9 if doing.task else 0.0

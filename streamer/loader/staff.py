@@ -1,0 +1,134 @@
+"""The staff: workers hired, listened to, and taken off when they are gone. On the feeder's thread only."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from streamer.cgroup import usable_cores
+from streamer.loader.control import Kind, Made, Note
+from streamer.loader.handles import Handle, Host, Obituary
+from streamer.loader.pool import Crew, Pool
+from streamer.loader.ring import Ring
+
+logger = logging.getLogger(__name__)
+
+# Workers that start at the same time: one for every two cores of this process.
+_STARTING = max(1, usable_cores() // 2)
+
+
+class Employer(Protocol):
+    """Who the staff works for."""
+
+    def made(self, handle: Handle, made: Made, spill: int | None) -> None:
+        """A batch is made; `spill` is the descriptor of its own memory, if it is not in the ring."""
+        ...
+
+    def noted(self, handle: Handle, note: Note) -> None:
+        """A worker says something else about a task."""
+        ...
+
+    def unopened(self, frozen: bytes) -> None:
+        """A worker could not open the data set; the error, pickled."""
+        ...
+
+    def lost(self, host: Host, obituary: Obituary, guilty: Handle | None) -> bool:
+        """A worker is gone, with the tasks of its handles; `guilty` is the thread for which it had to go, if known.
+
+        Returns whether another one is to take its place.
+        """
+        ...
+
+
+class Staff:
+    """All workers and what they say.
+
+    Args:
+        crew: how many of what kind.
+        selector: what the feeder waits on; each of its keys has a function of no arguments.
+        employer: who hears of it.
+        ring: the ring that new workers are given.
+    """
+
+    def __init__(
+        self, crew: Crew, selector: selectors.BaseSelector, employer: Employer, ring: Callable[[], Ring | None]
+    ) -> None:
+        self.pool = Pool(crew)
+        self._selector = selector
+        self._employer = employer
+        self._ring = ring
+
+    def __repr__(self) -> str:
+        return f"Staff({self.pool!r})"
+
+    def hire_missing(self) -> None:
+        """Starts the workers that are not there: not more at a time than there is room to start at full speed.
+
+        A start is 0.2 s of CPU. Four at once on two cores gave the first batch after 0.8 to 1.6 s, with other load.
+        """
+        starting = sum(not host.up for host in self.pool.hosts.values())
+        for number in self.pool.missing[: max(0, _STARTING - starting)]:
+            self._hire(number)
+
+    def announce(self, ring: Ring | None) -> None:
+        """Gives everybody a new ring."""
+        for handle in self.pool.handles if ring is not None else ():
+            assert ring is not None
+            handle.give(ring)
+
+    def lose(self, host: Host, guilty: Handle | None = None) -> None:
+        """Takes off a worker that is gone, or has to go: what it still said counts."""
+        if self.pool.hosts.get(host.number) is not host:
+            return
+        if host.pidfd >= 0:
+            self._selector.unregister(host.pidfd)
+        for handle in host.handles:
+            self._selector.unregister(handle.channel)
+            for answer in handle.answers():
+                if answer is not None:
+                    self._take(handle, *answer)
+        obituary = self.pool.bury(host)
+        logger.warning("worker %d is gone (%s)", host.number, obituary.cause)
+        if self._employer.lost(host, obituary, guilty):
+            self._hire(host.number)
+
+    def _hire(self, number: int) -> None:
+        host = self.pool.start(number)
+        ring = self._ring()
+        for handle in host.handles:
+            self._selector.register(handle.channel, selectors.EVENT_READ, partial(self._hear, handle))
+            if ring is not None:
+                handle.give(ring)
+        if host.pidfd >= 0:
+            self._selector.register(host.pidfd, selectors.EVENT_READ, lambda: self.lose(host))
+
+    def _hear(self, handle: Handle) -> None:
+        # Buried by an earlier event of the same turn?
+        if self.pool.hosts.get(handle.host.number) is not handle.host:
+            return
+        for answer in handle.answers():
+            if answer is None:
+                self.lose(handle.host)
+                return
+            self._take(handle, *answer)
+
+    def _take(self, handle: Handle, message: Made | Note, descriptor: int | None) -> None:
+        if isinstance(message, Made):
+            self._employer.made(handle, message, descriptor)
+        elif message.kind is Kind.UP:
+            self._up(handle)
+        elif message.kind is Kind.FAILED and message.number == 0:
+            self._employer.unopened(message.body)
+        else:
+            if message.kind is Kind.READY:
+                handle.ready = True
+                self._up(handle)
+            self._employer.noted(handle, message)
+
+    def _up(self, handle: Handle) -> None:
+        if not handle.host.up:
+            handle.host.up = True
+            self.hire_missing()
