@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -109,6 +110,28 @@ def test_scripts_parse_and_name_real_variables(script):
     path = ROOT / "deploy" / script
     subprocess.run(["bash", "-n", str(path)], check=True)
     check_variables(dict.fromkeys(re.findall(r"STREAMER_[A-Z_]+", path.read_text()), "x"))
+
+
+def test_systemd_finds_nothing_to_complain_about(tmp_path):
+    """systemd-analyze verify, with a program that exists in the place of ours."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze")
+    text = (ROOT / "deploy" / "systemd" / "streamer.service").read_text()
+    unit = tmp_path / "streamer.service"
+    unit.write_text(text.replace("/opt/streamer/bin/streamer", "/bin/true"))
+    found = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    complaints = [line for line in found.stderr.splitlines() if unit.name in line]
+    assert (found.returncode, complaints) == (0, [])
+
+
+@pytest.mark.parametrize("script", ["torchrun.sh", "slurm/train.sbatch", "slurm/train-sidecar.sbatch"])
+def test_shellcheck_finds_nothing_to_complain_about(script):
+    """At every severity."""
+    if shutil.which("shellcheck") is None:
+        pytest.skip("no shellcheck: apt-get install shellcheck")
+    command = ["shellcheck", "--shell=bash", str(ROOT / "deploy" / script)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.stdout == ""
 
 
 def test_the_images_run_as_a_user_with_a_health_check():

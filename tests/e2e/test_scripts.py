@@ -1,0 +1,141 @@
+"""The scripts of deploy/, really run: two ranks each; srun is played by a few lines of shell."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "sidecar_trainer.py"
+# Starts as many processes as it is asked for, two at most, all on this node; ends with the worst of their codes.
+SRUN = """#!/usr/bin/env bash
+tasks=$SLURM_NTASKS_PER_NODE
+while [[ $1 == --* ]]; do
+    case $1 in --ntasks-per-node=*) tasks=${1#*=};; esac
+    shift
+done
+(( tasks > 2 )) && tasks=2
+export SLURM_NTASKS=$tasks SLURM_NODEID=0 SLURM_NNODES=1
+if (( tasks == 1 )); then exec env SLURM_PROCID=0 "$@"; fi
+for (( rank = 0; rank < tasks; rank++ )); do SLURM_PROCID=$rank "$@" & done
+code=0
+for job in $(jobs -p); do wait "$job" || code=$?; done
+exit $code
+"""
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("sidecar_trainer", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def place(example) -> Iterator[Path]:
+    """The example's samples as files, and a short path for sockets."""
+    root = Path(tempfile.mkdtemp(prefix="scripts-"))
+    for name, content in example.contents()[:80]:
+        (root / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "data" / name).write_bytes(content)
+    (root / "bin").mkdir()
+    (root / "bin" / "srun").write_text(SRUN)
+    (root / "bin" / "srun").chmod(0o755)
+    yield root
+    with contextlib.suppress(OSError, ValueError):
+        os.kill(service_of(root)["pid"], signal.SIGKILL)
+    shutil.rmtree(root)
+
+
+def environment(place: Path, **more: str) -> dict[str, str]:
+    return {
+        "PATH": f"{place}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(place),
+        "USER": "somebody",
+        "STREAMER_CACHE_DIR": f"{place}/cache",
+        "STREAMER_HTTP": "off",
+        "TMPDIR": str(place),
+        **more,
+    }
+
+
+def run(place: Path, *command: object, **more: str) -> list[dict]:
+    """A script to its end; what the ranks said."""
+    found = subprocess.run(
+        list(map(str, command)), env=environment(place, **more), cwd=place, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    return [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
+
+
+def assert_exact(example, lines: list[dict]) -> None:
+    """Both ranks together had every sample once."""
+    expected = 0
+    for name, content in example.contents()[:80]:
+        expected ^= example.fingerprint(name, content)
+    assert sorted(line["rank"] for line in lines) == [0, 1]
+    assert sum(line["samples"] for line in lines) == 80
+    assert int(lines[0]["digest"], 16) ^ int(lines[1]["digest"], 16) == expected
+
+
+def service_of(place: Path) -> dict:
+    """What the service tells that the script has started."""
+    (socket,) = place.glob("run/engine.sock")
+    found = subprocess.run(
+        [sys.executable, "-m", "streamer", "stat", "--socket", socket, "--json"], capture_output=True, check=True
+    )
+    return json.loads(found.stdout)
+
+
+def ends(place: Path, pid: int) -> bool:
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + 20
+    while (place / "run" / "engine.sock").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return True
+
+
+def test_torchrun_sh_starts_one_service_for_all_jobs(place, example):
+    """The first job starts it; the second finds it, with the cache; it ends by SIGTERM."""
+    more = {"RANKS": "2", "STREAMER_RUNTIME_DIR": f"{place}/run"}
+    arguments = (ROOT / "deploy" / "torchrun.sh", EXAMPLE, "--url", f"{place}/data/", "--epochs", "1")
+    assert_exact(example, run(place, *arguments, "--step-seconds", "0", **more))
+    first = service_of(place)
+    assert_exact(example, run(place, *arguments, "--step-seconds", "0", **more))
+    second = service_of(place)
+    assert second["pid"] == first["pid"]
+    assert second["store_bytes"] == first["store_bytes"] > 0
+    assert ends(place, first["pid"])
+
+
+@pytest.mark.parametrize("script", ["train.sbatch", "train-sidecar.sbatch"])
+def test_slurm_scripts_train(place, example, script):
+    """With embedded engines, and with a service that ends with the job; ranks and world size from SLURM's variables."""
+    (place / "train.py").write_text(
+        f"import os, sys\nsys.path.insert(0, {str(EXAMPLE.parent)!r})\nimport sidecar_trainer\n"
+        "os.environ['RANK'] = os.environ['SLURM_PROCID']  # for what it prints\n"
+        f"sidecar_trainer.train({f'{place}/data/'!r}, 1, 0.0)\n"
+    )
+    (place / "streamer.toml").write_text(f"[[datasets]]\nurl = '{place}/data/'\n")
+    text = (ROOT / "deploy" / "slurm" / script).read_text().replace("/tmp/streamer-$SLURM_JOB_UID", f"{place}/run")
+    (place / script).write_text(text)
+    slurm = {"SLURM_JOB_UID": "0", "SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_NTASKS_PER_NODE": "8"}
+    lines = run(place, "bash", place / script, **slurm)
+    assert_exact(example, lines)
+    assert not (place / "run" / "engine.sock").exists()
