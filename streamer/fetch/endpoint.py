@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing, suppress
 
 from streamer.config import FetchConfig
 from streamer.errors import StreamerError, ThrottledError
@@ -10,11 +11,15 @@ from streamer.fetch import hedge
 from streamer.fetch.gate import Gate
 from streamer.fetch.hedge import HedgeBudget, Sampled
 from streamer.fetch.retry import RetryTokens, asked_seconds
+from streamer.fetch.statistics import Tally
 from streamer.fetch.window import LATENCY_INFLATION, WindowControl, size_class
+from streamer.manifest.model import Extent
 from streamer.store.base import ObjectStore
 
 # Credentials are renewed once for all the requests that were refused together.
 _REFRESH_SECONDS = 1.0
+_PROBE_SECONDS = 1.0
+_PROBE_PATIENCE_SECONDS = 2.0
 # Bodies below this say nothing about the rate of a connection: they fit the first packets.
 RATE_LEAST_BYTES = 1 << 20
 
@@ -38,10 +43,12 @@ class Endpoint:
         self.budget = HedgeBudget(config.hedge_requests_share, config.hedge_bytes_share)
         self.rates = Sampled()
         self.last_success: float | None = None
+        self.last_good: Extent | None = None
         self._hedging = config.hedge
         self._first_byte: dict[int, Sampled] = {}
         self._pushback = float("-inf")
         self._refreshed = float("-inf")
+        self._probed = float("-inf")
 
     def __repr__(self) -> str:
         return f"Endpoint({self.root!r}, {self.control}, {self.gate})"
@@ -99,14 +106,37 @@ class Endpoint:
         """Whether everybody's requests take longer than they did."""
         return self.control.inflation > LATENCY_INFLATION
 
-    def alone(self, error: StreamerError, first_failure: float) -> bool:
+    def alone(self, error: StreamerError, first_failure: float, served: float | None) -> bool:
         """Whether a failure is the request's own, not the endpoint's.
 
-        It is when the store answered (a 500, not a refusal), when others went through since `first_failure`, or when
-        nobody ever did.
+        It is when the store answered (a 500, not a refusal), when nobody was ever served, or when others went through
+        between the first failure and this try: one that began before the endpoint came back proves nothing.
+
+        Args:
+            error: of this try.
+            first_failure: of the range, on the loop's clock.
+            served: when the endpoint had last served somebody as this try began.
         """
         has_answer = error.details.get("status") is not None and not isinstance(error, ThrottledError)
-        return has_answer or self.last_success is None or self.last_success > first_failure
+        return has_answer or self.last_success is None or (served is not None and served > first_failure)
+
+    async def probe(self, tally: Tally) -> None:
+        """Asks for one byte of what was served last, at most once a second: is anybody there?
+
+        When an object fails that everybody waits for, no other request shows that the endpoint is well: an object
+        that did not answer was waited for as long as an outage (2026-11-20).
+        """
+        good, now = self.last_good, self.time()
+        if good is None or now - self._probed < _PROBE_SECONDS:
+            return
+        self._probed = now
+        tally.requests += 1
+        body = self.store.get(good.object, good.start, good.start + 1)
+        with suppress(StreamerError, TimeoutError):
+            async with asyncio.timeout(_PROBE_PATIENCE_SECONDS), aclosing(body):
+                async for piece in body:
+                    tally.received_bytes += piece.nbytes
+            self.last_success = self.time()
 
     async def refresh(self) -> None:
         """Renews the credentials, once for all that ask together."""

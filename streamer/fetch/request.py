@@ -129,6 +129,7 @@ class Request:
         endpoint, length = self._order.endpoint, self._order.extent.length
         if length >= RATE_LEAST_BYTES and now > self._first_byte_at:
             endpoint.rates.add(length / (now - self._first_byte_at))
+        endpoint.last_good = self._order.extent
         endpoint.succeeded(now - self._started, length)
 
     def _abandoned(self) -> StoreTimeoutError:

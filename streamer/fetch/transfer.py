@@ -12,7 +12,16 @@ from streamer.errors import StoreError, StoreTimeoutError, StreamerError, Thrott
 from streamer.fetch import hedge
 from streamer.fetch.attempt import Attempt
 from streamer.fetch.request import Order
-from streamer.fetch.retry import Failing, asked_seconds, expired, gives_up, pause_seconds, retryable, within
+from streamer.fetch.retry import (
+    SILENT_TRIES,
+    Failing,
+    asked_seconds,
+    expired,
+    gives_up,
+    pause_seconds,
+    retryable,
+    within,
+)
 from streamer.manifest.model import Extent
 from streamer.store.urls import shown
 
@@ -71,6 +80,7 @@ class Transfer:
         self._started = 0.0
         self._progressed = 0.0
         self._first_failure = 0.0
+        self._served: float | None = None
         self._refreshed = False
 
     async def run(self) -> None:
@@ -90,6 +100,7 @@ class Transfer:
         gate = self._endpoint.gate
         self._attempts += 1
         owner = await gate.acquire(self._fetch.line)
+        self._served = self._endpoint.last_success
         try:
             await Attempt(self._order(), self._keep, self._fetch.group).run()
         except StreamerError as error:
@@ -138,12 +149,19 @@ class Transfer:
             self._refreshed = True
             await self._endpoint.refresh()
             pause = 0.0
-        elif not retryable(error) or gives_up(self._failing(error), self._config):
+        elif not retryable(error) or await self._is_last(error):
             raise self._final(error) from error
         else:
             pause = 0.0 if error.details.get("outpaced") else self._pause(error)
         self._fetch.tally.retries += 1
         return pause
+
+    async def _is_last(self, error: StreamerError) -> bool:
+        """Whether to give up. Where nobody else asks for anything, a probe tells who fails, object or endpoint."""
+        failing = self._failing(error)
+        if not failing.alone and failing.tries >= SILENT_TRIES:
+            await self._endpoint.probe(self._fetch.tally)
+        return gives_up(failing, self._config)
 
     def _count_failure(self) -> None:
         """Bytes that were kept since the last failure make this one the first."""
@@ -158,7 +176,7 @@ class Transfer:
             tries=self._fruitless,
             idle_seconds=self._endpoint.time() - self._progressed,
             silent=self._is_silence(error),
-            alone=endpoint.alone(error, self._first_failure),
+            alone=endpoint.alone(error, self._first_failure, self._served),
             worked=endpoint.last_success is not None,
         )
 

@@ -268,6 +268,19 @@ async def test_one_object_that_never_answers(server: FakeS3) -> None:
     assert 0.5 <= float(str(caught.value.details["elapsed_seconds"])) < 3.0
 
 
+async def test_one_object_that_never_answers_while_nobody_else_asks(server: FakeS3) -> None:
+    """The last one on the way is not taken for an outage: a probe asks for a byte that was served before."""
+    server.objects["mute"] = RAMP
+    server.script = lambda seen, number: Act(wait_seconds=30) if seen.key == "mute" else None
+    config = replace(CONFIG, first_byte_seconds=0.2, failing_seconds=1.0)
+    async with fetching(server, config=config) as fetcher:
+        await fetched(fetcher, part(server, 5, 10))
+        with pytest.raises(StoreError, match="s3://bucket/mute") as caught:
+            await fetched(fetcher, part(server, 0, 10, key="mute"))
+    assert float(str(caught.value.details["elapsed_seconds"])) < CONFIG.outage_seconds
+    assert [(seen.start, seen.stop) for seen in server.seen if seen.key == "big"][1:] == [(5, 6)]
+
+
 async def _keep_fetching(fetcher: Fetcher, server: FakeS3) -> None:
     while True:
         await fetched(fetcher, part(server, 0, 10))
