@@ -22,7 +22,7 @@ from streamer.cgroup import usable_cores
 from streamer.config import EngineConfig
 from streamer.engine.engine import Engine
 from streamer.errors import CacheError, ConfigError, StreamerError
-from streamer.fetch.allocator import keep_freed_memory
+from streamer.fetch.allocator import collect_rarely, keep_freed_memory
 from streamer.service.admission import group_id
 from streamer.service.limits import raise_descriptor_limit
 from streamer.service.notify import Notifier
@@ -78,6 +78,7 @@ class Life:
         _make_cache_dir(config.cache.directory)
         raise_descriptor_limit()
         keep_freed_memory(KEPT_FREE_BYTES)
+        collect_rarely()
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(thread_count(), "streamer-work"))
         if config.cache.group is not None:
             # The group comes in by the folder's mode; below it a umask of 077 would keep it out of new manifests.
