@@ -137,7 +137,9 @@ def _start(settings: ClientSettings) -> None:
 def _engine_environment() -> dict[str, str]:
     # The engine imports the same streamer as the trainer, also when it was found through sys.path only.
     paths = [path or os.getcwd() for path in sys.path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+    # The engine does no algebra; OpenBLAS would start a thread per core, which spin: 26 ticks of CPU until the engine
+    # listens instead of 13, while the workers start beside it on the same two cores (2026-11-20).
+    return {"OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
 def _send_configuration(process: subprocess.Popen[bytes], settings: ClientSettings) -> None:
