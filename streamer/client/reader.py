@@ -129,19 +129,13 @@ def _continues(first: Wanted, last: Wanted, item: Wanted) -> bool:
 
 
 def _read_run(descriptor: int, path: str, local_bytes: int, run: Sequence[_Target]) -> None:
-    first = run[0][0]
+    first, last = run[0][0], run[-1][0]
     got = _fill(descriptor, [piece for _, pieces in run for piece in pieces], chunkfile.HEADER_BYTES + first.start)
     stored = os.pread(descriptor, chunkfile.CRC_BYTES * len(run), chunkfile.crc_offset(local_bytes, first.sample))
-    for number, (item, pieces) in enumerate(run):
-        if first.start + got < item.stop:
-            raise IntegrityError(
-                f"{path}: sample {item.sample} ends after {max(0, first.start + got - item.start)} of "
-                f"{item.stop - item.start} bytes: the file is truncated",
-                where=path,
-                expected=item.stop - item.start,
-                actual=max(0, first.start + got - item.start),
-            )
-        _check_sample(path, item, pieces, stored[chunkfile.CRC_BYTES * number :][: chunkfile.CRC_BYTES])
+    actual = [_crc_of(pieces) for _, pieces in run]
+    # All at once: to look at each cost 1 us a sample, a tenth of what it costs to read one of 100 KB.
+    if first.start + got < last.stop or stored != struct.pack(f"<{len(run)}I", *actual):
+        _refuse(path, [item for item, _ in run], first.start + got, (stored, actual))
 
 
 def _fill(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
@@ -165,14 +159,40 @@ def _rest(buffers: Sequence[memoryview], got: int) -> Sequence[memoryview]:
     return rest
 
 
-def _check_sample(path: str, item: Wanted, pieces: Sequence[memoryview], stored: bytes) -> None:
-    actual = 0
+def _crc_of(pieces: Sequence[memoryview]) -> int:
+    crc = 0
     for piece in pieces:
-        actual = crc32(piece, actual)
-    if len(stored) != chunkfile.CRC_BYTES or _CRC.unpack(stored)[0] != actual:
-        raise IntegrityError(
-            f"{path}: sample {item.sample} (bytes {item.start}..{item.stop}) does not match its checksum",
-            where=path,
-            expected=_CRC.unpack(stored)[0] if len(stored) == chunkfile.CRC_BYTES else -1,
-            actual=actual,
-        )
+        crc = crc32(piece, crc)
+    return crc
+
+
+def _refuse(path: str, items: Sequence[Wanted], end: int, sums: tuple[bytes, Sequence[int]]) -> None:
+    """Names the first sample of a run that is wrong.
+
+    Args:
+        path: of the file.
+        items: the samples of the run.
+        end: how far the chunk's bytes go, chunk-local.
+        sums: the checksums that are in the file, and those of what was read.
+
+    Raises:
+        IntegrityError: always.
+    """
+    for number, (item, actual) in enumerate(zip(items, sums[1], strict=True)):
+        if end < item.stop:
+            raise IntegrityError(
+                f"{path}: sample {item.sample} ends after {max(0, end - item.start)} of "
+                f"{item.stop - item.start} bytes: the file is truncated",
+                where=path,
+                expected=item.stop - item.start,
+                actual=max(0, end - item.start),
+            )
+        stored = sums[0][chunkfile.CRC_BYTES * number :][: chunkfile.CRC_BYTES]
+        expected = _CRC.unpack(stored)[0] if len(stored) == chunkfile.CRC_BYTES else -1
+        if expected != actual:
+            raise IntegrityError(
+                f"{path}: sample {item.sample} (bytes {item.start}..{item.stop}) does not match its checksum",
+                where=path,
+                expected=expected,
+                actual=actual,
+            )

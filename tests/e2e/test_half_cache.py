@@ -101,9 +101,9 @@ class Rank:
             yield
 
 
-# With 200 chunks two sessions fetch a few look-ahead chunks twice an epoch, each 0.5 %; with 1,300 they do not show.
+# 191 chunks of which each is 0.5 %: hits 0.354 to 0.359, bound 0.354 in three runs (2026-11-20).
 @pytest.mark.parametrize(
-    ("files", "slack"), [(1200, 0.035), pytest.param(8000, 0.01, marks=[pytest.mark.slow, pytest.mark.timeout(300)])]
+    ("files", "slack"), [(1200, 0.01), pytest.param(8000, 0.01, marks=[pytest.mark.slow, pytest.mark.timeout(300)])]
 )
 def test_hits_reach_the_bound_and_the_limit_holds(tmp_path, files, slack):
     """From epoch 2 on hits >= (cache - staging)/data - slack; st_blocks <= limit; epoch 1 costs <= 1.02 of the data."""
