@@ -1,353 +1,312 @@
-"""Fetching side by side, in one run: bare obstore, bare aiohttp on uvloop, s3fs, and ours.
+"""Fetching side by side, in one run: bare obstore, s3fs, and ours with and without checksums and files.
 
-    python benchmarks/fetch.py --endpoint http://127.0.0.1:9000 --prefix s3://bucket/tars/ --runs 5
-    python benchmarks/fetch.py --endpoint ... --prefix s3://bucket/small/ --pack 80 --in-flight 64
+    export S3SIM=path/to/s3sim
+    python benchmarks/fetch.py bulk      tars over a link like S3's: rates, CPU s/GB, a link of 500 MB/s
+    python benchmarks/fetch.py small     objects of 100 KB without latency: rates, CPU us per object
+    python benchmarks/fetch.py epoch     requests and bytes of one cold epoch, by the server's own log
+    python benchmarks/fetch.py at --endpoint http://127.0.0.1:9000 --prefix s3://bucket/tars/     any server
 
-Each contender reads the same bytes in a process of its own, in turns, so that medians are of interleaved runs. Bytes
-are thrown away, except by `ours+file` (checksums and chunk files, by the cache's publish) and `s3fs` (its own parallel
-read into files). CPU seconds are user + system of that process; requests are what it sent.
+Each contender reads the same bytes in a process of its own, in turns: medians are of interleaved runs. Bytes are thrown
+away, except by `ours+file` (checksums and chunk files, by the cache's publish) and `s3fs` (its own parallel read into
+files). CPU seconds are user + system of that process. Where the machine is virtual, its host may hand out memory only
+at the first touch, at up to 2.4 CPU s/GB, whoever touches it; so before each run as much as the run may need is
+touched and freed (--touch-gb; none: 0).
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
-import resource
-import shutil
+import mmap
+import os
+import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import uvloop
+from contenders import CONTENDERS, Job, Result, chunks_of, listing, run_apart
+from s3sim import S3_PROFILE, Simulator, simulator
 
-from streamer.cache.chunk_cache import ChunkCache
-from streamer.config import CacheConfig, FetchConfig
-from streamer.fetch import Fetcher, keep_freed_memory
-from streamer.manifest.model import Chunk, Extent, ObjectRecord
-from streamer.store import ObjectStore, open_store
+from streamer.store import open_store
 
-MiB = 1 << 20
-T = TypeVar("T")
+MB = 1_000_000
+TAR_BYTES = 125 * MB
+SMALL_BYTES = 100_000
+LINK_MBPS = 500
+# The server writes its log every second.
+LOG_SECONDS = 1.5
 
-
-@dataclass(frozen=True)
-class Job:
-    """What every contender reads, and how."""
-
-    endpoint: str
-    prefix: str
-    chunk_bytes: int
-    pack: int
-    in_flight: int
-    lookahead: int
-    hedge: bool
-    most_bytes: int
-    passes: int
-    folder: str
-
-    @property
-    def options(self) -> dict[str, object]:
-        """Storage options; the simulator takes any credentials."""
-        return {"key": "bench", "secret": "bench", "endpoint_url": self.endpoint}
+Runs = dict[str, list[Result]]
 
 
 @dataclass(frozen=True)
-class Result:
-    """What one contender did in one run."""
+class Claim:
+    """A figure and its bound."""
 
-    seconds: float
-    cpu_seconds: float
-    received_bytes: int
-    requests: int
-    page_faults: int
-    notes: str = ""
+    text: str
+    value: float
+    bound: float
+    at_least: bool
 
-    @property
-    def megabytes_per_second(self) -> float:
-        """MB (10^6) per second."""
-        return self.received_bytes / 1e6 / self.seconds
+    def __str__(self) -> str:
+        holds = self.value >= self.bound if self.at_least else self.value <= self.bound
+        sign = ">=" if self.at_least else "<="
+        return f"  {'yes' if holds else 'NO '}  {self.text:<64} {self.value:8.3f}  {sign} {self.bound:g}"
 
 
-Contender = Callable[[Job, list[Chunk]], Awaitable[tuple[int, str]]]
+# ---------------------------------------------------------------- data and machine
 
 
-async def listing(store: ObjectStore, job: Job) -> list[ObjectRecord]:
-    """The objects of the job."""
-    records, total = [], 0
-    async for page in store.list(job.prefix):
-        for record in page:
-            if total < job.most_bytes:
-                records.append(record)
-                total += record.size
-    return records
+def make_tars(folder: Path, count: int) -> None:
+    """Large objects; what is in them does not matter here."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = np.random.default_rng(1).bytes(TAR_BYTES)
+    for number in range(count):
+        (folder / f"{number:04}.tar").write_bytes(content)
 
 
-def chunks_of(records: Sequence[ObjectRecord], job: Job) -> list[Chunk]:
-    """Large objects cut into chunks, small ones packed."""
-    if job.pack > 1:
-        packs = [records[first : first + job.pack] for first in range(0, len(records), job.pack)]
-        parts = [tuple(Extent(record, 0, record.size) for record in pack) for pack in packs]
-    else:
-        parts = [
-            (Extent(record, first, min(first + job.chunk_bytes, record.size)),)
-            for record in records
-            for first in range(0, record.size, job.chunk_bytes)
+def make_small(folder: Path, count: int) -> None:
+    """Objects of 100 KB."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = np.random.default_rng(2).bytes(2 * SMALL_BYTES)
+    for number in range(count):
+        (folder / f"{number:06}.bin").write_bytes(content[number % SMALL_BYTES :][:SMALL_BYTES])
+
+
+def touch_memory(length: int) -> None:
+    """Writes to each page of `length` bytes and frees them: the next process finds memory that the machine has."""
+    page = mmap.PAGESIZE
+    length = min(length, os.sysconf("SC_AVPHYS_PAGES") * page // 2) // page * page
+    if length:
+        with mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+            memory[::page] = bytes(length // page)
+
+
+@contextmanager
+def data_folder(given: argparse.Namespace) -> Iterator[Path]:
+    """Where the data lie: kept, or for this run."""
+    with tempfile.TemporaryDirectory(prefix="streamer-fetch-") as folder:
+        root = Path(given.keep or folder)
+        if not (root / "bucket" / "tars").exists():
+            make_tars(root / "bucket" / "tars", given.tars)
+        if not (root / "bucket" / "small").exists():
+            make_small(root / "bucket" / "small", given.objects)
+        yield root
+
+
+def in_turns(names: Sequence[str], job: Job, given: argparse.Namespace) -> Runs:
+    """Runs the contenders one after the other, again and again."""
+    runs: Runs = {name: [] for name in names}
+    for _ in range(given.runs):
+        for name in names:
+            touch_memory(int(given.touch_gb * 1e9))
+            runs[name].append(run_apart(name, job))
+    return runs
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+def rate(runs: Sequence[Result]) -> float:
+    """Median, MB/s."""
+    return statistics.median(run.megabytes_per_second for run in runs)
+
+
+def per_gigabyte(runs: Sequence[Result]) -> float:
+    """Median, CPU s/GB."""
+    return statistics.median(run.cpu_per_gigabyte for run in runs)
+
+
+def per_object(runs: Sequence[Result]) -> float:
+    """Median, CPU us."""
+    return statistics.median(run.cpu_per_object for run in runs)
+
+
+def report(runs: Runs) -> None:
+    """A table of medians."""
+    print(
+        f"{'contender':<10} {'MB/s':>7} {'CPU s/GB':>9} {'from':>6} {'to':>6} {'us/object':>10} {'requests':>9}"
+        f" {'faults':>8} {'RSS MB':>7}  last run"
+    )
+    for name, results in runs.items():
+        costs = [run.cpu_per_gigabyte for run in results]
+        faults = statistics.median(run.page_faults for run in results)
+        resident = statistics.median(run.resident_bytes for run in results) / MB
+        last = results[-1]
+        print(
+            f"{name:<10} {rate(results):>7.0f} {per_gigabyte(results):>9.2f} {min(costs):>6.2f} {max(costs):>6.2f}"
+            f" {per_object(results):>10.0f} {last.requests:>9} {faults:>8.0f} {resident:>7.0f}  {last.notes}"
+        )
+
+
+def breakdown(runs: Runs, unit: str) -> None:
+    """What each step adds to the CPU of bare obstore."""
+    cost = per_gigabyte if unit == "s/GB" else per_object
+    digits = 2 if unit == "s/GB" else 0
+    steps = [("bare obstore", "obstore"), ("our scheduling and one copy", "ours")]
+    steps += [("checksums", "ours+sum"), ("the file", "ours+file")]
+    before = 0.0
+    print(f"\nwhere the CPU goes, {unit}:")
+    for text, name in steps:
+        total = cost(runs[name])
+        print(f"  {total - before:+8.{digits}f}  {text:<28} = {total:.{digits}f}")
+        before = total
+
+
+def judge(claims: Sequence[Claim]) -> None:
+    """Each figure beside its bound."""
+    print()
+    for claim in claims:
+        print(claim)
+
+
+def headline(given: argparse.Namespace) -> None:
+    """Machine and command."""
+    machine = f"{os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}"
+    command = f"python benchmarks/fetch.py {' '.join(sys.argv[1:])}"
+    print(
+        f"{datetime.now(UTC):%Y-%m-%d}, {machine}, load {os.getloadavg()[0]:.1f}; {command}; {given.runs} runs in turns"
+    )
+
+
+# ---------------------------------------------------------------- the scenes
+
+
+def bulk(given: argparse.Namespace) -> None:
+    """Tars into the cache over a link like S3's."""
+    with data_folder(given) as root, simulator(root, *S3_PROFILE, command=given.s3sim) as server:
+        job = Job(server.endpoint, "s3://bucket/tars/", str(root))
+        runs = in_turns(("obstore", "s3fs", "ours", "ours+sum", "ours+file"), job, given)
+        server.set(total_mbps=LINK_MBPS)
+        linked = in_turns(("ours+file",), job, given)["ours+file"]
+    report({**runs, f"at {LINK_MBPS}": linked})
+    breakdown(runs, "s/GB")
+    files = runs["ours+file"]
+    judge(
+        [
+            Claim(f"of a link of {LINK_MBPS} MB/s", rate(linked) / LINK_MBPS, 0.95, True),
+            Claim("of bare obstore that throws the bytes away", rate(files) / rate(runs["obstore"]), 0.40, True),
+            Claim("times s3fs into files", rate(files) / rate(runs["s3fs"]), 2.5, True),
+            Claim("CPU s/GB, fetch, checksums and files", per_gigabyte(files), 1.1, False),
         ]
-    return [_chunk(index, extents) for index, extents in enumerate(parts * job.passes)]
-
-
-def _chunk(index: int, extents: tuple[Extent, ...]) -> Chunk:
-    length = sum(extent.length for extent in extents)
-    return Chunk(index, index.to_bytes(16, "little"), extents, 0, len(extents), length, length)
-
-
-async def drain(items: Sequence[T], width: int, work: Callable[[T], Awaitable[None]]) -> None:
-    """Works on the items in order, `width` at once."""
-    waiting = iter(items)
-
-    async def worker() -> None:
-        for item in waiting:
-            await work(item)
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(width):
-            group.create_task(worker())
-
-
-async def bare_obstore(job: Job, chunks: list[Chunk]) -> tuple[int, str]:
-    """obstore's get and bytes, nothing around it."""
-    import obstore
-    from obstore.store import S3Store
-
-    address = job.prefix.removeprefix("s3://").partition("/")[0]
-    client = S3Store(
-        address,
-        endpoint=job.endpoint,
-        region="us-east-1",
-        access_key_id="bench",
-        secret_access_key="bench",
-        client_options={"allow_http": True},
     )
-    sent = 0
-
-    async def one(extent: Extent) -> None:
-        nonlocal sent
-        sent += 1
-        path = extent.object.url.removeprefix(f"s3://{address}/")
-        result = await obstore.get_async(client, path, options={"range": (extent.start, extent.stop)})
-        assert len(await result.bytes_async()) == extent.length
-
-    await drain(_extents(chunks), job.in_flight, one)
-    return sent, ""
 
 
-def _extents(chunks: list[Chunk]) -> list[Extent]:
-    return [extent for chunk in chunks for extent in chunk.extents]
-
-
-async def bare_aiohttp(job: Job, chunks: list[Chunk]) -> tuple[int, str]:
-    """aiohttp's get and read, unsigned."""
-    import aiohttp
-
-    sent = 0
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
-
-        async def one(extent: Extent) -> None:
-            nonlocal sent
-            sent += 1
-            url = extent.object.url.replace("s3:/", job.endpoint, 1)
-            headers = {"Range": f"bytes={extent.start}-{extent.stop - 1}"}
-            async with session.get(url, headers=headers) as answer:
-                assert len(await answer.read()) == extent.length
-
-        await drain(_extents(chunks), job.in_flight, one)
-    return sent, ""
-
-
-async def s3fs_files(job: Job, chunks: list[Chunk]) -> tuple[int, str]:
-    """s3fs' own parallel read (`_cat_file_concurrent` inside an object, many objects at once) into files."""
-    import s3fs
-
-    records = list(dict.fromkeys(extent.object for extent in _extents(chunks)))
-    config = {"max_pool_connections": job.in_flight}
-    files = s3fs.S3FileSystem(
-        asynchronous=True,
-        skip_instance_cache=True,
-        default_block_size=job.chunk_bytes,
-        config_kwargs=config,
-        **job.options,
+def small(given: argparse.Namespace) -> None:
+    """Small objects into the cache, no latency."""
+    with data_folder(given) as root, simulator(root, command=given.s3sim) as server:
+        job = Job(server.endpoint, "s3://bucket/small/", str(root), pack=80, passes=given.passes)
+        runs = in_turns(("obstore", "ours", "ours+sum", "ours+file"), job, given)
+    report(runs)
+    breakdown(runs, "us/object")
+    files = runs["ours+file"]
+    judge(
+        [
+            Claim("of bare obstore that throws the bytes away", rate(files) / rate(runs["obstore"]), 0.50, True),
+            Claim("CPU us per object, fetch, checksums and files", per_object(files), 230.0, False),
+        ]
     )
-    session = await files.set_session()
-    folder = Path(job.folder)
-
-    async def one(record: ObjectRecord) -> None:
-        content = await files._cat_file(record.url, max_concurrency=job.in_flight if record.size > MiB else 1)
-        await asyncio.to_thread((folder / str(hash(record.url))).write_bytes, content)
-
-    await drain(records, 1 if records[0].size > job.chunk_bytes else job.in_flight, one)
-    await session.close()
-    return 0, "requests not counted"
 
 
-async def ours(job: Job, chunks: list[Chunk]) -> tuple[int, str]:
-    """The fetcher; bytes thrown away."""
-
-    async def drop(chunk: Chunk, parts: list[memoryview]) -> None:
-        assert sum(part.nbytes for part in parts) == chunk.fetch_bytes
-
-    return await _ours(job, chunks, drop)
-
-
-async def ours_files(job: Job, chunks: list[Chunk]) -> tuple[int, str]:
-    """The fetcher and the cache's publish: checksums and chunk files."""
-    async with ChunkCache(CacheConfig(directory=Path(job.folder) / "cache", free_floor_bytes=0)) as cache:
-
-        async def publish(chunk: Chunk, parts: list[memoryview]) -> None:
-            await cache.publish(chunk.key, parts, _offsets(chunk))
-
-        return await _ours(job, chunks, publish)
+def epoch(given: argparse.Namespace) -> None:
+    """One cold epoch: what the server was asked for and sent, beside what there is."""
+    claims = []
+    with data_folder(given) as root:
+        log = root / "access.log"
+        with simulator(root, *S3_PROFILE, "--access-log", str(log), command=given.s3sim) as server:
+            for prefix, pack in (("s3://bucket/tars/", 1), ("s3://bucket/small/", 80)):
+                for hedge in (False, True):
+                    job = Job(server.endpoint, prefix, str(root), pack=pack, hedge=hedge)
+                    claims += cold_epoch(job, server, log)
+    judge(claims)
 
 
-def _offsets(chunk: Chunk) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Samples of about 110 KB in a cut of a tar; one per object in a pack."""
-    if len(chunk.extents) > 1:
-        return np.cumsum([0, *(extent.length for extent in chunk.extents)], dtype=np.int64)
-    return np.linspace(0, chunk.local_bytes, max(2, chunk.local_bytes // 110_000 + 1)).astype(np.int64)
+def cold_epoch(job: Job, server: Simulator, log: Path) -> list[Claim]:
+    """Fetches everything once, with files."""
+    planned, size = uvloop.run(_planned(job))
+    server.statistics(reset=True)
+    time.sleep(LOG_SECONDS)
+    before = log.stat().st_size if log.exists() else 0
+    result = run_apart("ours+file", job)
+    counted = server.statistics(reset=True)
+    time.sleep(LOG_SECONDS)
+    twice = asked_twice(log, before)
+    sent, gets = int(str(counted["body_bytes_sent"])), int(str(counted["object_gets"]))
+    what = f"{job.prefix} {'with' if job.hedge else 'without'} hedging:"
+    print(f"{what} {gets} GETs for {planned} ranges, {sent / MB:.1f} MB sent of {size / MB:.1f}; {result.notes}")
+    bound = 1.03 if job.hedge else 1.01
+    claims = [
+        Claim(f"{what} requests", gets / planned, bound, False),
+        Claim(f"{what} bytes", sent / size, bound, False),
+    ]
+    # A duplicate is the same range on purpose: the share of requests bounds it.
+    return claims if job.hedge else [*claims, Claim(f"{what} ranges asked for twice", twice, 0, False)]
 
 
-async def _ours(
-    job: Job, chunks: list[Chunk], use: Callable[[Chunk, list[memoryview]], Awaitable[None]]
-) -> tuple[int, str]:
-    config = FetchConfig(hedge=job.hedge)
-    keep_freed_memory(512 * MiB)
-    loop = asyncio.get_running_loop()
-    begin = loop.time()
-    durations: list[float] = []
-    async with Fetcher(config, lambda url: open_store(url, job.options)) as fetcher:
-
-        async def one(chunk: Chunk) -> None:
-            asked = loop.time()
-            with await fetcher.fetch(chunk, due=lambda: begin + chunk.index * 1e-3) as got:
-                durations.append(loop.time() - asked)
-                await use(chunk, got.parts)
-
-        await drain(chunks, job.lookahead, one)
-        after = fetcher.statistics()
-    p50, p99 = np.quantile(durations, [0.5, 0.99])
-    notes = (
-        f"window {after.window}, chunk p50 {p50 * 1e3:.0f} ms p99 {p99 * 1e3:.0f} ms, retries {after.retries}, "
-        f"hedges {after.hedges} won {after.hedge_wins}, outpaced {after.outpaced}, 503s {after.throttled}"
-    )
-    return after.requests, notes
-
-
-CONTENDERS: dict[str, Contender] = {
-    "obstore": bare_obstore,
-    "aiohttp": bare_aiohttp,
-    "s3fs": s3fs_files,
-    "ours": ours,
-    "ours+file": ours_files,
-}
-
-
-async def measure(job: Job, contender: Contender) -> Result:
-    """One run in this process."""
+async def _planned(job: Job) -> tuple[int, int]:
     store = open_store(job.prefix, job.options)
     chunks = chunks_of(await listing(store, job), job)
     await store.aclose()
-    before, begin = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-    requests, notes = await contender(job, chunks)
-    seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    total = sum(chunk.fetch_bytes for chunk in chunks)
-    return Result(seconds, cpu, total, requests, after.ru_minflt - before.ru_minflt, notes)
+    return sum(len(chunk.extents) for chunk in chunks), sum(chunk.fetch_bytes for chunk in chunks)
 
 
-def run_apart(name: str, job: Job) -> Result:
-    """One run in a process of its own, with a folder of its own."""
-    with tempfile.TemporaryDirectory(dir=job.folder) as folder:
-        described = json.dumps({**asdict(job), "folder": folder})
-        command = [sys.executable, __file__, "--child", name, "--job", described]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        Path(folder).mkdir()
-    return Result(**json.loads(done.stdout))
+def asked_twice(log: Path, start: int) -> int:
+    """Ranges beyond the first request for each, from byte `start` of the server's log."""
+    with log.open() as lines:
+        lines.seek(start)
+        words = (line.split() for line in lines)
+        asked = Counter((word[3], word[4]) for word in words if word[2] == "GET" and "bytes=" in word[4])
+    return sum(count - 1 for count in asked.values())
 
 
-def report(results: dict[str, list[Result]], objects: int) -> None:
-    """A table of medians."""
-    print(f"{'contender':<10} {'MB/s':>8} {'CPU s/GB':>9} {'us/object':>10} {'requests':>9} {'faults':>8}  last run")
-    for name, runs in results.items():
-        speed = statistics.median(run.megabytes_per_second for run in runs)
-        cost = statistics.median(run.cpu_seconds / run.received_bytes * 1e9 for run in runs)
-        each = statistics.median(run.cpu_seconds / objects * 1e6 for run in runs)
-        faults = statistics.median(run.page_faults for run in runs)
-        last = runs[-1]
-        print(f"{name:<10} {speed:>8.0f} {cost:>9.2f} {each:>10.0f} {last.requests:>9} {faults:>8.0f}  {last.notes}")
+def at(given: argparse.Namespace) -> None:
+    """Any server."""
+    with tempfile.TemporaryDirectory(dir=given.keep) as folder:
+        job = Job(given.endpoint, given.prefix, folder, in_flight=given.in_flight, lookahead=given.lookahead)
+        job = replace(job, hedge=given.hedge, pack=given.pack, chunk_bytes=given.chunk_mib << 20, passes=given.passes)
+        report(in_turns(given.contenders.split(","), replace(job, most_bytes=given.most_mb * MB), given))
+
+
+SCENES = {"bulk": bulk, "small": small, "epoch": epoch, "at": at}
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--endpoint", default="")
-    parser.add_argument("--prefix", default="s3://bucket/tars/")
-    parser.add_argument("--contenders", default=",".join(CONTENDERS))
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--pack", type=int, default=1, help="objects per chunk; 1: large objects are cut")
-    parser.add_argument("--chunk-mib", type=int, default=8)
-    parser.add_argument("--in-flight", type=int, default=32, help="requests at once of the bare contenders")
-    parser.add_argument("--lookahead", type=int, default=64, help="chunks that ours is asked for at once")
-    parser.add_argument("--hedge", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--passes", type=int, default=1, help="times that the bytes are read, in one go")
-    parser.add_argument("--most-mb", type=int, default=1_000_000)
-    parser.add_argument("--folder", default=tempfile.gettempdir(), help="where files go")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--job", help=argparse.SUPPRESS)
+    parser.add_argument("scene", choices=SCENES)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--touch-gb", type=float, default=3.0, help="memory touched and freed before each run")
+    parser.add_argument("--keep", help="folder for data and files, kept for the next run")
+    parser.add_argument("--s3sim", help="path of the simulator's command; default $S3SIM")
+    parser.add_argument("--tars", type=int, default=16, help="tars of 125 MB")
+    parser.add_argument("--objects", type=int, default=10_000, help="objects of 100 KB")
+    parser.add_argument("--passes", type=int, default=3, help="small, at: times that the bytes are read, in one go")
+    other = parser.add_argument_group("at")
+    other.add_argument("--endpoint", default="")
+    other.add_argument("--prefix", default="s3://bucket/tars/")
+    other.add_argument("--contenders", default=",".join(CONTENDERS))
+    other.add_argument("--pack", type=int, default=1, help="objects per chunk; 1: large objects are cut")
+    other.add_argument("--chunk-mib", type=int, default=8)
+    other.add_argument("--in-flight", type=int, default=64, help="requests at once of the bare contenders")
+    other.add_argument("--lookahead", type=int, default=64, help="chunks that ours is asked for at once")
+    other.add_argument("--hedge", action=argparse.BooleanOptionalAction, default=True)
+    other.add_argument("--most-mb", type=int, default=1_000_000)
     return parser.parse_args()
 
 
 def main() -> None:
-    """Runs the contenders in turns, or one of them when started by this very program."""
+    """One scene."""
     given = arguments()
-    if given.child:
-        result = uvloop.run(measure(Job(**json.loads(given.job)), CONTENDERS[given.child]))
-        print(json.dumps(asdict(result)))
-        return
-    job = Job(
-        endpoint=given.endpoint,
-        prefix=given.prefix,
-        chunk_bytes=given.chunk_mib * MiB,
-        pack=given.pack,
-        in_flight=given.in_flight,
-        lookahead=given.lookahead,
-        hedge=given.hedge,
-        most_bytes=given.most_mb * 1_000_000,
-        passes=given.passes,
-        folder=given.folder,
-    )
-    names = given.contenders.split(",")
-    results: dict[str, list[Result]] = {name: [] for name in names}
-    for _ in range(given.runs):
-        for name in names:
-            results[name].append(run_apart(name, job))
-    records = asyncio.run(_count(job))
-    report(results, records * job.passes)
-
-
-async def _count(job: Job) -> int:
-    store = open_store(job.prefix, job.options)
-    found = len(await listing(store, job))
-    await store.aclose()
-    return found
+    headline(given)
+    SCENES[given.scene](given)
 
 
 if __name__ == "__main__":
