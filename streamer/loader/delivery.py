@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -38,6 +38,7 @@ class Delivery:
         nbytes: what it takes in the ring; 0 inline.
         skipped: ordinal and cause of the samples whose place another one of the batch took.
         trace: how it came here.
+        memory: the slot that its tensors are views on; None: they have memory of their own.
     """
 
     content: object
@@ -47,10 +48,11 @@ class Delivery:
     nbytes: int = 0
     skipped: tuple[tuple[int, str], ...] = ()
     trace: Trace | None = None
+    memory: Bytes | None = field(default=None, repr=False)
 
     def with_content(self, content: object) -> Delivery:
-        """The same batch, elsewhere."""
-        return replace(self, content=content)
+        """The same batch, elsewhere: it holds the slot no longer."""
+        return replace(self, content=content, memory=None)
 
 
 class Supply(Protocol):
@@ -142,10 +144,11 @@ class FedSupply:
 
 def _open(finished: Finished) -> Delivery:
     made, pending = finished.made, finished.pending
-    content = BatchReader(_memory_of(finished)).read(made.description)
+    memory = _memory_of(finished)
+    content = BatchReader(memory).read(made.description)
     skipped = tuple(pending.skipped.items())
     trace = Trace(pending.story, made.stages, made.slowest)
-    return Delivery(content, pending.epoch, pending.batch, _mask(made), made.nbytes, skipped, trace)
+    return Delivery(content, pending.epoch, pending.batch, _mask(made), made.nbytes, skipped, trace, memory)
 
 
 def _memory_of(finished: Finished) -> Bytes:

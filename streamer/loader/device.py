@@ -1,20 +1,22 @@
-"""Batches to the device, ahead of their use, on a stream of their own; and what is done with them there."""
+"""Batches to the device, ahead of their use, on a stream of their own."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from streamer.errors import ConfigError
-from streamer.loader.delivery import Delivery
+from streamer.loader.device_ring import Marker
+from streamer.loader.moving import BatchTransform, CudaMover, Mover, mover_for
+from streamer.loader.normalize import Normalize
+from streamer.loader.packed import map_tensors
+
+__all__ = ["AHEAD", "CudaMover", "DevicePrefetcher", "Normalize", "check_device", "map_tensors"]
 
 # Enough to cover one late batch; each costs a batch of device memory.
 AHEAD = 2
-
-BatchTransform = Callable[[object], object]
 
 
 def check_device(device: str | torch.device | None) -> torch.device | None:
@@ -36,111 +38,6 @@ def check_device(device: str | torch.device | None) -> torch.device | None:
     return found
 
 
-class Marker(Protocol):
-    """A point in the work of a device."""
-
-    def done(self) -> bool:
-        """Whether the device has come past it."""
-        ...
-
-    def wait(self) -> None:
-        """Blocks until it has."""
-        ...
-
-
-class Mover(Protocol):
-    """How tensors get to a device."""
-
-    def move(self, source: object, transform: BatchTransform | None) -> tuple[object, Marker]:
-        """Starts the copies, and the transform after them; the source must live until the marker is done."""
-        ...
-
-    def hand_over(self, batch: object, marker: Marker) -> None:
-        """The consumer uses the batch from now on; its work comes after the marker."""
-        ...
-
-
-class _Done:
-    """Nothing to wait for."""
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        return
-
-
-class PlainMover:
-    """Devices without streams: copies happen at once; on the CPU the batch stays where it is.
-
-    Args:
-        device: None: no copy, only the transform.
-    """
-
-    def __init__(self, device: torch.device | None) -> None:
-        self._device = device
-
-    def move(self, batch: object, transform: BatchTransform | None) -> tuple[object, Marker]:
-        """See `Mover`."""
-        device = self._device
-        moved = batch if device is None else map_tensors(batch, lambda tensor: tensor.to(device))
-        return (transform(moved) if transform else moved), _Done()
-
-    def hand_over(self, batch: object, marker: Marker) -> None:
-        """See `Mover`."""
-
-
-class _EventMarker:
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self.event = event
-
-    def done(self) -> bool:
-        return bool(self.event.query())  # type: ignore[no-untyped-call]
-
-    def wait(self) -> None:
-        self.event.synchronize()
-
-
-class CudaMover:
-    """One side stream for the prefetcher's life.
-
-    Args:
-        device: with its index.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def move(self, batch: object, transform: BatchTransform | None) -> tuple[object, Marker]:
-        """See `Mover`."""
-        with torch.cuda.stream(self._stream):
-            moved = map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
-            if transform is not None:
-                moved = transform(moved)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
-        return moved, _EventMarker(event)
-
-    def hand_over(self, batch: object, marker: Marker) -> None:
-        """See `Mover`."""
-        assert isinstance(marker, _EventMarker)
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(marker.event)
-        # The memory belongs to the side stream: it must not be given out again before the consumer's work is done.
-        map_tensors(batch, lambda tensor: _record(tensor, current))
-
-
-def _record(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
-    tensor.record_stream(stream)
-    return tensor
-
-
-def mover_for(device: torch.device | None) -> Mover:
-    """The way to a device."""
-    return CudaMover(device) if device is not None and device.type == "cuda" else PlainMover(device)
-
-
 class DevicePrefetcher:
     """Keeps the next batches on the device.
 
@@ -152,6 +49,9 @@ class DevicePrefetcher:
         device: where they are wanted.
         ahead: batches on their way or there, besides the one in use.
         transform: called with each batch on the device, on the side stream.
+        device_slots: batches of device memory that are used again and again instead of asking torch's allocator for
+            each one; at least `ahead` + 2. 0: none. Only for what comes from a ring; a batch for which no slot is free,
+            because the training still holds all of them, gets memory of its own.
         mover: another way to a device (tests).
 
     Raises:
@@ -165,15 +65,21 @@ class DevicePrefetcher:
         *,
         ahead: int = AHEAD,
         transform: BatchTransform | None = None,
+        device_slots: int = 0,
         mover: Mover | None = None,
     ) -> None:
         if ahead < 0:
             raise ConfigError(f"ahead={ahead} is negative", field="ahead")
+        if device_slots and device_slots < ahead + 2:
+            raise ConfigError(
+                f"device_slots={device_slots}: {ahead} batches ahead, the one in use and the next one need {ahead + 2}",
+                field="device_slots",
+            )
         self._batches = batches
         self._device = check_device(device)
         self._ahead = ahead
         self._transform = transform
-        self._mover = mover or mover_for(self._device)
+        self._mover = mover or mover_for(self._device, device_slots)
 
     def __repr__(self) -> str:
         return f"DevicePrefetcher({self._device}, ahead={self._ahead})"
@@ -235,78 +141,3 @@ class _Prefetch:
     def __del__(self) -> None:
         for _, marker in self._sources:
             marker.wait()
-
-
-def map_tensors(batch: object, change: Callable[[torch.Tensor], torch.Tensor]) -> object:
-    """The same structure with every tensor changed."""
-    if isinstance(batch, torch.Tensor):
-        return change(batch)
-    if isinstance(batch, Delivery):
-        return batch.with_content(map_tensors(batch.content, change))
-    if isinstance(batch, Mapping):
-        return _like(batch, {key: map_tensors(value, change) for key, value in batch.items()})
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        kind: Callable[..., object] = type(batch)
-        return kind(*(map_tensors(value, change) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)([map_tensors(value, change) for value in batch])
-    return batch
-
-
-def _like(batch: Mapping[object, object], changed: dict[object, object]) -> object:
-    if type(batch) is dict:
-        return changed
-    kind: Callable[..., object] = type(batch)
-    try:
-        return kind(changed)
-    except TypeError:
-        return changed
-
-
-class Normalize:
-    """uint8 images to normalised floats, on the device: (x / 255 - mean) / std per channel, in one multiply-add.
-
-    Args:
-        mean, std: per channel, for values in 0..1.
-        dtype: of the result.
-        key: the field of a dict batch, or the place in a sequence; None: the batch itself.
-        channels_last: memory format of the result; NHWC input is permuted to NCHW.
-        layout: of the input, "NHWC" or "NCHW".
-    """
-
-    def __init__(
-        self,
-        mean: Sequence[float],
-        std: Sequence[float],
-        *,
-        dtype: torch.dtype = torch.float32,
-        key: str | int | None = None,
-        channels_last: bool = False,
-        layout: str = "NHWC",
-    ) -> None:
-        if layout not in {"NHWC", "NCHW"}:
-            raise ConfigError(f"layout={layout!r} is neither 'NHWC' nor 'NCHW'", field="layout")
-        if len(mean) != len(std) or any(s <= 0 for s in std):
-            raise ConfigError(f"mean={mean!r} and std={std!r} must be of one length, std positive", field="std")
-        self._scale = [1 / (255 * s) for s in std]
-        self._shift = [-m / s for m, s in zip(mean, std, strict=True)]
-        self._dtype = dtype
-        self._key = key
-        self._channels_last = channels_last
-        self._layout = layout
-
-    def __call__(self, batch: object) -> object:
-        """Returns the batch with its images normalised."""
-        if self._key is None:
-            assert isinstance(batch, torch.Tensor)
-            return self._normalise(batch)
-        changed = batch.copy() if isinstance(batch, dict) else list(batch)  # type: ignore[call-overload]
-        changed[self._key] = self._normalise(changed[self._key])
-        return changed
-
-    def _normalise(self, raw: torch.Tensor) -> torch.Tensor:
-        # images: N, C, H, W
-        images = raw.permute(0, 3, 1, 2) if self._layout == "NHWC" else raw
-        scale, shift = (torch.tensor(v, device=raw.device).view(1, -1, 1, 1) for v in (self._scale, self._shift))
-        out = torch.addcmul(shift, images.float(), scale).to(self._dtype)
-        return out.contiguous(memory_format=torch.channels_last if self._channels_last else torch.contiguous_format)

@@ -1,0 +1,58 @@
+"""What is done with pictures on the device, after the copy: they travel as bytes, a quarter of their floats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from streamer.errors import ConfigError
+
+
+class Normalize:
+    """uint8 images to normalised floats, on the device: (x / 255 - mean) / std per channel, in one multiply-add.
+
+    Args:
+        mean, std: per channel, for values in 0..1.
+        dtype: of the result.
+        key: the field of a dict batch, or the place in a sequence; None: the batch itself.
+        channels_last: memory format of the result; NHWC input is permuted to NCHW.
+        layout: of the input, "NHWC" or "NCHW".
+    """
+
+    def __init__(
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        *,
+        dtype: torch.dtype = torch.float32,
+        key: str | int | None = None,
+        channels_last: bool = False,
+        layout: str = "NHWC",
+    ) -> None:
+        if layout not in {"NHWC", "NCHW"}:
+            raise ConfigError(f"layout={layout!r} is neither 'NHWC' nor 'NCHW'", field="layout")
+        if len(mean) != len(std) or any(s <= 0 for s in std):
+            raise ConfigError(f"mean={mean!r} and std={std!r} must be of one length, std positive", field="std")
+        self._scale = [1 / (255 * s) for s in std]
+        self._shift = [-m / s for m, s in zip(mean, std, strict=True)]
+        self._dtype = dtype
+        self._key = key
+        self._channels_last = channels_last
+        self._layout = layout
+
+    def __call__(self, batch: object) -> object:
+        """Returns the batch with its images normalised."""
+        if self._key is None:
+            assert isinstance(batch, torch.Tensor)
+            return self._normalise(batch)
+        changed = batch.copy() if isinstance(batch, dict) else list(batch)  # type: ignore[call-overload]
+        changed[self._key] = self._normalise(changed[self._key])
+        return changed
+
+    def _normalise(self, raw: torch.Tensor) -> torch.Tensor:
+        # images: N, C, H, W
+        images = raw.permute(0, 3, 1, 2) if self._layout == "NHWC" else raw
+        scale, shift = (torch.tensor(v, device=raw.device).view(1, -1, 1, 1) for v in (self._scale, self._shift))
+        out = torch.addcmul(shift, images.float(), scale).to(self._dtype)
+        return out.contiguous(memory_format=torch.channels_last if self._channels_last else torch.contiguous_format)

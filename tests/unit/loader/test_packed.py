@@ -1,0 +1,73 @@
+"""A batch in one slot is copied as one piece."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import torch
+
+from streamer.loader.collate import collate
+from streamer.loader.delivery import Delivery
+from streamer.loader.packed import Packed
+from streamer.loader.slots import BatchReader, PackedBatch
+
+SAMPLES = [
+    {"jpg": np.full((30, 40, 3), n, np.uint8), "x": np.full((40, 10), n, np.float64), "cls": n} for n in range(8)
+]
+
+
+def delivery(structure: object) -> Delivery:
+    packed = PackedBatch(structure)
+    memory = np.zeros(packed.nbytes + 100, np.uint8)
+    packed.write(memory)
+    content = BatchReader(memory).read(packed.description)
+    return Delivery(content, 0, 0, np.zeros(8, bool), packed.nbytes, memory=memory)
+
+
+def test_one_copy_for_all_tensors():
+    """The run covers them all; taken apart, each has its values, dtype and shape."""
+    batch = delivery(collate(SAMPLES))
+    packed = Packed.of(batch, 2)
+    assert packed is not None
+    assert packed.nbytes == 8 * 3600 + 8 * 3200 + 64
+    whole = packed.source().clone()
+    moved = packed.on(whole)
+    assert moved.memory is None, "the slot is not held by what was made of it"
+    for name in ("jpg", "x", "cls"):
+        assert torch.equal(moved.content[name], batch.content[name])
+        assert moved.content[name].dtype is batch.content[name].dtype
+    inside = range(whole.data_ptr(), whole.data_ptr() + whole.nbytes)
+    assert moved.content["jpg"].data_ptr() in inside
+    assert moved.content["x"].data_ptr() in inside
+    assert moved.content["cls"].data_ptr() not in inside, "who keeps labels must not keep pictures"
+
+
+def test_what_is_not_one_run_is_copied_tensor_by_tensor():
+    """Memory of their own, strings in between, a single tensor, a batch from elsewhere."""
+    batch = delivery(collate(SAMPLES))
+    foreign = batch.with_content({**batch.content, "more": torch.ones(5)})
+    assert Packed.of(foreign, 2) is None
+    mixed = Delivery({**batch.content, "more": torch.ones(5)}, 0, 0, batch.repeated, memory=batch.memory)
+    assert Packed.of(mixed, 2) is None
+    scattered = Delivery({"jpg": batch.content["jpg"][:, ::2]}, 0, 0, batch.repeated, memory=batch.memory)
+    assert Packed.of(scattered, 1) is None
+    texts = [{"a": np.zeros(2000), "text": "x" * 9000, "b": np.zeros(2000)} for _ in range(4)]
+    assert Packed.of(delivery(collate(texts)), 2) is None
+    single = delivery(collate([{"x": sample["x"]} for sample in SAMPLES]))
+    assert Packed.of(single, 2) is None
+    assert Packed.of(single, 1) is not None
+    assert Packed.of(batch.content, 1) is None
+    assert Packed.of(delivery(collate(["a", "b"])), 1) is None
+
+
+def test_the_source_of_a_copy_keeps_its_slot():
+    """A copy that is on its way reads memory that nobody else is given."""
+    batch = delivery(collate(SAMPLES))
+    packed = Packed.of(batch, 2)
+    assert packed is not None
+    source, expected = packed.source(), packed.source().clone()
+    del batch, packed
+    gc.collect()
+    np.full(1 << 17, 0xDB, np.uint8)
+    assert torch.equal(source, expected)
