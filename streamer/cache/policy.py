@@ -140,6 +140,11 @@ class CachePolicy:
         self._room.settling = False
         return self._trimmed(Outcome())
 
+    @property
+    def limit_bytes(self) -> int:
+        """C."""
+        return self._room.limit_bytes
+
     def set_limit(self, limit_bytes: int) -> Freed:
         """Another limit (a manifest was added, the disk fills up): what is not open gives way if it must."""
         self._room.limit_bytes = limit_bytes

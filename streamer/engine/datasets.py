@@ -25,6 +25,7 @@ class Dataset:
 
     Attributes:
         file_bytes: int64 (chunks,): the length of each chunk's file.
+        mean_bytes: of a chunk's file.
         options: storage options of whoever opened it last.
     """
 
@@ -35,6 +36,7 @@ class Dataset:
             chunkfile.HEADER_BYTES + manifest.chunk_local_bytes + manifest.chunk_samples * chunkfile.CRC_BYTES
         )
         self.total_bytes = int(self.file_bytes.sum())
+        self.mean_bytes = self.total_bytes / max(1, manifest.chunks)
 
     def __repr__(self) -> str:
         return f"Dataset({self.manifest.digest}, {self.manifest.chunks} chunks)"

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 COOLING_SECONDS = 2.0
 # A chunk that the folder would not take is tried again after this pause: victims leave, a full disk is emptied.
 REFUSED_SECONDS = 0.2
+# A job may have this share of the limit open, or what it was planned with if that is more: chunks that are not open can
+# give way, so a trainer that asks for everything and reads nothing leaves room for the next one.
+OPEN_SHARE = 0.5
 # So often in a row a chunk may be refused before its reader hears of it.
 MAX_REFUSALS = 10
 
@@ -189,7 +192,16 @@ class Pump:
 
     def _open_what_is_there(self, session: EngineSession) -> None:
         for use in session.track.openable():
+            if not session.track.blocks_line(use) and self._has_enough_open(session):
+                return
             self._open(session, use)
+
+    def _has_enough_open(self, session: EngineSession) -> bool:
+        if session.open_bytes() < session.planned_bytes:
+            return False
+        job = [other for other in self._sessions.values() if other.owner == session.owner]
+        most = max(sum(one.planned_bytes for one in job), OPEN_SHARE * self._policy.limit_bytes)
+        return sum(one.open_bytes() for one in job) >= most
 
     def _open(self, session: EngineSession, use: Use) -> None:
         if use.epoch != session.running_epoch:

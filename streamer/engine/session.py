@@ -161,8 +161,11 @@ class EngineSession:
     @property
     def fill(self) -> float:
         """What it takes of the room, as a share of what it was planned with: 1 is all that it announced to need."""
-        mean_bytes = self.dataset.total_bytes / max(1, self.dataset.manifest.chunks)
-        return self.track.granted_chunks() * mean_bytes / max(1, self.planned_bytes)
+        return self.track.granted_chunks() * self.dataset.mean_bytes / max(1, self.planned_bytes)
+
+    def open_bytes(self) -> float:
+        """What its reader may read now, at the mean size of its chunks."""
+        return self.track.open_chunks() * self.dataset.mean_bytes
 
     @property
     def owner(self) -> str:

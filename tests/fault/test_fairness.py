@@ -174,3 +174,22 @@ async def test_a_greedy_job_costs_a_modest_one_little(link, folder, cache_bytes,
         crowded = await ticks_waited(engine, link, folder, jobs)
     print(f"ticks waited in {MODEST_CHUNKS} steps: {alone} alone, {crowded} beside {jobs} greedy jobs")
     assert crowded - alone <= MODEST_CHUNKS // 12
+
+
+async def test_a_job_that_never_reads_what_it_asked_for_leaves_room(link, folder):
+    """It has asked for everything and stands still; the next job trains its epoch all the same."""
+    async with engine_of(folder / "cache", 4 << 20) as engine:
+        one, two = [await digest_of(engine, link, folder / name) for name in ("one", "two")]
+        hoarder = Trainer(engine, one, "hoarder")
+        for _ in range(60):
+            hoarder.session.advance(0, FOR_EVER)
+            await at_rest(engine, link)
+            link.serve(SERVED)
+        assert hoarder.session.open_bytes() <= 2.5 * (1 << 20)
+        modest = Trainer(engine, two, "modest")
+        for tick in range(MODEST_CHUNKS * PERIOD * 4):
+            await at_rest(engine, link)
+            modest.modest(tick)
+            await at_rest(engine, link)
+            link.serve(SERVED)
+        assert (modest.over, modest.errors, hoarder.errors) == (True, [], [])
