@@ -13,7 +13,7 @@ from streamer.loader.moving import BatchTransform, CudaMover, Mover, mover_for
 from streamer.loader.normalize import Normalize
 from streamer.loader.packed import map_tensors
 
-__all__ = ["AHEAD", "CudaMover", "DevicePrefetcher", "Normalize", "check_device", "map_tensors"]
+__all__ = ["AHEAD", "CudaMover", "DevicePrefetcher", "Normalize", "check_device", "check_slots", "map_tensors"]
 
 # Enough to cover one late batch; each costs a batch of device memory.
 AHEAD = 2
@@ -38,6 +38,20 @@ def check_device(device: str | torch.device | None) -> torch.device | None:
     return found
 
 
+def check_slots(device_slots: int, ahead: int = AHEAD) -> int:
+    """The number of slots, if it is enough.
+
+    Raises:
+        ConfigError: fewer than are ahead, in use and coming.
+    """
+    if device_slots and device_slots < ahead + 2:
+        raise ConfigError(
+            f"device_slots={device_slots}: {ahead} batches ahead, the one in use and the next one need {ahead + 2}",
+            field="device_slots",
+        )
+    return device_slots
+
+
 class DevicePrefetcher:
     """Keeps the next batches on the device.
 
@@ -49,9 +63,6 @@ class DevicePrefetcher:
         device: where they are wanted.
         ahead: batches on their way or there, besides the one in use.
         transform: called with each batch on the device, on the side stream.
-        device_slots: batches of device memory that are used again and again instead of asking torch's allocator for
-            each one; at least `ahead` + 2. 0: none. Only for what comes from a ring; a batch for which no slot is free,
-            because the training still holds all of them, gets memory of its own.
         mover: another way to a device (tests).
 
     Raises:
@@ -65,21 +76,15 @@ class DevicePrefetcher:
         *,
         ahead: int = AHEAD,
         transform: BatchTransform | None = None,
-        device_slots: int = 0,
         mover: Mover | None = None,
     ) -> None:
         if ahead < 0:
             raise ConfigError(f"ahead={ahead} is negative", field="ahead")
-        if device_slots and device_slots < ahead + 2:
-            raise ConfigError(
-                f"device_slots={device_slots}: {ahead} batches ahead, the one in use and the next one need {ahead + 2}",
-                field="device_slots",
-            )
         self._batches = batches
         self._device = check_device(device)
         self._ahead = ahead
         self._transform = transform
-        self._mover = mover or mover_for(self._device, device_slots)
+        self._mover = mover or mover_for(self._device)
 
     def __repr__(self) -> str:
         return f"DevicePrefetcher({self._device}, ahead={self._ahead})"

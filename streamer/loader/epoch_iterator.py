@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 from streamer.loader.counters import TrainerClock
 from streamer.loader.delivery import Delivery
 from streamer.loader.device import DevicePrefetcher
+from streamer.loader.moving import Mover
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 class Course(Protocol):
@@ -44,7 +45,7 @@ class EpochIterator:
         course: the loader.
         left: batches to come.
         clock: of the trainer.
-        device: where they are wanted; None: where they are.
+        mover: brings them to where they are wanted; None: they stay where they are.
         transform: called with each batch on the device.
     """
 
@@ -53,15 +54,15 @@ class EpochIterator:
         course: Course,
         left: int,
         clock: TrainerClock,
-        device: torch.device | None,
+        mover: Mover | None,
         transform: Callable[[object], object] | None,
     ) -> None:
         self._course: Course | None = course
         self._left = left
         self._clock = clock
         self._batches: Iterator[object] = _Deliveries(course, left)
-        if device is not None or transform is not None:
-            self._batches = iter(DevicePrefetcher(self._batches, device, transform=_on_content(transform)))
+        if mover is not None:
+            self._batches = iter(DevicePrefetcher(self._batches, None, transform=_on_content(transform), mover=mover))
 
     def __iter__(self) -> EpochIterator:
         return self

@@ -14,6 +14,7 @@ from streamer.loader.delivery import Delivery, FedSupply, InlineSupply, Supply, 
 from streamer.loader.feeder import Feeder, FeedPlan
 from streamer.loader.keeper import RingRules
 from streamer.loader.maker import MakerRules
+from streamer.loader.moving import Mover, mover_for
 from streamer.loader.pinning import Pinner
 from streamer.loader.settings import LoaderSettings
 from streamer.loader.source import PreparedStream
@@ -38,6 +39,7 @@ class Provision:
         self.planning = threading.Lock()
         self._feeder: Feeder | None = None
         self._pinner: Pinner | None = None
+        self._mover: Mover | None = None
         # The next batch that the running supply will give.
         self._next: tuple[int, int] | None = None
         self._resources = contextlib.ExitStack()
@@ -62,6 +64,14 @@ class Provision:
         if self.supply is None:
             self.supply = self._build(prepared)
         return self.supply
+
+    @property
+    def mover(self) -> Mover | None:
+        """The way to the device, the same for all epochs; None: batches stay as and where they are."""
+        s = self.settings
+        if self._mover is None and (s.device is not None or s.device_transform is not None):
+            self._mover = mover_for(s.device, s.device_slots)
+        return self._mover
 
     def until_end(self, end: Callable[[], object]) -> None:
         """Calls this when the supply ends, before its own end."""
@@ -109,7 +119,7 @@ class Provision:
         """Ends workers, thread and session. Idempotent."""
         if self._closer is not None:
             self._closer()
-        self.supply = self._feeder = self._pinner = self._next = self._closer = None
+        self.supply = self._feeder = self._pinner = self._mover = self._next = self._closer = None
         self._resources = contextlib.ExitStack()
 
     def _build(self, prepared: PreparedStream) -> Supply:

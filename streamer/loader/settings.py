@@ -42,6 +42,7 @@ class LoaderSettings:
     drop_last: bool
     device: torch.device | None
     device_transform: Callable[[object], object] | None
+    device_slots: int
     collate_fn: Collate | None
     span: int
     ring_bytes: int

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from streamer.errors import ConfigError
-from streamer.loader.device import DevicePrefetcher
+from streamer.loader.dataloader import StreamingDataLoader
+from streamer.loader.device import check_slots
 from streamer.loader.device_ring import DeviceRing
+from streamer.loader.testing import FakeDataset
 
 BATCH_BYTES = 1000
 
@@ -175,4 +177,5 @@ def test_a_larger_batch_gets_a_larger_buffer():
 def test_too_few_slots_are_refused():
     """As many as are ahead, in use and coming."""
     with pytest.raises(ConfigError, match="need 4"):
-        DevicePrefetcher([], "cpu", ahead=2, device_slots=3)
+        StreamingDataLoader(FakeDataset(8, lambda epoch, ordinal: ordinal), device="cpu", device_slots=3)
+    assert check_slots(0) == 0
