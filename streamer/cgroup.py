@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 
@@ -32,9 +33,10 @@ class Cgroup:
 
     def cpus(self) -> float | None:
         """CPU seconds that it may take in a second; None: no limit but the machine's."""
-        quotas = [text.split() for text in self._texts("", "cpu.max")]
-        quotas += zip(self._texts("cpu", "cpu.cfs_quota_us"), self._texts("cpu", "cpu.cfs_period_us"), strict=False)
-        return min((int(quota) / int(period) for quota, period in quotas if quota.isdecimal()), default=None)
+        newer = (text.split() for text in self._texts("", "cpu.max"))
+        older = zip(self._texts("cpu", "cpu.cfs_quota_us"), self._texts("cpu", "cpu.cfs_period_us"), strict=False)
+        quotas = ((quota, period) for quota, period in chain(newer, older) if quota.isdecimal())
+        return min((int(quota) / int(period) for quota, period in quotas), default=None)
 
     def _texts(self, controller: str, name: str) -> Iterator[str]:
         """What a file says in each group of a controller that has it; "" is version 2 with its one tree."""

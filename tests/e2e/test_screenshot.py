@@ -11,7 +11,7 @@ import pytest
 from streamer.cli.picture import Picture
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "deploy" / "screenshot.py"
-FIGURES = ("memory", "MB/s", "requests of", "chunks", "so far, the cache keeps", "hedges", "retries", "800", "80.0 MB", "train")
+FIGURES = ("memory", "MB/s", "requests of", "chunks", "so far, the cache keeps", "hedges", "retries", "800", "80.0 MB")
 
 
 @pytest.fixture(scope="module")
