@@ -164,6 +164,7 @@ class StreamingDataLoader:
         self._check_usable()
         if (told := self.dataset.take_told_epoch()) is not None:
             self.set_epoch(told)
+        self._look_again()
         self._make_ready()
         epoch, batch = self._start
         if not self._told and 0 < self._batches(epoch) <= batch:
@@ -282,6 +283,12 @@ class StreamingDataLoader:
         if self._epoch is not None:
             self._epoch.end()
         self._provision.end()
+
+    def _look_again(self) -> None:
+        """Between epochs, where the dataset is to follow its bucket: what has changed is prepared and supplied anew."""
+        if self._compared and not self._start[1] and self.dataset.refreshes and self.dataset.refresh():
+            self._end_supply()
+            self._prepared, self._compared = None, False
 
     def _make_ready(self) -> None:
         """Engine, manifest, order, agreement of all ranks; worker processes start meanwhile."""

@@ -15,7 +15,7 @@ from streamer.loader.epochs import EpochCell, WorkerTicket
 from streamer.loader.iterate import Progress, SampleIterator, resumed_share
 from streamer.loader.making import Transform
 from streamer.loader.opening import Opening
-from streamer.loader.options import DatasetOptions, as_urls
+from streamer.loader.options import DatasetOptions, OnChange, as_urls
 from streamer.loader.prepared import Prepared
 from streamer.loader.skipping import OnError, SkipLedger, Skipped
 from streamer.loader.source import PreparedStream
@@ -64,6 +64,9 @@ class StreamingDataset(IterableDataset[object]):
         engine: "unix:/path" of a standing engine; None: $STREAMER_ENGINE, else one is started.
         index_limit: seconds; an index that would take longer is not built in passing.
         stream: tells two datasets of one job apart that have the same data and shuffle but different batches.
+        on_change: "raise": what was there at the first use is the dataset for good, and an object that is another one
+            by then is an ObjectChangedError. "refresh": looked at again before each epoch, see `refresh`; within an
+            epoch a changed object is an error all the same.
 
     Raises:
         ConfigError: an argument that cannot be.
@@ -99,6 +102,7 @@ class StreamingDataset(IterableDataset[object]):
         engine: str | None = None,
         index_limit: float = 600.0,
         stream: str = "",
+        on_change: OnChange = "raise",
     ) -> None:
         options = DatasetOptions(
             urls=as_urls(url),
@@ -123,6 +127,7 @@ class StreamingDataset(IterableDataset[object]):
             engine=engine,
             index_limit=index_limit,
             stream=stream,
+            on_change=on_change,
         )
         # One job for this process and its workers, where torchrun or SLURM name none.
         self._start(Opening(options, (), f"pid-{os.getpid()}", EpochCell()))
@@ -216,6 +221,27 @@ class StreamingDataset(IterableDataset[object]):
         other._start(Opening(mine.options, (*mine.choices, (indices, where)), mine.job, shared))
         return other
 
+    def refresh(self) -> bool:
+        """Lists again what exists; True: it is something else now, and the next epoch is made of it. Collective.
+
+        What did not change stays in the cache. All ranks must call it between the same two epochs; where they see
+        different listings, all of them stay with what they have. With `on_change="refresh"` a StreamingDataLoader and a
+        bare `for` call it before each epoch. A plain DataLoader's workers do not: call it yourself between epochs, in
+        the main process and without persistent workers. A state saved before a change fits no more.
+
+        Raises:
+            StreamerError: it cannot be listed or indexed; on every rank.
+        """
+        changed = self._opening.refresh()
+        if changed:
+            self._prepared = None
+        return changed
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether it is to be listed again before each epoch; for loaders."""
+        return self._opening.options.on_change == "refresh"
+
     # ------------------------------------------------------------ epochs and state
 
     @property
@@ -259,6 +285,8 @@ class StreamingDataset(IterableDataset[object]):
                 torch.distributed is initialised.
         """
         worker = get_worker_info()
+        if worker is None and self._resume is None and self.refreshes:
+            self.refresh()
         prepared = self._plain() if worker is not None else self._opening.compared(self._plain, self._resume_place())
         share = Share() if worker is None else Share(worker.id, worker.num_workers)
         self._progress = self._resumed(prepared, share) or Progress(self._begin(), share)

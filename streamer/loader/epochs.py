@@ -88,6 +88,11 @@ class EpochCell:
                 self._table["manifest"] = digest.encode()
             return self.manifest
 
+    def replace_manifest(self, digest: str) -> None:
+        """Writes down another manifest: what exists has changed between two epochs."""
+        with self._locked():
+            self._table["manifest"] = digest.encode()
+
     def set(self, epoch: int) -> None:
         """The next `begin`, in whatever process, gets `epoch`, the one after it `epoch + 1`."""
         with self._locked():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -138,6 +139,45 @@ class Opening:
         assert prepared is not None, "agree raises where this rank failed"
         return prepared
 
+    def refresh(self) -> bool:
+        """Asks the engine again what exists; collective. True: it is something else, and counts from now on.
+
+        All ranks change over together. Where they found different things (somebody is writing while they look), all of
+        them stay with what they have until the next time.
+
+        Raises:
+            StreamerError: of the first rank that could not look, on every rank.
+        """
+        if self._opened is None:
+            self._open()
+            return False
+        before, failure, digest = self.manifest.digest, None, ""
+        try:
+            digest = self._looked_up().name
+        except StreamerError as error:
+            failure = error
+        digest = self._common(digest, failure)
+        if digest in ("", before):
+            return False
+        self.shared.replace_manifest(digest)
+        self._opened = None
+        logger.info("%s changed: %d samples now", ", ".join(self.options.urls), self.samples)
+        return True
+
+    def _common(self, digest: str, failure: StreamerError | None) -> str:
+        """What all ranks have found; "" where they differ."""
+        gather = gather_for(self.rank_config())
+        if gather is None:
+            if failure is not None:
+                raise failure
+            return digest
+        agree(gather, {}, failure)
+        found = set(gather(digest))
+        if len(found) > 1:
+            logger.warning("the ranks found %d different listings; this epoch keeps the last manifest", len(found))
+            return ""
+        return digest
+
     def look(self, epoch: int, index: int) -> object:
         """Makes the sample number `index` of the selection, wherever its bytes are."""
         ordinals = np.array([index], np.int64)
@@ -168,9 +208,13 @@ class Opening:
 
     def _found(self) -> Manifest:
         """Asks the engine, which lists the urls; if another process was faster, its answer counts."""
-        seat = self.rank_config()
-        path = self.client().manifest(self.options.manifest_request(seat), _Announcer(seat.rank))
+        path = self._looked_up()
         return Manifest.open(path.parent / self.shared.settle_manifest(path.name))
+
+    def _looked_up(self) -> Path:
+        """The folder of the manifest of what exists now."""
+        seat = self.rank_config()
+        return self.client().manifest(self.options.manifest_request(seat), _Announcer(seat.rank))
 
     def _settled(self) -> Manifest | None:
         """The manifest that another process of this dataset has found; None: nobody has, or it is not here any more."""

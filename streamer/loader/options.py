@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from streamer.client.settings import ClientSettings
 from streamer.config import Environment, RankConfig, parse_bytes
@@ -15,6 +16,8 @@ from streamer.loader.making import Transform
 from streamer.loader.skipping import OnError
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import GetManifest
+
+OnChange = Literal["raise", "refresh"]
 
 FORMATS = ("auto", "folder", "webdataset")
 
@@ -48,6 +51,7 @@ class DatasetOptions:
     engine: str | None = None
     index_limit: float = 600.0
     stream: str = ""
+    on_change: OnChange = "raise"
 
     def __post_init__(self) -> None:
         _check_urls(self.urls)
@@ -55,6 +59,7 @@ class DatasetOptions:
         check_rule(self.decode)
         _one_of("format", self.format, FORMATS)
         _one_of("on_error", self.on_error, ("raise", "skip"))
+        _one_of("on_change", self.on_change, ("raise", "refresh"))
         for name in ("batch_size", "lanes", "shuffle_window"):
             _at_least(name, getattr(self, name), 1)
         for name in ("seed", "error_budget", "index_limit"):

@@ -269,6 +269,15 @@ class Preparable(Protocol):
         """The epoch that `set_epoch` of the data set has named since the last call."""
         ...
 
+    @property
+    def refreshes(self) -> bool:
+        """Whether `refresh` is to be called before each epoch."""
+        ...
+
+    def refresh(self) -> bool:
+        """Looks again at what there is; True: it is something else, to be prepared anew. Collective."""
+        ...
+
 
 # What a user's `collate_fn` is: a list of samples in, a batch out.
 Collate = Callable[[list[object]], object]

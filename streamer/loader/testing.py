@@ -234,6 +234,7 @@ class FakeDataset:
         self._held_back = held_back
         self._shared = shared
         self.told: int | None = None
+        self.grown: int | None = None
         self.prepared: FakePrepared | None = None
 
     def prepare(self, batch_size: int, drop_last: bool) -> FakePrepared:
@@ -255,3 +256,13 @@ class FakeDataset:
         """What `told` holds, once."""
         told, self.told = self.told, None
         return told
+
+    @property
+    def refreshes(self) -> bool:
+        """Where `grown` says what to become."""
+        return self.grown is not None
+
+    def refresh(self) -> bool:
+        """Becomes as large as `grown` says."""
+        before, self._samples = self._samples, self._samples if self.grown is None else self.grown
+        return before != self._samples

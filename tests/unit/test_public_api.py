@@ -85,6 +85,7 @@ def test_the_dataset_takes_these_arguments():
         "engine": None,
         "index_limit": 600.0,
         "stream": "",
+        "on_change": "raise",
     }
     kinds = {parameter.kind for name, parameter in parameters.items() if name != "url"}
     assert kinds == {inspect.Parameter.KEYWORD_ONLY}
@@ -103,6 +104,8 @@ def test_the_dataset_has_these_methods():
         "get",
         "load_state_dict",
         "prepare",
+        "refresh",
+        "refreshes",
         "samples",
         "select",
         "set_epoch",

@@ -97,6 +97,20 @@ def test_epochs_follow_each_other():
         assert [int(b["x"][0, 0, 0]) for b in loader] == [7, 1, 3, 5]
 
 
+@ways
+def test_a_dataset_that_grows_between_epochs(workers, kind):
+    """What is there at the beginning of an epoch is what it is made of; batches delivered before stay valid."""
+    dataset = FakeDataset(20, sample)
+    dataset.grown = 20
+    with StreamingDataLoader(dataset, 4, workers, worker_type=kind) as loader:
+        first = list(loader)
+        dataset.grown = 28
+        second = list(loader)
+        assert (len(first), len(second), len(loader)) == (5, 7, 7)
+        assert all(map(same, first, expected(20, 4, 0)))
+        assert all(map(same, second, expected(28, 4, 1)))
+
+
 def test_a_new_iteration_ends_the_old_one():
     """Two iterators of one loader do not share its batches."""
     with StreamingDataLoader(FakeDataset(8, sample), 2, 2, worker_type="thread") as loader:

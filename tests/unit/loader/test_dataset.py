@@ -43,6 +43,7 @@ def test_constructing_does_no_io(fake_engine, tmp_path):
         ({"transform": 7}, "transform"),
         ({"on_error": "ignore"}, "on_error"),
         ({"error_budget": -1}, "error_budget"),
+        ({"on_change": "ignore"}, "on_change"),
         ({"index_limit": -1}, "index_limit"),
     ],
 )
@@ -444,3 +445,69 @@ def _flip(path, offset):
     content = bytearray(path.read_bytes())
     content[offset] ^= 0xFF
     path.write_bytes(content)
+
+
+# ---------------------------------------------------------------- what changes between epochs
+
+
+def grow(fake_engine, folder):
+    """Ten more texts, which the engine finds when it is asked."""
+    for number in range(100, 110):
+        (folder / "class0" / f"{number:03d}.txt").write_text(f"{number} ")
+    fake_engine.manifest = None
+
+
+def test_what_was_there_at_first_is_the_dataset_for_good(fake_engine, make_dataset, folder):
+    """Without `refresh` an epoch has what the first one had, whatever was added."""
+    dataset = make_dataset(folder)
+    first = sorted(numbers(dataset))
+    grow(fake_engine, folder)
+    assert len(dataset) == 100
+    assert len(fake_engine.requests) == 1
+    assert first == list(range(100))
+
+
+def test_refresh_makes_the_next_epoch_of_what_is_there(fake_engine, make_dataset, folder):
+    """With on_change="refresh" the engine is asked before each epoch; new samples are in the next one, each once."""
+    dataset = make_dataset(folder, on_change="refresh")
+    assert sorted(numbers(dataset)) == list(range(100))
+    before = dataset._opening.manifest.digest
+    assert sorted(numbers(dataset)) == list(range(100)), "nothing changed: the same manifest"
+    assert dataset._opening.manifest.digest == before
+    grow(fake_engine, folder)
+    assert sorted(numbers(dataset)) == list(range(110))
+    assert (len(dataset), dataset.epoch) == (110, 3)
+
+
+def test_refresh_by_hand(fake_engine, make_dataset, folder):
+    """Tells whether something changed; the first look is no change."""
+    dataset = make_dataset(folder)
+    assert not dataset.refresh()
+    assert not dataset.refresh()
+    grow(fake_engine, folder)
+    assert dataset.refresh()
+    assert dataset.samples == 110
+
+
+def test_a_state_to_resume_is_not_refreshed_away(fake_engine, make_dataset, folder):
+    """The manifest at the first look is the one that the state must fit; a change since it was saved is an error."""
+    dataset = make_dataset(folder, on_change="refresh")
+    list(islice(dataset, 10))
+    state = dataset.state_dict()
+    grow(fake_engine, folder)
+    other = make_dataset(folder, on_change="refresh")
+    other.load_state_dict(state)
+    with pytest.raises(StateError):
+        iter(other)
+
+
+def test_ranks_that_see_different_listings_keep_what_they_have(fake_engine, make_dataset, folder, monkeypatch, caplog):
+    """Nobody trains on another data set than the rest: the last manifest stays, and the log says so."""
+    dataset = make_dataset(folder)
+    assert dataset.samples == 100
+    monkeypatch.setattr("streamer.loader.opening.gather_for", lambda seat: lambda text: [text, "x" + text[1:]])
+    monkeypatch.setattr("streamer.loader.opening.agree", lambda gather, facts, failure: None)
+    grow(fake_engine, folder)
+    assert not dataset.refresh()
+    assert dataset.samples == 100
+    assert "2 different listings" in caplog.text
