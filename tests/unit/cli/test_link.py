@@ -118,6 +118,11 @@ def test_the_advice_names_the_settings_that_differ() -> None:
     assert "leave the engine" in advice(_figures(_cell(4, MiB, 1e8)))[2]
 
 
+def test_a_link_that_gave_nothing_is_not_divided_by() -> None:
+    """A loaded machine, a stalled store: one line that says what to do."""
+    assert advice(_figures(_cell(4, MiB, 0))) == ["nothing arrived in the time given: measure longer (--seconds)"]
+
+
 def test_clients_are_compared_where_both_received() -> None:
     """Rate and CPU as ratios; a client that got nothing is not divided by."""
     fast, slow, dead = (_cell(4, MiB, 4e8), _cell(4, MiB, 1e8, "fsspec", 2.0), _cell(4, MiB, 0, "fsspec"))
