@@ -168,6 +168,10 @@ class CachePolicy:
         group.total_bytes = int(cost.sum())
         group.largest_bytes = int(cost.max(initial=0))
 
+    def live_bytes(self, dataset_id: str) -> int:
+        """What the datasets of live jobs take together, this one included."""
+        return sum(group.total_bytes for group in self._table.groups if group.jobs or group.name == dataset_id)
+
     def is_local(self, key: bytes) -> bool:
         """True: readable on this machine now."""
         row = self._table.find(key)
@@ -375,11 +379,11 @@ class CachePolicy:
         group.last_used = self._room.tick
 
     def _plan(self) -> None:
-        self._room.plan(sum(one.open_bytes + one.lookahead_bytes for one in self._sessions.values()))
+        self._room.plan(sum(one.window_bytes for one in self._sessions.values()))
 
     def _loan_bytes(self) -> int:
         """What transit may grow to while more is missing than in a warm epoch: S with the measured share of misses."""
-        windows = [(self._missing(one), one.open_bytes + one.lookahead_bytes) for one in self._sessions.values()]
+        windows = [(self._missing(one), one.window_bytes) for one in self._sessions.values()]
         largest = max(one.group.largest_bytes for one in self._sessions.values())
         return int(STAGING_MARGIN * sum(share * window for share, window in windows)) + STAGING_CHUNKS * largest
 

@@ -226,7 +226,10 @@ class Engine:
     def _lookahead_bytes(self, session: EngineSession) -> int:
         """This session's part of a look-ahead that costs the hit rate at most LOOKAHEAD_SHARE of the limit."""
         limit = self.cache.limit_bytes
-        missing = max(0.0, 1.0 - limit / max(1, session.dataset.total_bytes))
+        # Of all live data: a small validation set would fit alone, and took the room of the training's chunks for a
+        # look-ahead over all of it.
+        live_bytes = self.policy.live_bytes(session.dataset.manifest.digest)
+        missing = max(0.0, 1.0 - limit / max(1, live_bytes))
         affordable = self.config.lookahead_bytes
         if missing:
             affordable = min(affordable, int(limit * LOOKAHEAD_SHARE / missing))

@@ -88,6 +88,23 @@ def test_s_has_room_for_two_deviations_of_the_misses() -> None:
     assert policy.statistics().staging_bytes == int(16 * COST + 2 * 12**0.5 * COST) > int(1.1 * 16 * COST) + 2 * COST
 
 
+def test_a_boundless_look_ahead_stages_no_more_than_its_dataset() -> None:
+    """A small dataset beside a large one: its window is itself, and what is kept of the large one stays."""
+    policy = policy_of(20, train=40, valid=2)
+    policy.connect("j")
+    policy.open_session("t", "j", "train", COST, COST)
+    for chunk in range(12):
+        use(policy, "t", chunk)
+    policy.close_session("t")
+    kept = policy.statistics().kept_chunks
+    assert kept == 12
+    assert policy.live_bytes("valid") == 42 * COST
+    policy.open_session("v", "j", "valid", COST, 1 << 40)
+    now = policy.statistics()
+    assert now.kept_chunks == kept
+    assert now.staging_bytes <= 4 * COST
+
+
 def test_chunks_of_a_finished_job_go_first_the_longest_unused_before() -> None:
     """Old datasets give way to kept chunks of a live one; live ones are spared."""
     policy = policy_of(10, a=4, b=3, c=20)
