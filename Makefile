@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 AUDIT_URL := https://api.osv.dev/
 AUDIT := $(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --vulnerability-service osv
 AUDITED := $(VENV)/.audited
-.PHONY: help demo test check fmt bench audit audit-when-reachable test-faults test-clouds test-docker
+.PHONY: help demo test check fmt bench audit audit-when-reachable test-faults test-clouds test-docker test-gpu
 
 help:
 	@echo "make demo         train on a bucket, through the cache, in under 3 minutes; table and curves at the end"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-clouds  the tests against emulators of the clouds' stores"
 	@echo "make audit        the pinned versions against published advisories; needs the network"
 	@echo "make test-docker  the tests of the container images"
+	@echo "make test-gpu     the tests on a CUDA device, the long ones too"
 
 # Quick when up to date: pip runs only after pyproject.toml or constraints.txt changed.
 $(STAMP): pyproject.toml constraints.txt
@@ -71,3 +72,6 @@ audit-when-reachable: $(STAMP)
 
 test-docker: $(STAMP)
 	$(PYTEST) -m docker --timeout 900 $(TESTS)
+
+test-gpu: $(STAMP)
+	$(PYTEST) -m gpu --timeout 3600 -s $(TESTS)

@@ -221,7 +221,8 @@ def test_normalize_refuses(arguments):
         Normalize((0.5,), (0.5,), layout="HWC")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 def test_on_a_real_device():
     """The late-copy test with a real stream: every value on the device is right, the ring is registered."""
     device = torch.device("cuda", torch.cuda.current_device())

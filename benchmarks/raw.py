@@ -1,0 +1,226 @@
+"""Raw arrays from a warm cache into the training loop, beside `dd` of the same bytes and a stock DataLoader.
+
+    python benchmarks/raw.py [--megabytes 1024] [--kilobytes 1200] [--batch-size 32] [--rounds 3] [--quick]
+
+Float32 arrays in `.npy` files, in the cache (and in the page cache, as a data set that fits into memory is; `--cold`
+drops it before each run). In turn, `--rounds` times: `dd` reads the chunk files, joined to one, in pieces of 1 MiB; our
+loader with 1 and 2 workers delivers one epoch, shuffled and in order; torch's DataLoader with 2 workers and
+`default_collate` loads the files by `numpy.load`. The medians are printed: wall seconds per epoch, GB/s, its ratio to
+dd's, CPU seconds per GB of trainer and workers together, the workers' page faults a batch. Results are kept in
+benchmarks/results/raw-<date>.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from streamer import StreamingDataLoader, StreamingDataset
+
+RESULTS = Path(__file__).parent / "results"
+
+
+class Files(Dataset[torch.Tensor]):
+    """The same files for a stock DataLoader."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = sorted(folder.iterdir())
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return torch.from_numpy(np.load(self.paths[number]))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One epoch."""
+
+    nbytes: int
+    wall_seconds: float
+    cpu_seconds: float
+    faults: float = 0.0
+
+
+def cpu_of(pid: int) -> float:
+    """User and system seconds of a process and of its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def children() -> list[int]:
+    tasks = Path("/proc/self/task").iterdir()
+    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+
+
+def make_data(folder: Path, megabytes: int, kilobytes: int) -> None:
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(megabytes * 1000 // kilobytes):
+        np.save(folder / f"{number:06}.npy", rng.standard_normal((kilobytes * 250 // 100, 100), np.float32))
+
+
+def drop(paths: list[Path]) -> None:
+    """Takes these files out of the page cache."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def dd(joined: Path) -> Row:
+    before, started = os.times(), time.perf_counter()
+    subprocess.run(["dd", f"if={joined}", "of=/dev/null", "bs=1M"], check=True, capture_output=True)
+    wall, after = time.perf_counter() - started, os.times()
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    return Row(joined.stat().st_size, wall, spent)
+
+
+def epoch(batches: Iterator[torch.Tensor], pids: Callable[[], list[int]]) -> Row:
+    """One epoch after the first batch, which waits for workers to start."""
+    next(batches)
+    known = [os.getpid(), *pids()]
+    before, started, nbytes = sum(map(cpu_of, known)), time.perf_counter(), 0
+    batch = None
+    for batch in batches:
+        nbytes += batch.nbytes
+    wall = time.perf_counter() - started
+    del batch
+    return Row(nbytes, wall, sum(map(cpu_of, known)) - before)
+
+
+def ours(
+    folder: Path, cache: Path, workers: int, batch_size: int, *, shuffle: bool, prepare: Callable[[], None]
+) -> Row:
+    dataset = StreamingDataset(folder, cache_dir=cache, cache_bytes="16GB", shuffle=shuffle)
+    with StreamingDataLoader(dataset, batch_size, workers, report_seconds=None) as loader:
+        for batch in loader:  # everything is in the cache after it, the workers have started
+            del batch
+        prepare()
+        stats, pids = loader.stats(), children()
+        before, started, nbytes = sum(map(cpu_of, [os.getpid(), *pids])), time.perf_counter(), 0
+        for _ in range(2):
+            for batch in loader:
+                nbytes += batch["npy"].nbytes
+            del batch
+        wall = time.perf_counter() - started
+        spent = sum(map(cpu_of, [os.getpid(), *pids])) - before
+        after = loader.stats()
+        faults = (after.worker_faults - stats.worker_faults) / (after.batches - stats.batches)
+    dataset.close()
+    return Row(nbytes, wall, spent, faults)
+
+
+def stock(folder: Path, batch_size: int, prepare: Callable[[], None]) -> Row:
+    prepare()
+    loader = DataLoader(
+        Files(folder),
+        batch_size,
+        shuffle=True,
+        num_workers=2,
+        multiprocessing_context="forkserver",
+        persistent_workers=True,
+    )
+    batches = iter(loader)
+    return epoch(batches, lambda: [worker.pid for worker in batches._workers])  # type: ignore[attr-defined]
+
+
+def measure(root: Path, options: argparse.Namespace, report: Callable[[str], None]) -> None:
+    folder, cache, joined = root / "data", root / "cache", root / "joined"
+    make_data(folder, options.megabytes, options.kilobytes)
+    warm = StreamingDataset(folder, cache_dir=cache, cache_bytes="16GB")
+    with StreamingDataLoader(warm, options.batch_size, 1, report_seconds=None) as loader:
+        for batch in loader:
+            del batch
+    warm.close()
+    chunks = sorted(cache.rglob("*.chunk"))
+    with joined.open("wb") as out:
+        for chunk in chunks:
+            out.write(chunk.read_bytes())
+
+    def prepare() -> None:
+        if options.cold:
+            drop([*chunks, joined, *folder.iterdir()])
+
+    def run_dd() -> Row:
+        prepare()
+        return dd(joined)
+
+    ways: dict[str, Callable[[], Row]] = {"dd bs=1M": run_dd}
+    for workers in (1, 2):
+        for shuffle in (True, False):
+            name = f"ours, {workers} workers, {'shuffled' if shuffle else 'in order'}"
+            ways[name] = lambda w=workers, s=shuffle: ours(  # type: ignore[misc]
+                folder, cache, w, options.batch_size, shuffle=s, prepare=prepare
+            )
+    ways["stock, 2 workers"] = lambda: stock(folder, options.batch_size, prepare)
+    found: dict[str, list[Row]] = {name: [] for name in ways}
+    for _ in range(options.rounds):
+        for name, run in ways.items():
+            found[name].append(run())
+    table(found, report)
+
+
+def table(found: dict[str, list[Row]], report: Callable[[str], None]) -> None:
+    def rate(rows: list[Row]) -> float:
+        return statistics.median(row.nbytes / row.wall_seconds / 1e9 for row in rows)
+
+    def cost(rows: list[Row]) -> float:
+        return statistics.median(row.cpu_seconds / row.nbytes * 1e9 for row in rows)
+
+    base, plain = rate(found["dd bs=1M"]), rate(found["stock, 2 workers"])
+    report(f"{'':30}{'GB/s':>8}{'of dd':>8}{'of stock':>10}{'CPU s/GB':>10}{'faults/batch':>14}")
+    for name, rows in found.items():
+        figures = f"{rate(rows):8.2f}{rate(rows) / base:8.0%}{rate(rows) / plain:9.1f}x{cost(rows):10.3f}"
+        report(f"{name:30}{figures}{statistics.median(row.faults for row in rows):14.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=1024, help="size of the data set")
+    parser.add_argument("--kilobytes", type=int, default=1200, help="size of an array")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cold", action="store_true", help="drop the page cache of the files before each run")
+    parser.add_argument("--quick", action="store_true", help="256 MB, one round, nothing is kept")
+    options = parser.parse_args()
+    if options.quick:
+        options.megabytes, options.rounds = 256, 1
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
+    lines: list[str] = []
+
+    def report(line: str) -> None:
+        print(line, flush=True)
+        lines.append(line)
+
+    report(
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, Python {platform.python_version()}, torch "
+        f"{torch.__version__}; {options.megabytes} MB in arrays of {options.kilobytes} KB, batch {options.batch_size}, "
+        f"page cache {'cold' if options.cold else 'warm'}"
+    )
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as root:
+        measure(Path(root), options, report)
+    if not options.quick:
+        kind = "raw-cold" if options.cold else "raw"
+        (RESULTS / f"{kind}-{datetime.now(UTC):%Y-%m-%d}.txt").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
