@@ -38,8 +38,8 @@ def retryable(error: StreamerError) -> bool:
 
 
 def expired(error: StreamerError) -> bool:
-    """Whether renewed credentials may help."""
-    return error.details.get("code") in EXPIRED_CODES
+    """Whether renewed credentials may help: S3 names the reason, Google and Azure answer an old token with 401."""
+    return error.details.get("code") in EXPIRED_CODES or error.details.get("status") == 401
 
 
 def pause_seconds(attempt: int, start: float, longest: float, draw: float) -> float:

@@ -7,6 +7,8 @@ can return zeros, truncated or stale bytes (2026.9.0), and its own parallel read
 from __future__ import annotations
 
 import asyncio
+import inspect
+import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -185,11 +187,25 @@ class FileCalls:
             await asyncio.to_thread(self.filesystem.pipe_file, url, content)
 
     async def aclose(self) -> None:
-        """Closes the session that s3fs, gcsfs and http, or adlfs has opened."""
-        for name in ("_s3", "_session", "service_client"):
-            session = getattr(self.filesystem, name, None)
-            if session is not None and self._is_async:
-                await session.close()
+        """Closes the session that s3fs, gcsfs and http, or adlfs has opened, and adlfs's credential."""
+        for name in ("_s3", "_session", "service_client", "credential"):
+            close = getattr(getattr(self.filesystem, name, None), "close", None)
+            if close is not None and self._is_async and inspect.isawaitable(closed := close()):
+                await closed
+        _drop_finalizers(self.filesystem)
+
+
+def _drop_finalizers(filesystem: AbstractFileSystem) -> None:
+    """Takes the finalizers of a filesystem that is closed back.
+
+    Those of adlfs (2026.8) hold the filesystem itself, so that it lives until the process ends, and then they call on a
+    loop that is gone: "Loop is not running". The standard library has no public list of them.
+    """
+    registry: Mapping[weakref.finalize[..., object], object] = getattr(weakref.finalize, "_registry", {})
+    for finalizer in list(registry):
+        alive = finalizer.peek()
+        if alive is not None and alive[0] is filesystem:
+            finalizer.detach()
 
 
 class CheckedReader:

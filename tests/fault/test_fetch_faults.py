@@ -177,6 +177,25 @@ async def test_retry_after_closes_the_window(server: FakeS3) -> None:
     assert times[1] - times[0] >= 0.25
 
 
+async def test_a_store_that_refuses_everything_is_asked_less_and_less(server: FakeS3) -> None:
+    """Without Retry-After, which obstore does not pass on, the window and the pauses give way by themselves."""
+    refusing = asyncio.get_running_loop().time() + 0.5
+    server.script = lambda seen, number: (
+        Act(status=503, code="SlowDown", headers={"Retry-After": "1"})
+        if asyncio.get_running_loop().time() < refusing
+        else None
+    )
+    config = replace(CONFIG, window_start=64, backoff_start_seconds=0.05, backoff_max_seconds=4.0, failing_seconds=5.0)
+    async with fetching(server, config=config) as fetcher:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(fetched(fetcher, part(server, i, i + 100))) for i in range(64)]
+        assert [task.result() for task in tasks] == [RAMP[i : i + 100] for i in range(64)]
+        after = fetcher.statistics()
+    # 64 at once without pauses would be refused some 5,000 times in half a second.
+    assert 64 <= after.throttled <= 450
+    assert after.window < 64
+
+
 async def test_outage_of_the_endpoint_is_waited_for() -> None:
     """An endpoint that worked, refuses connections for longer than all attempts take, and comes back: goes on."""
     server = FakeS3()
@@ -202,13 +221,20 @@ async def test_endpoint_that_never_answered(unused_tcp_port: int) -> None:
     assert caught.value.details["attempts"] == CONFIG.attempts
 
 
-async def test_expired_credentials_are_renewed_once(server: FakeS3, client: str) -> None:
-    """ExpiredToken makes the client anew, at once and only once."""
-    server.script = lambda seen, number: Act(status=400, code="ExpiredToken") if number == 1 else None
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [(400, "ExpiredToken", "expired"), (401, "AuthenticationRequired", "check the credentials")],
+    ids=["amazon", "google-azure"],
+)
+async def test_expired_credentials_are_renewed_once(
+    server: FakeS3, client: str, status: int, code: str, said: str
+) -> None:
+    """ExpiredToken, and the 401 of Google and Azure, make the client anew, at once and only once."""
+    server.script = lambda seen, number: Act(status=status, code=code) if number == 1 else None
     async with fetching(server, client) as fetcher:
         assert await fetched(fetcher, part(server, 0, 10)) == RAMP[:10]
-        server.script = lambda seen, number: Act(status=400, code="ExpiredToken")
-        with pytest.raises(AccessDeniedError, match="expired"):
+        server.script = lambda seen, number: Act(status=status, code=code)
+        with pytest.raises(AccessDeniedError, match=said):
             await fetched(fetcher, part(server, 0, 10))
     assert len(server.seen) == 4
 

@@ -71,7 +71,8 @@ def test_retry_after_is_read_from_the_error() -> None:
 def test_expired_credentials_are_known_by_their_code() -> None:
     """A refusal for good is not."""
     assert expired(AccessDeniedError("x", code="ExpiredToken"))
-    assert not expired(AccessDeniedError("x", code="AccessDenied"))
+    assert expired(AccessDeniedError("x", status=401, code=None))
+    assert not expired(AccessDeniedError("x", status=403, code="AccessDenied"))
 
 
 LONE = Failing(tries=8, idle_seconds=12.0, silent=False, alone=True, worked=True)
