@@ -1,0 +1,137 @@
+"""What a cold epoch asks a store for: each range once, however many ranks and jobs of the machine want it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+from collections import Counter
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.config import CacheConfig, EngineConfig, FetchConfig
+from streamer.engine import stores
+from streamer.engine.engine import Engine
+from streamer.engine.indexing import ManifestRequest
+from streamer.engine.session import EngineSession, SessionRequest
+from streamer.manifest.model import ObjectRecord
+from streamer.store.local_store import LocalStore
+
+CHUNK_BYTES = 64 << 10
+BATCHES = 30
+
+
+class Counted(LocalStore):
+    """Local files; notes what is asked for and sent, and lets everything arrive in another order than asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: Counter[tuple[str, int, int]] = Counter()
+        self.sent_bytes = 0
+        self._random = np.random.default_rng(7)
+
+    async def get(self, target: ObjectRecord, start: int, stop: int) -> AsyncGenerator[memoryview, None]:
+        self.asked[target.url, start, stop] += 1
+        for _ in range(int(self._random.integers(0, 20))):
+            await asyncio.sleep(0)
+        async for piece in super().get(target, start, stop):
+            self.sent_bytes += piece.nbytes
+            yield piece
+
+
+class Rank:
+    """Reads its chunks in its own order, a batch at a time, and leaves."""
+
+    def __init__(self, engine: Engine, digest: str, job: str, seed: int) -> None:
+        self.errors: list[Exception] = []
+        self._news = asyncio.Event()
+        request = SessionRequest(job=job, dataset=digest, consumer=f"{job} {seed}")
+        self.session: EngineSession = engine.open_session(request, lambda *news: self._news.set(), self._failed)
+        count = self.session.dataset.manifest.chunks
+        chunks = np.random.default_rng(seed).permutation(count).astype(np.uint32)
+        first = np.sort(np.arange(count, dtype=np.int64) * BATCHES // count)
+        self.session.extend(0, (chunks, first, np.minimum(first + 2, BATCHES - 1)), True)
+
+    def _failed(self, error: Exception) -> None:
+        self.errors.append(error)
+        self._news.set()
+
+    async def train(self) -> None:
+        for step in range(BATCHES):
+            self.session.advance(step, step + 4)
+            while self.session.track.through() < step and not self.errors:
+                self._news.clear()
+                await self._news.wait()
+        self.session.close()
+
+
+@pytest.fixture
+def store(monkeypatch) -> Counted:
+    made = Counted()
+    monkeypatch.setattr(stores, "open_store", lambda *arguments: made)
+    return made
+
+
+def make_files(folder: Path) -> int:
+    """160 files of 1 to 40 KB, several to a chunk; returns their bytes."""
+    random, total = np.random.default_rng(5), 0
+    for number in range(160):
+        content = random.bytes(int(random.integers(1_000, 40_000)))
+        (folder / f"class{number % 3}").mkdir(parents=True, exist_ok=True)
+        (folder / f"class{number % 3}" / f"{number:03}.bin").write_bytes(content)
+        total += len(content)
+    return total
+
+
+def make_tars(folder: Path) -> int:
+    """4 tars of 60 samples, several chunks to a tar; returns their bytes."""
+    random = np.random.default_rng(6)
+    folder.mkdir(parents=True)
+    for number in range(4):
+        with tarfile.open(folder / f"{number}.tar", "w") as tar:
+            for sample in range(60):
+                content = random.bytes(int(random.integers(1_000, 30_000)))
+                member = tarfile.TarInfo(f"{sample:03}.bin")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def engine_of(cache: Path, *, hedge: bool) -> Engine:
+    fetch = FetchConfig(window_start=8, hedge=hedge)
+    cached = CacheConfig(directory=cache, limit_bytes=64 << 20)
+    return Engine(EngineConfig(cache=cached, fetch=fetch, grace_seconds=None, settle_seconds=0.0))
+
+
+@pytest.mark.parametrize("hedge", [False, True], ids=["no hedging", "hedging"])
+@pytest.mark.parametrize("make", [make_files, make_tars])
+async def test_no_range_is_asked_for_twice(store, tmp_path, make, hedge):
+    """Two ranks of one job and one of another, each chunk wanted by all: one request a range, no byte twice.
+
+    With hedging every further request was counted as a duplicate.
+    """
+    total, cache = make(tmp_path / "data"), tmp_path / "cache"
+    request = ManifestRequest(urls=(f"{tmp_path / 'data'}/",), chunk_bytes=CHUNK_BYTES)
+    async with engine_of(cache, hedge=hedge) as engine:
+        digest = await engine.manifest(request, lambda *step: None)
+    for left in cache.rglob("*.chunk"):  # the index of tars has read them all
+        left.unlink()
+    async with engine_of(cache, hedge=hedge) as engine:
+        assert await engine.manifest(request, lambda *step: None) == digest
+        before = engine.fetchers.statistics()
+        store.asked.clear()
+        store.sent_bytes = 0
+        ranks = [Rank(engine, digest, job, seed) for seed, job in enumerate(("one", "one", "two"))]
+        await asyncio.gather(*(rank.train() for rank in ranks))
+        after = engine.fetchers.statistics()
+    assert not [error for rank in ranks for error in rank.errors]
+    hedges = int(after["hedges"]) - int(before["hedges"])
+    # A duplicate may be overtaken before it is sent.
+    assert sum(store.asked.values()) - len(store.asked) <= hedges
+    assert sum(stop - start for _, start, stop in store.asked) <= total
+    if not hedge:
+        assert set(store.asked.values()) == {1}
+        assert 0.97 * total <= store.sent_bytes <= 1.01 * total
