@@ -45,9 +45,9 @@ class StreamingDataLoader:
     tensors are views on a ring of shared memory: a slot is used again when the last tensor on it is gone, so keeping
     many batches costs speed (they then go around the ring), never correctness; `clone()` what is to be kept for long.
 
-    Every `iter()` is the next epoch, unless `set_epoch` says otherwise; workers look ahead into it. Constructing does
-    no I/O; the first `iter()` starts the workers and, if there is none, the engine. Used by one thread. Close it, or
-    use it as a context manager; garbage collection closes it too.
+    Every `iter()` is the next epoch, unless `set_epoch` says otherwise, or no batch of the last one was asked for;
+    workers look ahead into it. Constructing does no I/O; the first `iter()` starts the workers and, if there is none,
+    the engine. Used by one thread. Close it, or use it as a context manager; garbage collection closes it too.
 
     Args:
         dataset: what to load.
@@ -138,6 +138,8 @@ class StreamingDataLoader:
         # Where the next iter() begins, and whether it was told to.
         self._start = (0, 0)
         self._told = False
+        # Where the last one began.
+        self._begun: tuple[int, int] | None = None
         self._epoch: EpochIterator | None = None
 
     def __repr__(self) -> str:
@@ -166,10 +168,9 @@ class StreamingDataLoader:
             self.set_epoch(told)
         self._look_again()
         self._make_ready()
-        epoch, batch = self._start
-        if not self._told and 0 < self._batches(epoch) <= batch:
-            epoch, batch = epoch + 1, 0
-        self._position, self._start, self._told = (epoch, batch), (epoch + 1, 0), False
+        epoch, batch = self._beginning()
+        self._begun = self._position = epoch, batch
+        self._start, self._told = (epoch + 1, 0), False
         if self._epoch is not None:
             self._epoch.end()
         self._clock.pause()
@@ -178,6 +179,17 @@ class StreamingDataLoader:
         s, left = self._settings, self._batches(epoch) - batch
         self._epoch = EpochIterator(_Course(self), left, self._clock, self._provision.mover, s.device_transform)
         return self._epoch
+
+    def _beginning(self) -> tuple[int, int]:
+        """Where the next epoch's iterator begins."""
+        if self._told:
+            return self._start
+        if self._begun == self._position:
+            # The last one was made and never asked: the same again. Lightning makes one before its first epoch, and
+            # one more when it goes on from a checkpoint.
+            return self._begun
+        epoch, batch = self._start
+        return (epoch + 1, 0) if 0 < self._batches(epoch) <= batch else (epoch, batch)
 
     def set_epoch(self, epoch: int) -> None:
         """The next `iter()` is this epoch; a loaded state inside it is kept."""
@@ -205,7 +217,7 @@ class StreamingDataLoader:
             if not self.dataset.compares:
                 raise
             self._failure = error
-        self._told = False
+        self._told, self._begun = False, None
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -223,7 +235,7 @@ class StreamingDataLoader:
         Loads the next `k` batches and replays them `steps` times in all, so that no step waits for data. The place in
         the data set stays where it was: the next `iter()` delivers these batches again.
         """
-        before = self._position, self._start, self._told
+        before = self._position, self._start, self._told, self._begun
         batches, samples = [], []
         for batch in itertools.islice(self, at_least("k", k, 1)):
             batches.append(detached(batch))
@@ -231,7 +243,7 @@ class StreamingDataLoader:
         if self._epoch is not None:
             self._epoch.end()
         self._clock.pause()
-        self._position, self._start, self._told = before
+        self._position, self._start, self._told, self._begun = before
         return Headspace(batches, samples, at_least("steps", steps, 1))
 
     def snapshot(self) -> Snapshot:

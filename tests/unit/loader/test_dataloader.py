@@ -140,6 +140,26 @@ def test_state_at_the_position_delivered(workers, kind):
         del batches, rest
 
 
+@ways
+def test_an_iterator_that_was_never_asked_is_no_epoch(workers, kind):
+    """Lightning makes one before its first epoch: the epoch is not lost, nor the place of a loaded state."""
+    with StreamingDataLoader(FakeDataset(16, sample), 4, workers, worker_type=kind) as loader:
+        iter(loader)
+        batches = iter(loader)
+        assert loader.state_dict()["epoch"] == 0
+        assert next(batches)["epoch"].tolist() == [0] * 4
+        state = loader.state_dict()
+        assert next(iter(loader))["epoch"].tolist() == [1] * 4
+        loader.load_state_dict(state)
+        iter(loader)
+        rest = list(loader)
+        assert [batch["x"][0, 0, 0].item() for batch in rest] == [4, 8, 12]
+        assert next(iter(loader))["epoch"].tolist() == [1] * 4
+        loader.set_epoch(7)
+        iter(loader)
+        assert next(iter(loader))["epoch"].tolist() == [7] * 4
+
+
 def test_state_at_the_end_of_an_epoch():
     """Resumed without set_epoch, a state after an epoch's last batch goes on with the next epoch."""
     with StreamingDataLoader(FakeDataset(8, sample), 4) as loader:

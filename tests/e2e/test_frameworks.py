@@ -1,0 +1,239 @@
+"""Under Lightning, Accelerate and torchdata: our loader, and torch's own with `RingCollate`."""
+
+from __future__ import annotations
+
+import multiprocessing.resource_tracker
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from streamer import StreamingDataLoader, StreamingDataset
+from streamer.loader import stock
+from streamer.loader.stock import RingCollate
+
+SAMPLES, BATCH = 96, 8
+STEPS = SAMPLES // BATCH
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+Make = Callable[[], StreamingDataset]
+# How a loader is made of a data set; both kinds with one worker process.
+KINDS = {
+    "streaming": lambda dataset: StreamingDataLoader(dataset, BATCH, 1),
+    "stock": lambda dataset: DataLoader(dataset, BATCH, num_workers=1, collate_fn=RingCollate()),
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def array_only(sample: dict[str, object]) -> dict[str, object]:
+    """Accelerate takes a batch's size from its first field, which must be a tensor: not "__key__"."""
+    return {"npy": sample["npy"]}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """96 arrays of 80 KB, and an engine that outlives the tests of this module."""
+    root = tmp_path_factory.mktemp("frameworks")
+    (root / "data").mkdir()
+    for number in range(SAMPLES):
+        np.save(root / "data" / f"{number:03d}.npy", np.full(20_000, number, np.float32))
+    saved = dict(os.environ)
+    os.environ |= {"STREAMER_CACHE_DIR": str(root / "cache"), "STREAMER_RUNTIME_DIR": str(root / "run")}
+    multiprocessing.resource_tracker.ensure_running()
+    probe = StreamingDataset(root / "data", cache_bytes="1GB")
+    len(probe)
+    yield root
+    probe.close()
+    os.environ.clear()
+    os.environ.update(saved)
+
+
+@pytest.fixture
+def make(place: Path) -> Iterator[Make]:
+    """Makes data sets that are closed after the test."""
+    made: list[StreamingDataset] = []
+
+    def dataset() -> StreamingDataset:
+        made.append(StreamingDataset(place / "data", batch_size=BATCH, transform=array_only))
+        return made[-1]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield dataset
+        # Module state of torch's consumer side: rings of workers that are gone stay until the next one is opened.
+        stock._opened._rings.clear()
+    while made:
+        made.pop().close()
+
+
+def numbers(batch: dict[str, torch.Tensor]) -> list[int]:
+    assert (batch["npy"] == batch["npy"][:, :1]).all()
+    return batch["npy"][:, 0].int().tolist()
+
+
+def plain(make: Make, epochs: int) -> list[list[int]]:
+    """The batches of a bare loop."""
+    with StreamingDataLoader(make(), BATCH) as loader:
+        return [numbers(batch) for _ in range(epochs) for batch in loader]
+
+
+def on_a_ring(batch: dict[str, torch.Tensor], kind: str) -> bool:
+    """Whether the tensor's memory is a ring's."""
+    address, name = batch["npy"].data_ptr(), {"streaming": "streamer-ring", "stock": "streamer-stock"}[kind]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, stop = (int(part, 16) for part in line.split()[0].split("-"))
+        if start <= address < stop:
+            return name in line
+    return False
+
+
+def close(loader: object) -> None:
+    if isinstance(loader, StreamingDataLoader):
+        loader.close()
+
+
+# ---------------------------------------------------------------- Lightning
+
+
+def lightning_module():
+    lightning = pytest.importorskip("lightning")
+
+    class Recorder(lightning.LightningModule):
+        """Writes down what it is given."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen: list[list[int]] = []
+            self.rings: list[bool] = []
+
+        def training_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
+            self.seen.append(numbers(batch))
+            self.rings.append(on_a_ring(batch, "streaming") or on_a_ring(batch, "stock"))
+            return self.layer(batch["npy"][:, :1] / SAMPLES).square().mean()
+
+        def on_train_batch_end(self, *_: object) -> None:
+            if self.trainer.global_step == self.trainer.max_steps:
+                self.trainer.save_checkpoint(Path(self.trainer.default_root_dir) / "stopped.ckpt")
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.001)
+
+    return Recorder()
+
+
+def fit(loader: object, root: Path, checkpoint: Path | None = None, **limits: int) -> object:
+    """Trains; with `max_steps`, saves after the last of them, as ModelCheckpoint does."""
+    lightning = pytest.importorskip("lightning")
+    quiet = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
+    trainer = lightning.Trainer(accelerator="cpu", default_root_dir=root, **dict.fromkeys(quiet, False), **limits)
+    module = lightning_module()
+    trainer.fit(module, loader, ckpt_path=checkpoint, weights_only=False)
+    return module
+
+
+@kinds
+def test_lightning_trains_on_it(make: Make, tmp_path: Path, kind: str) -> None:
+    """Two epochs, their tensors on the ring; with our loader, the batches of a bare loop."""
+    loader = KINDS[kind](make())
+    module = fit(loader, tmp_path, max_epochs=2)
+    close(loader)
+    if kind == "streaming":
+        assert module.seen == plain(make, 2)
+    # Lightning begins an epoch of torch's loader that it never asks: it is over for the data set.
+    for epoch in (module.seen[:STEPS], module.seen[STEPS:]):
+        assert sorted(number for batch in epoch for number in batch) == list(range(SAMPLES))
+    assert all(module.rings)
+
+
+@pytest.mark.parametrize("stop", [5, STEPS, STEPS + 3])
+def test_lightning_resumes_in_the_middle_of_an_epoch(make: Make, tmp_path: Path, stop: int) -> None:
+    """Stopped after some steps, saved, and begun anew from the checkpoint: every batch once, in the same order."""
+    with StreamingDataLoader(make(), BATCH, 1) as loader:
+        before = fit(loader, tmp_path, max_steps=stop)
+    with StreamingDataLoader(make(), BATCH, 1) as loader:
+        after = fit(loader, tmp_path, tmp_path / "stopped.ckpt", max_epochs=2)
+    assert before.seen + after.seen == plain(make, 2)
+
+
+# ---------------------------------------------------------------- Accelerate
+
+
+@kinds
+def test_accelerate_trains_on_it(make: Make, kind: str) -> None:
+    """Prepared with model and optimizer: the batches of a bare loop, gradients accumulated over two."""
+    accelerate = pytest.importorskip("accelerate")
+    # By default one rank reads for all where the data set is an iterable, and copies each batch.
+    configuration = accelerate.DataLoaderConfiguration(dispatch_batches=False)
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, dataloader_config=configuration)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    loader = KINDS[kind](make())
+    model, optimizer, prepared = accelerator.prepare(model, optimizer, loader)
+    seen, rings = [], []
+    for _ in range(2):
+        for batch in prepared:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch["npy"][:, :1] / SAMPLES).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            seen.append(numbers(accelerator.gather_for_metrics(batch)))
+            rings.append(on_a_ring(batch, kind))
+    close(loader)
+    assert seen == plain(make, 2)
+    assert all(rings)
+
+
+def test_accelerate_saves_and_restores_the_place(make: Make, tmp_path: Path) -> None:
+    """Registered for checkpointing: a new run goes on at the next batch."""
+    accelerate = pytest.importorskip("accelerate")
+
+    def accelerator_for(loader: StreamingDataLoader) -> object:
+        accelerator = accelerate.Accelerator(cpu=True)
+        accelerator.register_for_checkpointing(loader)
+        return accelerator
+
+    with StreamingDataLoader(make(), BATCH, 1) as loader:
+        accelerator, batches = accelerator_for(loader), iter(loader)
+        before = [numbers(next(batches)) for _ in range(5)]
+        accelerator.save_state(str(tmp_path))
+    with StreamingDataLoader(make(), BATCH, 1) as loader:
+        accelerator_for(loader).load_state(str(tmp_path))
+        after = [numbers(batch) for batch in loader]
+    assert before + after == plain(make, 1)
+
+
+# ---------------------------------------------------------------- torchdata
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stateful_dataloader_with_the_ring(make: Make, workers: int) -> None:
+    """torchdata's loader with `RingCollate` resumes at the next batch; its tensors are on the ring."""
+
+    def loader() -> StatefulDataLoader:
+        return StatefulDataLoader(make(), BATCH, num_workers=workers, collate_fn=RingCollate())
+
+    first = loader()
+    batches = iter(first)
+    before = [numbers(next(batches)) for _ in range(5)]
+    state = first.state_dict()
+    del batches, first
+    after = []
+    for batch in loader_from(loader(), state):
+        assert on_a_ring(batch, "stock") == (workers > 0)
+        after.append(numbers(batch))
+    assert before + after == plain(make, 1)
+
+
+def loader_from(loader: StatefulDataLoader, state: dict[str, object]) -> StatefulDataLoader:
+    loader.load_state_dict(state)
+    return loader
