@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.fetch.plan import merged, pieces, requests
+from streamer.config import MiB
+from streamer.fetch.plan import merged, part_bytes, pieces, requests, step_bytes
 from streamer.manifest.model import Extent, ObjectRecord
 
 A = ObjectRecord("s3://b/a", 10_000, "etag:1")
@@ -48,3 +50,48 @@ def test_pieces_tile_the_extent(start: int, length: int, size: int) -> None:
     assert all(left.stop == right.start for left, right in pairwise(found))
     assert all(piece.length < 2 * size for piece in found)
     assert len(found) == 1 or all(piece.length >= size for piece in found)
+
+
+def uploaded(size: int, parts: int) -> ObjectRecord:
+    """An object as S3 names one that was uploaded in parts."""
+    return ObjectRecord("s3://b/big", size, f"etag:{'0' * 32}-{parts}")
+
+
+@pytest.mark.parametrize(
+    ("size", "parts", "expected"),
+    [
+        (100 * MiB, 13, 8 * MiB),
+        (100 * MiB + 1, 21, 5 * MiB),
+        (1000 * MiB, 20, 50 * MiB),
+        (1000 * MiB, 63, 16 * MiB),
+        (999 * MiB, 42, 24 * MiB),
+        (100 * MiB, 1, None),
+        (100 * MiB, 2, 50 * MiB),
+        (120 * MiB, 2, 64 * MiB),
+        (10 * MiB, 11, None),
+    ],
+)
+def test_parts_are_guessed_from_the_etag(size: int, parts: int, expected: int | None) -> None:
+    """Their number and the object's size leave few whole MiB."""
+    assert part_bytes(uploaded(size, parts)) == expected
+
+
+def test_other_versions_tell_nothing_about_parts() -> None:
+    """A plain hash, a generation, a simulator's opaque tag that ends in a number."""
+    for version in ("etag:" + "0" * 32, "generation:17-3", "etag:1a2b-3c-5"):
+        assert part_bytes(ObjectRecord("s3://b/a", 100 * MiB, version)) is None
+
+
+@given(part=st.integers(5, 200), parts=st.integers(2, 40), range_mib=st.sampled_from([1, 4, 8, 16]))
+def test_steps_fit_the_parts(part: int, parts: int, range_mib: int) -> None:
+    """A range holds whole parts, or a part holds whole ranges; none is shorter than asked or twice as long."""
+    target = uploaded(part * MiB * parts - 1, parts)
+    found, step = part_bytes(target), step_bytes(target, range_mib * MiB)
+    assert range_mib * MiB <= step < 2 * range_mib * MiB
+    assert found is None or step % found == 0 or found % step == 0
+
+
+def test_ranges_end_where_parts_end() -> None:
+    """100 MiB in parts of 5 MiB: ranges of two parts instead of 8 MiB across three."""
+    target = uploaded(100 * MiB, 20)
+    assert all(piece.stop % (5 * MiB) == 0 for piece in requests([Extent(target, 0, 100 * MiB)], 8 * MiB))
