@@ -14,7 +14,7 @@ Row = tuple[str, ...]
 DATASET_HEADERS = ("dataset", "url", "samples", "size", "sessions")
 SESSION_HEADERS = ("consumer", "job", "epoch", "step", "waiting", "hits", "loader", "verdict")
 # Columns of words: everything else but the first two is a number.
-WORDS = ("verdict",)
+WORDS = ("job", "url", "verdict")
 _DIGEST_LETTERS = 8
 _URL_LETTERS = 48
 
@@ -131,6 +131,15 @@ class Picture:
             )
             for entry in self.sessions
         ]
+
+    def worst_loader(self) -> str:
+        """What the loader that waits most said, as a part of a line; "" while none has said anything."""
+        said = [entry for entry in self.sessions if isinstance(entry.get("loader_waiting_share"), int | float)]
+        if not said:
+            return ""
+        worst = max(said, key=lambda entry: number(entry, "loader_waiting_share"))
+        verdict = printable(f"{worst.get('consumer', '')}: {worst.get('verdict', '')}")
+        return f"  loader {number(worst, 'loader_waiting_share'):.1%} ({verdict})"
 
     # ------------------------------------------------------------ inside
 

@@ -7,7 +7,7 @@ import json
 
 from streamer.cli.engine_line import add_socket, engine_client
 from streamer.cli.exits import Exit
-from streamer.cli.picture import DATASET_HEADERS, SESSION_HEADERS, Picture
+from streamer.cli.picture import DATASET_HEADERS, SESSION_HEADERS, WORDS, Picture
 from streamer.cli.terminal import Terminal
 
 HELP = "what an engine does, once"
@@ -51,4 +51,4 @@ def show(picture: Picture, terminal: Terminal) -> None:
     for headers, rows in ((DATASET_HEADERS, picture.dataset_rows()), (SESSION_HEADERS, picture.session_rows())):
         if rows:
             terminal.line()
-            terminal.table(headers, rows)
+            terminal.table(headers, rows, WORDS)

@@ -63,34 +63,37 @@ class Terminal:
         else:
             yield _PlainProgress(title, unit, self)
 
-    def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Aligned columns; the first is text, the others are numbers."""
+    def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()) -> None:
+        """Aligned columns; the first is text, the others are numbers but for those whose headers are among `words`."""
         if self.out.isatty():
-            _rich_table(headers, rows, self.out)
+            _rich_table(headers, rows, words, self.out)
         else:
-            for line in plain_table(headers, rows):
+            for line in plain_table(headers, rows, words):
                 self.line(line)
 
 
-def plain_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def plain_table(headers: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()) -> list[str]:
     """The lines of a table without any drawing."""
     widths = [max(len(row[i]) for row in [headers, *rows]) for i in range(len(headers))]
-    return ["  ".join(_aligned(cell, widths[i], i) for i, cell in enumerate(row)).rstrip() for row in [headers, *rows]]
+    left = [column == 0 or header in words for column, header in enumerate(headers)]
+    return ["  ".join(map(_aligned, row, widths, left)).rstrip() for row in [headers, *rows]]
 
 
-def _aligned(cell: str, width: int, column: int) -> str:
-    return cell.ljust(width) if column == 0 else cell.rjust(width)
+def _aligned(cell: str, width: int, left: bool) -> str:
+    return cell.ljust(width) if left else cell.rjust(width)
 
 
-def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], out: TextIO) -> None:
+def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str], out: TextIO) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column, header in enumerate(headers):
-        table.add_column(header, justify="left" if column == 0 else "right")
+        table.add_column(header, justify="left" if column == 0 or header in words else "right")
     for row in rows:
-        table.add_row(*row)
+        # Text: what clients call themselves is no markup.
+        table.add_row(*map(Text, row))
     Console(file=out).print(table)
 
 

@@ -70,7 +70,7 @@ def plain_line(picture: Picture) -> str:
     return (
         f"store {rates.store_bytes / 1e6:.1f} MB/s  cache {rates.cache_bytes / 1e6:.1f} MB/s  "
         + "  ".join(f"{what} {text}" for what, text in figures.items())
-        + f"  sessions {len(picture.sessions)}  waiting {waiting:.1%}"
+        + f"  sessions {len(picture.sessions)}  waiting {waiting:.1%}{picture.worst_loader()}"
     )
 
 
@@ -98,7 +98,7 @@ def _table(headers: Row, rows: list[Row]) -> RenderableType:
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column, header in enumerate(headers):
-        table.add_column(header, justify="left" if column < 2 or header in WORDS else "right")
+        table.add_column(header, justify="left" if column == 0 or header in WORDS else "right")
     for row in rows:
         # Text: what clients call themselves is no markup.
         table.add_row(*map(Text, row))

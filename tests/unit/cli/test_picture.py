@@ -140,6 +140,15 @@ def test_the_loaders_word_is_shown_beside_the_engines():
     ]
 
 
+def test_a_line_names_the_loader_that_waits_most():
+    """For a log; nothing before the first report."""
+    said = {"loader_waiting_share": 0.1, "verdict": "not input-bound"}
+    worst = {"loader_waiting_share": 0.43, "verdict": "decode"}
+    picture = Picture(statistics(sessions=[session("rank 0", 0.0, **said), session("rank 1", 0.0, **worst)]))
+    assert picture.worst_loader() == "  loader 43.0% (rank 1: decode)"
+    assert Picture(statistics()).worst_loader() == ""
+
+
 def test_durations():
     """Hours, minutes, seconds."""
     assert [duration(s) for s in (0, 59.9, 3661, 360000)] == ["0:00:00", "0:00:59", "1:01:01", "100:00:00"]

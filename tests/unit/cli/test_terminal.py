@@ -61,3 +61,13 @@ def test_amounts_have_their_unit() -> None:
     """Bytes in powers of ten, counts with commas."""
     assert amount(74_403_840, "bytes") == "74.4 MB"
     assert amount(2000, "images") == "2,000 images"
+
+
+def test_columns_of_words_are_left_aligned():
+    """Sentences of different lengths begin below each other."""
+    rows = [["rank 0", "1", "decode: more workers"], ["rank 1", "10", "full ring"]]
+    assert plain_table(["consumer", "step", "verdict"], rows, ["verdict"]) == [
+        "consumer  step  verdict",
+        "rank 0       1  decode: more workers",
+        "rank 1      10  full ring",
+    ]
