@@ -18,7 +18,7 @@ from streamer.decode.dispatch import DecodeRule, SampleDecoder
 from streamer.decode.transforms import OnField
 from streamer.errors import DecodeError, IntegrityError
 from streamer.formats import find_format
-from streamer.formats.base import Field, Format
+from streamer.formats.base import Field, Format, SampleName
 from streamer.loader.seeding import SampleDraws
 from streamer.loader.source import ChunkUnreadableError
 from streamer.manifest.table import Manifest
@@ -129,6 +129,7 @@ class SampleMaker:
         self._decode = SampleDecoder(rules.decode, allow_pickle=rules.allow_pickle)
         self._draws = SampleDraws(rules.seed) if takes(rules.transform, "rng") else None
         self._takes_out = takes(rules.transform, "out")
+        self._named: tuple[int, SampleName] = (-1, SampleName())
         self._nanoseconds = [0, 0, 0]
 
     def places(self, ordinals: npt.NDArray[np.int64]) -> list[Place]:
@@ -208,7 +209,7 @@ class SampleMaker:
         Raises:
             DecodeError: not what the format writes.
         """
-        return self._format.open(content, self._manifest.name(place.ordinal))
+        return self._format.open(content, self._name(place.ordinal))
 
     def build(
         self, place: Place, key: str, fields: Sequence[Field], row: Row = NO_ROW, standing: Row = NO_ROW
@@ -219,7 +220,7 @@ class SampleMaker:
             DecodeError: a field is not what its name says.
         """
         sample = self._decode(key, fields, row, standing)
-        if (label := self._manifest.name(place.ordinal).label) >= 0:
+        if (label := self._name(place.ordinal).label) >= 0:
             sample["label"] = label
         return sample
 
@@ -250,6 +251,12 @@ class SampleMaker:
     def spent(self, stage: int, started: int) -> None:
         """Counts the nanoseconds since `started` to a stage: 0 read, 1 decode, 2 transform."""
         self._nanoseconds[stage] += time.perf_counter_ns() - started
+
+    def _name(self, ordinal: int) -> SampleName:
+        """What the manifest knows of a sample, looked up once for its opening and its label."""
+        if self._named[0] != ordinal:
+            self._named = ordinal, self._manifest.name(ordinal)
+        return self._named[1]
 
     def _located(self, error: DecodeError, place: Place) -> DecodeError:
         where = _where(self._manifest, place.chunk, place.start, place.stop)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -65,7 +66,7 @@ class Hole:
         return self.first + self.shape.nbytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Template:
     """Where the arrays stand in samples of one length.
 
@@ -77,11 +78,16 @@ class Template:
     length: int
     holes: tuple[Hole, ...]
 
-    @property
+    @cached_property
     def edges(self) -> list[tuple[int, int]]:
         """What is around the holes, half-open; one more than there are holes, some of them empty."""
         cuts = [0, *(cut for hole in self.holes for cut in (hole.first, hole.stop)), self.length]
         return list(zip(cuts[::2], cuts[1::2], strict=True))
+
+    @cached_property
+    def edge_bytes(self) -> int:
+        """All of them together."""
+        return sum(stop - start for start, stop in self.edges)
 
     @classmethod
     def of(cls, content: memoryview, fields: Sequence[Field], decoder: SampleDecoder, rows: Rows) -> Template | None:
@@ -177,8 +183,7 @@ class StraightReader:
             self._template = template
 
     def _read(self, template: Template, alike: Mapping[int, Place], rows: Rows) -> None:
-        edges = template.edges
-        self._make_room(max(alike) + 1, sum(stop - start for start, stop in edges), template.length)
+        self._make_room(max(alike) + 1, template.edge_bytes, template.length)
         chunks: dict[int, list[tuple[Place, list[memoryview]]]] = {}
         for seat, place in alike.items():
             pieces = self._pieces(template, seat, rows.row(seat))
@@ -220,5 +225,10 @@ def _hole(content: memoryview, field: Field, decoder: SampleDecoder, rows: Rows)
 
 def _offset(content: memoryview, field: Field) -> int:
     """Where a field begins in its sample, whose bytes it is a part of."""
-    inside, whole = (np.frombuffer(view, np.uint8).ctypes.data for view in (field.content, content))
-    return int(inside - whole)
+    return _address(field.content) - _address(content)
+
+
+def _address(view: memoryview) -> int:
+    # `.ctypes.data` takes twice the time, 2.7 us (2026-11-20).
+    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return address
