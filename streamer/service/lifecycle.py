@@ -13,6 +13,7 @@ import fcntl
 import logging
 import os
 import signal
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -266,15 +267,22 @@ async def _listening(config: EngineConfig, server: Server) -> AsyncIterator[None
 
 
 def _make_socket_folder(folder: Path, config: EngineConfig) -> None:
-    """A folder that is there already is left as its owner made it."""
+    """A folder that is there already is left as its owner made it; a new one appears with its rights.
+
+    A trainer that waits for it takes a folder that it may not enter for a refusal, and waits no longer.
+    """
     if folder.is_dir():
         return
-    folder.mkdir(mode=0o700, parents=True)
-    if config.cache.group is not None:
-        os.chown(folder, -1, group_id(config.cache.group))
-        folder.chmod(0o750)
-    if config.service.allow_uids:
-        folder.chmod(0o755)
+    folder.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as outer:
+        made = Path(outer, folder.name)
+        made.mkdir(mode=0o700)
+        if config.cache.group is not None:
+            os.chown(made, -1, group_id(config.cache.group))
+            made.chmod(0o750)
+        if config.service.allow_uids:
+            made.chmod(0o755)
+        os.rename(made, folder)
 
 
 def _open_to(socket_path: Path, config: EngineConfig) -> None:

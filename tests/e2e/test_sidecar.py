@@ -246,6 +246,27 @@ def test_a_late_start_is_waited_for(sidecar):
     assert result(trainer)["samples"] == SAMPLES
 
 
+def test_an_engine_that_stays_away_is_an_error_that_says_what_to_check(sidecar):
+    """Not for ever: the service, the variable, the mount."""
+    with (
+        sidecar.client(connect_seconds=0.3) as client,
+        pytest.raises(EngineUnavailableError, match=r"after 0 s .*`streamer serve` running.*STREAMER_ENGINE.*mounted"),
+    ):
+        client.statistics()
+
+
+@as_root
+def test_the_sockets_folder_appears_with_its_rights(sidecar):
+    """A trainer of another user that is up first waits for it: it never meets a folder that keeps it out."""
+    sidecar.configure(cache=f"group = '{GROUP}'")
+    become = ("setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", f"--groups={GROUP}")
+    trainer = sidecar.trainer(task_of(sidecar), *become)
+    sidecar.start()
+    assert result(trainer)["samples"] == SAMPLES
+    assert stat.S_IMODE(sidecar.socket.parent.stat().st_mode) == 0o750
+    assert sorted(path.name for path in sidecar.root.iterdir() if path.name.startswith(".")) == []
+
+
 def test_sigterm_takes_the_socket_away_and_ends_in_order(sidecar):
     """Exit 0, no socket, nothing in tmp/, the catalog knows every chunk."""
     sidecar.start()
