@@ -176,7 +176,8 @@ def _refuse_foreign(path: Path) -> None:
             user=os.geteuid(),
         )
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        code = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(code, os.strerror(code), str(path))
 
 
 def _check_marker(path: Path) -> None:

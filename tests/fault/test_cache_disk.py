@@ -1,0 +1,173 @@
+"""A real engine on a disk that is full, read-only, small, or memory: right bytes all the time, or a clear refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import subprocess
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.cache.folder import open_folder, used_bytes
+from streamer.client.reader import ChunkReader, Wanted
+from streamer.config import CacheConfig, EngineConfig
+from streamer.engine.engine import Engine
+from streamer.engine.indexing import ManifestRequest
+from streamer.engine.session import SessionRequest
+from streamer.errors import CacheError, StreamerError
+from streamer.manifest import Manifest
+
+MiB = 1 << 20
+
+
+@contextlib.contextmanager
+def small_disk(path: Path, size: str) -> Iterator[Path]:
+    """A tmpfs of that size; skipped where mounting is not allowed."""
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        yield path
+    finally:
+        # Lazily: a manifest stays mapped until its last user is collected.
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """250 files of 20 to 60 KB, 10 MB, about 40 chunks."""
+    root, random = tmp_path_factory.mktemp("data"), np.random.default_rng(2)
+    for number in range(250):
+        path = root / f"class{number % 3}" / f"{number:03}.bin"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(random.bytes(int(random.integers(20_000, 60_000))))
+    return root
+
+
+class Training:
+    """One reader of a data set, chunk by chunk, that compares every byte with its source."""
+
+    def __init__(self, engine: Engine, manifest: Manifest, data: Path) -> None:
+        self._engine, self._manifest, self._data = engine, manifest, data
+        self._news = asyncio.Event()
+        self._errors: list[StreamerError] = []
+        request = SessionRequest(job="job", dataset=manifest.digest, consumer="rank 0")
+        self._session = engine.open_session(request, lambda through, rejects: self._news.set(), self._fail)
+        self._epochs = 0
+
+    def _fail(self, error: StreamerError) -> None:
+        self._errors.append(error)
+        self._news.set()
+
+    async def epoch(self, at_chunk: Callable[[int], None] = lambda chunk: None) -> None:
+        """Every chunk once; `at_chunk` is called before each."""
+        count = self._manifest.chunks
+        steps = np.arange(count) + self._epochs * count
+        self._session.extend(self._epochs, (np.arange(count, dtype=np.uint32), steps, steps), True)
+        self._epochs += 1
+        for chunk, step in enumerate(steps.tolist()):
+            at_chunk(chunk)
+            self._session.advance(step, min(step + 3, int(steps[-1])))
+            await self._ready(step)
+            assert self._samples(chunk) == self._sources(chunk)
+        self._session.advance(int(steps[-1]) + 1, int(steps[-1]))
+
+    async def _ready(self, step: int) -> None:
+        while self._session.track.through() < step:
+            self._news.clear()
+            await asyncio.wait_for(self._news.wait(), 20)
+            if self._errors:
+                raise self._errors[0]
+
+    def _samples(self, chunk: int) -> list[bytes]:
+        manifest, offsets = self._manifest, self._manifest.sample_offsets(chunk)
+        wanted = [Wanted(i, int(offsets[i]), int(offsets[i + 1])) for i in range(len(offsets) - 1)]
+        reader, size = ChunkReader(self._engine.cache.roots), int(manifest.chunk_local_bytes[chunk])
+        found = reader.read(manifest.chunk_keys[chunk].tobytes(), size, len(wanted), wanted)
+        return [bytes(view) for view in found]
+
+    def _sources(self, chunk: int) -> list[bytes]:
+        first, count = int(self._manifest.chunk_first[chunk]), int(self._manifest.chunk_samples[chunk])
+        names = [self._manifest.name(first + sample).object_key for sample in range(count)]
+        return [(self._data / name).read_bytes() for name in names]
+
+
+@contextlib.asynccontextmanager
+async def training(directory: Path, limit_bytes: int, data: Path) -> AsyncIterator[tuple[Engine, Training]]:
+    cache = CacheConfig(directory=directory, limit_bytes=limit_bytes)
+    async with Engine(EngineConfig(cache=cache, settle_seconds=0.0)) as engine:
+        request = ManifestRequest(urls=(str(data),))
+        digest = await engine.manifest(request, lambda text, done, total: None)
+        manifest = Manifest.open(engine.cache.root / "manifests" / digest)
+        yield engine, Training(engine, manifest, data)
+
+
+async def test_a_disk_that_others_fill_costs_no_sample(tmp_path: Path, data: Path) -> None:
+    """A tmpfs of 64 MiB is full to the last byte from the tenth chunk on: chunks pass through memory, all are right."""
+    with small_disk(tmp_path / "disk", "64m") as disk:
+
+        def fill(chunk: int) -> None:
+            if chunk == 10:
+                with contextlib.suppress(OSError), open(disk / "others", "wb", buffering=0) as file:
+                    while True:
+                        file.write(bytes(MiB))
+                with contextlib.suppress(OSError), open(disk / "crumbs", "wb", buffering=0) as file:
+                    while True:
+                        file.write(bytes(4096))
+
+        async with training(disk / "cache", 1 << 30, data) as (engine, reader):
+            await reader.epoch(fill)
+            await reader.epoch()
+            assert engine.statistics()["refused_writes"] > 0
+            assert engine.statistics()["errors"] == 0
+            memory = engine.cache.roots[1]
+            assert memory.exists()
+        assert not memory.exists()
+
+
+def test_a_read_only_disk_is_refused_at_the_start(tmp_path: Path) -> None:
+    """With the folder and what to do."""
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        open_folder(disk / "cache")
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with pytest.raises(CacheError, match=r"Read-only file system.*choose another cache_dir"):
+            open_folder(disk / "cache")
+
+
+async def test_a_cache_in_memory_is_the_ram_tier(data: Path) -> None:
+    """`cache_dir` on /dev/shm: a second epoch from memory alone, nothing refused."""
+    folder = Path("/dev/shm") / f"streamer-test-{uuid.uuid4().hex}"
+    try:
+        async with training(folder, 32 * MiB, data) as (engine, reader):
+            await reader.epoch()
+            cold = engine.statistics()
+            await reader.epoch()
+            warm = engine.statistics()
+        assert warm["store_bytes"] == cold["store_bytes"] > 0
+        assert warm["refused_writes"] == 0
+    finally:
+        shutil.rmtree(folder)
+
+
+async def test_a_smaller_limit_at_the_start_shrinks_the_folder(tmp_path: Path, data: Path) -> None:
+    """Before anybody comes: the folder takes no more than its new limit, and what is left is used."""
+    async with training(tmp_path / "cache", 32 * MiB, data) as (engine, reader):
+        await reader.epoch()
+        before = used_bytes(tmp_path / "cache")
+    cache = CacheConfig(directory=tmp_path / "cache", limit_bytes=6 * MiB)
+    async with Engine(EngineConfig(cache=cache)):
+        pass
+    left = len(list((tmp_path / "cache" / "chunks").glob("*/*.chunk")))
+    assert before > 10 * MiB
+    assert used_bytes(tmp_path / "cache") <= 6 * MiB
+    async with training(tmp_path / "cache", 6 * MiB, data) as (engine, reader):
+        await reader.epoch()
+        counts = engine.statistics()
+    assert left > 10
+    assert counts["hits"] >= left // 2
