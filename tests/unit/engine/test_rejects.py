@@ -127,7 +127,7 @@ async def test_what_was_found_right_is_not_read_again_at_once(judge):
 
 async def test_who_is_wrong_about_many_chunks_fails_as_well(judge):
     """Not only about one chunk."""
-    engine, session, rejects = judge
+    _, session, rejects = judge
     for chunk in range(MAX_UNFOUNDED_IN_ALL + 1):
         assert session.failed is None
         rejects.hear(session, chunk, "crc")
