@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.errors import Detail, StateError, StreamerError
+from streamer.loader.rows import Rows
 from streamer.loader.skipping import SharedBudget, SkipRules
 from streamer.loader.source import PreparedStream, StepSession
 
@@ -30,6 +31,7 @@ class FakeRecipe:
     batch_size: int
     make: MakeSample
     drop_last: bool = False
+    draws: bool = True
 
     @property
     def batches(self) -> int:
@@ -38,7 +40,7 @@ class FakeRecipe:
 
     def open(self) -> FakeSource:
         """Opens the source."""
-        return FakeSource(self)
+        return FakeSource(self) if self.draws else QuietSource(self)
 
 
 class FakeSource:
@@ -59,6 +61,27 @@ class FakeSource:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class QuietSource(FakeSource):
+    """Samples that draw from no generator, as raw data without a transform: none is seeded for them."""
+
+    @property
+    def draws(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def takes_rows(self) -> bool:
+        """Samples are what `make` returns."""
+        return False
+
+    def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None) -> None:
+        """Nothing to read."""
+
+    def load_seat(self, epoch: int, ordinal: int, seat: int) -> object:
+        """One sample."""
+        return self.load(epoch, ordinal)
 
 
 class FakeSession:
@@ -224,22 +247,30 @@ class FakeDataset:
         make: (epoch, ordinal) -> sample.
         held_back: sessions wait for `allow`.
         shared: counts skipped samples.
+        draws: whether `make` may draw from the global generators.
     """
 
     def __init__(
-        self, samples: int, make: MakeSample, *, held_back: bool = False, shared: SharedBudget | None = None
+        self,
+        samples: int,
+        make: MakeSample,
+        *,
+        held_back: bool = False,
+        shared: SharedBudget | None = None,
+        draws: bool = True,
     ) -> None:
         self._samples = samples
         self._make = make
         self._held_back = held_back
         self._shared = shared
+        self._draws = draws
         self.told: int | None = None
         self.grown: int | None = None
         self.prepared: FakePrepared | None = None
 
     def prepare(self, batch_size: int, drop_last: bool) -> FakePrepared:
         """Makes it ready."""
-        recipe = FakeRecipe(self._samples, batch_size, self._make, drop_last)
+        recipe = FakeRecipe(self._samples, batch_size, self._make, drop_last, self._draws)
         self.prepared = FakePrepared(recipe, held_back=self._held_back, shared=self._shared)
         return self.prepared
 
