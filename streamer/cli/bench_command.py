@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,7 @@ from streamer.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from streamer.cli.link_meter import Cell
+    from streamer.cli.link_meter import Cell, Way
     from streamer.cli.link_report import LinkFigures
     from streamer.manifest.model import ObjectRecord
     from streamer.store import ObjectStore
@@ -34,10 +36,13 @@ EXAMPLES = """\
 examples:
   streamer bench s3://bucket/train/
   streamer bench s3://bucket/train/ --connections 16 64 256 --ranges 8MiB 16MiB --seconds 5
+  streamer bench s3://bucket/train/ --storage-options @minio.json --other-endpoint http://minio:9001
   streamer bench https://host/shard-000000.tar --plot link.png --json link.json
 """
 
 _LATENCY_REQUESTS = 20
+# Of each endpoint, in turns: the machine changes meanwhile.
+_TURNS = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=2.0, metavar="S", help="for each combination (default: 2)")
     parser.add_argument(
         "--max-bytes", type=size, default=20_000_000_000, metavar="SIZE", help="stop after so much (default: 20GB)"
+    )
+    parser.add_argument(
+        "--other-endpoint",
+        metavar="URL",
+        help="the same store over http where its endpoint is https, or the other way: shows what TLS costs",
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write curves (needs matplotlib)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
@@ -78,6 +88,11 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         terminal.line()
         terminal.table(
             ("client", *link_report.CELL_HEADERS), [(c.client, *link_report.cell_row(c)) for c in figures.clients]
+        )
+    if figures.ways:
+        terminal.line()
+        terminal.table(
+            ("scheme", *link_report.CELL_HEADERS), [(w.scheme, *link_report.cell_row(w.cell)) for w in figures.ways]
         )
     terminal.line()
     for line in link_report.advice(figures):
@@ -115,7 +130,10 @@ class _Bench:
         finally:
             await store.aclose()
         clients = await self._compare(url, objects, best(grid)) if client == "obstore" else ()
-        return LinkFigures(url=url, latency=latency, single=single, grid=tuple(grid), clients=tuple(clients))
+        ways = await self._ways(url, objects, best(grid)) if self._arguments.other_endpoint else ()
+        return LinkFigures(
+            url=url, latency=latency, single=single, grid=tuple(grid), clients=tuple(clients), ways=tuple(ways)
+        )
 
     async def _grid(
         self, store: ObjectStore, objects: Sequence[ObjectRecord], client: str, bar: Progress
@@ -152,6 +170,28 @@ class _Bench:
                 await store.aclose()
         return found
 
+    async def _ways(self, url: str, objects: Sequence[ObjectRecord], chosen: Cell) -> list[Way]:
+        """The chosen combination at both endpoints, in turns."""
+        from streamer.cli.link_meter import Way, joined, measure_latency
+
+        here = endpoint_of(url, self._arguments.storage_options)
+        shape = (chosen.client, chosen.connections, chosen.range_bytes)
+        found = []
+        async with AsyncExitStack() as stack:
+            for endpoint in (here, self._arguments.other_endpoint):
+                moved, options = at_endpoint(url, self._arguments.storage_options, endpoint)
+                store, _ = self._open(moved, chosen.client, options)
+                stack.push_async_callback(store.aclose)
+                there = [
+                    replace(record, url=record.url.replace(url_root(url), url_root(moved), 1)) for record in objects
+                ]
+                found.append((endpoint, store, there, await measure_latency(store, there, _LATENCY_REQUESTS)))
+            turns = [[await self._cell(store, there, shape) for _, store, there, _ in found] for _ in range(_TURNS)]
+        return [
+            Way(scheme=endpoint.partition("://")[0], latency=latency, cell=joined([turn[place] for turn in turns]))
+            for place, (endpoint, _, _, latency) in enumerate(found)
+        ]
+
     async def _cell(self, store: ObjectStore, objects: Sequence[ObjectRecord], shape: tuple[str, int, int]) -> Cell:
         from streamer.cli.link_meter import Ranges, measure_cell
 
@@ -159,16 +199,59 @@ class _Bench:
         self._received_bytes += cell.received_bytes
         return cell
 
-    def _open(self, url: str, client: str) -> tuple[ObjectStore, str]:
-        """A store and what reads it."""
+    def _open(self, url: str, client: str, options: Mapping[str, object] | None = None) -> tuple[ObjectStore, str]:
+        """A store and what reads it; with the options of the command unless told otherwise."""
         from streamer.store import open_store
         from streamer.store.fsspec_store import FsspecStore
         from streamer.store.local_store import LocalStore
 
-        chosen: ObjectStore = open_store(url, self._arguments.storage_options, client=client)  # type: ignore[arg-type]
+        chosen: ObjectStore = open_store(
+            url,
+            self._arguments.storage_options if options is None else options,
+            client=client,  # type: ignore[arg-type]
+        )
         if isinstance(chosen, LocalStore):
             return chosen, "file"
         return chosen, "fsspec" if isinstance(chosen, FsspecStore) else "obstore"
+
+
+def url_root(url: str) -> str:
+    """Scheme and host or bucket."""
+    from streamer.store.urls import split
+
+    return split(url).root
+
+
+def endpoint_of(url: str, options: Mapping[str, object]) -> str:
+    """Where a url is asked for.
+
+    Raises:
+        ConfigError: the endpoint is the cloud's own, which has no name here.
+    """
+    if url.startswith(("http://", "https://")):
+        return url_root(url)
+    nested = options.get("client_kwargs")
+    named = options.get("endpoint_url") or (nested.get("endpoint_url") if isinstance(nested, Mapping) else None)
+    if not isinstance(named, str):
+        raise ConfigError(
+            "--other-endpoint needs endpoint_url in --storage-options, to compare with", field="other_endpoint"
+        )
+    return named
+
+
+def at_endpoint(url: str, options: Mapping[str, object], endpoint: str) -> tuple[str, dict[str, object]]:
+    """The same url at another endpoint, and the options that lead there.
+
+    Raises:
+        ConfigError: no url of http or https.
+    """
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"--other-endpoint {endpoint!r}: write http://host:port or https://...", field="other_endpoint"
+        )
+    if url.startswith(("http://", "https://")):
+        return url.replace(url_root(url), endpoint.rstrip("/"), 1), dict(options)
+    return url, {**options, "endpoint_url": endpoint}
 
 
 def _write(figures: LinkFigures, arguments: argparse.Namespace, terminal: Terminal) -> None:

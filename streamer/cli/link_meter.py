@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from streamer.errors import ConfigError, ObjectNotFoundError, StoreError
 from streamer.manifest.model import ObjectRecord
@@ -23,9 +23,15 @@ _LISTED_OBJECTS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """Seconds until the first byte of a small range, one request at a time."""
+    """Seconds until the first byte of a small range, one request at a time.
+
+    Attributes:
+        requests: that were measured, on a connection that was open.
+        first_seconds: of the request before them, which finds the name, connects, and shakes hands for TLS.
+    """
 
     requests: int
+    first_seconds: float
     median_seconds: float
     p95_seconds: float
     max_seconds: float
@@ -65,6 +71,15 @@ class Cell:
         return self.cpu_seconds / max(self.received_bytes, 1) * 1e9
 
 
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One endpoint of a store that has two: in the open, or over TLS."""
+
+    scheme: str
+    latency: Latency
+    cell: Cell
+
+
 class Ranges:
     """An endless walk over the objects, range after range; never twice the same before all of them had their turn.
 
@@ -85,6 +100,18 @@ class Ranges:
         )
 
 
+def joined(parts: Sequence[Cell]) -> Cell:
+    """One combination that was measured in several goes."""
+    return replace(
+        parts[0],
+        received_bytes=sum(part.received_bytes for part in parts),
+        seconds=sum(part.seconds for part in parts),
+        cpu_seconds=sum(part.cpu_seconds for part in parts),
+        requests=sum(part.requests for part in parts),
+        errors=tuple(error for part in parts for error in part.errors),
+    )
+
+
 async def find_objects(store: ObjectStore, url: str) -> list[ObjectRecord]:
     """The first objects below a url that are not empty, the largest first.
 
@@ -103,12 +130,13 @@ async def find_objects(store: ObjectStore, url: str) -> list[ObjectRecord]:
 
 
 async def measure_latency(store: ObjectStore, objects: Sequence[ObjectRecord], requests: int) -> Latency:
-    """One small range after the other, on a connection that is open."""
+    """One small range after the other, on a connection that is open but for the first."""
     walk = itertools.cycle(objects)
-    waits = [await _one_byte(store, next(walk)) for _ in range(requests + 1)][1:]
+    first, *waits = [await _one_byte(store, next(walk)) for _ in range(requests + 1)]
     ordered = sorted(waits)
     return Latency(
         requests=requests,
+        first_seconds=first,
         median_seconds=statistics.median(ordered),
         p95_seconds=ordered[min(int(0.95 * len(ordered)), len(ordered) - 1)],
         max_seconds=ordered[-1],

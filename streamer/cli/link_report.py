@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamer.cli.link_meter import Cell, Latency
+from streamer.cli.link_meter import Cell, Latency, Way
 from streamer.config import FetchConfig, MiB, format_bytes
 
 # More connections or longer ranges must bring this much to be worth it.
@@ -27,6 +27,7 @@ class LinkFigures:
         single: one connection.
         grid: combinations of connections and ranges with the usual client.
         clients: the same combination with each client; empty where there is only one.
+        ways: the same combination over http and https; empty where only one was named.
     """
 
     url: str
@@ -34,6 +35,7 @@ class LinkFigures:
     single: Cell
     grid: tuple[Cell, ...]
     clients: tuple[Cell, ...]
+    ways: tuple[Way, ...] = ()
 
 
 def cell_row(cell: Cell) -> tuple[str, ...]:
@@ -72,6 +74,7 @@ def advice(figures: LinkFigures) -> list[str]:
     lines += _settings(chosen, figures.grid)
     lines += _faults(figures.grid)
     lines += _clients(figures.clients)
+    lines += _tls(figures.ways)
     return lines
 
 
@@ -136,6 +139,24 @@ def _clients(clients: Sequence[Cell]) -> list[str]:
         f"obstore has {fast.bytes_per_second / slow.bytes_per_second:.1f} x the rate of fsspec at "
         f"{fast.cpu_seconds_per_gb / max(slow.cpu_seconds_per_gb, 1e-9):.2f} x its CPU per byte"
     ]
+
+
+def _tls(ways: Sequence[Way]) -> list[str]:
+    by_scheme = {way.scheme: way for way in ways if way.cell.received_bytes}
+    if not {"http", "https"} <= set(by_scheme):
+        return []
+    plain, secret = by_scheme["http"], by_scheme["https"]
+    added = secret.cell.cpu_seconds_per_gb - plain.cell.cpu_seconds_per_gb
+    return [
+        f"TLS adds {added:.2f} CPU s/GB ({secret.cell.cpu_seconds_per_gb:.2f} against "
+        f"{plain.cell.cpu_seconds_per_gb:.2f}) and {_setup_ms(secret) - _setup_ms(plain):.1f} ms to a new connection; "
+        f"{secret.cell.bytes_per_second / plain.cell.bytes_per_second:.2f} x the rate"
+    ]
+
+
+def _setup_ms(way: Way) -> float:
+    """What a new connection costs before the first byte."""
+    return max(0.0, way.latency.first_seconds - way.latency.median_seconds) * 1e3
 
 
 def _size(count: int) -> str:

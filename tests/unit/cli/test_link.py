@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from streamer.cli.bench_command import at_endpoint, endpoint_of
 from streamer.cli.frame import main
-from streamer.cli.link_meter import Cell, Latency, Ranges, find_objects, measure_cell
+from streamer.cli.link_meter import Cell, Latency, Ranges, Way, find_objects, joined, measure_cell
 from streamer.cli.link_report import LinkFigures, advice, best, cell_row, save_plot
 from streamer.config import FetchConfig, MiB
 from streamer.errors import AccessDeniedError, ConfigError, ThrottledError
@@ -30,7 +32,7 @@ def _cell(connections: int, range_bytes: int, rate: float, client: str = "obstor
 
 
 def _figures(*grid: Cell, clients: tuple[Cell, ...] = ()) -> LinkFigures:
-    latency = Latency(requests=20, median_seconds=0.03, p95_seconds=0.08, max_seconds=0.1)
+    latency = Latency(requests=20, first_seconds=0.1, median_seconds=0.03, p95_seconds=0.08, max_seconds=0.1)
     return LinkFigures(url="s3://b/", latency=latency, single=_cell(1, 8 * MiB, 85e6), grid=grid, clients=clients)
 
 
@@ -162,3 +164,39 @@ def test_the_bytes_are_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str
     line = ["bench", f"{tmp_path}/", "--seconds", "0.02", "--connections", "2", "4", "--max-bytes", "1"]
     assert main(line) == 0
     assert "--max-bytes: 3 combinations are left out" in capsys.readouterr().err
+
+
+def _way(scheme: str, first: float, cpu: float) -> Way:
+    latency = Latency(requests=20, first_seconds=first, median_seconds=0.03, p95_seconds=0.08, max_seconds=0.1)
+    return Way(scheme=scheme, latency=latency, cell=_cell(16, 8 * MiB, 1e9, cpu=cpu))
+
+
+def test_tls_is_told_apart() -> None:
+    """CPU per byte and time to connect of both endpoints, whichever was named first; nothing for one alone."""
+    figures = _figures(_cell(16, 8 * MiB, 1e9))
+    ways = (_way("https", 0.05, 0.7), _way("http", 0.04, 0.4))
+    for found in (ways, ways[::-1]):
+        (line,) = [line for line in advice(replace(figures, ways=found)) if line.startswith("TLS")]
+        assert "adds 0.30 CPU s/GB (0.70 against 0.40) and 10.0 ms to a new connection; 1.00 x the rate" in line
+    assert not any(line.startswith("TLS") for line in advice(replace(figures, ways=ways[:1])))
+
+
+def test_goes_of_one_combination_add_up() -> None:
+    """Bytes, seconds, CPU and requests."""
+    whole = joined([_cell(16, MiB, 1e9), _cell(16, MiB, 3e9, cpu=2.0)])
+    assert (whole.bytes_per_second, whole.cpu_seconds, whole.requests) == (2e9, 3.0, 20)
+
+
+def test_the_other_endpoint() -> None:
+    """A url of the web moves itself; one of a bucket moves by its options."""
+    options = {"endpoint_url": "https://minio:9000", "key": "k"}
+    assert endpoint_of("s3://b/x/", options) == "https://minio:9000"
+    assert endpoint_of("s3://b/x/", {"client_kwargs": options}) == "https://minio:9000"
+    assert endpoint_of("https://host/a.tar", {}) == "https://host"
+    moved = at_endpoint("s3://b/x/", options, "http://minio:9001")
+    assert moved == ("s3://b/x/", {**options, "endpoint_url": "http://minio:9001"})
+    assert at_endpoint("https://host/a.tar", {}, "http://host:81/") == ("http://host:81/a.tar", {})
+    with pytest.raises(ConfigError, match="endpoint_url"):
+        endpoint_of("s3://b/x/", {})
+    with pytest.raises(ConfigError, match="write http"):
+        at_endpoint("s3://b/x/", options, "minio:9001")
