@@ -22,8 +22,10 @@ import numpy as np
 import pytest
 
 from streamer.client.engine_client import EngineClient
+from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.client.settings import ClientSettings
 from streamer.errors import AccessDeniedError, CacheError, EngineUnavailableError
+from streamer.manifest import Manifest
 from streamer.wire.messages import GetManifest
 
 STRANGER = 12345
@@ -353,17 +355,17 @@ def test_without_an_engine_stat_says_so(sidecar):
 # ---------------------------------------------------------------- bounds of the cgroup
 
 
-@pytest.fixture
-def half_a_cpu() -> Iterator[Path]:
-    """A cgroup that may take half a CPU; version 1 or 2, whichever this machine has."""
-    name, quota = f"streamer-test-{os.getpid()}", {"cpu.max": "50000 100000"}
+@contextlib.contextmanager
+def own_group(controller: str, older: dict[str, str], newer: dict[str, str]) -> Iterator[Path]:
+    """A cgroup with these limits; version 1 or 2, whichever this machine has."""
     root = Path("/sys/fs/cgroup")
-    if (root / "cpu").is_dir():
-        root, quota = root / "cpu", {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}
-    group = root / name
+    limits = newer
+    if (root / controller).is_dir():
+        root, limits = root / controller, older
+    group = root / f"streamer-test-{os.getpid()}"
     try:
         group.mkdir()
-        for file, text in quota.items():
+        for file, text in limits.items():
             (group / file).write_text(text)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -379,6 +381,20 @@ def half_a_cpu() -> Iterator[Path]:
             assert time.monotonic() < deadline
 
 
+@pytest.fixture
+def half_a_cpu() -> Iterator[Path]:
+    older = {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}
+    with own_group("cpu", older, {"cpu.max": "50000 100000"}) as group:
+        yield group
+
+
+@pytest.fixture
+def half_a_gigabyte() -> Iterator[Path]:
+    limit = str(512 << 20)
+    with own_group("memory", {"memory.limit_in_bytes": limit}, {"memory.max": limit, "memory.swap.max": "0"}) as group:
+        yield group
+
+
 def test_a_quota_of_the_cgroup_bounds_its_threads(half_a_cpu, sidecar):
     """Half a CPU: one core is counted on, and no pool has more threads than that asks for; trainers are served."""
     sidecar.start("sh", "-c", f'echo $$ > {half_a_cpu}/cgroup.procs && exec "$@"', "sh")
@@ -388,6 +404,52 @@ def test_a_quota_of_the_cgroup_bounds_its_threads(half_a_cpu, sidecar):
     # The loop, 5 for blocking calls, 2 for files, one for the catalog, 4 of libuv's, 1 of obstore's; numpy's own.
     assert values["threads"] <= 14 + len(os.sched_getaffinity(0))
     assert sidecar.stop() == 0
+
+
+def memory_of(group: Path) -> tuple[int, int]:
+    """The most that a group has held, page cache included, and how often it had to kill for memory."""
+    if (group / "memory.peak").exists():
+        events = dict(line.split() for line in (group / "memory.events").read_text().splitlines())
+        return int((group / "memory.peak").read_text()), int(events["oom_kill"])
+    control = dict(line.split() for line in (group / "memory.oom_control").read_text().splitlines())
+    return int((group / "memory.max_usage_in_bytes").read_text()), int(control.get("oom_kill", 0))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_512_mib_suffice_at_full_speed(half_a_gigabyte, sidecar, capsys):
+    """1.5 GB in chunks of 8 MiB as fast as they come, all asked for at once: buffers take their share and no more."""
+    files, size = 192, 8 << 20
+    big = sidecar.root / "big" / "a"
+    big.mkdir(parents=True)
+    for number in range(files):
+        with (big / f"{number:03}.bin").open("wb") as file:
+            file.truncate(size - number)  # sparse: the source costs neither disk nor time
+    sidecar.configure(datasets=f"[[datasets]]\nurl = '{big.parent}/'\n")
+    sidecar.config.write_text(sidecar.config.read_text().replace("64MiB", "800MiB"))
+    sidecar.start("sh", "-c", f'echo $$ > {half_a_gigabyte}/cgroup.procs && exec "$@"', "sh")
+    with sidecar.client() as client:
+        manifest = Manifest.open(client.manifest(GetManifest(0, [f"{big.parent}/"], "auto")))
+        session = client.open_session(SessionSpec(dataset=manifest.digest, consumer="rank 0"))
+        steps = np.arange(manifest.chunks, dtype=np.int64)
+        session.extend(EpochSchedule(0, steps.astype(np.uint32), steps, steps))
+        session.want(manifest.chunks - 1)
+        most = 0
+        for step in steps.tolist():
+            session.wait(step, 60)
+            session.done(step + 1)
+            most = max(most, client.statistics()["anonymous_bytes"])
+        values = client.statistics()
+    peak, kills = memory_of(half_a_gigabyte)
+    with capsys.disabled():
+        print(
+            f"\n{values['store_bytes'] / 1e6:.0f} MB: anonymous at most {most / 1e6:.0f} MB, peak of the cgroup ",
+            end="",
+        )
+        print(f"{peak / 1e6:.0f} MB with page cache, {kills} kills")
+    assert values["pid"] == sidecar.process.pid
+    assert (kills, values["store_bytes"]) == (0, manifest.total_bytes)
+    assert most < 400 << 20
 
 
 # ---------------------------------------------------------------- other users, other namespaces
