@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamer.cache.maintenance import check
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
 from streamer.manifest.table import Manifest
@@ -293,8 +295,12 @@ def test_nodes_fetch_what_the_lanes_predict(tmp_path, data, lanes):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_hundred_kills_cost_nothing(machine, data, truth):
-    """Engine, workers and ranks killed at random under load: no wrong byte, no error, no session left over."""
-    random, kills, restarts = np.random.default_rng(11), Counter(), []
+    """Engine, workers and ranks killed at random under load.
+
+    No wrong byte, no error; no published chunk is lost, the next engine is there within 2 s (the median); no session,
+    temporary file or folder in memory is left over.
+    """
+    random, kills, restarts, folder = np.random.default_rng(11), Counter(), [], machine.folder / "cache"
     cache = {"cache_bytes": 5_000_000}
     machine.cache_bytes = 5_000_000
     while kills.total() < 200:
@@ -315,10 +321,16 @@ def test_two_hundred_kills_cost_nothing(machine, data, truth):
             assert set(found) <= set(truth)
             victim = random.choice(["engine", "worker", "rank", "nobody"], p=[0.12, 0.12, 0.01, 0.75])
             if victim == "engine":
-                os.kill(machine.client._connected().welcome.pid, signal.SIGKILL)
+                engine = machine.client._connected().welcome.pid
+                os.kill(engine, signal.SIGSTOP)  # so that nothing changes between the look and the kill
+                published = chunk_names(folder)
+                os.kill(engine, signal.SIGKILL)
                 begun = time.monotonic()
-                machine.statistics()
+                counts = machine.statistics()
                 restarts.append(time.monotonic() - begun)
+                lost = published - chunk_names(folder)
+                assert len(lost) <= machine.statistics()["evicted_chunks"]
+                assert counts["kept_chunks"] >= len(published) - machine.statistics()["evicted_chunks"]
             elif victim == "worker" and (workers := children_of(rank.pid)):
                 os.kill(int(random.choice(workers)), signal.SIGKILL)
             elif victim == "rank":
@@ -330,13 +342,30 @@ def test_two_hundred_kills_cost_nothing(machine, data, truth):
     assert min(kills["engine"], kills["worker"], kills["rank"]) > 0
     assert not machine.statistics()["sessions"]
     print(f"{dict(kills)}; engines back after {np.median(restarts):.2f} s, at most {max(restarts):.2f} s")
+    # Wall time: on a machine that is busy with other things single ones take longer (0.9 and 2.8 s, 2026-11-20).
+    assert np.median(restarts) < 2
+    engine = os.pidfd_open(machine.client._connected().welcome.pid)
+    root_id = (folder / "root-id").read_text().strip()
+    machine.client.close()
+    try:
+        assert select.select([engine], [], [], 20)[0]
+    finally:
+        os.close(engine)
+    assert check(folder).damaged == {}
+    assert not list((folder / "tmp").iterdir())
+    assert not list(Path("/dev/shm").glob(f"streamer-*{root_id}"))
+
+
+def chunk_names(folder: Path) -> set[str]:
+    """Published chunks, as the disk has them."""
+    return {path.name for path in (folder / "chunks").glob("*/*.chunk")}
 
 
 def children_of(pid: int) -> list[int]:
-    """Worker processes of a rank."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] + [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        if task.name != str(pid)
-        for child in (task / "children").read_text().split()
-    ]
+    """Worker processes of a rank, which may have ended."""
+    found: list[int] = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found += map(int, (task / "children").read_text().split())
+    return found
