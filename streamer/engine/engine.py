@@ -19,6 +19,7 @@ from typing import Self
 
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.policy import CachePolicy
+from streamer.cache.table import charged_bytes
 from streamer.config import EngineConfig, format_bytes
 from streamer.engine.access import Access
 from streamer.engine.datasets import Dataset, Datasets
@@ -201,7 +202,7 @@ class Engine:
         """Its first complete schedule tells how much a session has open at once: the policy takes it in, or refuses."""
         if session.admitted or session.failed is not None:
             return
-        needed = max(session.request.open_bytes, open_bytes(columns, session.dataset.file_bytes))
+        needed = max(session.request.open_bytes, open_bytes(columns, charged_bytes(session.dataset.file_bytes)))
         session.lookahead_bytes = self._lookahead_bytes(session)
         session.planned_bytes = needed + session.lookahead_bytes
         try:

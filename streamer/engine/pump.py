@@ -144,7 +144,7 @@ class Pump:
                     return
                 continue
             use = track.next_use()
-            if use is None or (use.first > track.want and session.ahead_bytes() >= session.lookahead_bytes):
+            if use is None or (use.first > track.want and track.ahead_bytes >= session.lookahead_bytes):
                 return
             if session.running_epoch is None:
                 self._start_epoch(session, use.epoch)

@@ -99,7 +99,7 @@ class EngineSession:
         self.name = name
         self.request = request
         self.dataset = dataset
-        self.track = Track(dataset.manifest.chunks)
+        self.track = Track(dataset.file_bytes)
         self.keys: dict[bytes, int] = {}
         self.cooling: set[int] = set()
         self.unfounded: Counter[int] = Counter()
@@ -229,11 +229,6 @@ class EngineSession:
         """It has steps to read and was heard of lately."""
         silent = self._engine.now() - self.heard_at > self._engine.config.silent_seconds
         return self.admitted and self.failed is None and not silent and self.track.through() >= self.track.done
-
-    def ahead_bytes(self) -> int:
-        """Bytes held beyond what the consumer asked for."""
-        chunks = self.track.ahead_chunks()
-        return int(self.dataset.file_bytes[chunks].sum()) if chunks else 0
 
 
 def open_bytes(columns: Columns, file_bytes: npt.NDArray[np.int64]) -> int:

@@ -71,13 +71,19 @@ class Track:
     """One session's schedule and progress. Changed only by these methods, each of which leaves it whole.
 
     Args:
-        chunks: number of chunks of the dataset.
+        chunk_bytes: (chunks,) what each chunk of the dataset takes.
+
+    Attributes:
+        done: steps below it are consumed.
+        want: steps up to it are asked for.
+        ahead_bytes: of the chunks held beyond what the consumer asked for.
     """
 
-    def __init__(self, chunks: int) -> None:
+    def __init__(self, chunk_bytes: npt.NDArray[np.int64]) -> None:
+        self.ahead_bytes = 0
         self.done = 0
         self.want = -1
-        self._chunks = chunks
+        self._chunk_bytes = chunk_bytes
         self._numbers = 0
         self._epochs: deque[EpochUses] = deque()
         self._known_step = -1
@@ -124,7 +130,7 @@ class Track:
             over.append(heapq.heappop(self._open)[1])
         over += [use for use in self._urgent.values() if use.last < self.done]
         while self._ahead and self._ahead[0].last < self.done:
-            over.append(self._ahead.popleft())
+            over.append(self._leave_ahead())
         for use in over:
             self._urgent.pop(use.number, None)
             self._let_go(use.chunk)
@@ -149,6 +155,7 @@ class Track:
         self._numbers += 1
         self._held[use.chunk] += 1
         self._ahead.append(use)
+        self.ahead_bytes += int(self._chunk_bytes[use.chunk])
         if use.chunk not in self._there:
             heapq.heappush(self._to_ask, use)
 
@@ -193,7 +200,7 @@ class Track:
         What lies behind a gap stays look-ahead: opened, it could not give way to the chunk that closes the gap.
         """
         while self._ahead and self._ahead[0].first <= self.want:
-            use = self._ahead.popleft()
+            use = self._leave_ahead()
             self._urgent[use.number] = use
         return list(itertools.takewhile(lambda use: use.chunk in self._there, self._urgent.values()))
 
@@ -237,10 +244,6 @@ class Track:
         """The first step that waits for a held chunk that is not open."""
         return self.done if chunk in self._broken else self._first_use(chunk).first
 
-    def ahead_chunks(self) -> list[int]:
-        """Chunks held beyond what the consumer asked for."""
-        return [use.chunk for use in self._ahead]
-
     def schedule_bytes(self) -> int:
         """What the schedules of its epochs take that are not used up."""
         return sum(_EPOCH_BYTES + uses.chunk.nbytes + uses.first.nbytes + uses.last.nbytes for uses in self._epochs)
@@ -259,6 +262,11 @@ class Track:
         future = [uses.chunk[uses.cursor :] for uses in self._epochs if uses.epoch == epoch]
         return np.concatenate([np.asarray(held, np.uint32), *future])
 
+    def _leave_ahead(self) -> Use:
+        use = self._ahead.popleft()
+        self.ahead_bytes -= int(self._chunk_bytes[use.chunk])
+        return use
+
     def _first_use(self, chunk: int) -> Use:
         for use in (*self._urgent.values(), *self._ahead):
             if use.chunk == chunk:
@@ -276,5 +284,7 @@ class Track:
         chunk, first, last = columns
         if not len(chunk) == len(first) == len(last):
             raise ProtocolError(f"schedule columns of {len(chunk)}, {len(first)} and {len(last)} entries")
-        if len(chunk) and int(chunk.max()) >= self._chunks:
-            raise ProtocolError(f"the schedule names chunk {int(chunk.max())}; the dataset has {self._chunks}")
+        if len(chunk) and int(chunk.max()) >= len(self._chunk_bytes):
+            raise ProtocolError(
+                f"the schedule names chunk {int(chunk.max())}; the dataset has {len(self._chunk_bytes)}"
+            )

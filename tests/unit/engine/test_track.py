@@ -16,7 +16,7 @@ def columns(*uses):
 
 
 def track_of(*uses, epoch=0, chunks=10):
-    track = Track(chunks)
+    track = Track(np.full(chunks, 100))
     track.extend(epoch, columns(*uses), complete=True)
     return track
 
@@ -66,7 +66,7 @@ def test_nothing_beyond_want_is_ready():
     hold_all(track)
     arrive(track, 0, 1)
     assert track.through() == 0
-    assert track.ahead_chunks() == [1]
+    assert track.ahead_bytes == 100
     assert track.open_chunks() == 1
 
 
@@ -158,7 +158,7 @@ def test_a_loss_while_another_question_is_asked_is_not_forgotten():
 
 def test_an_incomplete_schedule_is_not_used():
     """Frames of one epoch are one schedule; nothing is held before the last."""
-    track = Track(10)
+    track = Track(np.full(10, 100))
     track.extend(0, columns((0, 0, 0)), complete=False)
     assert track.next_use() is None
     track.extend(0, columns((1, 1, 1)), complete=True)
@@ -179,7 +179,23 @@ def test_an_incomplete_schedule_is_not_used():
 def test_a_schedule_that_cannot_be_is_refused(bad):
     """Unknown chunks, steps that go back, uses that end before they begin, columns of different length."""
     with pytest.raises(ProtocolError):
-        Track(10).extend(0, bad, complete=True)
+        Track(np.full(10, 100)).extend(0, bad, complete=True)
+
+
+def test_bytes_ahead_are_those_beyond_what_is_wanted():
+    """Held uses count until the consumer asks for them, or passes over them."""
+    track = Track(np.array([1, 10, 100, 1000]))
+    track.extend(0, columns((0, 0, 0), (1, 1, 1), (2, 2, 2), (3, 3, 3)), complete=True)
+    hold_all(track)
+    assert track.ahead_bytes == 1111
+    track.advance(0, 1)
+    track.openable()
+    assert track.ahead_bytes == 1100
+    track.advance(3, 3)
+    track.take_over()
+    assert track.ahead_bytes == 1000
+    track.openable()
+    assert track.ahead_bytes == 0
 
 
 def test_open_bytes_counts_what_overlaps():
