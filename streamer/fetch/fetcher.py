@@ -13,7 +13,7 @@ from streamer.fetch import plan
 from streamer.fetch.endpoint import Endpoint
 from streamer.fetch.gate import Due, Gate, Line, Owner, nobody
 from streamer.fetch.memory import budget_bytes
-from streamer.fetch.slabs import Slab, Slabs
+from streamer.fetch.slabs import Landing, Slabs
 from streamer.fetch.statistics import FetchStatistics, Tally
 from streamer.fetch.transfer import Fetch, Keep, Transfer
 from streamer.manifest.model import Chunk, Extent
@@ -30,13 +30,13 @@ class Fetched:
         parts: views whose concatenation is the chunk's bytes. They end with `close`.
     """
 
-    def __init__(self, slab: Slab, give_back: Callable[[Slab], None]) -> None:
-        self._slab: Slab | None = slab
+    def __init__(self, landing: Landing, give_back: Callable[[Landing], None]) -> None:
+        self._landing: Landing | None = landing
         self._give_back = give_back
-        self.parts = [slab.view]
+        self.parts = [landing.view]
 
     def __repr__(self) -> str:
-        return f"Fetched({self._slab or 'closed'})"
+        return f"Fetched({self._landing or 'closed'})"
 
     def __enter__(self) -> Fetched:
         return self
@@ -51,10 +51,10 @@ class Fetched:
 
     def close(self) -> None:
         """Gives the memory back; idempotent."""
-        slab, self._slab = self._slab, None
+        landing, self._landing = self._landing, None
         self.parts = []
-        if slab is not None:
-            self._give_back(slab)
+        if landing is not None:
+            self._give_back(landing)
 
 
 class Fetcher:
@@ -113,23 +113,18 @@ class Fetcher:
         line = Line(due or _asked_now(), owner)
         reserved = sum(extent.length for extent in ranges)
         charged = await self._memory.acquire(line, reserved)
-        try:
-            slab = self._slabs.take(reserved)
-        except BaseException:
-            self._memory.release(reserved, charged)
-            raise
+        landing = Landing(self._slabs, reserved)
         give_back = partial(self._give_back, charged)
         try:
-            await self._fetch_all(ranges, line, partial(_place, slab.view))
+            await self._fetch_all(ranges, line, landing.keep)
+            return Fetched(landing, give_back)
         except BaseException:
-            give_back(slab)
+            give_back(landing)
             raise
-        return Fetched(slab, give_back)
 
-    def _give_back(self, charged: str, slab: Slab) -> None:
-        length = len(slab.view)
-        self._slabs.give(slab)
-        self._memory.release(length, charged)
+    def _give_back(self, charged: str, landing: Landing) -> None:
+        landing.clear()
+        self._memory.release(landing.length, charged)
 
     async def read(self, extent: Extent, *, due: Due | None = None) -> bytes:
         """Fetches one range as bytes: index reads and other small things. No copy when it came in one piece.
@@ -203,7 +198,3 @@ def _asked_now() -> Due:
     """Due at the moment of asking: earlier askers first."""
     moment = asyncio.get_running_loop().time()
     return lambda: moment
-
-
-def _place(view: memoryview, at: int, piece: memoryview) -> None:
-    view[at : at + piece.nbytes] = piece

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from streamer.fetch.slabs import GRAIN_BYTES, Slabs, room_bytes
+from streamer.fetch.slabs import GRAIN_BYTES, Landing, Slabs, room_bytes
 
 MiB = 1 << 20
 
@@ -65,6 +65,27 @@ def test_much_smaller_chunk_gets_a_slab_of_its_own() -> None:
     slabs = Slabs(64 * MiB)
     slabs.give(slabs.take(8 * MiB))
     assert slabs.take(6 * MiB).room_bytes == 6 * MiB
+
+
+def test_chunk_that_waits_has_no_slab() -> None:
+    """It is taken with the first piece, so the next chunk lands in the memory of the one before."""
+    slabs = Slabs(64 * MiB)
+    first, second = Landing(slabs, MiB), Landing(slabs, MiB)
+    assert slabs.mapped_bytes == 0
+    first.keep(0, memoryview(b"abc"))
+    first.keep(MiB - 2, memoryview(b"yz"))
+    assert (bytes(first.view[:3]), bytes(first.view[-2:])) == (b"abc", b"yz")
+    first.clear()
+    first.clear()
+    second.keep(5, memoryview(b"x"))
+    assert slabs.mapped_bytes == MiB
+
+
+def test_empty_chunk_lands() -> None:
+    """Samples without a byte are a chunk as well."""
+    landing = Landing(Slabs(MiB), 0)
+    assert bytes(landing.view) == b""
+    landing.clear()
 
 
 @pytest.mark.parametrize(
