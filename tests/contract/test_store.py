@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -199,6 +199,48 @@ async def test_retry_after_is_carried() -> None:
         finally:
             await store.aclose()
     assert caught.value.details["retry_after_seconds"] == 7.0
+
+
+@asynccontextmanager
+async def listening(headers: list[Mapping[str, str]]) -> AsyncIterator[str]:
+    """A server that has nothing, and writes down the headers it is asked with."""
+
+    async def answer(request: web.Request) -> web.Response:
+        headers.append(request.headers)
+        return web.Response(status=404, text="<Error><Code>NoSuchKey</Code></Error>", content_type="application/xml")
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("root", "client", "options", "header"),
+    [
+        ("s3://bucket", "obstore", {"requester_pays": True}, ("x-amz-request-payer", "requester")),
+        ("s3://bucket", "fsspec", {"requester_pays": True}, ("x-amz-request-payer", "requester")),
+        ("gs://bucket", "obstore", {"requester_pays": "project-1"}, ("x-goog-user-project", "project-1")),
+    ],
+)
+async def test_requester_pays(root: str, client: str, options: dict[str, object], header: tuple[str, str]) -> None:
+    """Every ranged read says who pays for it."""
+    seen: list[Mapping[str, str]] = []
+    credentials: dict[str, object] = {"token": "anon"} if root.startswith("gs") else {"key": "k", "secret": "s"}
+    async with listening(seen) as endpoint:
+        store = open_store(root, {**credentials, **options, "endpoint_url": endpoint}, client=client)  # type: ignore[arg-type]
+        try:
+            with pytest.raises(ObjectNotFoundError):
+                await read(store, ObjectRecord(f"{root}/key", 10, "etag:x"), 0, 10)
+        finally:
+            await store.aclose()
+    assert [headers.get(header[0]) for headers in seen] == [header[1]]
+    assert seen[0].get("If-Match") == '"x"'
 
 
 @pytest.mark.parametrize("client", ["obstore", "fsspec"])
