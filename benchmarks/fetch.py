@@ -81,13 +81,20 @@ def make_small(folder: Path, count: int) -> None:
         (folder / f"{number:06}.bin").write_bytes(content[number % SMALL_BYTES :][:SMALL_BYTES])
 
 
-def touch_memory(length: int) -> None:
-    """Writes to each page of `length` bytes and frees them: the next process finds memory that the machine has."""
+def touch_memory(length: int) -> float:
+    """Writes to each page of `length` bytes and frees them: the next process finds memory that the machine has.
+
+    Returns:
+        CPU s/GB that it took.
+    """
     page = mmap.PAGESIZE
     length = min(length, os.sysconf("SC_AVPHYS_PAGES") * page // 2) // page * page
-    if length:
-        with mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-            memory[::page] = bytes(length // page)
+    if not length:
+        return 0.0
+    begin = time.process_time()
+    with mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory[::page] = bytes(length // page)
+    return (time.process_time() - begin) / length * 1e9
 
 
 @contextmanager
@@ -105,10 +112,15 @@ def data_folder(given: argparse.Namespace) -> Iterator[Path]:
 def in_turns(names: Sequence[str], job: Job, given: argparse.Namespace) -> Runs:
     """Runs the contenders one after the other, again and again."""
     runs: Runs = {name: [] for name in names}
+    touches = []
     for _ in range(given.runs):
         for name in names:
-            touch_memory(int(given.touch_gb * 1e9))
+            touches.append(touch_memory(int(given.touch_gb * 1e9)))
             runs[name].append(run_apart(name, job))
+    print(
+        f"first touch of memory here: {min(touches):.2f} to {max(touches):.2f} CPU s/GB, in pages of"
+        f" {mmap.PAGESIZE >> 10} KiB; some 0.2 where a machine owns its memory"
+    )
     return runs
 
 

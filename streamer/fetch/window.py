@@ -31,12 +31,12 @@ SERVED_SHARE = 0.97
 REFUSED_FACTORS = (0.5, 0.95)
 # What was sent before the window gave way says nothing about the new one; so many mean durations are not counted.
 BLANK_FACTOR = 1.5
-# After refusals the window stays below the size that met them for this long, then asks again, in small steps until it
-# is twice as large: a store's allowance for bursts hides its limit, and what overshoots it meanwhile is refused
-# (200/s at 30 ms with a burst of 200: 2.3 % refused with the usual steps, 0.65 % with these; 600/s at 100 ms with a
-# burst of 600 still 3.3 %; smaller steps or a longer wait cost the recovery; 2026-11-20).
+# After refusals the window stays below the size that met them for this long, then asks again, by stairs until it is
+# twice as large: a store's allowance for bursts hides its limit, and what overshoots it meanwhile is refused (200/s with
+# a burst of 200: 2.3 % refused with the usual steps, 2026-11-20).
 CEILING_SECONDS = 15.0
-CAREFUL_SHARE = 0.05
+STAIR_SECONDS = 5.0
+STAIR_FACTOR = 1.25
 CAREFUL_FACTOR = 2.0
 # So many intervals in a row must give way before it is judged whether that helps: the first ones still see the burst
 # that a store allows.
@@ -180,12 +180,15 @@ class WindowControl:
         elif self.inflation > LATENCY_INFLATION:
             self._resize(max(self._size * LATENCY_FACTOR, min(self._size, self._least)), now)
         else:
-            self._resize(self._size + self._step(), now)
+            self._resize(self._grown(now), now)
 
-    def _step(self) -> float:
-        if self._size < CAREFUL_FACTOR * self._met:
-            return CAREFUL_SHARE * self._size
-        return max(INCREASE_LEAST, INCREASE_SHARE * self._size)
+    def _grown(self, now: float) -> float:
+        """The next size; near the size that met refusals by stairs."""
+        grown = self._size + max(INCREASE_LEAST, INCREASE_SHARE * self._size)
+        if self._met <= REFUSED_LEAST or self._size >= CAREFUL_FACTOR * self._met:
+            return grown
+        stairs = 1 + max(0.0, now - self._ceiling_until) // STAIR_SECONDS
+        return min(self._size * (1 + INCREASE_SHARE), max(self._met * STAIR_FACTOR**stairs, self._size))
 
     def _climb(self, rate: float, now: float) -> None:
         """Slow start; at the end the window goes back to where the plateau began."""
