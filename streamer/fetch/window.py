@@ -188,7 +188,8 @@ class WindowControl:
         if self._met <= REFUSED_LEAST or self._size >= CAREFUL_FACTOR * self._met:
             return grown
         stairs = 1 + max(0.0, now - self._ceiling_until) // STAIR_SECONDS
-        return min(self._size * (1 + INCREASE_SHARE), max(self._met * STAIR_FACTOR**stairs, self._size))
+        highest = max(self._met * float(STAIR_FACTOR**stairs), self._size)
+        return min(self._size * (1 + INCREASE_SHARE), highest)
 
     def _climb(self, rate: float, now: float) -> None:
         """Slow start; at the end the window goes back to where the plateau began."""
