@@ -248,7 +248,7 @@ async def _rationed(store: Simulator, **ration: object) -> AsyncIterator[tuple[s
     try:
         yield (await process.stdout.readline()).decode().strip(), counted
     finally:
-        said, _ = await process.communicate()
+        said, _ = await process.communicate(b"")
         counted.update(json.loads(said))
 
 
