@@ -13,6 +13,7 @@ import torch
 from streamer.errors import ConfigError
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.device import CudaMover, DevicePrefetcher, Normalize, check_device, map_tensors
+from streamer.loader.packed import Packed
 from streamer.loader.testing import FakeDataset
 
 Pair = namedtuple("Pair", "left right")
@@ -85,23 +86,63 @@ def test_no_slot_is_used_again_while_a_copy_is_pending():
             assert (batch["x"] == batch["x"][:, :1]).all()
 
 
+class PackedLateDevice(LateDevice):
+    """One copy for a whole batch, late, from the address of its slot; `taken` counts those that could be packed."""
+
+    taken = 0
+
+    def move(self, batch, transform):
+        packed = Packed.of(batch, least=1)
+        assert packed is not None
+        self.taken += 1
+        whole = torch.empty(packed.nbytes, dtype=torch.uint8)
+        copy = LateCopy(self, None, transform)
+        copy.reads.append((packed.source().data_ptr(), whole))
+        self.begun.append(copy)
+        if len(self.begun) > self.every:
+            self.begun.pop(0).run()
+        return packed.on(whole), copy
+
+
+@pytest.mark.parametrize("careless", [False, True])
+def test_a_slot_is_not_used_again_while_its_one_copy_is_pending(careless):
+    """`device=` of the loader: a whole slot at once, 600 batches through 8 slots. Let go too early, it reads poison."""
+    device = PackedLateDevice(every=3)
+    if careless:
+        device.move = lambda batch, transform: Liar.hide(*PackedLateDevice.move(device, batch, transform))
+    wrong = 0
+    with poisoned(1200, device="cpu") as loader:
+        loader._provision._mover = device
+        for number, batch in enumerate(loader):
+            wrong += batch["x"][:, 0].tolist() != [2 * number, 2 * number + 1]
+            wrong += not (batch["x"] == batch["x"][:, :1]).all()
+    assert device.taken == 600
+    assert (wrong > 0) is careless
+
+
+class Liar:
+    """A marker that says too early that its copy is over."""
+
+    def __init__(self, copy):
+        self.copy = copy
+
+    @classmethod
+    def hide(cls, moved, copy):
+        return moved, cls(copy)
+
+    def done(self):
+        return True
+
+    def wait(self):
+        self.copy.wait()
+
+
 def test_the_late_device_finds_a_mistake():
     """The same with sources let go too early reads poison: the test above can fail."""
 
     class Careless(LateDevice):
         def move(self, batch, transform):
-            moved, copy = super().move(batch, transform)
-            return moved, Careless.Liar(copy)
-
-        class Liar:
-            def __init__(self, copy):
-                self.copy = copy
-
-            def done(self):
-                return True
-
-            def wait(self):
-                self.copy.wait()
+            return Liar.hide(*super().move(batch, transform))
 
     wrong = 0
     with poisoned(1200) as loader:
