@@ -110,7 +110,8 @@ class Landing:
     """Where the pieces of one chunk go.
 
     Its slab is taken when the first piece comes: of the chunks that were asked for together, most wait for those due
-    first, whose slabs are warm and free by then (64 chunks of 80 objects of 100 KB: 633 -> 133 MB resident, 2026-11-20).
+    first, whose slabs are warm and free by then (64 chunks of 80 objects of 100 KB: 133 instead of 633 MB resident,
+    2026-11-20).
 
     Args:
         slabs: where it comes from.
