@@ -49,34 +49,16 @@ Every call that returns `Freed` (or an `Admit` with victims) obliges the caller 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike
 
-from streamer.cache.decision import Admit, Answer, Freed, Hit, Place, PolicyStatistics, Wait
-from streamer.cache.emergency import Queues
-from streamer.cache.room import STAGING_CHUNKS, STAGING_MARGIN, Outcome, Room
+from streamer.cache.decision import Answer, Freed, PolicyStatistics
+from streamer.cache.desk import Desk
+from streamer.cache.room import Outcome, Room
 from streamer.cache.sessions import Session, refuse_if_too_large, take
-from streamer.cache.table import Group, Rows, State, as_keys, charged_bytes, draw_ranks
+from streamer.cache.table import Group, Rows, State, as_keys, charged_bytes
 from streamer.config import Eviction, format_bytes
-from streamer.errors import CacheError, CacheFullError
-
-# A session with fewer hits than this share of a warm epoch's is cold: its look-ahead may borrow spent chunks. Without
-# the loan a cold epoch at f = 0.5 looked 26 chunks ahead of the 48 it asked for; always lending moved 10 % of the
-# data between kept and transit in each warm epoch (2,000 chunks, 48 open, 2026-11-20).
-COLD_SHARE = 0.7
-# "epoch-lru": one rank in five is drawn anew each epoch.
-ROTATED_SHARE = 5
-
-
-@dataclass(slots=True)
-class _Counters:
-    needs: int = 0
-    hits: int = 0
-    needed_bytes: int = 0
-    admitted_bytes: int = 0
-    admitted_kept_bytes: int = 0
+from streamer.errors import CacheError
 
 
 class CachePolicy:
@@ -96,8 +78,7 @@ class CachePolicy:
         self._table = self._room.table
         self._sessions: dict[str, Session] = {}
         self._jobs: dict[str, int] = {}
-        self._flying: dict[bytes, int] = {}
-        self._count = _Counters()
+        self._desk = Desk(self._room, self._sessions)
 
     def __repr__(self) -> str:
         room = self._room
@@ -132,7 +113,7 @@ class CachePolicy:
     def fit(self) -> Freed:
         """Evicts down to the limit, finished datasets and low ranks first; also while settling: the limit is hard."""
         outcome = Outcome()
-        self._room.shrink(self._queues(), outcome)
+        self._room.shrink(self._desk.queues(), outcome)
         return self._room.freed(outcome)
 
     def settle(self) -> Freed:
@@ -259,7 +240,8 @@ class CachePolicy:
         state.set_due(self._table, due)
         if epoch > state.group.epoch:
             state.group.epoch = epoch
-            self._rotate(state.group)
+            if self._eviction == "epoch-lru":
+                self._table.rotate(state.group)
 
     def silence(self, session: str) -> Freed:
         """A hanging consumer: its coming chunks lose their protection, not its open ones. Any call of it ends that."""
@@ -295,13 +277,11 @@ class CachePolicy:
         row = int(state.group.rows[chunk])
         if row not in state.ahead and row not in state.open:
             raise CacheError(f"session {session!r} needs chunk {chunk} that it has not announced by look_ahead")
-        answer = self._decide(row, head)
-        self._record(row, state, answer)
-        return answer
+        return self._desk.answer(state, row, head)
 
     def published(self, key: bytes) -> Freed:
         """The fetch admitted for the key is on disk and readable. Frees it again when nobody holds it any more."""
-        row = self._fetching(key)
+        row = self._desk.landed(key)
         self._room.publish(row)
         self._room.touch(row)
         outcome = Outcome()
@@ -311,7 +291,7 @@ class CachePolicy:
 
     def failed(self, key: bytes) -> None:
         """The fetch or the publishing failed or was cancelled: its bytes are free again."""
-        self._room.leave(self._fetching(key))
+        self._room.leave(self._desk.landed(key))
 
     def opened(self, session: str, chunk: int) -> bool:
         """The reader may open the file from here on: the chunk cannot be evicted until `release`.
@@ -350,22 +330,7 @@ class CachePolicy:
 
     def statistics(self) -> PolicyStatistics:
         """Bytes by kind now, and counts since the start. O(open chunks)."""
-        room, chunks = self._room, self._room.chunks
-        return PolicyStatistics(
-            limit_bytes=room.limit_bytes,
-            staging_bytes=room.staging_bytes,
-            kept_bytes=room.kept_bytes,
-            transit_bytes=room.transit_bytes,
-            open_bytes=sum(int(self._table.cost[row]) for row in self._table.open),
-            kept_chunks=chunks[State.KEPT],
-            transit_chunks=chunks[State.TRANSIT],
-            fetching_chunks=chunks[State.FETCHING_KEPT] + chunks[State.FETCHING_TRANSIT],
-            sessions=len(self._sessions),
-            evicted_chunks=room.evicted,
-            promoted_chunks=room.promoted,
-            due_evicted_chunks=room.due_evicted,
-            **{name: getattr(self._count, name) for name in _Counters.__slots__},
-        )
+        return self._desk.statistics()
 
     # --- inside ----------------------------------------------------------------------------------------------
 
@@ -381,34 +346,12 @@ class CachePolicy:
     def _plan(self) -> None:
         self._room.plan(sum(one.window_bytes for one in self._sessions.values()))
 
-    def _loan_bytes(self) -> int:
-        """What transit may grow to while more is missing than in a warm epoch: S with the measured share of misses."""
-        windows = [(self._missing(one), one.window_bytes) for one in self._sessions.values()]
-        largest = max(one.group.largest_bytes for one in self._sessions.values())
-        return int(STAGING_MARGIN * sum(share * window for share, window in windows)) + STAGING_CHUNKS * largest
-
-    def _missing(self, session: Session) -> float:
-        """Its share of misses: as measured while that is far from a warm epoch's, else 0 (S is made for those)."""
-        return session.missing if 1.0 - session.missing < COLD_SHARE * self._room.warm_share else 0.0
-
     def _trimmed(self, outcome: Outcome) -> Freed:
         """Also ends what a lower limit began: a chunk that was open then may go now."""
         self._room.trim(outcome)
         if self._room.total_bytes > self._room.limit_bytes:
-            self._room.shrink(self._queues(), outcome)
+            self._room.shrink(self._desk.queues(), outcome)
         return self._room.freed(outcome)
-
-    def _queues(self) -> Queues:
-        return [list(one.ahead) for one in self._sessions.values() if not one.silent]
-
-    def _rotate(self, group: Group) -> None:
-        """With "epoch-lru" the chunks whose turn it is get a new rank."""
-        if self._eviction != "epoch-lru":
-            return
-        keys = self._table.keys[group.rows]
-        turn = draw_ranks(keys, 2 * group.epoch + 1) % ROTATED_SHARE == 0
-        self._table.rank[group.rows[turn]] = draw_ranks(keys[turn], 2 * group.epoch + 2)
-        self._table.rebuild(group)
 
     def _wake(self, name: str) -> Session:
         session = self._sessions[name]
@@ -420,54 +363,3 @@ class CachePolicy:
             take(self._table.held, row, count)
             if row not in self._table.held:
                 self._room.idle(row, outcome)
-
-    def _fetching(self, key: bytes) -> int:
-        row = self._flying.pop(key, None)
-        if row is None:
-            raise CacheError(f"chunk {key.hex()} was not admitted, or its fetch has ended already")
-        return row
-
-    def _decide(self, row: int, head: bool) -> Answer:
-        key = self._table.key(row)
-        state = self._table.state[row]
-        if self._table.is_local(row):
-            return Hit(key)
-        if state != State.ABSENT:
-            return Wait(key, fetching=True)
-        granted = self._room.admit(row, self._loan_bytes)
-        if granted is None and head:
-            granted = self._room.force(row, self._queues())
-            self._refuse_if_stuck(granted is None)
-        if granted is None:
-            return Wait(key, fetching=False)
-        self._flying[key] = row
-        place = Place.KEPT if granted[0] == State.FETCHING_KEPT else Place.TRANSIT
-        return Admit(key, place, tuple(map(self._table.key, granted[1])))
-
-    def _refuse_if_stuck(self, refused: bool) -> None:
-        """A refused head may wait for fetches, other heads and the clients of an earlier engine, not for ever."""
-        room = self._room
-        fetching = room.chunks[State.FETCHING_KEPT] + room.chunks[State.FETCHING_TRANSIT]
-        if not refused or fetching or room.settling:
-            return
-        opened = self.statistics().open_bytes
-        raise CacheFullError(
-            f"no room for the next chunk: of the cache limit of {format_bytes(room.limit_bytes)},"
-            f" {format_bytes(opened)} are open in {len(self._sessions)} sessions; raise cache_bytes"
-            " or lower shuffle_window",
-            limit_bytes=room.limit_bytes,
-            open_bytes=opened,
-            sessions=len(self._sessions),
-        )
-
-    def _record(self, row: int, session: Session, answer: Answer) -> None:
-        cost = int(self._table.cost[row])
-        if isinstance(answer, Admit):
-            self._count.admitted_bytes += cost
-            self._count.admitted_kept_bytes += cost if answer.place is Place.KEPT else 0
-        if (isinstance(answer, Wait) and not answer.fetching) or not session.answer(row):
-            return
-        self._count.needs += 1
-        self._count.needed_bytes += cost
-        self._count.hits += not isinstance(answer, Admit)
-        session.miss(isinstance(answer, Admit))

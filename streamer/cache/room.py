@@ -1,6 +1,6 @@
 """Bytes and victims: which chunk enters which part of the cache, and which one leaves for it.
 
-The second half of the policy (see `policy` for the rule and its proof): knows chunks and groups, not sessions.
+The second part of the policy (see `policy` for the rule and its proof): knows chunks and groups, not sessions.
 """
 
 from __future__ import annotations

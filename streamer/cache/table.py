@@ -21,6 +21,8 @@ BLOCK_BYTES = 4096
 CHUNK_ALLOWANCE_BYTES = 1024
 RANK_BITS = 31
 ROW_BITS = 32
+# "epoch-lru": one rank in five is drawn anew each epoch.
+ROTATED_SHARE = 5
 _ROW_MASK = (1 << ROW_BITS) - 1
 
 Keys = NDArray[np.bytes_]
@@ -215,6 +217,13 @@ class ChunkTable:
             heapq.heappop(group.heap)
             self._queued[row] = False
         return row
+
+    def rotate(self, group: Group) -> None:
+        """For "epoch-lru": the chunks whose turn it is in the group's epoch get a new rank."""
+        keys = self.keys[group.rows]
+        turn = draw_ranks(keys, 2 * group.epoch + 1) % ROTATED_SHARE == 0
+        self.rank[group.rows[turn]] = draw_ranks(keys[turn], 2 * group.epoch + 2)
+        self.rebuild(group)
 
     def rebuild(self, group: Group) -> None:
         """Makes the group's heap and bytes anew, after ranks or owners changed."""
