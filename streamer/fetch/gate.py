@@ -61,6 +61,7 @@ class Gate:
         self._first: Line | None = None
         self._first_until = 0.0
         self._closed_until = 0.0
+        self._own_loop: asyncio.AbstractEventLoop | None = None
 
     def __repr__(self) -> str:
         return f"Gate(used={self.used}, limit={self.limit}, waiting={self.waiting})"
@@ -83,7 +84,7 @@ class Gate:
         """
         if not self._lines and self._fits(amount):
             return self._take(amount, line.owner())
-        granted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        granted: asyncio.Future[str] = self._loop.create_future()
         self._join(line, granted, amount)
         self._grant()
         try:
@@ -113,10 +114,17 @@ class Gate:
         """Grants nothing before `moment` on the loop's clock (Retry-After)."""
         if moment > self._closed_until:
             self._closed_until = moment
-            asyncio.get_running_loop().call_at(moment, self._grant)
+            self._loop.call_at(moment, self._grant)
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that it lives on, asked for once: in Python 3.11 each question is a system call."""
+        if self._own_loop is None:
+            self._own_loop = asyncio.get_running_loop()
+        return self._own_loop
 
     def _fits(self, amount: int) -> bool:
-        if self._closed_until and asyncio.get_running_loop().time() < self._closed_until:
+        if self._closed_until and self._loop.time() < self._closed_until:
             return False
         return self.used == 0 or self.used + amount <= self.limit
 
@@ -156,7 +164,7 @@ class Gate:
                 granted.set_result(self._take(amount, line.owner()))
 
     def _next(self) -> Line:
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         if self._first is None or len(self._lines) <= _FEW_LINES or now >= self._first_until:
             self._first = self._find_next()
             self._first_until = now + _FRESH_SECONDS

@@ -64,12 +64,12 @@ class Sampled:
         return len(self.values) >= LEAST_SAMPLES
 
     def quantile(self, share: float) -> float | None:
-        """A quantile; None below 20 samples."""
+        """A quantile, `share` in [0, 1); None below 20 samples."""
         if self._fresh >= REFRESH_SAMPLES or not self._sorted:
             if not self.known:
                 return None
             self._sorted, self._fresh = sorted(self.values), 0
-        return self._sorted[min(int(share * len(self._sorted)), len(self._sorted) - 1)]
+        return self._sorted[int(share * len(self._sorted))]
 
 
 def cold_duplicate_after(first_byte: Sampled) -> float:
