@@ -54,7 +54,8 @@ class StreamingDataset(IterableDataset[object]):
         decode: "auto" (by extension), None (bytes), a function of (field name, bytes), or a dict of functions by
             extension; see `streamer.decode`.
         transform: sample dict -> anything. A parameter called `rng` is given a numpy Generator that depends only on
-            seed, epoch and sample.
+            seed, epoch and sample; one called `out` a dict with the places of the sample's arrays in the batch, by
+            field, perhaps empty: what is written there and returned is not copied any more.
         allow_pickle: decode .pt and .pkl fields, which runs code that they contain.
         drop_last: leave the last, incomplete batch out; for plain DataLoaders.
         rank, world_size: override torch.distributed and the environment (torchrun, SLURM); both or neither.
