@@ -1,0 +1,215 @@
+"""The ways in which `loader.py` hands batches over, and what each costs: CPU, page faults, pickled bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from streamer.loader.dataloader import StreamingDataLoader
+from streamer.loader.stock import RingCollate
+from streamer.loader.testing import FakeDataset
+
+try:
+    import spdl.pipeline as spdl
+except ImportError:
+    spdl = None
+
+WORKERS = 2
+WARM_UP = 10
+
+Make = Callable[[int, int], object]
+
+
+class Ready:
+    """Samples that cost nothing to produce: what remains is the hand-over."""
+
+    def __init__(self, samples: list[object]) -> None:
+        self.samples = samples
+
+    def __call__(self, epoch: int, ordinal: int) -> object:
+        return self.samples[ordinal % len(self.samples)]
+
+
+def constant(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 100, shape).astype(dtype)
+
+
+# name -> how a sample is made, samples a batch
+KINDS: dict[str, tuple[Make, int]] = {
+    "image": (Ready([{"x": constant((224, 224, 3), "u1"), "y": 5}]), 256),
+    "float": (Ready([{"x": constant((1000, 150), "f8"), "y": 5}]), 128),
+    "tokens": (Ready([{"x": constant((2048,), "i8")}]), 64),
+    "raw": (Ready([{"jpg": os.urandom(110_000), "__key__": f"{n:08}", "cls": 5} for n in range(256)]), 256),
+}
+
+
+class Mapped(Dataset[object]):
+    """The same samples for a stock DataLoader."""
+
+    def __init__(self, make: Make, samples: int) -> None:
+        self.make, self.samples = make, samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, ordinal: int) -> object:
+        return self.make(0, ordinal)
+
+
+def collate_copy(samples: list[object]) -> object:
+    """As apex and timm do: an empty tensor, filled row by row."""
+    fields = {}
+    for name, first in samples[0].items():  # type: ignore[attr-defined]
+        if isinstance(first, np.ndarray):
+            out = torch.empty((len(samples), *first.shape), dtype=torch.from_numpy(first).dtype)
+            for row, sample in enumerate(samples):
+                out[row] = torch.from_numpy(sample[name])  # type: ignore[index]
+            fields[name] = out
+        else:
+            fields[name] = default_collate([sample[name] for sample in samples])  # type: ignore[index]
+    return fields
+
+
+def collate_numpy(samples: list[object]) -> object:
+    """Arrays, as much code does to keep torch out of its transforms."""
+    columns = {name: [sample[name] for sample in samples] for name in samples[0]}  # type: ignore[index, attr-defined]
+    return {name: np.stack(c) if isinstance(c[0], np.ndarray) else c for name, c in columns.items()}
+
+
+@dataclass(frozen=True)
+class Usage:
+    """CPU milliseconds and minor faults of a process so far."""
+
+    cpu: float
+    faults: int
+
+    @classmethod
+    def of(cls, pid: int) -> Usage:
+        """Reads a process: nanoseconds of CPU from its threads' schedstat, faults from its stat."""
+        folder = Path(f"/proc/{pid}")
+        cpu = sum(int((task / "schedstat").read_text().split()[0]) for task in (folder / "task").iterdir())
+        return cls(cpu / 1e6, int((folder / "stat").read_text().rsplit(")", 1)[1].split()[7]))
+
+    def since(self, before: Usage, batches: int) -> Usage:
+        """The mean of a batch."""
+        return Usage((self.cpu - before.cpu) / batches, round((self.faults - before.faults) / batches, 2))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table, per batch."""
+
+    main: Usage
+    workers: Usage
+    wall_milliseconds: float
+    pickled: str
+
+    @property
+    def cpu(self) -> float:
+        """Milliseconds of all processes."""
+        return self.main.cpu + self.workers.cpu
+
+
+def measure(batches: Iterator[object], pids: Callable[[], list[int]], count: int) -> tuple[Usage, Usage, float]:
+    for _ in range(WARM_UP):
+        next(batches)
+    workers = pids()
+    before = [Usage.of(pid) for pid in [os.getpid(), *workers]]
+    started = time.perf_counter()
+    for _ in range(count):
+        batch = next(batches)
+    wall = (time.perf_counter() - started) / count * 1e3
+    after = [Usage.of(pid) for pid in [os.getpid(), *workers]]
+    del batch
+    main, *others = [now.since(then, count) for now, then in zip(after, before, strict=True)]
+    return main, Usage(sum(u.cpu for u in others), round(sum(u.faults for u in others), 2)), wall  # type: ignore[arg-type]
+
+
+def children() -> list[int]:
+    """The processes that this one has started, on whatever thread."""
+    tasks = Path("/proc/self/task").iterdir()
+    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+
+
+def ours(make: Make, batch_size: int, count: int, *, draws: bool = False) -> Row:
+    samples = batch_size * (WARM_UP + count + 200)
+    others = set(children())
+    with StreamingDataLoader(FakeDataset(samples, make, draws=draws), batch_size, WORKERS) as loader:
+        measured = measure(iter(loader), lambda: sorted(set(children()) - others), count)
+        stats = loader.stats()
+        return Row(*measured, f"{stats.pickled_bytes / max(stats.batches, 1):.0f}")
+
+
+def ring_collate(make: Make, batch_size: int, count: int) -> Row:
+    return stock(RingCollate(), make, batch_size, count)
+
+
+def stock(collate: Callable[[list[object]], object], make: Make, batch_size: int, count: int) -> Row:
+    samples = batch_size * (WARM_UP + count + 20)
+    loader = DataLoader(
+        Mapped(make, samples), batch_size, num_workers=WORKERS, collate_fn=collate, multiprocessing_context="forkserver"
+    )
+    batches = iter(loader)
+    return Row(*measure(batches, lambda: [w.pid for w in batches._workers], count), "-")  # type: ignore[attr-defined]
+
+
+class Collated:
+    """Batches for SPDL's subprocess; iterated over there."""
+
+    def __init__(self, make: Make, batch_size: int) -> None:
+        self.make, self.batch_size = make, batch_size
+
+    def __iter__(self) -> Iterator[object]:
+        ordinal = 0
+        while True:
+            samples = [self.make(0, ordinal + n) for n in range(self.batch_size)]
+            ordinal += self.batch_size
+            yield collate_numpy(samples)
+
+
+def spdl_pool(make: Make, batch_size: int, count: int) -> Row:
+    """SPDL's best, in a process of its own: its resource tracker writes a traceback for each segment at the end."""
+    (kind,) = (name for name, (mine, _) in KINDS.items() if mine is make)
+    command = [sys.executable, __file__, kind, str(count)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    main_cpu, main_faults, cpu, faults, wall = json.loads(done.stdout)
+    return Row(Usage(main_cpu, main_faults), Usage(cpu, faults), wall, "-")
+
+
+def measure_spdl(kind: str, count: int) -> None:
+    """A pool of shared segments from one subprocess (it has no more); views in the trainer."""
+    make, batch_size = KINDS[kind]
+    one = collate_numpy([make(0, n) for n in range(batch_size)])
+    nbytes = sum(array.nbytes for array in one.values() if isinstance(array, np.ndarray))  # type: ignore[attr-defined]
+    pool = spdl.SharedMemorySegmentPool(nbytes + (1 << 20), 6)
+    source = spdl.iterate_in_subprocess(partial(Collated, make, batch_size), arena=pool)
+    batches = iter(source)
+    main, workers, wall = measure(batches, lambda: [child.pid for child in psutil.Process().children(True)], count)
+    print(json.dumps([main.cpu, main.faults, workers.cpu, workers.faults, wall]), flush=True)
+    del batches, source
+
+
+WAYS: dict[str, Callable[[Make, int, int], Row]] = {
+    "ring": ours,
+    "ring+seeds": partial(ours, draws=True),
+    "stock+ring": ring_collate,
+    "stock": partial(stock, default_collate),
+    "stock+copy": partial(stock, collate_copy),
+    "stock numpy": partial(stock, collate_numpy),
+    **({"spdl pool": spdl_pool} if spdl is not None else {}),
+}
+
+if __name__ == "__main__":
+    measure_spdl(sys.argv[1], int(sys.argv[2]))
