@@ -148,16 +148,14 @@ class Opening:
         Raises:
             StreamerError: of the first rank that could not look, on every rank.
         """
-        if self._opened is None:
-            self._open()
-            return False
-        before, failure, digest = self.manifest.digest, None, ""
+        digest, failure = "", None
         try:
-            digest = self._looked_up().name
+            # Also a rank that has not looked before takes part: another one may have asked for len().
+            digest = self.manifest.digest if self._opened is None else self._looked_up().name
         except StreamerError as error:
             failure = error
         digest = self._common(digest, failure)
-        if digest in ("", before):
+        if digest in ("", self.manifest.digest):
             return False
         self.shared.replace_manifest(digest)
         self._opened = None

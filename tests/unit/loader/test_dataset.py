@@ -489,6 +489,16 @@ def test_refresh_by_hand(fake_engine, make_dataset, folder):
     assert dataset.samples == 110
 
 
+def test_a_rank_that_never_looked_takes_part_in_a_refresh(make_dataset, folder, monkeypatch):
+    """Another rank may have asked for len() before: whoever refreshes compares, or the others wait in vain."""
+    asked = []
+    monkeypatch.setattr("streamer.loader.opening.gather_for", lambda seat: lambda text: asked.append(text) or [text])
+    monkeypatch.setattr("streamer.loader.opening.agree", lambda gather, facts, failure: None)
+    dataset = make_dataset(folder)
+    assert not dataset.refresh()
+    assert asked == [dataset._opening.manifest.digest]
+
+
 def test_a_state_to_resume_is_not_refreshed_away(fake_engine, make_dataset, folder):
     """The manifest at the first look is the one that the state must fit; a change since it was saved is an error."""
     dataset = make_dataset(folder, on_change="refresh")
