@@ -6,15 +6,16 @@ The second part of the policy (see `policy` for the rule and its proof): knows c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
 
 from streamer.cache.decision import Freed
-from streamer.cache.emergency import Emergency, Queues
+from streamer.cache.emergency import Queues
 from streamer.cache.table import ChunkTable, Group, State
+from streamer.cache.victims import Victims
 
 # Beyond the mean of (1 - f) w: the misses among w chunks scatter by sqrt(w f (1 - f)), so a tenth and two chunks are
 # too little for windows of some tens of chunks; S then is the mean and two deviations. With 36 chunks of 4,000 and
@@ -51,7 +52,7 @@ class Room:
         self.chunks = [0] * State.COUNT
         self.evicted = self.due_evicted = self.promoted = 0
         self._lru = lru
-        self._emergency = Emergency(self.table)
+        self._victims = Victims(self.table)
 
     @property
     def total_bytes(self) -> int:
@@ -143,7 +144,7 @@ class Room:
         needed = self.total_bytes + int(self.table.cost[row]) - self.limit_bytes
         victims: list[int] | None = []
         if needed > 0:
-            victims = None if self.settling else self._collect(needed, self._by_hurt(queues))
+            victims = None if self.settling else self._victims.collect(needed, self._victims.by_hurt(queues))
         if victims is None:
             return None
         state = State.FETCHING_KEPT if self._lru else State.FETCHING_TRANSIT
@@ -168,29 +169,14 @@ class Room:
         if self.settling:
             return None
         if self._lru:
-            return self._collect(needed, self._spent_anywhere())
+            return self._victims.collect(needed, self._victims.spent_anywhere())
         idle = [one for one in self.table.groups if not one.jobs]
-        rich = self._above_quota() if group.kept_bytes + cost <= group.quota_bytes else []
+        rich = self._victims.above_quota() if group.kept_bytes + cost <= group.quota_bytes else []
         most = sum(one.kept_bytes for one in idle)
         most += sum(one.kept_bytes - one.quota_bytes for one in rich)
         if most < needed:
             return None
-        return self._collect(needed, chain(self._finished(), self._surplus(rich)))
-
-    def _collect(self, needed: int, candidates: Iterable[int]) -> list[int] | None:
-        """Candidates until their bytes suffice; None, and nothing changed, if they do not."""
-        taken: dict[int, None] = {}  # a chunk may come up twice, as spent and as kept
-        for row in candidates if needed > 0 else ():
-            if row not in taken:
-                taken[row] = None
-                needed -= int(self.table.cost[row])
-            if needed <= 0:
-                break
-        if needed <= 0:
-            return list(taken)
-        for row in taken:
-            self.table.queue_spent(row)
-        return None
+        return self._victims.collect(needed, chain(self._victims.finished(), self._victims.surplus(rich)))
 
     def _in_transit(self, group: Group, cost: int, loan_bytes: Callable[[], int]) -> list[int] | None:
         """Room in transit: what is left of S, or on loan from spent chunks of the same dataset; None: neither."""
@@ -199,52 +185,7 @@ class Room:
             return []
         if self.settling or self._lru or self.transit_bytes + cost > loan_bytes():
             return None
-        return self._collect(needed, self._spent(group))
-
-    def _spent(self, group: Group) -> Iterator[int]:
-        while (row := self.table.take_spent(group)) is not None:
-            yield row
-
-    def _above_quota(self) -> list[Group]:
-        rich = [one for one in self.table.groups if one.jobs and one.kept_bytes > one.quota_bytes]
-        return sorted(rich, key=lambda one: one.quota_bytes - one.kept_bytes)
-
-    def _finished(self) -> Iterator[int]:
-        """Spent chunks that no live job's dataset has, the longest unused dataset first."""
-        finished = [group for group in self.table.groups if not group.jobs]
-        for group in sorted(finished, key=lambda one: one.last_used):
-            while (row := self.table.take_spent(group)) is not None:
-                yield row
-
-    def _surplus(self, rich: list[Group]) -> Iterator[int]:
-        for group in rich:
-            surplus = group.kept_bytes - group.quota_bytes
-            while surplus > 0 and (row := self.table.take_spent(group)) is not None:
-                surplus -= int(self.table.cost[row])
-                yield row
-
-    def _spent_anywhere(self) -> Iterator[int]:
-        """Spent chunks of all groups by rank."""
-        while True:
-            lowest = [
-                (self.table.rank[row], group.index)
-                for group in self.table.groups
-                if (row := self.table.lowest_spent(group)) is not None
-            ]
-            if not lowest:
-                return
-            taken = self.table.take_spent(self.table.groups[min(lowest)[1]])
-            assert taken is not None
-            yield taken
-
-    def _by_hurt(self, queues: Queues) -> Iterator[int]:
-        """Everything that is not open, what hurts least first; never a session's own head of line."""
-        yield from self._finished()
-        far = self._emergency.far(queues)
-        yield from (row for row in far if self.table.state[row] == State.TRANSIT)
-        yield from self._spent_anywhere()
-        yield from self._emergency.due_kept()
-        yield from (row for row in far if self.table.state[row] == State.KEPT)
+        return self._victims.collect(needed, self._victims.spent(group))
 
     # --- after a use -----------------------------------------------------------------------------------------
 
@@ -259,7 +200,9 @@ class Room:
         """A used transit chunk: kept if there is room or it outranks spent ones of its dataset, else unlinked."""
         cost = int(self.table.cost[row])
         needed = self.kept_bytes + cost - self.kept_limit_bytes
-        victims = self._collect(needed, self._outranked(row)) if needed > 0 else []
+        victims: list[int] | None = []
+        if needed > 0:
+            victims = None if self.settling else self._victims.collect(needed, self._victims.outranked(row))
         if victims is None:
             victims = [row]
         else:
@@ -267,15 +210,6 @@ class Room:
         for victim in victims:
             self._evict(victim)
         outcome.victims += victims
-
-    def _outranked(self, row: int) -> Iterator[int]:
-        group = self.table.groups[self.table.owner[row]]
-        rank = self.table.rank[row]
-        while (lowest := self.table.lowest_spent(group)) is not None:
-            if self.settling or self.table.rank[lowest] >= rank:
-                return
-            self.table.take_spent(group)
-            yield lowest
 
     def _promote(self, row: int, outcome: Outcome) -> None:
         self.leave(row)
@@ -288,7 +222,9 @@ class Room:
         """Spent chunks leave while kept is above C - S (S grew, or the limit shrank)."""
         if self.settling or self.kept_bytes <= self.kept_limit_bytes:
             return
-        for row in chain(self._finished(), self._surplus(self._above_quota()), self._spent_anywhere()):
+        for row in chain(
+            self._victims.finished(), self._victims.surplus(self._victims.above_quota()), self._victims.spent_anywhere()
+        ):
             if self.kept_bytes <= self.kept_limit_bytes:
                 self.table.queue_spent(row)
                 return
@@ -299,7 +235,7 @@ class Room:
         """Whatever is not open leaves while the sum is above the limit."""
         if self.total_bytes <= self.limit_bytes:
             return
-        for row in self._by_hurt(queues):
+        for row in self._victims.by_hurt(queues):
             if self.total_bytes <= self.limit_bytes:
                 self.table.queue_spent(row)
                 return
