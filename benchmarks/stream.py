@@ -16,6 +16,7 @@ import os
 import platform
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tarfile
@@ -170,6 +171,22 @@ def table(rows: dict[str, list[dict[str, float]]]) -> str:
     return "\n".join(lines)
 
 
+def bounds(rows: dict[str, list[dict[str, float]]]) -> str:
+    """What was to be shown, by medians over the turns: a cold epoch begins with no engine running."""
+    ours = [epochs for name, epochs in rows.items() if name.startswith("streamer")]
+    local = statistics.median(row["samples_per_second"] for name, e in rows.items() if "local" in name for row in e[1:])
+    cold = statistics.median(epochs[0]["samples_per_second"] for epochs in ours)
+    warm = statistics.median(row["samples_per_second"] for epochs in ours for row in epochs[1:])
+    first = statistics.median(epochs[0]["first_batch_seconds"] for epochs in ours)
+    shown = (
+        (cold >= 4000, f"cold epoch: {cold:,.0f} samples/s (>= 4,000), the engine's start included"),
+        (cold >= 0.9 * local, f"cold epoch: {cold / local:.2f} of local files' rate (>= 0.9)"),
+        (warm >= 2.5 * local, f"warm epochs: {warm / local:.2f} of local files' rate (>= 2.5)"),
+        (first <= 0.3, f"first batch of the cold epoch: {first:.2f} s after iter() (<= 0.3), engine's start included"),
+    )
+    return "\n".join(f"{'ok  ' if met else 'MISS'} {text}" for met, text in shown)
+
+
 def compare(arguments: argparse.Namespace) -> None:
     """The whole benchmark."""
     root = Path(arguments.keep or tempfile.mkdtemp(prefix="streamer-bench-"))
@@ -178,7 +195,7 @@ def compare(arguments: argparse.Namespace) -> None:
             make_data(root, arguments.samples)
         with simulator(root, *S3_PROFILE, command=arguments.s3sim) as server:
             rows = _turns(root, server, arguments)
-        report = f"{_machine()}\n{table(rows)}\n"
+        report = f"{_machine()}\n{table(rows)}\n{bounds(rows)}\n" if arguments.epochs > 1 else table(rows)
         print(report)
         name = f"stream-{datetime.now(UTC):%Y-%m-%d}.txt"
         (RESULTS / name).write_text(f"{report}\npython benchmarks/stream.py --workers {arguments.workers}\n")
