@@ -88,6 +88,7 @@ class ChunkCache:
             raise
         self._open = True
         self._dirty = asyncio.Event()
+        self._dirty.set()  # what the start found is to be written
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         self._tasks.create_task(self._keep_catalog(), name="cache catalog")
@@ -107,6 +108,7 @@ class ChunkCache:
         self._catalog = Catalog(self._folder.path / "catalog")
         found = reconcile(self._folder, self._catalog)
         self._count.dropped_at_start = found.dropped
+        self._changes = Changes(found.added, found.removed, set())
         self._chunks = {key: row.file_bytes for key, row in found.rows.items()}
         self._charged = sum(map(charge, self._chunks.values()))
         self._found = list(found.by_dataset())

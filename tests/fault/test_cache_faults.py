@@ -260,9 +260,10 @@ def test_a_hundred_thousand_chunks_start_within_two_seconds(tmp_path: Path) -> N
             assert engine.policy.statistics().kept_chunks == 100_000
             return len(engine.cache.keys()), *taken
 
-    rebuilt, rebuild_seconds, _ = asyncio.run(start())
+    rebuilt, rebuild_seconds, rebuild_used = asyncio.run(start())
     found, seconds, used = asyncio.run(start())
-    print(f"rebuilt in {rebuild_seconds:.2f} s; started in {seconds:.2f} s, {used:.2f} CPU seconds")
+    print(f"from the headers in {rebuild_seconds:.2f} s, {rebuild_used:.2f} CPU seconds")
+    print(f"from the catalog in {seconds:.2f} s, {used:.2f} CPU seconds")
     assert rebuilt == found == 100_000
     assert min(seconds, used) < 2.0
 

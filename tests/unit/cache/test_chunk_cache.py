@@ -16,7 +16,7 @@ import pytest
 
 from streamer.cache import chunk_cache as module
 from streamer.cache.accounts import Published
-from streamer.cache.catalog import CatalogRow
+from streamer.cache.catalog import Catalog, CatalogRow
 from streamer.cache.chunk_cache import FIXED_BYTES, ChunkCache
 from streamer.cache.folder import Folder, used_bytes
 from streamer.cache.maintenance import export
@@ -354,3 +354,16 @@ async def test_the_catalog_is_written_in_batches(
             go_on.set()
     assert sum(batches) == 40
     assert len(batches) <= 3
+
+
+async def test_a_lost_catalog_is_written_again_while_the_cache_is_in_use(
+    config: CacheConfig, make_chunk: MakeChunk
+) -> None:
+    """The start does not wait for the rows; at the end they are there."""
+    async with ChunkCache(config) as cache:
+        chunk = make_chunk(1)
+        await cache.publish(chunk.key, chunk.parts, chunk.sample_offsets, dataset="d")
+    shutil.rmtree(config.directory / "catalog")
+    async with ChunkCache(config) as cache:
+        assert cache.keys() == [chunk.key]
+    assert set(Catalog(config.directory / "catalog").peek()) == {chunk.key}

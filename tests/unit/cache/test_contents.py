@@ -27,9 +27,12 @@ def folder(tmp_path: Path, make_chunk: MakeChunk) -> Folder:
 
 
 def start(folder: Folder) -> Contents:
+    """As the chunk cache does: what is found is written afterwards."""
     catalog = Catalog(folder.path / "catalog")
     try:
-        return reconcile(folder, catalog)
+        found = reconcile(folder, catalog)
+        catalog.write(found.added, found.removed)
+        return found
     finally:
         catalog.close()
 
@@ -57,6 +60,7 @@ def test_truncated_files_are_dropped(folder: Folder, make_chunk: MakeChunk) -> N
     found = start(folder)
     assert (len(found.rows), found.dropped) == (2, 1)
     assert not path.exists()
+    assert make_chunk(1).key not in Catalog(folder.path / "catalog").peek()
 
 
 def test_a_file_under_another_name_is_dropped(folder: Folder, make_chunk: MakeChunk) -> None:
