@@ -127,7 +127,7 @@ class Fetcher:
         self._memory.release(landing.length, charged)
 
     async def read(self, extent: Extent, *, due: Due | None = None) -> bytes:
-        """Fetches one range as bytes: index reads and other small things. No copy when it came in one piece.
+        """Fetches one range as bytes: index reads and other small things.
 
         Raises:
             StoreError, ClosedError: as fetch.
