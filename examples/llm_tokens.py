@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from streamer import StreamingDataLoader, StreamingDataset
+from streamer.decode import ArrayDecoder
 
 VOCABULARY = 64
 
@@ -91,7 +92,7 @@ def train(url: str, cache: Path, arguments: argparse.Namespace) -> None:
     dataset = StreamingDataset(
         url,
         cache_dir=cache,
-        decode={"bin": partial(np.frombuffer, dtype="<u2")},
+        decode={"bin": ArrayDecoder("<u2")},
         transform=partial(windows, window=arguments.window),
     )
     model = Model()
