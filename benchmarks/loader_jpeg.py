@@ -24,14 +24,14 @@ Report = Callable[[str], None]
 
 
 def make_pictures(folder: Path) -> list[Path]:
-    """Smooth noise, about 60 KB each."""
+    """Smooth noise, about 100 KB each."""
     random, paths = np.random.default_rng(7), []
     for number in range(IMAGES):
         coarse = random.integers(0, 256, (75, 100, 3), np.uint8)
         picture = cv2.resize(coarse, (500, 375), interpolation=cv2.INTER_CUBIC)
         path = folder / f"class{number % 4}" / f"{number:05}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(picture), quality=95))
+        path.write_bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(picture), quality=85))
         paths.append(path)
     return paths
 
