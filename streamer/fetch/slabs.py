@@ -21,6 +21,10 @@ STEPS = 8
 LARGEST_SHARE = 1.25
 
 
+# An idle engine keeps no more: 32 chunks of 8 MiB to begin with again.
+IDLE_BYTES = 256 << 20
+
+
 class Slab:
     """One buffer.
 
@@ -57,7 +61,9 @@ class Slab:
 
 
 class Slabs:
-    """Lends slabs and keeps those that come back. Lives on one event loop.
+    """Lends slabs and keeps those that come back; when all are back, few. Lives on one event loop.
+
+    What is lent follows what the fetcher reserves, and takes up to a quarter more.
 
     Args:
         most_bytes: slabs that are free are unmapped when all together exceed this.
@@ -66,25 +72,28 @@ class Slabs:
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.mapped_bytes = 0
+        self._lent = 0
         self._free: deque[Slab] = deque()
 
     def __repr__(self) -> str:
-        return f"Slabs({self.mapped_bytes} of {self.most_bytes} bytes, {len(self._free)} free)"
+        return f"Slabs({self.mapped_bytes} of {self.most_bytes} bytes, {self._lent} lent, {len(self._free)} free)"
 
     def take(self, length: int) -> Slab:
         """Lends a slab with room for `length` bytes; their values are arbitrary."""
         room = room_bytes(length)
         slab = self._fitting(room) or self._mapped(room)
         slab.lend(length)
+        self._lent += 1
         return slab
 
     def give(self, slab: Slab) -> None:
         """Takes a slab back; its view is dead from now on."""
+        self._lent -= 1
         if slab.take_back():
             self._free.append(slab)
-            self._shrink(self.most_bytes)
         else:
             self.mapped_bytes -= slab.room_bytes
+        self._shrink(self.most_bytes if self._lent else min(self.most_bytes, IDLE_BYTES))
 
     def _fitting(self, room: int) -> Slab | None:
         """The slab used last is the likeliest to be in some cache."""

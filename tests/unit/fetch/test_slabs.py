@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from streamer.fetch.slabs import GRAIN_BYTES, Landing, Slabs, room_bytes
+from streamer.fetch.slabs import GRAIN_BYTES, IDLE_BYTES, Landing, Slabs, room_bytes
 
 MiB = 1 << 20
 
@@ -58,6 +58,17 @@ def test_what_is_free_stays_within_the_bound() -> None:
     assert slabs.mapped_bytes == 4 * MiB
     slabs.take(3 * MiB)
     assert slabs.mapped_bytes == 3 * MiB
+
+
+def test_idle_process_keeps_few() -> None:
+    """When the last slab comes back, what is kept shrinks to what a new start needs."""
+    slabs = Slabs(4 * IDLE_BYTES)
+    lent = [slabs.take(64 * MiB) for _ in range(6)]
+    for slab in lent[:-1]:
+        slabs.give(slab)
+    assert slabs.mapped_bytes == 6 * 64 * MiB
+    slabs.give(lent[-1])
+    assert slabs.mapped_bytes == IDLE_BYTES
 
 
 def test_much_smaller_chunk_gets_a_slab_of_its_own() -> None:
