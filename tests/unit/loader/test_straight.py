@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import os
+import random
+import signal
 import tarfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +121,32 @@ def test_fields_around_an_array_are_read_too(make_dataset, fake_engine, tars, or
         number = number_of(sample)
         assert (sample["cls"], sample["json"], sample["__key__"]) == (number, {"n": number}, f"{number:03}")
         assert (sample["npy"] == array(number)).all()
+    assert ordinary == []
+
+
+def test_several_arrays_in_a_sample(make_dataset, fake_engine, tmp_path, ordinary):
+    """Each goes to its own row; one that nobody waits for is decoded as ever, in memory of its own."""
+    root = tmp_path / "pairs"
+    root.mkdir()
+    with tarfile.open(root / "0.tar", "w") as archive:
+        for number in range(6):
+            arrays = {"a.npy": array(number), "b.npy": array(number + 50), "c.npy": np.arange(number, number + 9)}
+            for name, numbers in arrays.items():
+                stream = io.BytesIO()
+                np.save(stream, numbers)
+                member = tarfile.TarInfo(f"{number:03}.{name}")
+                member.size = stream.tell()
+                archive.addfile(member, io.BytesIO(stream.getvalue()))
+    batches = Batches(make_dataset(root).prepare(2, False), fake_engine, {"a.npy": SHAPE, "b.npy": SHAPE})
+    batches.make([0])
+    ordinary.clear()
+    samples, standing = batches.make([5, 4, 3, 2, 1, 0])
+    assert all(standing)
+    for sample in samples:
+        number = number_of(sample)
+        assert (sample["a.npy"] == array(number)).all()
+        assert (sample["b.npy"] == array(number + 50)).all()
+        assert sample["c.npy"].tolist() == list(range(number, number + 9))
     assert ordinary == []
 
 
@@ -234,3 +265,29 @@ def test_wrong_bytes_are_fetched_again_and_the_row_is_rewritten(make_dataset, fa
                     assert (numbers.numpy() == array(int(key[:3]))).all()
         assert loader.stats().rereads >= 1
     assert len(fake_engine.rejects) >= 1
+
+
+@pytest.mark.slow
+def test_the_rows_of_killed_workers_are_written_again(make_dataset, fake_engine, npy):
+    """Two worker processes, one of them killed every 15 batches, freed slots poisoned: the batches of a quiet run."""
+    with StreamingDataLoader(make_dataset(npy), 8, 0) as loader:
+        expected = [(b["__key__"], b["npy"].tolist()) for _ in range(12) for b in loader]
+    chance = random.Random(3)
+    loader = StreamingDataLoader(make_dataset(npy), 8, 2, prefetch_batches=4)
+    loader._provision.settings = dataclasses.replace(loader._provision.settings, poison=True)
+    with loader:
+        found: list[object] = []
+        for _ in range(12):
+            for batch in loader:
+                found.append((batch["__key__"], batch["npy"].tolist()))
+                if len(found) % 15 == 0:
+                    time.sleep(chance.random() / 100)  # another moment of their work each time
+                    os.kill(chance.choice(children()), signal.SIGKILL)
+        assert loader.stats().respawns >= 3
+    assert found == expected
+
+
+def children() -> list[int]:
+    """The worker processes, started on the feeder's thread."""
+    tasks = Path("/proc/self/task").iterdir()
+    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
