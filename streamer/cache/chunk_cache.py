@@ -20,24 +20,19 @@ from streamer.cache.accounts import CacheStatistics, Changes, Counters, Publishe
 from streamer.cache.catalog import Catalog, CatalogRow
 from streamer.cache.contents import DatasetFiles, reconcile
 from streamer.cache.fallback import REFUSALS, Fallback
-from streamer.cache.folder import Folder, chunk_files, open_folder, open_layer, used_bytes
+from streamer.cache.folder import Folder, chunk_files, open_folder, open_layer
+from streamer.cache.space import DiskSpace
 from streamer.cache.table import charge
 from streamer.cache.threads import Turns, advise, in_thread, unlink_all
 from streamer.cache.verify import verify_file
 from streamer.cache.writer import Buffer, ChunkBytes, write_chunk
 from streamer.config import CacheConfig, format_bytes
-from streamer.errors import CacheError, CacheFullError, ClosedError, IntegrityError
+from streamer.errors import CacheError, ClosedError, IntegrityError
 from streamer.formats.chunkfile import file_bytes
 
 logger = logging.getLogger(__name__)
 
-# Markers, 20 folders of a block each, an empty catalog (48 KiB) and its log (at most 256 KiB, see `catalog`).
-FIXED_BYTES = 512 << 10
 FILE_THREADS = 2
-# The default limit: this share of the free space and of what the cache holds already.
-DEFAULT_SHARE = 0.8
-# The free-space floor is at most this share of the filesystem.
-FLOOR_SHARE = 0.02
 
 
 class ChunkCache:
@@ -58,23 +53,15 @@ class ChunkCache:
         self._chunks: dict[bytes, int] = {}
         self._in_memory: dict[bytes, int] = {}
         self._found: list[DatasetFiles] = []
-        self._charged = 0
-        self._overhead = FIXED_BYTES
-        self._whole_limit = 0
-        self._disk_limit = 0
-        self._refused = False
         self._turns = Turns()
-        self._unlinks: set[asyncio.Event] = set()
         self._seen: set[str] = set()
         self._changes = Changes({}, set(), set())
         self._count = Counters()
         self._open = False
 
     def __repr__(self) -> str:
-        return (
-            f"ChunkCache({str(self.root)!r}, {len(self._chunks)} chunks,"
-            f" {format_bytes(self._charged)} of {format_bytes(self.limit_bytes)})"
-        )
+        state = f"{len(self._chunks)} chunks, {self._space!r}" if self._open else "closed"
+        return f"ChunkCache({str(self.root)!r}, {state})"
 
     # --- life ------------------------------------------------------------------------------------------------
 
@@ -110,7 +97,6 @@ class ChunkCache:
         self._count.dropped_at_start = found.dropped
         self._changes = Changes(found.added, found.removed, set())
         self._chunks = {key: row.file_bytes for key, row in found.rows.items()}
-        self._charged = sum(map(charge, self._chunks.values()))
         self._found = list(found.by_dataset())
         self._fallback = Fallback(self._folder.root_id)
         self._fallback.remove()
@@ -118,27 +104,18 @@ class ChunkCache:
             self._layers.append(open_layer(path))
             for key, _ in chunk_files(self._layers[-1]):
                 self._below.setdefault(key, len(self._layers) - 1)
-        self._whole_limit = self.config.limit_bytes or 0
-        if self.config.limit_bytes is None:
-            self._whole_limit = int(DEFAULT_SHARE * (self.free_bytes() + self._charged))
-        self._measure()
-
-    def _measure(self) -> None:
-        self._overhead = FIXED_BYTES + used_bytes(self._folder.path / "manifests")
-        found = os.statvfs(self._folder.path)
-        # On a small filesystem (a tmpfs as RAM tier) a floor of 1 GiB would leave nothing.
-        floor = min(self.config.free_floor_bytes, int(FLOOR_SHARE * found.f_blocks * found.f_frsize))
-        self._disk_limit = max(0, self._charged + found.f_bavail * found.f_frsize - floor)
-        self._refused = False
+        charged = sum(map(charge, self._chunks.values()))
+        config = self.config
+        self._space = DiskSpace(self._folder.path, config.limit_bytes, config.free_floor_bytes, charged)
 
     async def resize(self, limit_bytes: int) -> None:
         """Another limit for the whole folder. `limit_bytes` follows: tell the policy and evict its victims."""
-        self._whole_limit = limit_bytes
+        self._space.resize(limit_bytes)
         await self.measure()
 
     async def measure(self) -> None:
         """Takes stock: manifests that were added, and the free space. `limit_bytes` follows; tell the policy."""
-        await in_thread(self._files, self._measure)
+        await in_thread(self._files, self._space.measure)
 
     def _stop(self) -> None:
         self._catalog.close()
@@ -161,18 +138,12 @@ class ChunkCache:
         The whole limit less manifests and catalog, or what is there and what is free above the floor (as of the last
         `measure`) if that is less. While the disk refuses writes: what it holds and what memory takes.
         """
-        disk_limit = self._charged + self._fallback.limit_bytes if self._refused else self._disk_limit
-        return min(self._hard_limit, disk_limit)
-
-    @property
-    def _hard_limit(self) -> int:
-        """What is never exceeded. A lack of free space lowers only `limit_bytes`; the policy follows in its time."""
-        return max(0, self._whole_limit - self._overhead)
+        return self._space.limit_bytes(self._fallback.limit_bytes)
 
     @property
     def charged_bytes(self) -> int:
         """What the chunk files take of the limit now."""
-        return self._charged
+        return self._space.charged_bytes
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -222,14 +193,13 @@ class ChunkCache:
 
     def free_bytes(self) -> int:
         """Free space of the filesystem, as this user may take it."""
-        found = os.statvfs(self._folder.path)
-        return found.f_bavail * found.f_frsize
+        return self._space.free_bytes()
 
     def statistics(self) -> CacheStatistics:
         """Counts now and since the start."""
         return CacheStatistics(
             limit_bytes=self.limit_bytes,
-            charged_bytes=self._charged,
+            charged_bytes=self._space.charged_bytes,
             chunks=len(self._chunks),
             layer_chunks=len(self._below),
             fallback_chunks=len(self._in_memory),
@@ -271,7 +241,7 @@ class ChunkCache:
         length = file_bytes(chunk.local_bytes, len(sample_offsets) - 1)
         async with self._turns.take([key]):
             if key not in self._chunks:
-                await self._reserve(length)
+                await self._space.reserve(length)
                 if dataset not in self._seen:
                     self.use(dataset)
                 return await self._publish(chunk, length, dataset)
@@ -282,7 +252,7 @@ class ChunkCache:
             await in_thread(self._files, write_chunk, chunk, self._folder)
         except BaseException as error:
             self._folder.chunk_path(chunk.key).unlink(missing_ok=True)  # a cancel may come after the rename
-            self._charged -= charge(length)
+            self._space.give_back(length)
             if isinstance(error, OSError) and error.errno in REFUSALS:
                 return await self._publish_in_memory(chunk, length, error)
             raise
@@ -302,7 +272,7 @@ class ChunkCache:
                 error.strerror,
             )
         self._count.refused_writes += 1
-        self._refused = True
+        self._space.refused = True
         folder = await in_thread(self._files, self._fallback.open, self.config.group)
         if sum(map(charge, self._in_memory.values())) + charge(length) > self._fallback.limit_bytes:
             raise CacheError(
@@ -320,20 +290,6 @@ class ChunkCache:
             raise
         return Published(folder.path, length)
 
-    async def _reserve(self, length: int) -> None:
-        wanted = charge(length)
-        while self._unlinks and self._charged + wanted > self._hard_limit:
-            await next(iter(self._unlinks)).wait()
-        if self._charged + wanted > self._hard_limit:
-            raise CacheFullError(
-                f"no room for a chunk of {format_bytes(length)}: {format_bytes(self._charged)} of"
-                f" {format_bytes(self._hard_limit)} are taken in {self._folder.path}",
-                limit_bytes=self._hard_limit,
-                taken_bytes=self._charged,
-                wanted_bytes=wanted,
-            )
-        self._charged += wanted
-
     async def evict(self, keys: Iterable[bytes]) -> None:
         """Unlinks chunks in one thread job; unknown keys are ignored. They cannot be found from the first moment.
 
@@ -348,11 +304,11 @@ class ChunkCache:
             lengths = {key: self._chunks.pop(key) for key in paths if key in self._chunks}
             for key in paths:
                 self._in_memory.pop(key, None)
-            self._unlinks.add(turn)
+            self._space.unlink_begins(turn)
             try:
                 await in_thread(self._files, unlink_all, paths, failed)
             finally:
-                self._unlinks.discard(turn)
+                self._space.unlink_ends(turn)
                 self._unlinked({key: length for key, length in lengths.items() if key not in failed})
         if failed:
             raise CacheError(
@@ -361,7 +317,7 @@ class ChunkCache:
             )
 
     def _unlinked(self, lengths: dict[bytes, int]) -> None:
-        self._charged -= sum(map(charge, lengths.values()))
+        self._space.give_back(*lengths.values())
         self._count.unlinked_chunks += len(lengths)
         for key in lengths:
             self._changes.added.pop(key, None)

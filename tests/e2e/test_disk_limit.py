@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamer.cache.chunk_cache import FIXED_BYTES
 from streamer.cache.folder import used_bytes
+from streamer.cache.space import FIXED_BYTES
 from streamer.cache.table import charged_bytes
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings

@@ -17,9 +17,10 @@ import pytest
 from streamer.cache import chunk_cache as module
 from streamer.cache.accounts import Published
 from streamer.cache.catalog import Catalog, CatalogRow
-from streamer.cache.chunk_cache import FIXED_BYTES, ChunkCache
+from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.folder import Folder, used_bytes
 from streamer.cache.maintenance import export
+from streamer.cache.space import FIXED_BYTES
 from streamer.cache.table import charge
 from streamer.cache.verify import verify_file
 from streamer.cache.writer import ChunkBytes, write_chunk
