@@ -4,8 +4,9 @@
 
 Each measurement is a process of its own that resumes a run in mid-epoch: `import torch`, `import streamer`, the
 constructors, `load_state_dict`; then the clock starts at `iter(loader)` and stops at the first batch. Once with an
-engine that runs already (another rank has started it, or a sidecar), once with none. Prints a table and keeps it in
-benchmarks/results/first_batch-<date>.txt. The aim of the design: 0.5 s with a warm cache.
+engine that runs already (another rank has started it, or a sidecar), once with none. Prints a table, with the bound of
+0.3 s after `iter(loader)`, and keeps it in benchmarks/results/first_batch-<date>.txt. A run that does not resume starts
+the engine in `iter(loader)`: what is "in all" here.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from streamer.client.settings import ClientSettings
 
 RESULTS = Path(__file__).parent / "results"
 SAMPLES, SAMPLE_BYTES = 4000, 100_000
-MiB = 1 << 20
+_BOUND_MILLISECONDS = 300
 
 TRAINER = """
 import json, sys, time
@@ -129,7 +130,8 @@ def rows(folder: Path, runs: int) -> Iterator[str]:
             load, entered, first, whole = (
                 1000 * statistics.median(run[name] for run in found) for name in ("load", "iter", "first", "all")
             )
-            yield f"{engine:<10}{workers:>8}{load:>9.0f}{entered:>9.0f}{first:>27.0f}{whole:>11.0f}"
+            met = "ok" if first <= _BOUND_MILLISECONDS else "MISS"
+            yield f"{engine:<10}{workers:>8}{load:>9.0f}{entered:>9.0f}{first:>27.0f}{whole:>11.0f}  {met}"
 
 
 def main() -> None:
