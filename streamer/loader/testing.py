@@ -31,7 +31,7 @@ class FakeRecipe:
     batch_size: int
     make: MakeSample
     drop_last: bool = False
-    draws: bool = True
+    draws: bool = field(default=True, kw_only=True)
 
     @property
     def batches(self) -> int:
@@ -270,7 +270,7 @@ class FakeDataset:
 
     def prepare(self, batch_size: int, drop_last: bool) -> FakePrepared:
         """Makes it ready."""
-        recipe = FakeRecipe(self._samples, batch_size, self._make, drop_last, self._draws)
+        recipe = FakeRecipe(self._samples, batch_size, self._make, drop_last, draws=self._draws)
         self.prepared = FakePrepared(recipe, held_back=self._held_back, shared=self._shared)
         return self.prepared
 

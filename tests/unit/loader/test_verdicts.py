@@ -64,7 +64,7 @@ class StagedDataset(FakeDataset):
         self.stages, self.engine = stages, None
 
     def prepare(self, batch_size: int, drop_last: bool) -> FakePrepared:
-        recipe = StagedRecipe(self._samples, batch_size, self._make, drop_last, self.stages)
+        recipe = StagedRecipe(self._samples, batch_size, self._make, drop_last, stages=self.stages)
         self.prepared = FakePrepared(recipe, held_back=self._held_back, engine_values=self.engine)
         return self.prepared
 
