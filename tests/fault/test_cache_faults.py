@@ -27,6 +27,7 @@ from streamer.errors import CacheError, CacheFullError, IntegrityError
 from streamer.formats.chunkfile import HEADER_BYTES, ChunkHeader, file_bytes
 
 SAMPLES = 4
+THREADS = 8
 
 
 def body_of(number: int, size: int) -> bytes:
@@ -184,31 +185,38 @@ async def churn(directory: Path, limit: int) -> int:
 
 
 def test_readers_beside_eviction_never_see_wrong_bytes(tmp_path: Path) -> None:
-    """Four reading processes while chunks are published and evicted: right bytes, or a typed error (lease again)."""
-    reads = asyncio.run(read_beside_eviction(tmp_path / "cache", reads_each=2500))
+    """32 readers in four processes while chunks come and go: right bytes, or a typed error (lease again)."""
+    reads = asyncio.run(read_beside_eviction(tmp_path / "cache", reads_each=2504))
     assert reads >= 10_000
 
 
 READER = """
 import random, sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import test_cache_faults as shared
 from streamer.client.reader import ChunkReader, Wanted
 from streamer.errors import IntegrityError
 
-reader, pick, right = ChunkReader([Path(sys.argv[1])]), random.Random(int(sys.argv[2])), 0
-while right < int(sys.argv[3]):
-    number, sample = pick.randrange(40), pick.randrange(shared.SAMPLES)
-    offsets = shared.offsets_of(20_000)
-    start, stop = int(offsets[sample]), int(offsets[sample + 1])
-    try:
-        (found,) = reader.read(shared.key_of(number), 20_000, shared.SAMPLES, [Wanted(sample, start, stop)])
-    except (IntegrityError, FileNotFoundError):
-        continue
-    assert bytes(found) == shared.body_of(number, 20_000)[start:stop], number
-    right += 1
-print(right)
+reader, offsets = ChunkReader([Path(sys.argv[1])]), shared.offsets_of(20_000)
+bodies = [shared.body_of(number, 20_000) for number in range(40)]
+
+def read(seed):
+    pick, right = random.Random(seed), 0
+    while right < int(sys.argv[3]) // shared.THREADS:
+        number, sample = pick.randrange(40), pick.randrange(shared.SAMPLES)
+        start, stop = int(offsets[sample]), int(offsets[sample + 1])
+        try:
+            (found,) = reader.read(shared.key_of(number), 20_000, shared.SAMPLES, [Wanted(sample, start, stop)])
+        except (IntegrityError, FileNotFoundError):
+            continue
+        assert found == bodies[number][start:stop], number
+        right += 1
+    return right
+
+with ThreadPoolExecutor(shared.THREADS) as pool:
+    print(sum(pool.map(read, range(int(sys.argv[2]) * 100, int(sys.argv[2]) * 100 + shared.THREADS))))
 """
 
 
