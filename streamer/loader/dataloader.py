@@ -208,6 +208,7 @@ class StreamingDataLoader:
             StateError: the state is of another data set, order or seed. With other ranks, the next `iter()` raises it,
                 on all of them.
         """
+        self._check_usable()
         self._end_supply()
         self._provision.hire()
         self._compared, self._failure = False, None

@@ -14,7 +14,6 @@ import selectors
 import threading
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from streamer.errors import BrokenError, StreamerError
 from streamer.loader import failures
@@ -23,11 +22,11 @@ from streamer.loader.board import Doing
 from streamer.loader.causes import MADE, RING, START, WORK, Story
 from streamer.loader.control import EARLY, Kind, Made, Note
 from streamer.loader.counters import FeedCounters
+from streamer.loader.feed_plan import FeedPlan
 from streamer.loader.handles import Handle, Host, Obituary
-from streamer.loader.keeper import RingKeeper, RingRules, release
+from streamer.loader.keeper import RingKeeper, release
 from streamer.loader.maker import MakerRules, thaw_error
 from streamer.loader.overtime import Overtime
-from streamer.loader.pool import Crew
 from streamer.loader.ring import Ring
 from streamer.loader.runs import Failed, Finished, Run, Scene
 from streamer.loader.source import PreparedStream
@@ -41,25 +40,6 @@ logger = logging.getLogger(__name__)
 _SHORT_NANOSECONDS = 20_000_000
 # Closing waits for workers at most this long; the thread goes on alone if one is in the kernel's hands.
 _JOIN_SECONDS = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeedPlan:
-    """How the feeder works.
-
-    Attributes:
-        crew: the workers.
-        span: batches that may be begun and not yet taken.
-        ring: its budget, and what is done with it.
-        planning: held while the prepared stream is used.
-        timeout_seconds: a sample may take this long; 0: any time.
-    """
-
-    crew: Crew
-    span: int
-    ring: RingRules
-    planning: threading.Lock
-    timeout_seconds: float = 0.0
 
 
 class Feeder:

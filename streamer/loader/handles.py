@@ -55,6 +55,7 @@ class Handle:
         self.host = host
         self.tasks: deque[Pending] = deque()
         self.ready = False
+        self._equipped = False
 
     def __repr__(self) -> str:
         return f"Handle({self.row}, {self.host.kind}, {len(self.tasks)} tasks)"
@@ -86,8 +87,10 @@ class Handle:
         )
 
     def equip(self, payload: int) -> None:
-        """Sends what to open."""
-        self.channel.send(Payload(), payload)
+        """Sends what to open, once."""
+        if not self._equipped:
+            self._equipped = True
+            self.channel.send(Payload(), payload)
 
     def give(self, ring: Ring) -> None:
         """Sends a new ring."""

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from streamer.loader.counters import LoaderStats, TrainerClock
 from streamer.loader.delivery import Delivery, FedSupply, InlineSupply, Supply, counted
-from streamer.loader.feeder import Feeder, FeedPlan
+from streamer.loader.feed_plan import FeedPlan
+from streamer.loader.feeder import Feeder
 from streamer.loader.keeper import RingRules
 from streamer.loader.maker import MakerRules
 from streamer.loader.moving import Mover, mover_for
