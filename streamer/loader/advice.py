@@ -64,7 +64,8 @@ class Findings:
         share: of the time that was waiting. seconds: waiting and steps.
         waiting: seconds by cause.
         straggler: see `Straggler`.
-        workers, cores: how many.
+        workers, cores: how many; a worker of several threads counts as so many.
+        threads: of each worker.
         engine_before, engine: the engine's view at both ends.
     """
 
@@ -76,6 +77,7 @@ class Findings:
     cores: int
     engine_before: EngineView | None
     engine: EngineView | None
+    threads: int = 1
 
     def grown(self, name: str) -> float:
         """What an engine's counter grew by, since its start where nobody looked before or it was replaced."""
@@ -153,10 +155,11 @@ def advise(verdict: Verdict, found: Findings) -> str:
 def more_workers(found: Findings) -> str:
     """How many workers would make the waiting vanish, if the cores are there."""
     needed = math.ceil(found.workers / max(1.0 - found.share, 1 / 16))
-    more = min(needed, found.cores) - found.workers
+    more = math.ceil((min(needed, found.cores) - found.workers) / found.threads)
     if more < 1:
         return f"{found.workers} workers keep all {found.cores} cores busy: " if found.workers >= found.cores else ""
-    return f"{more} more worker{'s' if more > 1 else ''} (num_workers={found.workers + more}) or "
+    there = found.workers // found.threads
+    return f"{more} more worker{'s' if more > 1 else ''} (num_workers={there + more}) or "
 
 
 def _about(straggler: Straggler) -> str:

@@ -249,7 +249,7 @@ class StreamingDataLoader:
 
     def snapshot(self) -> Snapshot:
         """The counts of this moment, for `compare`; any thread."""
-        return snapshot(self.stats(), self._clock, self._supply, self._settings.workers)
+        return snapshot(self.stats(), self._clock, self._supply, self._settings.crew)
 
     def name_samples(self, report: StallReport) -> StallReport:
         """The report with the name of its slowest sample."""

@@ -32,7 +32,8 @@ class Snapshot:
         waits, steps: nanoseconds of the last batches, from asking to having one and from there to asking again.
         turns: the last batches as workers made them.
         ongoing: a wait that still goes on, nanoseconds by cause.
-        workers: how many there are; 0: the trainer makes its batches itself.
+        workers: how many batches are made at the same time; 0: the trainer makes its batches itself.
+        threads: of each worker, counted in `workers`.
         cores: that this process may use.
     """
 
@@ -42,6 +43,7 @@ class Snapshot:
     turns: Tail[Turn] = field(default_factory=Tail)
     ongoing: Mapping[str, int] = field(default_factory=dict)
     workers: int = 0
+    threads: int = 1
     cores: int = 1
 
     def seconds(self, cause: str) -> float:
@@ -186,6 +188,7 @@ def compare(before: Snapshot, after: Snapshot) -> StallReport:
         waiting=waiting,
         straggler=straggler(turns, slowest),
         workers=after.workers,
+        threads=after.threads,
         cores=after.cores,
         engine_before=b.engine,
         engine=a.engine,

@@ -30,6 +30,7 @@ from streamer.loader.source import PreparedStream, SeatedStream
 
 if TYPE_CHECKING:
     from streamer.loader.counters import LoaderStats
+    from streamer.loader.pool import Crew
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def engine_view(supply: Supply) -> EngineView | None:
     return None if values is None else EngineView.of(values)
 
 
-def snapshot(stats: LoaderStats, clock: TrainerClock, supply: Supply | None, workers: int) -> Snapshot:
+def snapshot(stats: LoaderStats, clock: TrainerClock, supply: Supply | None, crew: Crew | None) -> Snapshot:
     """The loader at this moment; any thread."""
     waited = int(clock.waiting_seconds() * 1e9)
     head = supply.head if supply is not None else None
@@ -59,7 +60,8 @@ def snapshot(stats: LoaderStats, clock: TrainerClock, supply: Supply | None, wor
         steps=clock.steps.tail(),
         turns=clock.ledger.turns.tail(),
         ongoing=so_far(head, waited, time.perf_counter_ns()) if waited else {},
-        workers=workers,
+        workers=crew.rows if crew is not None else 0,
+        threads=crew.threads if crew is not None and crew.worker_type == "process" else 1,
         cores=usable_cores(),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -124,6 +125,12 @@ def findings(share: float = 0.5, workers: int = 4, cores: int = 16, **waiting: f
 def test_how_many_workers(share, workers, cores, expected):
     """As many as the waiting needs, as far as there are cores."""
     assert more_workers(findings(share, workers, cores)) == expected
+
+
+def test_workers_of_several_threads():
+    """Two workers of four threads make eight batches at a time: one more of them is four more."""
+    found = dataclasses.replace(findings(0.5, 8, 12), threads=4)
+    assert more_workers(found) == "1 more worker (num_workers=3) or "
 
 
 @pytest.mark.parametrize("cause", ALL)
