@@ -76,6 +76,7 @@ class StepSession:
         self._bases: dict[int, tuple[int, Share]] = {}
         self._next_epoch, self._share = start
         self._steps = 0
+        self._done = 0
         self._extend_at = 0
         self._session: Session = client.open_session(spec)
         self._extend()
@@ -118,6 +119,7 @@ class StepSession:
 
     def done(self, step: int) -> None:
         """The steps below this one are consumed."""
+        self._done = step
         self._session.done(step)
 
     def reject(self, chunk: int, reason: str) -> None:
@@ -153,11 +155,17 @@ class StepSession:
         epoch, share = self._next_epoch, self._share
         schedule, steps = self._schedule(epoch, share)
         base = self._steps
+        self._forget_epochs_that_are_over()
         self._bases[epoch] = (base, share)
         self._session.extend(EpochSchedule(epoch, schedule.chunk, schedule.first + base, schedule.last + base))
         self._steps = base + steps
         self._extend_at = base + (steps * 3) // 4
         self._next_epoch, self._share = epoch + 1, replace(share, first=0)
+
+    def _forget_epochs_that_are_over(self) -> None:
+        """All but the one that is being read and those after it: a job of a million epochs remembers three."""
+        running = max((known for known, (base, _) in self._bases.items() if base <= self._done), default=None)
+        self._bases = {known: at for known, at in self._bases.items() if running is None or known >= running}
 
 
 def open_bytes(schedule: EpochSchedule, chunk_bytes: Integers) -> int:
