@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+
+
+def _none() -> float:
+    return 0.0
 
 
 class Deadline:
@@ -11,18 +16,20 @@ class Deadline:
     Args:
         loop: the running loop.
         moment: on its clock.
+        more: asked when the time is up: how many seconds more; 0: none.
 
     Attributes:
         expired: the time was up.
     """
 
-    __slots__ = ("_cancelling", "_loop", "_task", "_timer", "expired")
+    __slots__ = ("_cancelling", "_loop", "_more", "_task", "_timer", "expired")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, moment: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, moment: float, more: Callable[[], float] = _none) -> None:
         task = asyncio.current_task(loop)
         assert task is not None, "made inside the task it may cancel"
         self._loop = loop
         self._task = task
+        self._more = more
         self._cancelling = task.cancelling()
         self._timer = loop.call_at(moment, self._expire)
         self.expired = False
@@ -42,5 +49,8 @@ class Deadline:
         self._timer.cancel()
 
     def _expire(self) -> None:
+        if (more := self._more()) > 0.0:
+            self._timer = self._loop.call_later(more, self._expire)
+            return
         self.expired = True
         self._task.cancel()

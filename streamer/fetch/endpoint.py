@@ -19,6 +19,8 @@ from streamer.store.base import ObjectStore
 # Credentials are renewed once for all the requests that were refused together.
 _REFRESH_SECONDS = 1.0
 _PROBE_SECONDS = 1.0
+# Who stands in a line looks again after so long.
+QUEUED_SECONDS = 0.5
 _PROBE_PATIENCE_SECONDS = 2.0
 # Bodies below this say nothing about the rate of a connection: they fit the first packets.
 RATE_LEAST_BYTES = 1 << 20
@@ -44,6 +46,9 @@ class Endpoint:
         self.rates = Sampled()
         self.last_success: float | None = None
         self.last_good: Extent | None = None
+        # When the youngest of those that have had a first byte was sent.
+        self.newest_answered = float("-inf")
+        self._outage_seconds = config.outage_seconds
         self._hedging = config.hedge
         self._first_byte: dict[int, Sampled] = {}
         self._pushback = float("-inf")
@@ -105,6 +110,21 @@ class Endpoint:
     def congested(self) -> bool:
         """Whether everybody's requests take longer than they did."""
         return self.control.inflation > LATENCY_INFLATION
+
+    def queued(self, started: float, patience: float) -> bool:
+        """Whether a request without a first byte may stand in a line: others are served, but none that came later.
+
+        A request given up while it waits its turn is asked for again at the end of the line, and its answer still
+        fills the link: after a fivefold drop half of the link was spent so (2026-11-20).
+
+        Args:
+            started: when it was sent.
+            patience: seconds within which somebody must have been served.
+        """
+        now, served = self.time(), self.last_success
+        if self.newest_answered > started or now - started >= self._outage_seconds:
+            return False
+        return served is not None and served > max(started, now - patience)
 
     def alone(self, error: StreamerError, first_failure: float, served: float | None) -> bool:
         """Whether a failure is the request's own, not the endpoint's.

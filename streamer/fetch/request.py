@@ -11,7 +11,7 @@ from streamer.config import FetchConfig
 from streamer.errors import StoreTimeoutError
 from streamer.fetch import hedge
 from streamer.fetch.deadline import Deadline
-from streamer.fetch.endpoint import RATE_LEAST_BYTES, Endpoint
+from streamer.fetch.endpoint import QUEUED_SECONDS, RATE_LEAST_BYTES, Endpoint
 from streamer.fetch.statistics import Tally
 from streamer.manifest.model import Extent
 from streamer.store.urls import shown
@@ -64,7 +64,7 @@ class Request:
         self._started = order.endpoint.time()
         order.tally.requests += 1
         body = order.endpoint.store.get(order.extent.object, order.extent.start, order.extent.stop)
-        deadline = Deadline(order.endpoint.loop, self._started + order.first_byte_seconds)
+        deadline = Deadline(order.endpoint.loop, self._started + order.first_byte_seconds, self._more_seconds)
         try:
             async with aclosing(body):
                 async for piece in body:
@@ -79,6 +79,12 @@ class Request:
             if self._pace is not None:
                 self._pace.cancel()
         self._succeeded(order.endpoint.time())
+
+    def _more_seconds(self) -> float:
+        """More patience, where the first byte is late because the link is full and not because it was lost."""
+        order = self._order
+        waits = self._received == 0 and order.endpoint.queued(self._started, order.first_byte_seconds)
+        return QUEUED_SECONDS if waits else 0.0
 
     def _accepts(self, piece: memoryview, deadline: Deadline) -> bool:
         before, self._received = self._received, self._received + piece.nbytes
@@ -95,6 +101,7 @@ class Request:
             return False
         order, now = self._order, self._order.endpoint.time()
         self._first_byte_at = now
+        order.endpoint.newest_answered = max(order.endpoint.newest_answered, self._started)
         order.endpoint.first_byte(order.extent.length).add(now - self._started)
         order.tally.first_byte.add(now - self._started)
         return True

@@ -80,3 +80,13 @@ async def test_move_after_the_end_does_nothing() -> None:
         await asyncio.sleep(0)
     assert deadline.taken_back()
     await asyncio.sleep(2 * MS)
+
+
+async def test_more_time_is_given_as_long_as_it_is_asked_for() -> None:
+    """The question comes at each end of the time; the first 0 ends it."""
+    loop, answers = asyncio.get_running_loop(), [0.001, 0.001, 0.0]
+    deadline = Deadline(loop, loop.time(), lambda: answers.pop(0))
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.sleep(3600)
+    assert deadline.taken_back()
+    assert answers == []
