@@ -73,7 +73,7 @@ class Watch(threading.Thread):
         self._end = threading.Event()
 
     def run(self) -> None:
-        while not self._end.wait(0.001):
+        while not self._end.wait(0.004):  # leaves the cores to the ranks
             taken, files = taken_bytes(os.fspath(self.folder))
             self.peak_bytes = max(self.peak_bytes, taken)
             self.most_files = max(self.most_files, files)
