@@ -74,7 +74,7 @@ class FetchConfig:
     memory_bytes: int | None = None
     # Tries in a row without a byte, and for how long, until a range is given up that fails alone.
     attempts: int = 8
-    failing_seconds: float = 10.0
+    failing_seconds: float = 8.0
     backoff_start_seconds: float = 0.05
     backoff_max_seconds: float = 4.0
     # An endpoint that worked and then answers nobody is waited for this long (a rolling restart, a lost route).
