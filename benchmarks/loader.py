@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import statistics
 import sys
 import time
 import warnings
@@ -97,23 +98,28 @@ def complaint(report: Report, bounds: Bounds, epochs_of: int) -> None:
     report("\nseconds per batch of 128 x (1000, 150) float64, 3 ms each, 50 ms step (the stock loader forks)")
     report(f"{'workers':10}{'ring':>8}{'waited':>9}{'stock':>8}")
     for workers in (0, 2, 4, 10):
-        with StreamingDataLoader(FakeDataset(128 * epochs_of, slow_array), 128, workers) as loader:
-            mine = steps(iter(loader))
-            stats = loader.stats()
-            waited = stats.wait_median_seconds
-        theirs = steps(iter(DataLoader(Mapped(slow_array, 128 * epochs_of), 128, num_workers=workers)))
+        # Until every worker has started and made a batch or two.
+        warm_up = 2 + 2 * workers
+        samples = 128 * (epochs_of + warm_up)
+        with StreamingDataLoader(FakeDataset(samples, slow_array), 128, workers) as loader:
+            mine, waited = steps(iter(loader), warm_up)
+        theirs, _ = steps(iter(DataLoader(Mapped(slow_array, samples), 128, num_workers=workers)), warm_up)
         report(f"{workers:<10}{mine:8.3f}{waited:9.3f}{theirs:8.3f}")
     bounds.add("complaint: the step's wait for a batch, 10 workers, median", waited * 1e3, 2, " ms")
 
 
-def steps(batches: Iterator[object]) -> float:
-    """Seconds per batch after the first two."""
-    next(batches), next(batches)
-    started, count = time.perf_counter(), 0
-    for _ in batches:
+def steps(batches: Iterator[object], warm_up: int) -> tuple[float, float]:
+    """Seconds per batch, and the median of those that the step waited for it, after the warm-up."""
+    for _ in range(warm_up):
+        next(batches)
+    started, waits = time.perf_counter(), []
+    while True:
+        asked = time.perf_counter()
+        if next(batches, None) is None:
+            break
+        waits.append(time.perf_counter() - asked)
         time.sleep(0.05)
-        count += 1
-    return (time.perf_counter() - started) / count
+    return (time.perf_counter() - started) / len(waits), statistics.median(waits)
 
 
 def slow_item(epoch: int, ordinal: int) -> object:
