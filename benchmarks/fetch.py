@@ -8,15 +8,13 @@
 
 Each contender reads the same bytes in a process of its own, in turns: medians are of interleaved runs. Bytes are thrown
 away, except by `ours+file` (checksums and chunk files, by the cache's publish) and `s3fs` (its own parallel read into
-files). CPU seconds are user + system of that process. Where the machine is virtual, its host may hand out memory only
-at the first touch, at up to 2.4 CPU s/GB, whoever touches it; so before each run as much as the run may need is
-touched and freed (--touch-gb; none: 0).
+files). CPU seconds are user + system of that process. The page cache is filled before each run (`memory.py` says why;
+--no-fill: not).
 """
 
 from __future__ import annotations
 
 import argparse
-import mmap
 import os
 import platform
 import statistics
@@ -33,6 +31,7 @@ from pathlib import Path
 import numpy as np
 import uvloop
 from contenders import CONTENDERS, Job, Result, chunks_of, listing, run_apart
+from memory import PageCache
 from s3sim import S3_PROFILE, Simulator, simulator
 
 from streamer.store import open_store
@@ -81,22 +80,6 @@ def make_small(folder: Path, count: int) -> None:
         (folder / f"{number:06}.bin").write_bytes(content[number % SMALL_BYTES :][:SMALL_BYTES])
 
 
-def touch_memory(length: int) -> float:
-    """Writes to each page of `length` bytes and frees them: the next process finds memory that the machine has.
-
-    Returns:
-        CPU s/GB that it took.
-    """
-    page = mmap.PAGESIZE
-    length = min(length, os.sysconf("SC_AVPHYS_PAGES") * page // 2) // page * page
-    if not length:
-        return 0.0
-    begin = time.process_time()
-    with mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        memory[::page] = bytes(length // page)
-    return (time.process_time() - begin) / length * 1e9
-
-
 @contextmanager
 def data_folder(given: argparse.Namespace) -> Iterator[Path]:
     """Where the data lie: kept, or for this run."""
@@ -112,15 +95,12 @@ def data_folder(given: argparse.Namespace) -> Iterator[Path]:
 def in_turns(names: Sequence[str], job: Job, given: argparse.Namespace) -> Runs:
     """Runs the contenders one after the other, again and again."""
     runs: Runs = {name: [] for name in names}
-    touches = []
-    for _ in range(given.runs):
-        for name in names:
-            touches.append(touch_memory(int(given.touch_gb * 1e9)))
-            runs[name].append(run_apart(name, job))
-    print(
-        f"first touch of memory here: {min(touches):.2f} to {max(touches):.2f} CPU s/GB, in pages of"
-        f" {mmap.PAGESIZE >> 10} KiB; some 0.2 where a machine owns its memory"
-    )
+    with PageCache(Path(job.folder)) as pages:
+        for _ in range(given.runs):
+            for name in names:
+                if given.fill:
+                    pages.fill()
+                runs[name].append(run_apart(name, job))
     return runs
 
 
@@ -295,7 +275,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scene", choices=SCENES)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--touch-gb", type=float, default=3.0, help="memory touched and freed before each run")
+    parser.add_argument("--fill", action=argparse.BooleanOptionalAction, default=True, help="fill the page cache")
     parser.add_argument("--keep", help="folder for data and files, kept for the next run")
     parser.add_argument("--s3sim", help="path of the simulator's command; default $S3SIM")
     parser.add_argument("--tars", type=int, default=16, help="tars of 125 MB")
