@@ -72,7 +72,8 @@ class FetchConfig:
     window_max: int = 256
     # Reserved before a request, released after publish. None: a quarter of the cgroup, <= 1 GiB.
     memory_bytes: int | None = None
-    # Tries in a row without a byte, and for how long, until a range is given up that fails alone.
+    # Tries in a row without a byte, and for how long, until a range is given up that fails alone; sooner where it
+    # stalls again and again with bytes in between (fetch/retry.py).
     attempts: int = 8
     failing_seconds: float = 8.0
     backoff_start_seconds: float = 0.05

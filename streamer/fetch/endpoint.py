@@ -46,6 +46,8 @@ class Endpoint:
         self.rates = Sampled()
         self.last_success: float | None = None
         self.last_good: Extent | None = None
+        # When a body was last received whole that is large enough to tell a rate.
+        self.last_large = float("-inf")
         # When the youngest of those that have had a first byte was sent.
         self.newest_answered = float("-inf")
         self._outage_seconds = config.outage_seconds

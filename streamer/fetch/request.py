@@ -14,6 +14,7 @@ from streamer.fetch.deadline import Deadline
 from streamer.fetch.endpoint import QUEUED_SECONDS, RATE_LEAST_BYTES, Endpoint
 from streamer.fetch.statistics import Tally
 from streamer.manifest.model import Extent
+from streamer.store.base import PIECE_BYTES
 from streamer.store.urls import shown
 
 
@@ -25,6 +26,7 @@ class Order:
         extent: what is still missing of a range.
         due: when its chunk is needed, on the loop's clock.
         first_byte_seconds: patience until the first byte.
+        piece_bytes: how much comes at once.
     """
 
     extent: Extent
@@ -33,6 +35,7 @@ class Order:
     tally: Tally
     due: float
     first_byte_seconds: float
+    piece_bytes: int = PIECE_BYTES
 
 
 class Request:
@@ -52,6 +55,7 @@ class Request:
         self._outpaced = False
         self._started = 0.0
         self._first_byte_at = 0.0
+        self._due = 0.0
         self._pace: asyncio.TimerHandle | None = None
 
     async def receive(self) -> None:
@@ -63,7 +67,8 @@ class Request:
         order = self._order
         self._started = order.endpoint.time()
         order.tally.requests += 1
-        body = order.endpoint.store.get(order.extent.object, order.extent.start, order.extent.stop)
+        extent = order.extent
+        body = order.endpoint.store.get(extent.object, extent.start, extent.stop, order.piece_bytes)
         deadline = Deadline(order.endpoint.loop, self._started + order.first_byte_seconds, self._more_seconds)
         try:
             async with aclosing(body):
@@ -93,7 +98,7 @@ class Request:
         self._order.tally.received_bytes += piece.nbytes
         self._keep(piece)
         if self._received < self._order.extent.length:
-            self._watch(before, deadline)
+            self._watch(piece.nbytes, deadline, first=before == 0)
         return True
 
     def _is_first(self) -> bool:
@@ -106,12 +111,15 @@ class Request:
         order.tally.first_byte.add(now - self._started)
         return True
 
-    def _watch(self, before: int, deadline: Deadline) -> None:
-        """Renews the deadline at the first piece and at each multiple of what the floor asks for."""
-        step = self._floor_bytes()
-        if (before == 0 or before // step != self._received // step) and not self._outpaced:
-            deadline.move(self._order.endpoint.time() + self._order.config.progress_seconds)
-        if before == 0:
+    def _watch(self, length: int, deadline: Deadline, *, first: bool) -> None:
+        """Moves the deadline by the time that a piece takes at the floor, to `progress_seconds` from now at most."""
+        config = self._order.config
+        latest = self._order.endpoint.time() + config.progress_seconds
+        earned = length / max(1, config.progress_floor_bytes_per_second)
+        self._due = latest if first else min(latest, self._due + earned)
+        if not self._outpaced:
+            deadline.move(self._due)
+        if first:
             self._watch_pace(deadline)
 
     def _watch_pace(self, deadline: Deadline) -> None:
@@ -127,15 +135,11 @@ class Request:
             self._outpaced = True
             deadline.move(self._order.endpoint.time())
 
-    def _floor_bytes(self) -> int:
-        """Bytes that earn another `progress_seconds`: a body slower than the floor does not get them."""
-        config = self._order.config
-        return max(1, int(config.progress_floor_bytes_per_second * config.progress_seconds))
-
     def _succeeded(self, now: float) -> None:
         endpoint, length = self._order.endpoint, self._order.extent.length
         if length >= RATE_LEAST_BYTES and now > self._first_byte_at:
             endpoint.rates.add(length / (now - self._first_byte_at))
+            endpoint.last_large = now
         endpoint.last_good = self._order.extent
         endpoint.succeeded(now - self._started, length)
 

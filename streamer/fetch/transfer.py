@@ -23,6 +23,7 @@ from streamer.fetch.retry import (
     within,
 )
 from streamer.manifest.model import Extent
+from streamer.store.base import PIECE_BYTES
 from streamer.store.urls import shown
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ class Transfer:
         self._first_failure = 0.0
         self._served: float | None = None
         self._refreshed = False
+        self._stalls = 0
+        self._first_stall = 0.0
 
     async def run(self) -> None:
         """Fetches the range.
@@ -118,7 +121,24 @@ class Transfer:
         if self._position > extent.start:
             extent = Extent(extent.object, self._position, extent.stop)
         patience = self._patience_seconds(extent.length)
-        return Order(extent, self._endpoint, self._config, self._fetch.tally, self._fetch.line.due(), patience)
+        return Order(
+            extent,
+            self._endpoint,
+            self._config,
+            self._fetch.tally,
+            self._fetch.line.due(),
+            patience,
+            self._piece_bytes(),
+        )
+
+    def _piece_bytes(self) -> int:
+        """Less at once after a stall, for a slow body to show that it goes on.
+
+        256 KiB within 1.5 s are 175 kB/s: a steady connection at the floor was abandoned each time (2026-11-20).
+        """
+        config = self._config
+        earned = int(config.progress_floor_bytes_per_second * config.progress_seconds)
+        return max(1, min(PIECE_BYTES, earned // 2)) if self._stalls else PIECE_BYTES
 
     def _patience_seconds(self, length: int) -> float:
         """Longer each time, but not past the moment when a lone failure is judged."""
@@ -143,6 +163,7 @@ class Transfer:
             StoreError: there is none.
         """
         self._count_failure()
+        self._count_stall(error)
         self._endpoint.failed(error)
         self._fetch.tally.throttled += isinstance(error, ThrottledError)
         if expired(error) and not self._refreshed:
@@ -170,12 +191,20 @@ class Transfer:
             self._progressed = self._endpoint.time() if self._position > self._extent.start else self._started
         self._fruitless += 1
 
+    def _count_stall(self, error: StreamerError) -> None:
+        if not self._is_silence(error) or error.details.get("outpaced"):
+            return
+        if not self._stalls:
+            self._first_stall = self._endpoint.time()
+        self._stalls += 1
+
     def _failing(self, error: StreamerError) -> Failing:
         endpoint = self._endpoint
         return Failing(
             tries=self._fruitless,
             idle_seconds=self._endpoint.time() - self._progressed,
             silent=self._is_silence(error),
+            stalls=self._stalls if endpoint.last_large > self._first_stall else 0,
             alone=endpoint.alone(error, self._first_failure, self._served),
             worked=endpoint.last_success is not None,
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from streamer.errors import ConfigError, ObjectNotFoundError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, patterns, urls, versions
-from streamer.store.base import StoreStatistics
+from streamer.store.base import PIECE_BYTES, StoreStatistics
 from streamer.store.counters import Counters
 from streamer.store.failures import translating
 from streamer.store.fsspec_errors import mapped
@@ -57,7 +57,9 @@ class FsspecStore:
     def __repr__(self) -> str:
         return f"FsspecStore({self._root!r}, {self._protocol!r}, {self._counters})"
 
-    async def get(self, target: ObjectRecord, start: int, stop: int) -> AsyncGenerator[memoryview, None]:
+    async def get(
+        self, target: ObjectRecord, start: int, stop: int, piece_bytes: int = PIECE_BYTES
+    ) -> AsyncGenerator[memoryview, None]:
         """See ObjectStore.get; the range arrives as one piece."""
         reader = self._reading()
         self._counters.requests += 1

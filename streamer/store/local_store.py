@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from streamer.errors import ObjectNotFoundError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, patterns, urls, versions
-from streamer.store.base import StoreStatistics
+from streamer.store.base import PIECE_BYTES, StoreStatistics
 from streamer.store.counters import Counters
 from streamer.store.failures import translating
 from streamer.store.fsspec_errors import mapped
@@ -26,7 +26,9 @@ class LocalStore:
     def __repr__(self) -> str:
         return f"LocalStore({self._counters})"
 
-    async def get(self, target: ObjectRecord, start: int, stop: int) -> AsyncGenerator[memoryview, None]:
+    async def get(
+        self, target: ObjectRecord, start: int, stop: int, piece_bytes: int = PIECE_BYTES
+    ) -> AsyncGenerator[memoryview, None]:
         """See ObjectStore.get; the range arrives as one piece."""
         self._counters.requests += 1
         with translating(mapped, target.url):

@@ -16,7 +16,7 @@ from obstore import list as list_pages
 from streamer.errors import ObjectChangedError, ObjectNotFoundError, StoreError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, patterns, urls, versions
-from streamer.store.base import StoreStatistics
+from streamer.store.base import PIECE_BYTES, StoreStatistics
 from streamer.store.counters import Counters
 from streamer.store.failures import translating
 from streamer.store.obstore_errors import mapped
@@ -27,11 +27,8 @@ if TYPE_CHECKING:
 
 Page = list[ObjectRecord]
 
-# CPU s/GB of 8 MiB ranges, 16 in flight (loopback, 2026-11-20): pieces of 64 KiB 0.41-0.47, 256 KiB 0.33, 1 MiB 0.39,
-# 8 MiB 0.85, bytes_async 0.34-0.99. Small enough to see progress on a connection of 0.2 MB/s.
-PIECE_BYTES = 256 * 1024
-# Below this one call for the whole body is cheaper: 111 against 180 us for 100 KB (2026-11-20).
-WHOLE_BYTES = 512 * 1024
+# Up to so many pieces one call for the whole body is cheaper: 111 against 180 us for 100 KB (2026-11-20).
+WHOLE_PIECES = 2
 
 
 class ObstoreStore:
@@ -54,18 +51,20 @@ class ObstoreStore:
     def __repr__(self) -> str:
         return f"ObstoreStore({self._root!r}, {self._counters})"
 
-    async def get(self, target: ObjectRecord, start: int, stop: int) -> AsyncGenerator[memoryview, None]:
+    async def get(
+        self, target: ObjectRecord, start: int, stop: int, piece_bytes: int = PIECE_BYTES
+    ) -> AsyncGenerator[memoryview, None]:
         """See ObjectStore.get."""
         received = 0
         self._counters.requests += 1
         result = await self._pinned(target, start, stop)
         with translating(mapped, target.url, target):
             _check(target, result.meta, result.range, (start, stop))
-            if stop - start <= WHOLE_BYTES:
+            if stop - start <= WHOLE_PIECES * piece_bytes:
                 received = self._counters.received(body := memoryview(await result.bytes_async()))
                 yield body
             else:
-                async for piece in result.stream(min_chunk_size=PIECE_BYTES):
+                async for piece in result.stream(min_chunk_size=piece_bytes):
                     received += self._counters.received(body := memoryview(piece))
                     yield body
         if received != stop - start:

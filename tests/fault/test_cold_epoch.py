@@ -18,6 +18,7 @@ from streamer.engine.engine import Engine
 from streamer.engine.indexing import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.manifest.model import ObjectRecord
+from streamer.store.base import PIECE_BYTES
 from streamer.store.local_store import LocalStore
 
 CHUNK_BYTES = 64 << 10
@@ -33,11 +34,13 @@ class Counted(LocalStore):
         self.sent_bytes = 0
         self._random = np.random.default_rng(7)
 
-    async def get(self, target: ObjectRecord, start: int, stop: int) -> AsyncGenerator[memoryview, None]:
+    async def get(
+        self, target: ObjectRecord, start: int, stop: int, piece_bytes: int = PIECE_BYTES
+    ) -> AsyncGenerator[memoryview, None]:
         self.asked[target.url, start, stop] += 1
         for _ in range(int(self._random.integers(0, 20))):
             await asyncio.sleep(0)
-        async for piece in super().get(target, start, stop):
+        async for piece in super().get(target, start, stop, piece_bytes):
             self.sent_bytes += piece.nbytes
             yield piece
 

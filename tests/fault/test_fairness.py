@@ -21,6 +21,7 @@ from streamer.engine.engine import Engine
 from streamer.engine.indexing import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.manifest.model import ObjectRecord
+from streamer.store.base import PIECE_BYTES
 from streamer.store.local_store import LocalStore
 
 CHUNK_BYTES = 64 << 10
@@ -41,12 +42,14 @@ class Link(LocalStore):
         self.open = True
         self.queue: deque[asyncio.Future[None]] = deque()
 
-    async def get(self, target: ObjectRecord, start: int, stop: int) -> AsyncGenerator[memoryview, None]:
+    async def get(
+        self, target: ObjectRecord, start: int, stop: int, piece_bytes: int = PIECE_BYTES
+    ) -> AsyncGenerator[memoryview, None]:
         if not self.open:
             ticket = asyncio.get_running_loop().create_future()
             self.queue.append(ticket)
             await ticket
-        async for piece in super().get(target, start, stop):
+        async for piece in super().get(target, start, stop, piece_bytes):
             yield piece
 
     def serve(self, count: int) -> None:

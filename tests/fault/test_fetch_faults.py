@@ -117,6 +117,45 @@ async def test_body_below_the_floor_is_abandoned(server: FakeS3) -> None:
         assert fetcher.statistics().stalled >= 1
 
 
+@pytest.mark.parametrize(("wanted", "tries"), [(384 * KiB, 2), (768 * KiB, 2)], ids=["whole", "pieces"])
+async def test_a_slow_but_steady_body_arrives(server: FakeS3, wanted: int, tries: int) -> None:
+    """A quarter above the floor (all ten times faster): abandoned once, for its large pieces, and not again."""
+    server.script = lambda seen, number: Act(bytes_per_second=800 * KiB)
+    config = replace(CONFIG, progress_seconds=0.15, progress_floor_bytes_per_second=640 * KiB, first_byte_seconds=0.4)
+    async with fetching(server, config=config) as fetcher:
+        assert await fetched(fetcher, part(server, 0, wanted)) == RAMP[:wanted]
+        assert fetcher.statistics().stalled == tries - 1
+    assert len(server.seen) == tries
+
+
+def _stalls_halfway(seen: Seen, number: int) -> Act | None:
+    return Act(stall_after=(seen.stop - seen.start) // 2) if seen.key == "sick" else None
+
+
+STALLING = replace(CONFIG, progress_seconds=0.1, first_byte_seconds=0.2, failing_seconds=4.0, range_bytes=4 * MiB)
+
+
+async def test_an_object_whose_bodies_stall_is_named(server: FakeS3) -> None:
+    """Each try has bytes; but others' bodies come whole meanwhile, so six are enough."""
+    server.objects["sick"] = RAMP
+    server.script = _stalls_halfway
+    async with fetching(server, config=STALLING) as fetcher, asyncio.TaskGroup() as group:
+        others = group.create_task(_keep_fetching(fetcher, server, MiB))
+        with pytest.raises(StoreError, match="s3://bucket/sick") as caught:
+            await fetched(fetcher, part(server, 0, 4 * MiB, key="sick"))
+        others.cancel()
+    assert caught.value.details["attempts"] == 6
+    assert float(str(caught.value.details["elapsed_seconds"])) < STALLING.failing_seconds
+
+
+async def test_bodies_that_stall_for_everybody_are_waited_for(server: FakeS3) -> None:
+    """As many stalls while nobody else gets a large body: the range arrives when the link is well again."""
+    server.script = lambda seen, number: Act(stall_after=(seen.stop - seen.start) // 2) if number <= 6 else None
+    async with fetching(server, config=STALLING) as fetcher:
+        assert await fetched(fetcher, part(server, 0, 4 * MiB)) == RAMP
+        assert fetcher.statistics().stalled == 6
+
+
 async def test_object_replaced_between_two_tries(server: FakeS3) -> None:
     """The second half never comes from another version."""
 
@@ -320,9 +359,9 @@ async def test_one_object_that_never_answers_while_nobody_else_asks(server: Fake
     assert [(seen.start, seen.stop) for seen in server.seen if seen.key == "big"][1:] == [(5, 6)]
 
 
-async def _keep_fetching(fetcher: Fetcher, server: FakeS3) -> None:
+async def _keep_fetching(fetcher: Fetcher, server: FakeS3, length: int = 10) -> None:
     while True:
-        await fetched(fetcher, part(server, 0, 10))
+        await fetched(fetcher, part(server, 0, length))
         await asyncio.sleep(0.01)
 
 

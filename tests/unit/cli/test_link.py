@@ -16,6 +16,7 @@ from streamer.cli.link_report import LinkFigures, advice, best, cell_row, save_p
 from streamer.config import FetchConfig, MiB
 from streamer.errors import AccessDeniedError, ConfigError, ThrottledError
 from streamer.manifest.model import ObjectRecord
+from streamer.store.base import PIECE_BYTES
 from streamer.store.local_store import LocalStore
 
 
@@ -77,7 +78,9 @@ class _Refusing(LocalStore):
         super().__init__()
         self.error = error
 
-    async def get(self, target: ObjectRecord, start: int, stop: int) -> AsyncGenerator[memoryview, None]:
+    async def get(
+        self, target: ObjectRecord, start: int, stop: int, piece_bytes: int = PIECE_BYTES
+    ) -> AsyncGenerator[memoryview, None]:
         raise self.error
         yield memoryview(b"")
 

@@ -91,10 +91,12 @@ LONE = Failing(tries=8, idle_seconds=12.0, silent=False, alone=True, worked=True
         (replace(LONE, alone=False), False),
         (replace(LONE, tries=50, idle_seconds=61.0, alone=False), True),
         (replace(LONE, tries=2, idle_seconds=61.0, alone=False, silent=True), False),
+        (replace(LONE, tries=1, idle_seconds=0.0, stalls=5), False),
+        (replace(LONE, tries=1, idle_seconds=0.0, stalls=6), True),
     ],
 )
 def test_when_it_gives_up(failing: Failing, expected: bool) -> None:
-    """After tries and time when others go through; after the outage's time when nobody does."""
+    """After tries and time when others go through, or six stalls; after the outage's time when nobody does."""
     assert gives_up(failing, FetchConfig(attempts=8, failing_seconds=12.0, outage_seconds=60.0)) is expected
 
 
