@@ -102,6 +102,7 @@ class FedSupply:
         self.feeder = feeder
         self.counters = feeder.counters
         self._run: Run | None = None
+        self._final: BaseException | None = None
 
     @property
     def ready(self) -> int:
@@ -121,17 +122,20 @@ class FedSupply:
         """Starts a run at this batch."""
         if self._run is None:
             self.feeder.start()
-        self._run = self.feeder.run(epoch, batch)
+        self._run, self._final = self.feeder.run(epoch, batch), None
 
     def take(self, arrived: Callable[[], None]) -> Delivery:
         """The next batch; blocks."""
         assert self._run is not None
         if self.feeder.broken is not None:
             raise self.feeder.broken
+        if self._final is not None:  # nothing comes any more: who asks again, or ahead, must not wait for it
+            raise self._final
         outcome = self._run.outcomes.get()
         arrived()
         if isinstance(outcome, Failed):
             self.feeder.took(self._run, self._run.epoch_taken)
+            self._final = outcome.error if outcome.final else None
             raise outcome.error
         delivery = _open(outcome)
         self.feeder.took(self._run, delivery.epoch)

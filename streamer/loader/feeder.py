@@ -135,8 +135,11 @@ class Feeder:
                 self._turn()
         except BaseException as error:
             logger.debug("the feeder ends with an error", exc_info=True)
-            self._collapse(error)
-        finally:
+            with contextlib.ExitStack() as stack:
+                # Last: to leave the scene empties the queue on which the trainer waits.
+                stack.callback(self._collapse, error)
+                self._end()
+        else:
             self._end()
 
     def _end(self) -> None:

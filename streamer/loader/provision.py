@@ -104,6 +104,8 @@ class Provision:
             delivery = self.supply.take(clock.arrive)
         except BaseException:
             clock.opened(None)
+            # The iterator that goes on gets what comes after it; a new one may want this very batch again.
+            self._next = None
             raise
         clock.opened(delivery.trace)
         self._next = delivery.epoch, delivery.batch + 1

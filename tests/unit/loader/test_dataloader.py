@@ -376,6 +376,40 @@ def test_error_of_the_engine(kind):
         assert len(list(loader)) == 6
 
 
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_an_error_that_ends_everything_does_so_for_who_asks_again(device):
+    """Also for the prefetcher, which asks two batches ahead: nobody waits for what cannot come. A new `iter()` can."""
+    dataset = FakeDataset(12, sample, held_back=True)
+    with StreamingDataLoader(dataset, 2, 1, worker_type="thread", device=device) as loader:
+        batches = iter(loader)
+        while not dataset.prepared.sessions:
+            time.sleep(0.001)
+        dataset.prepared.sessions[0].fail(StoreError("the bucket is gone"))
+        for _ in range(2):
+            with pytest.raises(StoreError, match="the bucket is gone"):
+                next(batches)
+        dataset.prepared.held_back = False
+        assert [batch["epoch"][0].item() for batch in loader] == [0] * 6
+
+
+@ways
+def test_an_epoch_that_failed_at_its_first_batch_is_begun_again(workers, kind):
+    """As nothing of it was delivered: from that very batch on, not from the one after it."""
+
+    def fragile(epoch: int, ordinal: int) -> object:
+        if ordinal == 1 and epoch == 0:
+            raise KeyError("no such field")
+        return {"x": ordinal}
+
+    with StreamingDataLoader(FakeDataset(6, fragile), 2, workers, worker_type=kind) as loader:
+        with pytest.raises(KeyError, match="no such field"):
+            next(iter(loader))
+        again = iter(loader)
+        with pytest.raises(KeyError, match="no such field"):
+            next(again)
+        assert [batch["x"].tolist() for batch in again] == [[2, 3], [4, 5]]
+
+
 def test_batches_kept_go_around_the_ring():
     """A trainer that keeps every batch neither hangs nor sees one change: spills, counted."""
     with StreamingDataLoader(FakeDataset(200, sample), 2, 2, worker_type="thread", prefetch_batches=4) as loader:

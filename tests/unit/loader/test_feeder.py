@@ -1,0 +1,42 @@
+"""The feeder's thread: what the trainer hears of its end."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from streamer.errors import BrokenError
+from streamer.loader.feed_plan import FeedPlan
+from streamer.loader.feeder import Feeder
+from streamer.loader.keeper import RingRules
+from streamer.loader.maker import MakerRules
+from streamer.loader.pool import Crew
+from streamer.loader.runs import Failed
+from streamer.loader.testing import FakeDataset
+
+
+def broken(timeout_seconds: float = 0.0) -> None:
+    raise ZeroDivisionError("no such number")
+
+
+def test_a_trainer_that_waits_hears_that_the_feeder_has_died():
+    """Its error is the last thing in the queue: the end of the run, which empties the queue, comes before it."""
+    ring = RingRules(budget_bytes=1 << 20)
+    feeder = Feeder(FeedPlan(crew=Crew("thread"), span=2, planning=threading.Lock(), ring=ring))
+    prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}, held_back=True).prepare(3, drop_last=False)
+    feeder.equip(prepared, MakerRules(prepared.seed))
+    run = feeder.run(0, 0)
+    feeder.start()
+    deadline = time.monotonic() + 10
+    while not prepared.sessions and time.monotonic() < deadline:
+        time.sleep(0.001)
+    prepared.sessions[0].pump = broken
+    prepared.sessions[0].allow(0)
+    while feeder.broken is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    feeder.close()
+    outcome = run.outcomes.get_nowait()
+    assert isinstance(outcome, Failed)
+    assert outcome.final
+    assert isinstance(outcome.error, BrokenError)
+    assert "no such number" in str(outcome.error)
