@@ -11,9 +11,9 @@ from streamer.config import FetchConfig
 from streamer.errors import ClosedError
 from streamer.fetch import plan
 from streamer.fetch.endpoint import Endpoint
-from streamer.fetch.gate import Due, Gate, Line, Owner, nobody
-from streamer.fetch.memory import budget_bytes
-from streamer.fetch.slabs import Landing, Slabs
+from streamer.fetch.gate import Due, Line, Owner, nobody
+from streamer.fetch.memory import Memory
+from streamer.fetch.slabs import Landing
 from streamer.fetch.statistics import FetchStatistics, Tally
 from streamer.fetch.transfer import Fetch, Keep, Transfer
 from streamer.manifest.model import Chunk, Extent
@@ -63,16 +63,18 @@ class Fetcher:
     Args:
         config: bounds and budgets.
         open_store: opens the store of a root ("s3://bucket"); called once per root. The fetcher closes it.
+        memory: shared with other fetchers; None: its own.
     """
 
-    def __init__(self, config: FetchConfig, open_store: OpenStore) -> None:
+    def __init__(self, config: FetchConfig, open_store: OpenStore, memory: Memory | None = None) -> None:
         self._config = config
         self._open_store = open_store
         self._endpoints: dict[str, Endpoint] = {}
         self._last: Endpoint | None = None
-        self._memory = Gate(config.memory_bytes or budget_bytes())
+        memory = memory or Memory(config)
+        self._memory = memory.gate
+        self._slabs = memory.slabs
         self._tally = Tally()
-        self._slabs = Slabs(self._memory.limit)
         self._open = False
 
     def __repr__(self) -> str:

@@ -1,17 +1,38 @@
-"""How much memory the fetcher may fill with bodies when nobody says."""
+"""The memory that bodies may fill: how much when nobody says, and who has it."""
 
 from __future__ import annotations
 
 import os
 
 from streamer.cgroup import Cgroup
-from streamer.config import GiB, MiB
+from streamer.config import FetchConfig, GiB, MiB
+from streamer.fetch.gate import Gate
+from streamer.fetch.slabs import Slabs
 
 # A quarter leaves room for the trainer's workers and the page cache; above 1 GiB no link needs more in flight
 # (100 Gbit/s at 100 ms is 1.2 GB).
 SHARE = 4
 MOST_BYTES = 1 * GiB
 LEAST_BYTES = 64 * MiB
+
+
+class Memory:
+    """What is reserved for chunks on their way, and the buffers. Fetchers of one process share it; on one event loop.
+
+    Args:
+        config: how much.
+
+    Attributes:
+        gate: bytes reserved and who waits for some.
+        slabs: the buffers themselves.
+    """
+
+    def __init__(self, config: FetchConfig) -> None:
+        self.gate = Gate(config.memory_bytes or budget_bytes())
+        self.slabs = Slabs(self.gate.limit)
+
+    def __repr__(self) -> str:
+        return f"Memory({self.gate}, {self.slabs})"
 
 
 def budget_bytes(cgroup: Cgroup | None = None) -> int:
