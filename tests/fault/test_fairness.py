@@ -53,8 +53,10 @@ class Link(LocalStore):
             yield piece
 
     def serve(self, count: int) -> None:
-        for _ in range(min(count, len(self.queue))):
-            self.queue.popleft().set_result(None)
+        waiting = [ticket for ticket in self.queue if not ticket.done()]  # not those of duplicates that lost
+        for ticket in waiting[:count]:
+            ticket.set_result(None)
+        self.queue = deque(waiting[count:])
 
 
 class Trainer:
