@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
@@ -117,9 +118,10 @@ class BatchMaker:
             WorkerError: no sample could be made.
         """
         ordinals, repeated = self._source.batch(epoch, batch)
-        rows = self._rows(memory, ordinals.size)
+        # Where a sample has ended workers, each is read by itself: what is left out must not be read with the others.
+        rows = self._rows(memory, ordinals.size) if not left_out else None
         if self._seated is not None:
-            self._seated.begin(ordinals, rows)
+            self._seated.begin(ordinals, rows, partial(self._at, task))
         made = _Batch(epoch, task, ordinals.tolist(), repeated.copy())
         if self._seeds:
             made.seeds = sample_seeds(self._rules.seed, epoch, ordinals)
@@ -173,11 +175,14 @@ class BatchMaker:
             f"all {count} samples of a batch failed; the last error is the cause", epoch=made.epoch
         ) from last
 
+    def _at(self, task: int, ordinal: int) -> None:
+        if self._begin is not None:
+            self._begin(task, ordinal)
+
     def _take(self, made: _Batch, seat: int, source: int) -> bool:
         """Makes the sample of seat `source` for `seat`."""
         epoch, ordinal = made.epoch, made.ordinals[source]
-        if self._begin is not None:
-            self._begin(made.task, ordinal)
+        self._at(made.task, ordinal)
         if made.seeds:
             seed_globals(made.seeds[source])
         started = time.perf_counter_ns()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -140,15 +141,20 @@ class SampleReader:
         """Whether decoders or the transform can write to rows."""
         return self._maker.takes_rows
 
-    def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None) -> None:
+    def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None, at: Callable[[int], None]) -> None:
         """Locates the samples of a batch, and reads those that are raw arrays straight into their rows.
+
+        Args:
+            ordinals: one for each seat.
+            rows: where arrays may be written; None: nowhere.
+            at: called with the ordinal of the first one of each chunk that is read.
 
         Raises:
             ChunkUnreadableError: the bytes of one are gone or wrong.
         """
         started = time.perf_counter_ns()
         self._places, self._rows = self._maker.places(ordinals), rows
-        self._straight.begin(self._places, rows if self._maker.decodes_into_rows else None)
+        self._straight.begin(self._places, rows if self._maker.decodes_into_rows else None, at)
         self._maker.spent(0, started)
 
     def load_seat(self, epoch: int, ordinal: int, seat: int) -> object:

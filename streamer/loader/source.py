@@ -73,12 +73,13 @@ class SeatedSource(Protocol):
         """Whether it may write arrays to the rows that it is offered."""
         ...
 
-    def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None) -> None:
+    def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None, at: Callable[[int], None]) -> None:
         """The samples of a batch, by seat; `load_seat` follows for each.
 
         Args:
             ordinals: one for each seat.
-            rows: where arrays may be written; None: nowhere.
+            rows: where arrays may be written; None: nowhere, and nothing is read before `load_seat`.
+            at: called with an ordinal before that sample, and those beside it, are read.
 
         Raises:
             ChunkUnreadableError: the bytes of one are gone or wrong.

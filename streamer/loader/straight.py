@@ -9,7 +9,8 @@ array's head must be the same; else the sample is read again in the ordinary way
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -22,6 +23,8 @@ from streamer.formats.base import Field
 from streamer.loader.leaves import Bytes
 from streamer.loader.making import Place
 from streamer.loader.rows import Key, Rows, RowShape
+
+logger = logging.getLogger(__name__)
 
 # Below it, what is around the arrays would be held for a whole batch to save the smaller part of the copying.
 _LEAST_SHARE = 0.5
@@ -144,8 +147,13 @@ class StraightReader:
     def __repr__(self) -> str:
         return f"StraightReader({self._template}, {len(self._ordinals)} samples)"
 
-    def begin(self, places: Sequence[Place], rows: Rows | None) -> None:
+    def begin(self, places: Sequence[Place], rows: Rows | None, at: Callable[[int], None]) -> None:
         """Reads what can be read into the rows of a batch.
+
+        Args:
+            places: of the samples, by seat.
+            rows: where their arrays will lie; None: nothing is read.
+            at: called with the ordinal of the first one of each chunk, before they are read.
 
         Raises:
             ChunkUnreadableError: a chunk is gone or wrong.
@@ -159,7 +167,7 @@ class StraightReader:
             return
         alike = {seat: place for seat, place in enumerate(places) if place.stop - place.start == template.length}
         if alike:
-            self._read(template, alike, rows)
+            self._read(template, alike, rows, at)
 
     def held(self, seat: int, ordinal: int) -> Held | None:
         """The sample of a seat, if it was read; valid until the next call."""
@@ -182,15 +190,20 @@ class StraightReader:
         if template is not None and not self._ordinals:
             self._template = template
 
-    def _read(self, template: Template, alike: Mapping[int, Place], rows: Rows) -> None:
+    def _read(self, template: Template, alike: Mapping[int, Place], rows: Rows, at: Callable[[int], None]) -> None:
         self._make_room(max(alike) + 1, template.edge_bytes, template.length)
-        chunks: dict[int, list[tuple[Place, list[memoryview]]]] = {}
+        chunks: dict[int, list[int]] = {}
         for seat, place in alike.items():
-            pieces = self._pieces(template, seat, rows.row(seat))
-            chunks.setdefault(place.chunk, []).append((place, pieces))
-        for chunk, targets in chunks.items():
-            self._source.read_into(chunk, targets)
-        self._ordinals = {seat: place.ordinal for seat, place in alike.items()}
+            chunks.setdefault(place.chunk, []).append(seat)
+        for chunk, seats in chunks.items():
+            at(alike[seats[0]].ordinal)
+            targets = [(alike[seat], self._pieces(template, seat, rows.row(seat))) for seat in seats]
+            try:
+                self._source.read_into(chunk, targets)
+            except OSError:  # read one by one in the ordinary way, it is known whose it is
+                logger.debug("chunk %d is read sample by sample", chunk, exc_info=True)
+            else:
+                self._ordinals.update((seat, alike[seat].ordinal) for seat in seats)
 
     def _pieces(self, template: Template, seat: int, row: Row) -> list[memoryview]:
         """Edge, array, edge, array, ..., edge."""

@@ -76,7 +76,7 @@ class QuietSource(FakeSource):
         """Samples are what `make` returns."""
         return False
 
-    def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None) -> None:
+    def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None, at: Callable[[int], None]) -> None:
         """Nothing to read."""
 
     def load_seat(self, epoch: int, ordinal: int, seat: int) -> object:

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import tarfile
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +16,9 @@ import numpy as np
 import pytest
 
 from streamer.decode import ArrayDecoder
+from streamer.errors import WorkerError
 from streamer.loader.dataloader import StreamingDataLoader
+from streamer.loader.maker import BatchMaker, MakerRules
 from streamer.loader.making import CachedBytes
 from streamer.loader.rows import Rows, RowShape
 from streamer.loader.source import ChunkUnreadableError, SeatedSource
@@ -70,6 +73,7 @@ class Batches:
 
     def __init__(self, prepared, engine, shapes):
         self.engine, self.prepared, self.shapes = engine, prepared, shapes
+        self.read_with: list[int] = []
         for chunk in range(prepared.manifest.chunks):
             engine.make_local(chunk)
         self.reader = prepared.recipe().open()
@@ -85,7 +89,8 @@ class Batches:
         """Samples, and whether each array of theirs stands in its row."""
         memory = np.full(1 << 19, 0xDB, np.uint8)
         rows = Rows(memory, self.shapes, len(ordinals))
-        self.reader.begin(np.array(ordinals, np.int64), rows)
+        self.read_with.clear()
+        self.reader.begin(np.array(ordinals, np.int64), rows, self.read_with.append)
         samples = [self.reader.load_seat(0, ordinal, seat) for seat, ordinal in enumerate(ordinals)]
         standing = [
             all(sample[name] is place for name, place in rows.row(seat).items()) for seat, sample in enumerate(samples)
@@ -194,11 +199,74 @@ def test_another_sample_in_a_seat(make_dataset, fake_engine, npy):
     first, second, third = (batches.ordinal(number) for number in (1, 2, 9))
     batches.make([first, second])
     rows = Rows(np.zeros(1 << 17, np.uint8), batches.shapes, 2)
-    batches.reader.begin(np.array([first, second]), rows)
+    batches.reader.begin(np.array([first, second]), rows, batches.read_with.append)
     sample = batches.reader.load_seat(0, third, 1)
     assert (sample["npy"] == array(9)).all()
     assert sample["npy"] is rows.row(1)["npy"]
     assert (batches.reader.load_seat(0, first, 0)["npy"] == array(1)).all()
+
+
+def test_it_is_said_what_is_read(make_dataset, fake_engine, npy):
+    """One sample of each chunk, before they are read: whoever looks at the clock can name it."""
+    batches = Batches(make_dataset(npy).prepare(8, False), fake_engine, {"npy": SHAPE})
+    batches.make(range(4))
+    assert batches.read_with == []
+    batches.make(range(8, 16))
+    chunks = [place.chunk for place in batches.reader._maker.places(np.arange(8, 16))]
+    assert batches.read_with == [8 + chunks.index(chunk) for chunk in dict.fromkeys(chunks)]
+
+
+def test_a_read_that_hangs_is_seen_by_the_timeout(make_dataset, npy, monkeypatch):
+    """As when a sample hangs: an error that names one of those that were being read."""
+    over, read = threading.Event(), CachedBytes.read_into
+
+    def hang(self, chunk, targets):
+        if len(targets[0][1]) > 1:
+            over.wait(20)
+        read(self, chunk, targets)
+
+    monkeypatch.setattr(CachedBytes, "read_into", hang)
+    with StreamingDataLoader(make_dataset(npy), 8, 1, worker_type="thread", timeout=0.2) as loader:
+        try:
+            with pytest.raises(WorkerError, match=r"sample \d+ has taken longer than timeout=0.2 s"):
+                list(loader)
+        finally:
+            over.set()
+
+
+def test_an_error_of_the_disk_is_that_of_one_sample(make_dataset, fake_engine, npy, monkeypatch):
+    """A read of many that fails is made again one by one: the rest of the batch is right, and the culprit known."""
+    batches = Batches(make_dataset(npy).prepare(8, False), fake_engine, {"npy": SHAPE})
+    batches.make([0])
+    samples, read = [batches.make([ordinal])[0][0] for ordinal in (1, 2, 3)], CachedBytes.read_into
+
+    def worn(self, chunk, targets):
+        if 2 in [place.ordinal for place, _ in targets]:
+            raise OSError(5, "Input/output error")
+        read(self, chunk, targets)
+
+    monkeypatch.setattr(CachedBytes, "read_into", worn)
+    rows = Rows(np.zeros(1 << 17, np.uint8), batches.shapes, 3)
+    batches.reader.begin(np.array([1, 2, 3]), rows, batches.read_with.append)
+    assert (batches.reader.load_seat(0, 1, 0)["npy"] == samples[0]["npy"]).all()
+    with pytest.raises(OSError, match="Input/output error"):
+        batches.reader.load_seat(0, 2, 1)
+    assert (batches.reader.load_seat(0, 3, 2)["npy"] == samples[2]["npy"]).all()
+
+
+def test_what_is_left_out_is_not_read_with_the_others(make_dataset, fake_engine, npy):
+    """A batch in which a sample has ended workers is read one by one, without it."""
+    batches = Batches(make_dataset(npy).prepare(8, False), fake_engine, {"npy": SHAPE})
+    begun: list[int] = []
+    maker = BatchMaker(batches.reader, MakerRules(17), lambda task, ordinal: begun.append(ordinal))
+    for batch in range(3):  # the first says what it looks like, the second where
+        loaded = maker.load(0, batch, memory=np.zeros(1 << 17, np.uint8))
+        maker.pack(loaded)
+    ordinals = batches.reader.batch(0, 3)[0].tolist()
+    del begun[:]
+    loaded = maker.load(0, 3, left_out=frozenset(ordinals[2:3]), memory=np.zeros(1 << 17, np.uint8))
+    assert begun == [*ordinals[:2], *ordinals[3:], ordinals[3]]
+    assert loaded.repeated.tolist() == [seat == 2 for seat in range(8)]
 
 
 def test_every_byte_is_checked(make_dataset, fake_engine, npy):
