@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -315,7 +316,9 @@ def run_apart(name: str, job: Job) -> Result:
     with tempfile.TemporaryDirectory(dir=job.folder) as folder:
         described = json.dumps(asdict(replace(job, folder=folder)))
         command = [sys.executable, __file__, name, described]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        # Nobody here multiplies matrices; the engine starts without these threads, too.
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
         return Result(**json.loads(done.stdout))
 
 

@@ -143,7 +143,7 @@ class SampleMaker:
     def draws(self) -> bool:
         """Whether code of the user's runs, which may draw from the global generators."""
         transform = self._rules.transform
-        own = transform is None or (isinstance(transform, OnField) and transform.is_own)
+        own = transform is None or (type(transform) is OnField and transform.is_own)
         return not own or self._decode.runs_users_code
 
     @property

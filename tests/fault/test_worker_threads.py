@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import dataclass
 
 import cloudpickle
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 
 from streamer.errors import ConfigError, WorkerError
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.testing import FakeDataset
+from streamer.loader.testing import FakeDataset, FakeRecipe
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -169,6 +170,39 @@ def test_threads_need_a_worker():
         StreamingDataLoader(FakeDataset(4, sample), 2, threads_per_worker=2)
     with pytest.raises(ConfigError, match="threads_per_worker=0 is below 1"):
         StreamingDataLoader(FakeDataset(4, sample), 2, 1, threads_per_worker=0)
+
+
+@dataclass(frozen=True)
+class FailsOnce(FakeRecipe):
+    """Cannot be opened by the first thread that tries."""
+
+    mark: str = ""
+
+    def open(self):
+        try:
+            os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return super().open()
+        raise OSError("no memory just now")
+
+
+class Unlucky(FakeDataset):
+    mark: str
+
+    def prepare(self, batch_size: int, drop_last: bool):
+        prepared = super().prepare(batch_size, drop_last)
+        prepared.made = FailsOnce(40, batch_size, sample, mark=self.mark)
+        return prepared
+
+
+def test_a_thread_that_cannot_open_its_source_is_given_nothing(tmp_path):
+    """The other threads of its process go on; its error comes, and the next try waits for nobody."""
+    dataset = Unlucky(40, sample)
+    dataset.mark = str(tmp_path / "mark")
+    with StreamingDataLoader(dataset, 8, 1, threads_per_worker=2) as loader:
+        with pytest.raises(OSError, match="no memory just now"):
+            list(loader)
+        assert len(list(loader)) == 5
 
 
 class Slow(FakeDataset):

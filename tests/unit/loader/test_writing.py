@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from streamer.decode.images import ImageDecoder
 from streamer.decode.transforms import CentreCrop, HorizontalFlip, OnField, RandomResizedCrop
 from streamer.loader import slots
 from streamer.loader.dataloader import StreamingDataLoader
@@ -147,6 +149,20 @@ def test_batches_of_changing_size(make_dataset, pictures, sizes):
                 assert batch["png"].flatten(1).float().mean(1).tolist() == numbers
 
 
+class Drawing(OnField):
+    """A class of the user's own."""
+
+    def __call__(self, sample: dict[str, object], **given: object) -> dict[str, object]:
+        return {**super().__call__(sample, **given), "drawn": random.random()}
+
+
+class DrawingDecoder(ImageDecoder):
+    """The same; it knows of no place to write to."""
+
+    def __call__(self, content: bytes) -> np.ndarray:
+        return super().__call__(content)[: random.randrange(1, 40)]
+
+
 def test_nothing_is_seeded_where_nothing_draws(make_dataset, pictures, monkeypatch):
     """Own transforms draw from `rng` only; a user's code may draw from anywhere."""
     from streamer.loader import maker
@@ -157,6 +173,8 @@ def test_nothing_is_seeded_where_nothing_draws(make_dataset, pictures, monkeypat
         (OnField("png", CentreCrop(40)), "auto", False),
         (OnField("png", CentreCrop(40)), {"png": lambda content: np.zeros((50, 50, 3), np.uint8)}, True),
         (OnField("png", lambda picture, *, rng, out: picture[:40, :40]), "auto", True),
+        (Drawing("png", CentreCrop(40)), "auto", True),
+        (None, {"png": DrawingDecoder()}, True),
         (lambda sample: {**sample, "png": 0}, "auto", True),
         (None, lambda name, content: len(content), True),
     ]
