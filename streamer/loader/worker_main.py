@@ -86,6 +86,8 @@ def _serve(row: int, channel: Channel, board: Board) -> None:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
+    # A thread that could not open its source is over while others go on: the rank must not give it work any more.
+    channel.close()
 
 
 def _open_payload(channel: Channel) -> Opened | None:
