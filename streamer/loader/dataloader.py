@@ -128,6 +128,7 @@ class StreamingDataLoader:
         self._failure: StreamerError | None = None
         self._compared = False
         self._prepared: PreparedStream | None = None
+        self._edition = 0
         self._provision = Provision(self._settings)
         self._clock = TrainerClock()
         self._reported = Snapshot()
@@ -298,8 +299,13 @@ class StreamingDataLoader:
         self._provision.end()
 
     def _look_again(self) -> None:
-        """Between epochs, where the dataset is to follow its bucket: what has changed is prepared and supplied anew."""
-        if self._compared and not self._start[1] and self.dataset.refreshes and self.dataset.refresh():
+        """Between epochs: a dataset that has changed is prepared and supplied anew."""
+        if self._start[1]:
+            return
+        if self._compared and self.dataset.refreshes:
+            self.dataset.refresh()
+        # Also where somebody else has called `refresh`: the user, or another loader of this data set.
+        if self._prepared is not None and self._edition != self.dataset.edition:
             self._end_supply()
             self._prepared, self._compared = None, False
 
@@ -340,6 +346,7 @@ class StreamingDataLoader:
     def _prepare(self) -> PreparedStream:
         self._check_usable()
         if self._prepared is None:
+            self._edition = self.dataset.edition
             self._prepared = self.dataset.prepare(self._settings.batch_size, self._settings.drop_last)
         return self._prepared
 

@@ -236,12 +236,18 @@ class StreamingDataset(IterableDataset[object]):
         changed = self._opening.refresh()
         if changed:
             self._prepared = None
+            self._edition += 1
         return changed
 
     @property
     def refreshes(self) -> bool:
         """Whether it is to be listed again before each epoch; for loaders."""
         return self._opening.options.on_change == "refresh"
+
+    @property
+    def edition(self) -> int:
+        """How often it has become something else here; for loaders."""
+        return self._edition
 
     # ------------------------------------------------------------ epochs and state
 
@@ -349,6 +355,7 @@ class StreamingDataset(IterableDataset[object]):
         self._prepared = None
         self._progress = None
         self._rounds = (0, -1)
+        self._edition = 0
 
     def __getstate__(self) -> dict[str, object]:
         """For spawned workers: nothing open, and the rank fixed, which they could not find out."""

@@ -275,6 +275,11 @@ class Preparable(Protocol):
         """Whether `refresh` is to be called before each epoch."""
         ...
 
+    @property
+    def edition(self) -> int:
+        """How often it has become something else: what was prepared before the last time is out of date."""
+        ...
+
     def refresh(self) -> bool:
         """Looks again at what there is; True: it is something else, to be prepared anew. Collective."""
         ...

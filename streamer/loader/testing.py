@@ -266,6 +266,7 @@ class FakeDataset:
         self._draws = draws
         self.told: int | None = None
         self.grown: int | None = None
+        self.edition = 0
         self.prepared: FakePrepared | None = None
 
     def prepare(self, batch_size: int, drop_last: bool) -> FakePrepared:
@@ -296,4 +297,5 @@ class FakeDataset:
     def refresh(self) -> bool:
         """Becomes as large as `grown` says."""
         before, self._samples = self._samples, self._samples if self.grown is None else self.grown
+        self.edition += before != self._samples
         return before != self._samples

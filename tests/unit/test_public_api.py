@@ -100,6 +100,7 @@ def test_the_dataset_has_these_methods():
         "close",
         "compare",
         "compares",
+        "edition",
         "epoch",
         "get",
         "load_state_dict",

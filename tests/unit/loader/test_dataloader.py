@@ -111,6 +111,18 @@ def test_a_dataset_that_grows_between_epochs(workers, kind):
         assert all(map(same, second, expected(28, 4, 1)))
 
 
+def test_a_dataset_that_was_refreshed_by_hand():
+    """The next epoch is made of what was found, in every loader of the data set, whoever called `refresh`."""
+    dataset = FakeDataset(20, sample)
+    with StreamingDataLoader(dataset, 4) as loader, StreamingDataLoader(dataset, 4) as other:
+        assert (len(list(loader)), len(other)) == (5, 5)
+        dataset.grown = 28
+        assert dataset.refresh()
+        for told in (28, None):
+            dataset.grown = told
+            assert (len(list(loader)), len(list(other))) == (7, 7)
+
+
 def test_a_new_iteration_ends_the_old_one():
     """Two iterators of one loader do not share its batches."""
     with StreamingDataLoader(FakeDataset(8, sample), 2, 2, worker_type="thread") as loader:
