@@ -211,9 +211,9 @@ class StreamingDataLoader:
         """
         self._check_usable()
         self._end_supply()
-        self._provision.hire()
         self._compared, self._failure = False, None
         try:
+            self._provision.hire()
             self._start = self._position = self._prepare().resume(state)
         except StreamerError as error:
             if not self.dataset.compares:
@@ -313,7 +313,6 @@ class StreamingDataLoader:
         """Engine, manifest, order, agreement of all ranks; worker processes start meanwhile."""
         if self._compared:
             return
-        self._provision.hire()
         try:
             self._compare()
         except BaseException:
@@ -334,6 +333,8 @@ class StreamingDataLoader:
         self._ledger, self._delivered = SkipLedger(rules.budget, shared, self._ledger.entries), 0
 
     def _prepare_to_compare(self) -> PreparedStream:
+        # Here: also that no worker can start on this rank is to be heard on all of them.
+        self._provision.hire()
         if self._failure is not None:
             raise self._failure
         return self._prepare()

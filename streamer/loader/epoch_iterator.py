@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from streamer.loader.counters import TrainerClock
 from streamer.loader.delivery import Delivery
 from streamer.loader.device import DevicePrefetcher
 from streamer.loader.moving import Mover
-
-if TYPE_CHECKING:
-    pass
 
 
 class Course(Protocol):

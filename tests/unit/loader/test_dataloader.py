@@ -8,6 +8,7 @@ import random
 import sys
 import time
 from collections import namedtuple
+from typing import ClassVar
 
 import cloudpickle
 import numpy as np
@@ -15,7 +16,15 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from streamer.errors import ClosedError, ConfigError, DecodeError, IntegrityError, StoreError, WorkerError
+from streamer.errors import (
+    ClosedError,
+    ConfigError,
+    DecodeError,
+    IntegrityError,
+    StoreError,
+    StreamerError,
+    WorkerError,
+)
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.skipping import Skipped
 from streamer.loader.source import ChunkUnreadableError
@@ -95,6 +104,37 @@ def test_epochs_follow_each_other():
         assert [int(b["epoch"][0]) for b in loader] == [8] * 4
         loader.set_epoch(7)
         assert [int(b["x"][0, 0, 0]) for b in loader] == [7, 1, 3, 5]
+
+
+def test_workers_that_cannot_start_are_an_error_of_all_ranks(monkeypatch):
+    """The others are told while all ranks compare; they would wait for this one otherwise. Also after a load."""
+
+    class Ranks(FakeDataset):
+        heard: ClassVar[list[str]] = []
+
+        @property
+        def compares(self) -> bool:
+            return True
+
+        def compare(self, prepare, place: str) -> None:
+            try:
+                prepare()
+            except StreamerError as error:
+                self.heard.append(str(error))
+                raise
+
+    def refuse(name: str, count: int) -> int:
+        raise ConfigError("no memory for that", field="ring_bytes")
+
+    with StreamingDataLoader(Ranks(20, sample), 4, 1) as loader:
+        state = loader.state_dict()
+        monkeypatch.setattr("streamer.loader.memory.create_sealed", refuse)
+        for load in (False, True):
+            if load:
+                loader.load_state_dict(state)
+            with pytest.raises(ConfigError, match="no memory for that"):
+                iter(loader)
+        assert len(Ranks.heard) == 2
 
 
 @ways
