@@ -63,8 +63,8 @@ class StreamingDataLoader:
         threads_per_worker: batches that each worker process makes at the same time, in threads: for transforms that
             release the GIL or wait for something. Same batches; each thread has a copy of the transform. Above 1 only
             `rng` is reproducible: the global generators, which threads share, are not seeded.
-        worker_type: "process", or "thread" for threads of the trainer's own process (as above, only `rng` is then
-            reproducible).
+        worker_type: "process", or "thread" for threads of the trainer's own process: as above only `rng` is then
+            reproducible, and all of them call the one transform.
         prefetch_batches: batches begun and not yet taken; default 8 per worker and thread, at most 48.
         ring_bytes: memory of the ring; default a twentieth of the machine's, at most 2 GiB.
         timeout: seconds that one sample may take before its worker is replaced; 0: any time.
