@@ -96,8 +96,9 @@ class Pump:
 
     def _pump_all(self) -> None:
         self._kicked = False
-        self._asking = {session.owner for session in self._sessions.values() if session.track.has_questions()}
         live = [session for session in self._sessions.values() if session.admitted and session.failed is None]
+        # Only of those who can be helped: one that has failed keeps its questions until its reader closes it.
+        self._asking = {session.owner for session in live if session.track.has_questions()}
         # First all that is over, of everybody: a stuck reader was told that all is open while another's chunks of
         # steps that it had read were not counted back yet (2 in 11 runs with the smallest cache, 2026-11-20).
         for session in live:

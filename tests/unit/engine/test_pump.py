@@ -41,10 +41,10 @@ async def manifest_of(engine: Engine) -> Manifest:
 class Consumer:
     """A session and what it was told."""
 
-    def __init__(self, engine: Engine, manifest: Manifest, name: str) -> None:
+    def __init__(self, engine: Engine, manifest: Manifest, name: str, job: str = "job") -> None:
         self.news = asyncio.Event()
         self.errors: list[StreamerError] = []
-        request = SessionRequest(job="job", dataset=manifest.digest, consumer=name)
+        request = SessionRequest(job=job, dataset=manifest.digest, consumer=name)
         self.session: EngineSession = engine.open_session(request, self._on_ready, self.errors.append)
 
     def _on_ready(self, through: int, rejects: int) -> None:
@@ -67,9 +67,8 @@ async def test_all_that_is_over_is_given_back_before_anybody_asks(engine: Engine
     greedy.one_chunk_a_step(0, 0, list(range(manifest.chunks)))
     greedy.session.advance(0, manifest.chunks - 1)
     await greedy.ready(3)
-    while len(engine.flights):
-        greedy.news.clear()
-        await asyncio.wait_for(greedy.news.wait(), 20)
+    while len(engine.flights):  # the last one may bring no news
+        await engine.flights.land(20)
     filled = greedy.session.track.through()
     assert filled < manifest.chunks - 2
     late.one_chunk_a_step(0, 0, [manifest.chunks - 1])
@@ -77,6 +76,26 @@ async def test_all_that_is_over_is_given_back_before_anybody_asks(engine: Engine
     late.session.advance(0, 0)
     await late.ready(0)
     assert not late.errors + greedy.errors
+
+
+async def test_nobody_holds_back_for_a_session_that_has_failed(engine: Engine) -> None:
+    """It has asked for room and waits for none: others may take more than they were planned with."""
+    manifest = await manifest_of(engine)
+    greedy, late = Consumer(engine, manifest, "rank 0"), Consumer(engine, manifest, "rank 0", job="other")
+    greedy.one_chunk_a_step(0, 0, list(range(manifest.chunks)))
+    greedy.session.advance(0, manifest.chunks - 1)
+    await greedy.ready(3)
+    late.one_chunk_a_step(0, 0, list(range(manifest.chunks)))
+    late.session.advance(0, manifest.chunks - 1)
+    await asyncio.sleep(0)
+    engine.kick()
+    await asyncio.sleep(0)
+    assert late.session.track.has_questions()
+    assert engine.pump._asking == {"job", "other"}
+    late.session.fail(StreamerError("lost"))
+    engine.kick()
+    await asyncio.sleep(0)
+    assert engine.pump._asking == {"job"}
 
 
 async def test_a_chunk_that_is_there_by_an_earlier_use_counts_as_a_hit(engine: Engine) -> None:
