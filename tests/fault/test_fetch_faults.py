@@ -109,23 +109,26 @@ async def test_waiting_in_line_is_no_silence(server: FakeS3) -> None:
     assert len(server.seen) == 9
 
 
-async def test_body_below_the_floor_is_abandoned(server: FakeS3) -> None:
-    """Bytes that trickle are no progress: the floor is 64 KiB/s."""
-    server.script = once(Act(bytes_per_second=32 * KiB))
-    async with fetching(server) as fetcher:
-        assert await fetched(fetcher, part(server, 0, MiB)) == RAMP[:MiB]
-        assert fetcher.statistics().stalled >= 1
+# Four times faster than the real ones: the floor is 256 KiB/s, and what does not come within 0.375 s is late.
+QUICK = replace(CONFIG, progress_seconds=0.375, progress_floor_bytes_per_second=256 * KiB, first_byte_seconds=0.8)
 
 
-@pytest.mark.parametrize(("wanted", "tries"), [(384 * KiB, 2), (768 * KiB, 2)], ids=["whole", "pieces"])
-async def test_a_slow_but_steady_body_arrives(server: FakeS3, wanted: int, tries: int) -> None:
-    """A quarter above the floor (all ten times faster): abandoned once, for its large pieces, and not again."""
-    server.script = lambda seen, number: Act(bytes_per_second=800 * KiB)
-    config = replace(CONFIG, progress_seconds=0.15, progress_floor_bytes_per_second=640 * KiB, first_byte_seconds=0.4)
-    async with fetching(server, config=config) as fetcher:
+@pytest.mark.parametrize("wanted", [320 * KiB, 576 * KiB], ids=["whole", "pieces"])
+async def test_a_slow_but_steady_body_arrives(server: FakeS3, wanted: int) -> None:
+    """A quarter above the floor: abandoned once, for its large pieces, and not again."""
+    server.script = lambda seen, number: Act(bytes_per_second=320 * KiB)
+    async with fetching(server, config=QUICK) as fetcher:
         assert await fetched(fetcher, part(server, 0, wanted)) == RAMP[:wanted]
-        assert fetcher.statistics().stalled == tries - 1
-    assert len(server.seen) == tries
+        assert fetcher.statistics().stalled == 1
+    assert len(server.seen) == 2
+
+
+async def test_a_body_a_little_below_the_floor_is_abandoned(server: FakeS3) -> None:
+    """Also when it comes in pieces each of which is in time: 64 KiB each 0.3 s earn 0.25 s."""
+    server.script = lambda seen, number: Act(bytes_per_second=213 * KiB) if number <= 2 else None
+    async with fetching(server, config=replace(QUICK, first_byte_seconds=10.0)) as fetcher:
+        assert await fetched(fetcher, part(server, 0, MiB)) == RAMP[:MiB]
+        assert fetcher.statistics().stalled == 2
 
 
 def _stalls_halfway(seen: Seen, number: int) -> Act | None:
