@@ -83,6 +83,7 @@ class Transfer:
         self._first_failure = 0.0
         self._served: float | None = None
         self._refreshed = False
+        self._was_late = False
         self._stalls = 0
         self._first_stall = 0.0
 
@@ -138,7 +139,7 @@ class Transfer:
         """
         config = self._config
         earned = int(config.progress_floor_bytes_per_second * config.progress_seconds)
-        return max(1, min(PIECE_BYTES, earned // 2)) if self._stalls else PIECE_BYTES
+        return max(1, min(PIECE_BYTES, earned // 2)) if self._was_late else PIECE_BYTES
 
     def _patience_seconds(self, length: int) -> float:
         """Longer each time, but not past the moment when a lone failure is judged."""
@@ -192,7 +193,10 @@ class Transfer:
         self._fruitless += 1
 
     def _count_stall(self, error: StreamerError) -> None:
-        if not self._is_silence(error) or error.details.get("outpaced"):
+        if not isinstance(error, StoreTimeoutError) or error.details.get("outpaced"):
+            return
+        self._was_late = True
+        if not self._is_silence(error):
             return
         if not self._stalls:
             self._first_stall = self._endpoint.time()

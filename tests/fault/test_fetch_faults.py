@@ -123,6 +123,16 @@ async def test_a_slow_but_steady_body_arrives(server: FakeS3, wanted: int) -> No
     assert len(server.seen) == 2
 
 
+async def test_a_slow_but_steady_body_arrives_on_a_full_link(server: FakeS3) -> None:
+    """Being late is no silence there, and the next try comes in small pieces all the same."""
+    async with fetching(server, config=QUICK) as fetcher:
+        await fetched(fetcher, part(server, 0, 10))
+        fetcher._endpoint("s3://bucket/big").control.inflation = 5.0
+        server.script = lambda seen, number: Act(bytes_per_second=320 * KiB)
+        assert await fetched(fetcher, part(server, 0, 576 * KiB)) == RAMP[: 576 * KiB]
+        assert fetcher.statistics().stalled == 1
+
+
 async def test_a_body_a_little_below_the_floor_is_abandoned(server: FakeS3) -> None:
     """Also when it comes in pieces each of which is in time: 64 KiB each 0.3 s earn 0.25 s."""
     server.script = lambda seen, number: Act(bytes_per_second=213 * KiB) if number <= 2 else None
