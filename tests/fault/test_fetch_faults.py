@@ -98,7 +98,7 @@ async def test_stalled_body_is_abandoned(server: FakeS3, client: str, stall_afte
 
 async def test_waiting_in_line_is_no_silence(server: FakeS3) -> None:
     """A full link answers one after the other: nobody is given up whom nobody has overtaken."""
-    config = replace(CONFIG, first_byte_seconds=0.3)
+    config = replace(CONFIG, first_byte_seconds=0.6)
     async with fetching(server, config=config) as fetcher:
         await fetched(fetcher, part(server, 0, 10))
         server.script = lambda seen, number: Act(wait_seconds=0.15 * (number - 1))
