@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+from memory import PageCache
 from s3sim import S3_PROFILE, Simulator, simulator
 
 RESULTS = Path(__file__).parent / "results"
@@ -226,13 +227,25 @@ def _turns(root: Path, server: Simulator, arguments: argparse.Namespace) -> dict
         )
     rows: dict[str, list[dict[str, float]]] = {}
     common = ("--workers", str(arguments.workers), "--epochs", str(arguments.epochs))
-    for turn in range(arguments.turns):
-        cache = root / "cache"
-        shutil.rmtree(cache, ignore_errors=True)
-        rows[f"streamer, turn {turn + 1}"] = measure(
-            "streamer", "--manifest", str(manifest), "--cache", str(cache), "--options", options, *common, server=server
-        )
-        rows[f"stock DataLoader, local files, {turn + 1}"] = measure("local", "--files", str(root / "files"), *common)
+    with PageCache(root) as pages:
+        for turn in range(arguments.turns):
+            cache = root / "cache"
+            shutil.rmtree(cache, ignore_errors=True)
+            pages.fill()
+            rows[f"streamer, turn {turn + 1}"] = measure(
+                "streamer",
+                "--manifest",
+                str(manifest),
+                "--cache",
+                str(cache),
+                "--options",
+                options,
+                *common,
+                server=server,
+            )
+            rows[f"stock DataLoader, local files, {turn + 1}"] = measure(
+                "local", "--files", str(root / "files"), *common
+            )
     return rows
 
 
