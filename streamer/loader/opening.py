@@ -50,6 +50,7 @@ class Opening:
         self.job = job
         self.shared = shared
         self._client: EngineClient | None = None
+        self._asking: EngineClient | None = None
         self._opened: tuple[Manifest, Selection | None] | None = None
         self._explained: set[str] = set()
 
@@ -67,9 +68,22 @@ class Opening:
     def client(self) -> EngineClient:
         """The line to the engine, opened at first use."""
         if self._client is None:
-            self._client = EngineClient(self.options.client_settings(Environment.read(), self.job))
-            weakref.finalize(self, self._client.close)
+            self._client = self._new_client()
         return self._client
+
+    def asking(self) -> EngineClient:
+        """A line for questions of the trainer's thread while a loader's thread listens to the sessions on `client`.
+
+        Two threads on one line take each other's answers: every second refresh with workers hung (2026-11-20).
+        """
+        if self._asking is None:
+            self._asking = self._new_client()
+        return self._asking
+
+    def _new_client(self) -> EngineClient:
+        made = EngineClient(self.options.client_settings(Environment.read(), self.job))
+        weakref.finalize(self, made.close)
+        return made
 
     @property
     def manifest(self) -> Manifest:
@@ -151,7 +165,7 @@ class Opening:
         digest, failure = "", None
         try:
             # Also a rank that has not looked before takes part: another one may have asked for len().
-            digest = self.manifest.digest if self._opened is None else self._looked_up().name
+            digest = self.manifest.digest if self._opened is None else self._looked_up(self.asking()).name
         except StreamerError as error:
             failure = error
         digest = self._common(digest, failure)
@@ -194,9 +208,10 @@ class Opening:
 
     def close(self) -> None:
         """Hangs up; idempotent."""
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+        for line in (self._client, self._asking):
+            if line is not None:
+                line.close()
+        self._client = self._asking = None
 
     def _open(self) -> tuple[Manifest, Selection | None]:
         if self._opened is None:
@@ -206,13 +221,13 @@ class Opening:
 
     def _found(self) -> Manifest:
         """Asks the engine, which lists the urls; if another process was faster, its answer counts."""
-        path = self._looked_up()
+        path = self._looked_up(self.client())
         return Manifest.open(path.parent / self.shared.settle_manifest(path.name))
 
-    def _looked_up(self) -> Path:
+    def _looked_up(self, line: EngineClient) -> Path:
         """The folder of the manifest of what exists now."""
         seat = self.rank_config()
-        return self.client().manifest(self.options.manifest_request(seat), _Announcer(seat.rank))
+        return line.manifest(self.options.manifest_request(seat), _Announcer(seat.rank))
 
     def _settled(self) -> Manifest | None:
         """The manifest that another process of this dataset has found; None: nobody has, or it is not here any more."""
@@ -257,7 +272,7 @@ class Opening:
         )
 
     def _streamed(self) -> StreamedBytes:
-        return StreamedBytes(self.client, self.manifest)
+        return StreamedBytes(self.asking, self.manifest)
 
 
 class _Announcer:

@@ -53,7 +53,7 @@ class StepSession:
     enough for the look-ahead, late enough that a short run does not plan an epoch that it never trains.
 
     Args:
-        client: the line to the engine; stays open when the session closes, unless `owns_client`.
+        client: the line to the engine; stays open when the session closes.
         spec: who consumes.
         schedule: (epoch, share) -> the epoch's chunks by step of the share, and the number of its steps.
         start: the first epoch and the share to begin with; later epochs begin at batch 0.

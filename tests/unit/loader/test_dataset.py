@@ -489,6 +489,24 @@ def test_refresh_by_hand(fake_engine, make_dataset, folder):
     assert dataset.samples == 110
 
 
+def test_questions_have_a_line_of_their_own(fake_engine, make_dataset, folder, monkeypatch):
+    """A loader's thread listens to the sessions meanwhile: on one line, two threads take each other's answers."""
+    dataset = make_dataset(folder)
+    assert dataset.samples == 100
+    sessions = dataset._opening.client()
+
+    def taken(*question: object) -> None:
+        raise AssertionError("asked on the line of the sessions")
+
+    monkeypatch.setattr(sessions, "manifest", taken)
+    monkeypatch.setattr(sessions, "read", taken)
+    grow(fake_engine, folder)
+    assert dataset.refresh()
+    assert dataset.samples == 110
+    assert dataset[3] == dataset[3]
+    assert dataset._opening.client() is sessions
+
+
 def test_a_rank_that_never_looked_takes_part_in_a_refresh(make_dataset, folder, monkeypatch):
     """Another rank may have asked for len() before: whoever refreshes compares, or the others wait in vain."""
     asked = []
