@@ -50,7 +50,8 @@ class StreamingDataLoader:
     the engine. Used by one thread. Close it, or use it as a context manager; garbage collection closes it too.
 
     Args:
-        dataset: what to load.
+        dataset: what to load. One loader with workers at a time iterates over it: for two at once give each a data set
+            of its own (the engine and the cache are shared all the same).
         batch_size: samples per batch of this rank.
         num_workers: worker processes; 0: everything happens in `next()`.
         drop_last: leave out the last, incomplete batch; otherwise it is filled with repeats (`repeated` marks them).
