@@ -98,10 +98,10 @@ async def test_stalled_body_is_abandoned(server: FakeS3, client: str, stall_afte
 
 async def test_waiting_in_line_is_no_silence(server: FakeS3) -> None:
     """A full link answers one after the other: nobody is given up whom nobody has overtaken."""
-    config = replace(CONFIG, first_byte_seconds=0.6)
+    config = replace(CONFIG, first_byte_seconds=1.5)
     async with fetching(server, config=config) as fetcher:
         await fetched(fetcher, part(server, 0, 10))
-        server.script = lambda seen, number: Act(wait_seconds=0.15 * (number - 1))
+        server.script = lambda seen, number: Act(wait_seconds=0.3 * (number - 1))
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(fetched(fetcher, part(server, i, i + 100))) for i in range(8)]
         assert [task.result() for task in tasks] == [RAMP[i : i + 100] for i in range(8)]
