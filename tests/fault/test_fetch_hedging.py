@@ -98,7 +98,7 @@ async def test_slow_body_is_outpaced(server: FakeS3) -> None:
     config = replace(HEDGED, range_bytes=4 * MiB)
     async with fetching(server, config=config) as fetcher:
         await warmed(fetcher, server)
-        server.script = once(Act(bytes_per_second=2 * MiB), on=len(server.seen) + 1)
+        server.script = once(Act(bytes_per_second=MiB // 2), on=len(server.seen) + 1)
         assert await fetched(fetcher, part(server, 0, 4 * MiB)) == RAMP
         assert fetcher.statistics().outpaced == 1
     assert server.seen[-1].start > 0
