@@ -95,7 +95,7 @@ async def test_winner_that_breaks_is_resumed(server: FakeS3) -> None:
 
 async def test_slow_body_is_outpaced(server: FakeS3) -> None:
     """A body far slower than the others is ended and its rest asked for again; its bytes are kept."""
-    config = replace(HEDGED, range_bytes=4 * MiB)
+    config = replace(HEDGED, range_bytes=4 * MiB, hedge_bytes_share=1.0)
     async with fetching(server, config=config) as fetcher:
         await warmed(fetcher, server)
         server.script = once(Act(bytes_per_second=MiB // 2), on=len(server.seen) + 1)
