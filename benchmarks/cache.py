@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import math
 import os
-import platform
 import resource
 import tempfile
 import time
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from report import kept, result
 
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.policy import CachePolicy
@@ -33,7 +33,6 @@ from streamer.cache.writer import ChunkBytes
 from streamer.config import CacheConfig, Eviction
 from streamer.order import EpochOrder, OrderSpec, RankPlan
 
-RESULTS = Path(__file__).parent / "results"
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 POLICIES: tuple[Eviction, ...] = ("hold", "epoch-lru", "lru")
 EPOCHS, OPEN, AHEAD = 4, 24, 12
@@ -267,27 +266,20 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=None, help="where the files of the second part go")
     arguments = parser.parse_args()
     chunks = 500 if arguments.quick else arguments.chunks
-    today = time.strftime("%Y-%m-%d")
-    cores = os.cpu_count()
-    lines = [
-        f"benchmarks/cache.py, {today}, {platform.platform()}, {cores} cores, Python {platform.python_version()}",
-        f"{chunks} chunks of 0.5 to 1.5 MiB, {EPOCHS} epochs, {OPEN} open, {AHEAD} ahead, a fetch takes 4 ticks",
-        "",
-        *HEADER.splitlines(),
-    ]
-    outcomes = list(hit_rates(chunks))
-    lines += [one.row() for one in outcomes]
-    lines += ["", *verdicts(outcomes)]
-    lines += ["", decisions(50_000 if arguments.quick else 1_500_000)]
-    count = 8 if arguments.quick else 96
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        lines += ["", f"{count} chunks of 8 MiB on {arguments.folder or tempfile.gettempdir()} (page cache included):"]
-        lines += [checksums_alone(count), *asyncio.run(files(Path(folder) / "cache", count))]
-    text = "\n".join(lines) + "\n"
-    print(text)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"cache-{today}.txt").write_text(text)
-    plot(outcomes, RESULTS / f"cache-{today}.png")
+    with kept("cache", keep=not arguments.quick):
+        print(
+            f"{chunks} chunks of 0.5 to 1.5 MiB, {EPOCHS} epochs, {OPEN} open, {AHEAD} ahead, a fetch takes 4 ticks\n"
+        )
+        print(f"\n{HEADER}")
+        outcomes = list(hit_rates(chunks))
+        print(*(one.row() for one in outcomes), "", *verdicts(outcomes), "", sep="\n")
+        print(decisions(50_000 if arguments.quick else 1_500_000))
+        count = 8 if arguments.quick else 96
+        print(f"\n{count} chunks of 8 MiB (page cache included):")
+        with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+            print(checksums_alone(count), *asyncio.run(files(Path(folder) / "cache", count)), sep="\n")
+    if not arguments.quick:
+        plot(outcomes, result("cache", "png"))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from report import kept
 
 from streamer.cache.folder import Folder, open_folder
 from streamer.cache.writer import ChunkBytes, write_chunk
@@ -37,7 +37,6 @@ from streamer.formats.checksum import crc32
 from streamer.manifest import Manifest
 from streamer.order import EpochOrder, OrderSpec, RankPlan
 
-RESULTS = Path(__file__).parent / "results"
 MiB = 1 << 20
 SAMPLE_BYTES = MiB // 10
 BOUND_MICROSECONDS, BOUND_DD, BOUND_WRITTEN = 40.0, 0.8, 0.01
@@ -236,20 +235,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=None, help="where the files go")
     parser.add_argument("--rounds", type=int, default=25)
     arguments = parser.parse_args()
-    today = time.strftime("%Y-%m-%d")
-    lines = [
-        f"benchmarks/cache_read.py, {today}, {platform.platform()}, {os.cpu_count()} cores,"
-        f" Python {platform.python_version()}",
-        "",
-    ]
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        lines += reading(Path(folder) / "small", arguments.rounds)
-        lines += ["", *beside_dd(Path(folder) / "large", arguments.rounds)]
-        lines += ["", *asyncio.run(epochs(Path(folder)))]
-    text = "\n".join(lines) + "\n"
-    print(text)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"cache_read-{today}.txt").write_text(text)
+    with kept("cache_read"), tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        print(*reading(Path(folder) / "small", arguments.rounds), "", sep="\n")
+        print(*beside_dd(Path(folder) / "large", arguments.rounds), "", sep="\n")
+        print(*asyncio.run(epochs(Path(folder))), sep="\n")
 
 
 if __name__ == "__main__":

@@ -12,25 +12,22 @@ times; the median of the ratios of pairs is printed. Results are kept in benchma
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import cv2
 import numpy as np
 import simplejpeg
+from report import kept
 
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.decode.transforms import HorizontalFlip, OnField, RandomResizedCrop, Resize
 from streamer.loader.maker import BatchMaker, MakerRules
 
-RESULTS = Path(__file__).parent / "results"
 BATCH, SIDE = 64, 224
 
 
@@ -112,13 +109,12 @@ def main() -> None:
     if options.quick:
         options.pictures, options.rounds = 128, 3
     cv2.setNumThreads(1)
-    lines = [
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"OpenCV {cv2.__version__}; {options.pictures} JPEGs",
-        f"{'':12}{'bare us':>12}{'ours us':>12}{'ours / bare rate':>22}",
-    ]
     out = np.zeros((BATCH, SIDE, SIDE, 3), np.uint8)
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as root:
+    with (
+        kept("decode", f"OpenCV {cv2.__version__}", f"{options.pictures} JPEGs", keep=not options.quick),
+        tempfile.TemporaryDirectory(dir="/var/tmp") as root,
+    ):
+        print(f"{'':12}{'bare us':>12}{'ours us':>12}{'ours / bare rate':>22}")
         folder, cache = Path(root) / "data", Path(root) / "cache"
         contents = make_data(folder, options.pictures)
         contents = contents[: len(contents) // BATCH * BATCH]
@@ -127,11 +123,8 @@ def main() -> None:
             ("augmented", bare_augmented, [RandomResizedCrop(SIDE), HorizontalFlip()]),
         ):
             ours = Ours(folder, cache, OnField("jpg", *steps), contents)
-            lines.append(compare(name, lambda t=theirs: t(contents, out), ours, options.rounds, len(contents)))  # type: ignore[misc]
+            print(compare(name, lambda t=theirs: t(contents, out), ours, options.rounds, len(contents)))  # type: ignore[misc]
             ours.close()
-    print("\n".join(lines))
-    if not options.quick:
-        (RESULTS / f"decode-{datetime.now(UTC):%Y-%m-%d}.txt").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,23 +15,20 @@ files). CPU seconds are user + system of that process. The page cache is filled 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import uvloop
 from contenders import CONTENDERS, Job, Result, chunks_of, listing, run_apart
 from memory import PageCache
+from report import kept
 from s3sim import S3_PROFILE, Simulator, simulator
 
 from streamer.store import open_store
@@ -158,15 +155,6 @@ def judge(claims: Sequence[Claim]) -> None:
     print()
     for claim in claims:
         print(claim)
-
-
-def headline(given: argparse.Namespace) -> None:
-    """Machine and command."""
-    machine = f"{os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}"
-    command = f"python benchmarks/fetch.py {' '.join(sys.argv[1:])}"
-    print(
-        f"{datetime.now(UTC):%Y-%m-%d}, {machine}, load {os.getloadavg()[0]:.1f}; {command}; {given.runs} runs in turns"
-    )
 
 
 # ---------------------------------------------------------------- the scenes
@@ -298,8 +286,8 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """One scene."""
     given = arguments()
-    headline(given)
-    SCENES[given.scene](given)
+    with kept(f"fetch-{given.scene}", f"{given.runs} runs in turns"):
+        SCENES[given.scene](given)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import uvloop
 from fetch_load import Data, Deliveries, Load, loading
+from report import kept
 from s3sim import S3_PROFILE, Simulator, simulator
 
 from streamer.config import FetchConfig
@@ -389,14 +390,14 @@ def main() -> int:
         parser.error(f"no scenario {', '.join(sorted(unknown))}")
     keep_freed_memory(512 * MiB)
     missed = 0
-    with tempfile.TemporaryDirectory() as folder:
+    with kept("fetch_faults", keep=names == list(SCENARIOS)), tempfile.TemporaryDirectory() as folder:
         stage = Stage(Data(Path(folder) / "store", files=8, file_bytes=64 * MiB))
         for name in names:
             begin = time.monotonic()
             for row in uvloop.run(SCENARIOS[name](stage)):
                 missed += not row.holds
-                print(row, flush=True)
-            print(f"  ({name}: {time.monotonic() - begin:.0f} s)", flush=True)
+                print(row)
+            print(f"  ({name}: {time.monotonic() - begin:.0f} s)")
     return 1 if missed else 0
 
 

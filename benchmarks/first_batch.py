@@ -16,21 +16,19 @@ import contextlib
 import fcntl
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+from report import kept
 
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
 
-RESULTS = Path(__file__).parent / "results"
 SAMPLES, SAMPLE_BYTES = 4000, 100_000
 _BOUND_MILLISECONDS = 300
 
@@ -138,20 +136,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one run each instead of five")
     runs = 1 if parser.parse_args().quick else 5
-    today = datetime.now(UTC).date().isoformat()
-    lines = [
-        f"first batch of a resumed run, {today}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores, "
-        f"Python {platform.python_version()}; load average {os.getloadavg()[0]:.1f}; median of {runs}",
-        f"{SAMPLES} samples of {SAMPLE_BYTES} B, batches of 64, everything in the cache; wall time",
-    ]
-    print("\n".join(lines))
-    with tempfile.TemporaryDirectory() as name:
+    with kept("first_batch", f"median of {runs}", keep=runs > 1), tempfile.TemporaryDirectory() as name:
+        print(f"first batch of a resumed run: {SAMPLES} cached samples of {SAMPLE_BYTES} B, batches of 64")
         folder = Path(name)
         make_data(folder / "data")
         for line in rows(folder, runs):
-            print(line, flush=True)
-            lines.append(line)
-    (RESULTS / f"first_batch-{today}.txt").write_text("\n".join(lines) + "\n")
+            print(line)
 
 
 if __name__ == "__main__":

@@ -22,26 +22,21 @@ Results are kept in benchmarks/results/loader-<date>.txt.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 import torch
 from loader_jpeg import jpeg
 from loader_ways import KINDS, WARM_UP, WAYS, WORKERS, Mapped, Row
+from report import kept
 from torch.utils.data import DataLoader
 
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.testing import FakeDataset
-
-RESULTS = Path(__file__).parent / "results"
 
 Report = Callable[[str], None]
 
@@ -177,18 +172,15 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=60, help="batches measured for each line")
     parser.add_argument("--quick", action="store_true", help="only the hand-over of images and tokens, ten batches")
     options = parser.parse_args()
-    lines: list[str] = []
-    bounds = Bounds()
     warnings.filterwarnings("ignore", message="This DataLoader will create")
+    with kept("loader", f"torch {torch.__version__}", f"numpy {np.__version__}", keep=not options.quick):
+        print(f"CPU and wall in ms per batch, {WORKERS} workers")
+        scenes(options, print)
 
-    def report(line: str) -> None:
-        print(line, flush=True)
-        lines.append(line)
 
-    report(
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, Python {platform.python_version()}, torch "
-        f"{torch.__version__}, numpy {np.__version__}; CPU and wall in ms per batch, {WORKERS} workers"
-    )
+def scenes(options: argparse.Namespace, report: Callable[[str], None]) -> None:
+    """Everything that is measured, one after the other."""
+    bounds = Bounds()
     if options.quick:
         for kind in ("float", "raw"):
             del KINDS[kind]
@@ -201,7 +193,6 @@ def main() -> None:
     straggler(report, bounds)
     wake_ups(report, bounds, 5000)
     bounds.report(report)
-    (RESULTS / f"loader-{datetime.now(UTC):%Y-%m-%d}.txt").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

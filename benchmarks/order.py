@@ -10,20 +10,15 @@ design: 1e9 samples in 1e5 chunks start and resume in under 1 s and 10 MB; 1.5e6
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
+from report import kept
 
 from streamer.order import EpochOrder, OrderSpec, RankPlan, vif_bound
-
-RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True)
@@ -155,22 +150,7 @@ def _correlation_rows(epochs: int) -> Iterator[str]:
         yield f"{chunks:>6} {epochs:>6} {off_diagonal.max():>12.4f} {4 / np.sqrt(chunks):>11.4f}"
 
 
-def _machine() -> str:
-    cpu = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), "unknown")
-    return (
-        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores of {cpu}, "
-        f"Python {platform.python_version()}, numpy {np.__version__}"
-    )
-
-
-def _cpuinfo() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
-
-
 def _report(quick: bool) -> Iterator[str]:
-    yield f"order, {datetime.now(UTC):%Y-%m-%d}, {_machine()}"
-    yield ""
     yield "CPU time and additional memory of one process with every lane (one rank)"
     yield (
         f"{'dataset':<32} {'L':>4} {'K':>5} {'first ms':>9} {'resume ms':>9} {'peak MB':>8} "
@@ -193,13 +173,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the work; keeps no result")
     quick = parser.parse_args().quick
-    lines = []
-    for line in _report(quick):
-        print(line, flush=True)
-        lines.append(line)
-    if not quick:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"order-{datetime.now(UTC):%Y-%m-%d}.txt").write_text("\n".join(lines) + "\n")
+    with kept("order", f"numpy {np.__version__}", keep=not quick):
+        for line in _report(quick):
+            print(line)
 
 
 if __name__ == "__main__":

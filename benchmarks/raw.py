@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -23,16 +22,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import torch
+from report import kept
 from torch.utils.data import DataLoader, Dataset
 
 from streamer import StreamingDataLoader, StreamingDataset
-
-RESULTS = Path(__file__).parent / "results"
 
 
 class Files(Dataset[torch.Tensor]):
@@ -204,22 +201,14 @@ def main() -> None:
     if options.quick:
         options.megabytes, options.rounds = 256, 1
     warnings.filterwarnings("ignore", message="This DataLoader will create")
-    lines: list[str] = []
-
-    def report(line: str) -> None:
-        print(line, flush=True)
-        lines.append(line)
-
-    report(
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, Python {platform.python_version()}, torch "
-        f"{torch.__version__}; {options.megabytes} MB in arrays of {options.kilobytes} KB, batch {options.batch_size}, "
-        f"page cache {'cold' if options.cold else 'warm'}"
-    )
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as root:
-        measure(Path(root), options, report)
-    if not options.quick:
-        kind = "raw-cold" if options.cold else "raw"
-        (RESULTS / f"{kind}-{datetime.now(UTC):%Y-%m-%d}.txt").write_text("\n".join(lines) + "\n")
+    name = "raw-cold" if options.cold else "raw"
+    with (
+        kept(name, f"torch {torch.__version__}", keep=not options.quick),
+        tempfile.TemporaryDirectory(dir="/var/tmp") as root,
+    ):
+        print(f"{options.megabytes} MB in arrays of {options.kilobytes} KB, batch {options.batch_size}, ", end="")
+        print(f"page cache {'cold' if options.cold else 'warm'}")
+        measure(Path(root), options, print)
 
 
 if __name__ == "__main__":

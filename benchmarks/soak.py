@@ -17,7 +17,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -25,14 +24,13 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import psutil
+from report import kept
 from s3sim import Simulator, simulator
 
-RESULTS = Path(__file__).parent / "results"
 SAMPLES, SAMPLE_BYTES = 2000, 60_000
 RANKS, WORKERS, BATCH = 2, 4, 20
 # At half, with 4 samples a chunk, the batches under way of both ranks hold 59 of 60 MB open (2026-11-20).
@@ -258,14 +256,9 @@ def main() -> int:
             ranks, gauges, kills = soak(root, store, arguments)
             counts = store.statistics()
     lines, fine = verdict(ranks, gauges, truth, arguments.minutes)
-    head = (
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {platform.machine()}, {os.cpu_count()} cores: "
-        f"{arguments.minutes:g} min, "
-        f"{RANKS} ranks x {WORKERS} workers, {kills} kills, faults {' '.join(faults)}"
-    )
-    text = "\n".join([head, *lines, f"store: {json.dumps(counts)[:600]}", "fine" if fine else "FAILED"])
-    print(text)
-    (RESULTS / f"soak-{datetime.now(UTC):%Y-%m-%d}.txt").write_text(text + "\n")
+    with kept("soak"):
+        print(f"{arguments.minutes:g} min, {RANKS} ranks x {WORKERS} workers, {kills} kills, faults {' '.join(faults)}")
+        print(*lines, f"store: {json.dumps(counts)[:600]}", "fine" if fine else "FAILED", sep="\n")
     return 0 if fine else 1
 
 

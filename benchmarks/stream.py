@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
-import platform
 import resource
 import shutil
 import statistics
@@ -23,14 +21,13 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 from memory import PageCache
+from report import kept
 from s3sim import S3_PROFILE, Simulator, simulator
 
-RESULTS = Path(__file__).parent / "results"
 SHARD_SAMPLES = 560
 BATCH = 64
 
@@ -196,10 +193,10 @@ def compare(arguments: argparse.Namespace) -> None:
             make_data(root, arguments.samples)
         with simulator(root, *S3_PROFILE, command=arguments.s3sim) as server:
             rows = _turns(root, server, arguments)
-        report = f"{_machine()}\n{table(rows)}\n{bounds(rows)}\n" if arguments.epochs > 1 else table(rows)
-        print(report)
-        name = f"stream-{datetime.now(UTC):%Y-%m-%d}.txt"
-        (RESULTS / name).write_text(f"{report}\npython benchmarks/stream.py --workers {arguments.workers}\n")
+        with kept("stream"):
+            print(table(rows))
+            if arguments.epochs > 1:
+                print(bounds(rows))
     finally:
         if not arguments.keep:
             shutil.rmtree(root)
@@ -247,12 +244,6 @@ def _turns(root: Path, server: Simulator, arguments: argparse.Namespace) -> dict
                 "local", "--files", str(root / "files"), *common
             )
     return rows
-
-
-def _machine() -> str:
-    return (
-        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}"
-    )
 
 
 def main() -> None:
