@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing.resource_tracker
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -40,39 +38,24 @@ def array_only(sample: dict[str, object]) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """96 arrays of 80 KB, and an engine that outlives the tests of this module."""
+def place(tmp_path_factory: pytest.TempPathFactory, standing_engine: Callable[[Path], None]) -> Path:
+    """96 arrays of 80 KB, and an engine."""
     root = tmp_path_factory.mktemp("frameworks")
     (root / "data").mkdir()
     for number in range(SAMPLES):
         np.save(root / "data" / f"{number:03d}.npy", np.full(20_000, number, np.float32))
-    saved = dict(os.environ)
-    os.environ |= {"STREAMER_CACHE_DIR": str(root / "cache"), "STREAMER_RUNTIME_DIR": str(root / "run")}
-    multiprocessing.resource_tracker.ensure_running()
-    probe = StreamingDataset(root / "data", cache_bytes="1GB")
-    len(probe)
-    yield root
-    probe.close()
-    os.environ.clear()
-    os.environ.update(saved)
+    standing_engine(root / "data")
+    return root
 
 
 @pytest.fixture
-def make(place: Path) -> Iterator[Make]:
+def make(place: Path, closing: Callable[[StreamingDataset], StreamingDataset]) -> Iterator[Make]:
     """Makes data sets that are closed after the test."""
-    made: list[StreamingDataset] = []
-
-    def dataset() -> StreamingDataset:
-        made.append(StreamingDataset(place / "data", batch_size=BATCH, transform=array_only))
-        return made[-1]
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield dataset
+        yield lambda: closing(StreamingDataset(place / "data", batch_size=BATCH, transform=array_only))
         # Module state of torch's consumer side: rings of workers that are gone stay until the next one is opened.
         stock._opened._rings.clear()
-    while made:
-        made.pop().close()
 
 
 def numbers(batch: dict[str, torch.Tensor]) -> list[int]:

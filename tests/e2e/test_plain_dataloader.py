@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing.resource_tracker
 import os
 import signal
 import subprocess
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +29,8 @@ PADDED = 104
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder of data and an engine that outlives the tests of this module."""
+def place(tmp_path_factory: pytest.TempPathFactory, standing_engine: Callable[[Path], None]) -> Path:
+    """A folder of data, and an engine."""
     root = tmp_path_factory.mktemp("plain")
     for number in range(SAMPLES):
         path = root / "data" / f"c{number % 3}" / f"{number:03d}.npy"
@@ -39,29 +38,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         np.save(path, np.full(20_000, number, np.int32))
     (root / "bad").mkdir()
     (root / "bad" / "1.cls").write_text("dog")
-    saved = dict(os.environ)
-    os.environ |= {"STREAMER_CACHE_DIR": str(root / "cache"), "STREAMER_RUNTIME_DIR": str(root / "run")}
-    multiprocessing.resource_tracker.ensure_running()
-    probe = StreamingDataset(root / "data", cache_bytes="1GB")
-    len(probe)
-    yield root
-    probe.close()
-    os.environ.clear()
-    os.environ.update(saved)
+    standing_engine(root / "data")
+    return root
 
 
 @pytest.fixture
-def make(place: Path) -> Iterator[Callable[..., StreamingDataset]]:
+def make(place: Path, closing: Callable[[StreamingDataset], StreamingDataset]) -> Callable[..., StreamingDataset]:
     """Makes datasets that are closed after the test."""
-    made: list[StreamingDataset] = []
-
-    def dataset(**options: object) -> StreamingDataset:
-        made.append(StreamingDataset(place / "data", **options))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield dataset
-    while made:
-        made.pop().close()
+    return lambda **options: closing(StreamingDataset(place / "data", **options))
 
 
 def loader(dataset: StreamingDataset, kind: type[DataLoader] = DataLoader, **options: object) -> DataLoader:
