@@ -24,9 +24,10 @@ import uvloop
 from numpy.typing import NDArray
 
 from streamer.cache.chunk_cache import ChunkCache
-from streamer.cache.writer import payload_checksum, sample_checksums
+from streamer.cache.writer import sample_checksums
 from streamer.config import CacheConfig, FetchConfig
 from streamer.fetch import Fetcher, collect_rarely, keep_freed_memory
+from streamer.formats.checksum import crc32_of
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
 from streamer.store import ObjectStore, open_store
 
@@ -228,7 +229,7 @@ async def ours_summed(job: Job, chunks: list[Chunk]) -> tuple[int, str]:
 
     def checksums(chunk: Chunk, parts: list[memoryview]) -> None:
         sample_checksums(parts, offsets_of(chunk))
-        payload_checksum(parts)
+        crc32_of(parts)
 
     async def use(chunk: Chunk, parts: list[memoryview]) -> None:
         await asyncio.to_thread(checksums, chunk, parts)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from streamer.cache.folder import Access, Folder
 from streamer.errors import CacheError
-from streamer.formats.checksum import crc32
+from streamer.formats.checksum import crc32, crc32_of
 from streamer.formats.chunkfile import ChunkHeader
 
 # POSIX allows 1,024 buffers per call on Linux.
@@ -63,14 +63,6 @@ def sample_checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> NDA
     return found
 
 
-def payload_checksum(parts: Sequence[Buffer]) -> int:
-    """CRC-32 of the parts together."""
-    crc = 0
-    for part in parts:
-        crc = crc32(part, crc)
-    return crc
-
-
 def write_chunk(chunk: ChunkBytes, folder: Folder) -> int:
     """Writes and publishes; on any failure nothing is left.
 
@@ -95,7 +87,7 @@ def write_chunk(chunk: ChunkBytes, folder: Folder) -> int:
         local_bytes=chunk.local_bytes,
         samples=len(offsets) - 1,
         table_crc=crc32(table),
-        payload_crc=payload_checksum(chunk.parts),
+        payload_crc=crc32_of(chunk.parts),
         codec=int(chunk.codec),
     )
     temporary = folder.temporary_path(chunk.key)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from streamer.errors import IntegrityError
 from streamer.formats import chunkfile
-from streamer.formats.checksum import crc32
+from streamer.formats.checksum import crc32_of
 
 _CRC = struct.Struct("<I")
 # Small samples one by one cost more in calls than in bytes; beyond this nothing is gained (read and checked: 4.6 GB/s
@@ -132,7 +132,7 @@ def _read_run(descriptor: int, path: str, local_bytes: int, run: Sequence[_Targe
     first, last = run[0][0], run[-1][0]
     got = _fill(descriptor, [piece for _, pieces in run for piece in pieces], chunkfile.HEADER_BYTES + first.start)
     stored = os.pread(descriptor, chunkfile.CRC_BYTES * len(run), chunkfile.crc_offset(local_bytes, first.sample))
-    actual = [_crc_of(pieces) for _, pieces in run]
+    actual = [crc32_of(pieces) for _, pieces in run]
     # All at once: to look at each cost 1 us a sample, a tenth of what it costs to read one of 100 KB.
     if first.start + got < last.stop or stored != struct.pack(f"<{len(run)}I", *actual):
         _refuse(path, [item for item, _ in run], first.start + got, (stored, actual))
@@ -157,13 +157,6 @@ def _rest(buffers: Sequence[memoryview], got: int) -> Sequence[memoryview]:
         rest.append(buffer[min(got, len(buffer)) :])
         got -= min(got, len(buffer))
     return rest
-
-
-def _crc_of(pieces: Sequence[memoryview]) -> int:
-    crc = 0
-    for piece in pieces:
-        crc = crc32(piece, crc)
-    return crc
 
 
 def _refuse(path: str, items: Sequence[Wanted], end: int, sums: tuple[bytes, Sequence[int]]) -> None:

@@ -7,9 +7,19 @@ the samples' CRCs by arithmetic: 80 joins of 10 us in Python against 0.2 ms per 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 try:
     from isal.isal_zlib import crc32
 except ImportError:  # no wheel for this platform
     from zlib import crc32
 
-__all__ = ["crc32"]
+__all__ = ["crc32", "crc32_of"]
+
+
+def crc32_of(parts: Iterable[memoryview | bytes]) -> int:
+    """CRC-32 of the parts together."""
+    crc = 0
+    for part in parts:
+        crc = crc32(part, crc)
+    return crc

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from streamer.errors import ConfigError
-from streamer.loader.device_ring import Marker
+from streamer.loader.fence import Fence
 from streamer.loader.moving import BatchTransform, CudaMover, Mover, mover_for
 from streamer.loader.normalize import Normalize
 from streamer.loader.packed import map_tensors
@@ -104,8 +104,8 @@ class _Prefetch:
         self._mover = mover
         self._ahead = ahead
         self._transform = transform
-        self._coming: deque[tuple[object, Marker] | BaseException] = deque()
-        self._sources: deque[tuple[object, Marker]] = deque()
+        self._coming: deque[tuple[object, Fence] | BaseException] = deque()
+        self._sources: deque[tuple[object, Fence]] = deque()
         self._over = False
 
     def __iter__(self) -> _Prefetch:
@@ -120,8 +120,8 @@ class _Prefetch:
         first = self._coming.popleft()
         if isinstance(first, BaseException):
             raise first
-        batch, marker = first
-        self._mover.hand_over(batch, marker)
+        batch, fence = first
+        self._mover.hand_over(batch, fence)
         return batch
 
     def _fetch(self) -> None:
@@ -129,20 +129,20 @@ class _Prefetch:
         self._let_go()
         try:
             source = next(self._batches)
-            moved, marker = self._mover.move(source, self._transform)
+            moved, fence = self._mover.move(source, self._transform)
         except StopIteration:
             self._over = True
         except Exception as error:  # noqa: BLE001 - raised when its turn has come
             self._coming.append(error)
             # Iterators made by generators are over after an error; ours go on.
         else:
-            self._coming.append((moved, marker))
-            self._sources.append((source, marker))
+            self._coming.append((moved, fence))
+            self._sources.append((source, fence))
 
     def _let_go(self) -> None:
         while self._sources and self._sources[0][1].done():
             self._sources.popleft()
 
     def __del__(self) -> None:
-        for _, marker in self._sources:
-            marker.wait()
+        for _, fence in self._sources:
+            fence.wait()

@@ -14,20 +14,10 @@ from typing import Protocol
 
 import torch
 
+from streamer.loader.fence import EventFence, Fence
+
 # Batches of one data set differ a little in size.
 _SLACK = 1.125
-
-
-class Marker(Protocol):
-    """A point in the work of a device."""
-
-    def done(self) -> bool:
-        """Whether the device has come past it."""
-        ...
-
-    def wait(self) -> None:
-        """Blocks until it has."""
-        ...
 
 
 class DeviceMemory(Protocol):
@@ -41,12 +31,12 @@ class DeviceMemory(Protocol):
         """A tensor on the same memory with a storage of its own, and an object that lives as long as its views."""
         ...
 
-    def mark(self) -> Marker:
+    def mark(self) -> Fence:
         """A point behind everything that the training's stream was given until now."""
         ...
 
-    def follow(self, marker: Marker) -> None:
-        """Whatever the side stream is given from now on comes after the marker."""
+    def follow(self, fence: Fence) -> None:
+        """Whatever the side stream is given from now on comes after the fence."""
         ...
 
 
@@ -55,7 +45,7 @@ class _Slot:
     """One buffer, and what must be over before it is written again."""
 
     buffer: torch.Tensor | None = None
-    marker: Marker | None = None
+    fence: Fence | None = None
 
 
 class DeviceRing:
@@ -89,9 +79,9 @@ class DeviceRing:
         if not self._free:
             return None
         slot = self._free.popleft()
-        if slot.marker is not None:
-            self._memory.follow(slot.marker)
-            slot.marker = None
+        if slot.fence is not None:
+            self._memory.follow(slot.fence)
+            slot.fence = None
         if slot.buffer is None or slot.buffer.numel() < nbytes:
             slot.buffer = None  # the old one first: both at once may not fit
             slot.buffer = self._memory.allocate(int(nbytes * _SLACK))
@@ -104,29 +94,10 @@ class DeviceRing:
         """Before the training's next step: slots that died until now are free behind what its stream was given."""
         dead = [self._dead.popleft() for _ in range(len(self._dead))]
         if dead:
-            marker = self._memory.mark()
+            fence = self._memory.mark()
             for slot in dead:
-                slot.marker = marker
+                slot.fence = fence
                 self._free.append(slot)
-
-
-class EventMarker:
-    """A CUDA event.
-
-    Attributes:
-        event: recorded on some stream.
-    """
-
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self.event = event
-
-    def done(self) -> bool:
-        """Whether its stream has come past it."""
-        return bool(self.event.query())  # type: ignore[no-untyped-call]
-
-    def wait(self) -> None:
-        """Blocks until it has."""
-        self.event.synchronize()
 
 
 class _Export:
@@ -163,13 +134,13 @@ class CudaMemory:
         export = _Export(buffer)
         return torch.as_tensor(export, device=self._device), export
 
-    def mark(self) -> Marker:
+    def mark(self) -> Fence:
         """See `DeviceMemory`."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
-        return EventMarker(event)
+        return EventFence(event)
 
-    def follow(self, marker: Marker) -> None:
+    def follow(self, fence: Fence) -> None:
         """See `DeviceMemory`."""
-        assert isinstance(marker, EventMarker)
-        self._stream.wait_event(marker.event)
+        assert isinstance(fence, EventFence)
+        self._stream.wait_event(fence.event)

@@ -8,7 +8,8 @@ from typing import Protocol
 
 import torch
 
-from streamer.loader.device_ring import CudaMemory, DeviceRing, EventMarker, Marker
+from streamer.loader.device_ring import CudaMemory, DeviceRing
+from streamer.loader.fence import EventFence, Fence
 from streamer.loader.packed import Packed, map_tensors
 
 BatchTransform = Callable[[object], object]
@@ -17,12 +18,12 @@ BatchTransform = Callable[[object], object]
 class Mover(Protocol):
     """How tensors get to a device."""
 
-    def move(self, source: object, transform: BatchTransform | None) -> tuple[object, Marker]:
-        """Starts the copies, and the transform after them; the source must live until the marker is done."""
+    def move(self, source: object, transform: BatchTransform | None) -> tuple[object, Fence]:
+        """Starts the copies, and the transform after them; the source must live until the fence is done."""
         ...
 
-    def hand_over(self, batch: object, marker: Marker) -> None:
-        """The consumer uses the batch from now on; its work comes after the marker."""
+    def hand_over(self, batch: object, fence: Fence) -> None:
+        """The consumer uses the batch from now on; its work comes after the fence."""
         ...
 
 
@@ -46,13 +47,13 @@ class PlainMover:
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
 
-    def move(self, batch: object, transform: BatchTransform | None) -> tuple[object, Marker]:
+    def move(self, batch: object, transform: BatchTransform | None) -> tuple[object, Fence]:
         """See `Mover`."""
         device = self._device
         moved = batch if device is None else map_tensors(batch, lambda tensor: tensor.to(device))
         return (transform(moved) if transform else moved), _Done()
 
-    def hand_over(self, batch: object, marker: Marker) -> None:
+    def hand_over(self, batch: object, fence: Fence) -> None:
         """See `Mover`."""
 
 
@@ -69,7 +70,7 @@ class CudaMover:
         self._stream = _side_stream(device)
         self._ring = DeviceRing(slots, CudaMemory(device, self._stream)) if slots else None
 
-    def move(self, batch: object, transform: BatchTransform | None) -> tuple[object, Marker]:
+    def move(self, batch: object, transform: BatchTransform | None) -> tuple[object, Fence]:
         """See `Mover`."""
         with torch.cuda.stream(self._stream):
             moved = self._copied(batch)
@@ -77,13 +78,13 @@ class CudaMover:
                 moved = transform(moved)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
-        return moved, EventMarker(event)
+        return moved, EventFence(event)
 
-    def hand_over(self, batch: object, marker: Marker) -> None:
+    def hand_over(self, batch: object, fence: Fence) -> None:
         """See `Mover`."""
-        assert isinstance(marker, EventMarker)
+        assert isinstance(fence, EventFence)
         current = torch.cuda.current_stream(self._device)
-        current.wait_event(marker.event)
+        current.wait_event(fence.event)
         if self._ring is not None:
             self._ring.fence()
         # The memory belongs to the side stream: it must not be given out again before the consumer's work is done.

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from streamer.errors import ConfigError
+from streamer.loader.fence import EventFence
 from streamer.loader.ring import Ring
 
 if TYPE_CHECKING:
@@ -90,21 +91,6 @@ def pieces(shape_slots: int, slot_bytes: int, piece_bytes: int = PIECE_BYTES) ->
     for first in range(0, shape_slots, per_piece):
         count = min(per_piece, shape_slots - first)
         yield first * slot_bytes, count * slot_bytes
-
-
-class EventFence:
-    """A CUDA event as a ring's fence."""
-
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self._event = event
-
-    def passed(self) -> bool:
-        """Whether the stream has come past it."""
-        return bool(self._event.query())  # type: ignore[no-untyped-call]
-
-    def wait(self) -> None:
-        """Waits until it has."""
-        self._event.synchronize()
 
 
 class Pinner:

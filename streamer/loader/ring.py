@@ -8,9 +8,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from streamer.loader import memory
+from streamer.loader.fence import Fence
 from streamer.loader.leaves import Bytes
 
 # A freed slot is filled with this when `poison` is on, so that a view that outlived its slot is seen.
@@ -19,18 +19,6 @@ POISON = 0xDB
 HELD_SLOTS = 3
 # Batches of one data set differ a little in size; more than this is grown into.
 _SLACK = 1.125
-
-
-class Fence(Protocol):
-    """Something on the device that may still read a slot after its last view died."""
-
-    def passed(self) -> bool:
-        """Whether it is over."""
-        ...
-
-    def wait(self) -> None:
-        """Waits until it is."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +105,7 @@ class Ring:
 
     def reclaim(self) -> None:
         """Takes back the slots whose views have died and whose fences have passed."""
-        while self._fenced and self._fenced[0][0].passed():
+        while self._fenced and self._fenced[0][0].done():
             for slot in self._fenced.popleft()[1]:
                 self.put_back(slot)
         while self._dead and not self.fencing:

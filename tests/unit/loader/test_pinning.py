@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamer.errors import ConfigError
-from streamer.loader.pinning import EventFence, Pinner, pieces
+from streamer.loader.pinning import Pinner, pieces
 from streamer.loader.ring import Ring, Shape
 
 
@@ -127,12 +127,3 @@ def test_modes_without_cuda():
     assert Pinner.for_mode(False) is None
     with pytest.raises(ConfigError, match="no CUDA device"):
         Pinner.for_mode(True)
-
-
-def test_event_fence():
-    """An event answers for the copies before it."""
-    event = FakeEvent()
-    fence = EventFence(event)
-    assert not fence.passed()
-    fence.wait()
-    assert fence.passed()

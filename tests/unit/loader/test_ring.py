@@ -30,7 +30,7 @@ class LateCopy:
     def __init__(self) -> None:
         self.over = False
 
-    def passed(self) -> bool:
+    def done(self) -> bool:
         return self.over
 
     def wait(self) -> None:
