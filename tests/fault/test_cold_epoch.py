@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import tarfile
 from collections import Counter
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -20,6 +18,7 @@ from streamer.engine.session import EngineSession, SessionRequest
 from streamer.manifest.model import ObjectRecord
 from streamer.store.base import PIECE_BYTES
 from streamer.store.local_store import LocalStore
+from tests.tars import tar_of
 
 CHUNK_BYTES = 64 << 10
 BATCHES = 30
@@ -94,12 +93,8 @@ def make_tars(folder: Path) -> int:
     random = np.random.default_rng(6)
     folder.mkdir(parents=True)
     for number in range(4):
-        with tarfile.open(folder / f"{number}.tar", "w") as tar:
-            for sample in range(60):
-                content = random.bytes(int(random.integers(1_000, 30_000)))
-                member = tarfile.TarInfo(f"{sample:03}.bin")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+        samples = ((f"{sample:03}.bin", random.bytes(int(random.integers(1_000, 30_000)))) for sample in range(60))
+        (folder / f"{number}.tar").write_bytes(tar_of(samples))
     return sum(path.stat().st_size for path in folder.iterdir())
 
 

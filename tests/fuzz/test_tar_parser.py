@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import random
 import tarfile
 
@@ -13,21 +12,15 @@ from streamer.errors import DecodeError, ManifestError
 from streamer.formats.base import Need, SampleName
 from streamer.formats.webdataset import WebDataset
 from streamer.manifest.model import ObjectRecord
+from tests.tars import tar_of
 
 FORMAT = WebDataset()
 
 
 def seeds() -> list[bytes]:
-    found = []
-    for kind in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
-        sink = io.BytesIO()
-        with tarfile.open(fileobj=sink, mode="w", format=kind) as out:
-            for name in ("a.jpg", "a.cls", "d/" * 30 + "b" * 30 + ".jpg", "ü.txt"):
-                member = tarfile.TarInfo(name)
-                member.size = 600
-                out.addfile(member, io.BytesIO(bytes(600)))
-        found.append(sink.getvalue()[: 16 * 512])
-    return found
+    entries = [(name, bytes(600)) for name in ("a.jpg", "a.cls", "d/" * 30 + "b" * 30 + ".jpg", "ü.txt")]
+    kinds = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
+    return [tar_of(entries, kind)[: 16 * 512] for kind in kinds]
 
 
 def mutated(raw: bytes, drawn: random.Random) -> bytes:

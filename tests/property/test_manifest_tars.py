@@ -15,20 +15,11 @@ from streamer.formats import tar
 from streamer.formats.base import Need, SampleName
 from streamer.formats.webdataset import WebDataset
 from streamer.manifest.model import ObjectRecord
+from tests.tars import driven, tar_of
 
 stems = st.text(st.sampled_from("abü/ "), min_size=1, max_size=150).filter(lambda s: not s.endswith("/"))
 members = st.lists(st.tuples(stems, st.binary(max_size=2000), st.sampled_from([1, 2, 3])), max_size=20)
 kinds = st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-
-
-def archive(entries: list[tuple[str, bytes]], kind: int) -> bytes:
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w", format=kind) as out:
-        for name, content in entries:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            out.addfile(member, io.BytesIO(content))
-    return sink.getvalue()
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -43,7 +34,7 @@ def test_samples_are_the_members(monkeypatch, entries, kind, window, jump, probe
     keys = [stem for stem, _, _ in entries]
     if any(a == b for a, b in pairwise(keys)):
         return
-    raw = archive(flat, kind)
+    raw = tar_of(flat, kind)
     found, needs = indexed(raw)
     with tarfile.open(fileobj=io.BytesIO(raw)) as reference:
         read = [(m.name.rpartition(".x"), reference.extractfile(m).read()) for m in reference if m.isfile()]
@@ -56,26 +47,18 @@ def test_samples_are_the_members(monkeypatch, entries, kind, window, jump, probe
 
 
 def indexed(raw: bytes) -> tuple[list[tuple[str, list[tuple[str, bytes]]]], list[Need]]:
-    steps = WebDataset().index(ObjectRecord("s3://b/x.tar", len(raw), ""))
-    found, needs, answer = [], [], None
-    while True:
-        try:
-            item = steps.send(answer)
-        except StopIteration:
-            return found, needs
-        answer = None
-        if isinstance(item, Need):
-            needs.append(item)
-            answer = memoryview(raw)[item.start : item.stop]
-        else:
-            key, fields = WebDataset().open(memoryview(raw)[item.start : item.stop], SampleName())
-            found.append((key, [(field.name, bytes(field.content)) for field in fields]))
+    spans, needs = driven(WebDataset().index(ObjectRecord("s3://b/x.tar", len(raw), "")), raw)
+    found = []
+    for span in spans:
+        key, fields = WebDataset().open(memoryview(raw)[span.start : span.stop], SampleName())
+        found.append((key, [(field.name, bytes(field.content)) for field in fields]))
+    return found, needs
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_any_cut_of_an_archive_is_refused(kind):
     """There is no length at which a truncated archive passes for a whole one."""
-    raw = archive([("a" * 120 + ".jpg", b"1" * 700), ("b.jpg", b""), ("b.cls", b"1")], kind)
+    raw = tar_of([("a" * 120 + ".jpg", b"1" * 700), ("b.jpg", b""), ("b.cls", b"1")], kind)
     end = raw.rstrip(b"\0")
     mark = -(-len(end) // 512) * 512 + 512
     for stop in range(0, mark, 64):

@@ -18,6 +18,7 @@ from streamer.formats.tar import (
     parse_pax,
     read_members,
 )
+from tests.tars import driven, tar_of
 
 
 def resealed(block: bytes, **fields: bytes) -> bytes:
@@ -32,34 +33,34 @@ def resealed(block: bytes, **fields: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_members_are_those_of_the_standard_library(make_tar, drive, kind, tmp_path):
+def test_members_are_those_of_the_standard_library(kind, tmp_path):
     """Names, lengths and contents agree with tarfile, long names and empty members included."""
     long = "d" * 60 + "/" + "e" * 90 + ".jpg"
     entries = [("a.jpg", b"x" * 700), (long, b"y" * 512), ("empty.txt", b""), ("ä/ü.cls", b"1")]
-    raw = make_tar(entries, kind)
-    found, _ = drive(read_members(len(raw)), raw)
+    raw = tar_of(entries, kind)
+    found, _ = driven(read_members(len(raw)), raw)
     assert [(m.name, raw[m.content_start : m.content_stop]) for m in found] == entries
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_a_name_longer_than_ustar_has_room_for(make_tar, drive, kind):
+def test_a_name_longer_than_ustar_has_room_for(kind):
     """A name of 3,000 bytes comes whole from an extended header, and belongs to its member's range."""
     name = "n" * 3000 + ".jpg"
-    raw = make_tar([("first.jpg", b"1"), (name, b"2"), ("last.jpg", b"3")], kind)
-    found, _ = drive(read_members(len(raw)), raw)
+    raw = tar_of([("first.jpg", b"1"), (name, b"2"), ("last.jpg", b"3")], kind)
+    found, _ = driven(read_members(len(raw)), raw)
     assert [m.name for m in found] == ["first.jpg", name, "last.jpg"]
     assert [m.start for m in found[1:]] == [m.stop for m in found[:-1]]
 
 
-def test_pax_size_wins_over_the_header(make_tar, drive):
+def test_pax_size_wins_over_the_header():
     """A PAX record gives the size where the header's twelve digits do not."""
     info = tarfile.TarInfo("big.bin")
     info.size = 1000
     info.pax_headers = {"size": "1000"}
-    raw = bytearray(make_tar([info, ("b.txt", b"x")], tarfile.PAX_FORMAT))
+    raw = bytearray(tar_of([info, ("b.txt", b"x")], tarfile.PAX_FORMAT))
     header = 2 * BLOCK
     raw[header : header + BLOCK] = resealed(bytes(raw[header : header + BLOCK]), size=b"00000000000\0")
-    found, _ = drive(read_members(len(raw)), bytes(raw))
+    found, _ = driven(read_members(len(raw)), bytes(raw))
     assert [(m.name, m.content_stop - m.content_start) for m in found] == [("big.bin", 1000), ("b.txt", 1)]
 
 
@@ -71,7 +72,7 @@ def test_sizes_from_8_gib_are_base_256():
     assert header.size == 9 << 30
 
 
-def test_directories_links_and_devices_have_no_content(make_tar, drive):
+def test_directories_links_and_devices_have_no_content():
     """What is no file is a member of one header, whatever its size field says."""
     kinds = [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE]
     infos = []
@@ -79,16 +80,16 @@ def test_directories_links_and_devices_have_no_content(make_tar, drive):
         info = tarfile.TarInfo(f"entry{number}")
         info.type, info.linkname = kind, "target"
         infos.append(info)
-    raw = make_tar([*infos, ("a.txt", b"1")])
-    found, _ = drive(read_members(len(raw)), raw)
+    raw = tar_of([*infos, ("a.txt", b"1")])
+    found, _ = driven(read_members(len(raw)), raw)
     assert [m.is_file for m in found] == [False] * len(kinds) + [True]
     assert all(m.stop - m.start == BLOCK for m in found[:-1])
 
 
-def test_small_members_are_read_forward_in_large_windows(make_tar, drive):
+def test_small_members_are_read_forward_in_large_windows():
     """Every byte up to the end is asked for once, in order, in windows of READ_BYTES."""
-    raw = make_tar([(f"{i}.bin", bytes(1 << 20)) for i in range(20)])
-    found, needs = drive(read_members(len(raw)), raw)
+    raw = tar_of([(f"{i}.bin", bytes(1 << 20)) for i in range(20)])
+    found, needs = driven(read_members(len(raw)), raw)
     assert len(found) == 20
     assert needs[0].start == 0
     assert needs[-1].stop == len(raw)
@@ -96,50 +97,50 @@ def test_small_members_are_read_forward_in_large_windows(make_tar, drive):
     assert {n.stop - n.start for n in needs[:-1]} == {READ_BYTES}
 
 
-def test_large_members_are_jumped_over(make_tar, drive):
+def test_large_members_are_jumped_over():
     """Of members far larger than a window, little more than the headers is asked for."""
-    raw = make_tar([(f"{i}.bin", bytes(READ_BYTES + 2 * JUMP_BYTES)) for i in range(4)])
-    _, needs = drive(read_members(len(raw)), raw)
+    raw = tar_of([(f"{i}.bin", bytes(READ_BYTES + 2 * JUMP_BYTES)) for i in range(4)])
+    _, needs = driven(read_members(len(raw)), raw)
     assert sum(n.stop - n.start for n in needs) < READ_BYTES + 8 * PROBE_BYTES
     assert all(a.stop <= b.start for a, b in pairwise(needs))
 
 
-def test_an_extended_header_may_cross_windows(make_tar, drive, monkeypatch):
+def test_an_extended_header_may_cross_windows(monkeypatch):
     """A long name is whole though windows end inside it, and no byte is asked for twice."""
     monkeypatch.setattr("streamer.formats.tar.READ_BYTES", BLOCK)
     entries = [(f"{i}" + "n" * 1500 + ".jpg", b"12") for i in range(3)]
-    raw = make_tar(entries, tarfile.GNU_FORMAT)
-    found, needs = drive(read_members(len(raw)), raw)
+    raw = tar_of(entries, tarfile.GNU_FORMAT)
+    found, needs = driven(read_members(len(raw)), raw)
     assert [m.name for m in found] == [name for name, _ in entries]
     assert all(a.stop == b.start for a, b in pairwise(needs))
 
 
 @pytest.mark.parametrize("cut", [0, 100, BLOCK, BLOCK + 10, 2 * BLOCK, 3 * BLOCK + 100])
-def test_a_cut_archive_is_an_error(make_tar, drive, cut):
+def test_a_cut_archive_is_an_error(cut):
     """An archive that ends before its end mark is refused, wherever it was cut; the offset is its end."""
-    raw = make_tar([("a.bin", bytes(600)), ("b.bin", bytes(600))])[:cut]
+    raw = tar_of([("a.bin", bytes(600)), ("b.bin", bytes(600))])[:cut]
     with pytest.raises(TarError, match="cut off") as caught:
-        drive(read_members(len(raw)), raw)
+        driven(read_members(len(raw)), raw)
     assert caught.value.offset <= cut
 
 
-def test_joined_archives_are_an_error(make_tar, drive):
+def test_joined_archives_are_an_error():
     """`cat a.tar b.tar` does not lose b in silence."""
-    raw = make_tar([("a.txt", b"1")])
+    raw = tar_of([("a.txt", b"1")])
     with pytest.raises(TarError, match="joined archives"):
-        drive(read_members(2 * len(raw)), raw + raw)
+        driven(read_members(2 * len(raw)), raw + raw)
     with pytest.raises(TarError, match="follow the end-of-archive mark"):
-        drive(read_members(len(raw) + (2 << 20)), raw + bytes(2 << 20))
+        driven(read_members(len(raw) + (2 << 20)), raw + bytes(2 << 20))
 
 
-def test_one_flipped_bit_in_a_header_is_found(make_tar, drive):
+def test_one_flipped_bit_in_a_header_is_found():
     """The checksum covers every bit of the header."""
-    raw = make_tar([("a.txt", b"1")])
+    raw = tar_of([("a.txt", b"1")])
     for place in (0, 3, 124, 130, 156, 257, 400, 511):
         broken = bytearray(raw)
         broken[place] ^= 0x10
         with pytest.raises(TarError, match=r"not a tar header"):
-            drive(read_members(len(raw)), bytes(broken))
+            driven(read_members(len(raw)), bytes(broken))
 
 
 def test_checksums_of_signed_bytes_are_accepted():
@@ -162,12 +163,12 @@ def test_checksums_of_signed_bytes_are_accepted():
         ({"size": b"00_00000001\0"}, "not an octal number"),
     ],
 )
-def test_headers_that_cannot_be_streamed(make_tar, drive, change, reason):
+def test_headers_that_cannot_be_streamed(change, reason):
     """Sparse and multi-volume files, hostile sizes and numbers that are none are refused by name."""
-    raw = bytearray(make_tar([("a.txt", b"1")]))
+    raw = bytearray(tar_of([("a.txt", b"1")]))
     raw[:BLOCK] = resealed(bytes(raw[:BLOCK]), **change)
     with pytest.raises(TarError, match=reason):
-        drive(read_members(len(raw)), bytes(raw))
+        driven(read_members(len(raw)), bytes(raw))
 
 
 @pytest.mark.parametrize(
@@ -191,31 +192,31 @@ def test_pax_records():
     assert parse_pax(b"12 path=a\nb\n11 size=12\n", 0) == {"path": "a\nb", "size": "12"}
 
 
-def test_a_global_pax_header_is_ignored_unless_it_renames(make_tar, drive):
+def test_a_global_pax_header_is_ignored_unless_it_renames():
     """git's comment is harmless; a path or size for all members is refused."""
     for headers, refused in (({"comment": "x"}, False), ({"path": "x.jpg"}, True)):
-        entry = make_tar([("a.txt", b"1")])
+        entry = tar_of([("a.txt", b"1")])
         prefix = tarfile.TarInfo.create_pax_global_header(headers)
         raw = prefix + entry
         if refused:
             with pytest.raises(TarError, match="global PAX header"):
-                drive(read_members(len(raw)), raw)
+                driven(read_members(len(raw)), raw)
         else:
-            found, _ = drive(read_members(len(raw)), raw)
+            found, _ = driven(read_members(len(raw)), raw)
             assert [m.name for m in found] == ["a.txt"]
 
 
-def test_members_in_memory_are_the_same(make_tar, drive):
+def test_members_in_memory_are_the_same():
     """The walk over a sample's bytes finds what the walk over the archive found."""
-    raw = make_tar([("a.jpg", b"x" * 700), ("n" * 200 + ".txt", b"")], tarfile.GNU_FORMAT)
-    found, _ = drive(read_members(len(raw)), raw)
+    raw = tar_of([("a.jpg", b"x" * 700), ("n" * 200 + ".txt", b"")], tarfile.GNU_FORMAT)
+    found, _ = driven(read_members(len(raw)), raw)
     assert list(members_of(memoryview(raw)[: found[-1].stop])) == found
     assert isinstance(found[0], Member)
 
 
-def test_members_in_memory_refuse_an_end(make_tar):
+def test_members_in_memory_refuse_an_end():
     """An end mark or a cut inside a sample's bytes is an error."""
-    raw = memoryview(make_tar([("a.jpg", b"x" * 700)]))
+    raw = memoryview(tar_of([("a.jpg", b"x" * 700)]))
     with pytest.raises(TarError, match="end-of-archive mark inside"):
         list(members_of(raw))
     with pytest.raises(TarError, match="cut off"):

@@ -12,86 +12,87 @@ from streamer.errors import DecodeError, ManifestError
 from streamer.formats.base import SampleName
 from streamer.formats.webdataset import WebDataset, split_name
 from streamer.manifest.model import ObjectRecord
+from tests.tars import driven, tar_of
 
 URL = "s3://bucket/shard-000.tar"
 FORMAT = WebDataset()
 
 
-def samples(raw: bytes, drive, url: str = URL) -> list[tuple[str, dict[str, bytes]]]:
-    spans, _ = drive(FORMAT.index(ObjectRecord(url, len(raw), "etag:1")), raw)
+def samples(raw: bytes, url: str = URL) -> list[tuple[str, dict[str, bytes]]]:
+    spans, _ = driven(FORMAT.index(ObjectRecord(url, len(raw), "etag:1")), raw)
     opened = [FORMAT.open(memoryview(raw)[s.start : s.stop], SampleName()) for s in spans]
     return [(key, {f.name: bytes(f.content) for f in fields}) for key, fields in opened]
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_consecutive_members_with_a_key_are_a_sample(make_tar, drive, kind):
+def test_consecutive_members_with_a_key_are_a_sample(kind):
     """Key = path up to the first dot of the basename; field = the rest, in lower case; in order."""
-    raw = make_tar(
+    raw = tar_of(
         [("d.x/a.JPG", b"1"), ("d.x/a.seg.png", b"2"), ("d.x/b.jpg", b""), ("d.x/b.cls", b"7"), ("c.txt", b"3")], kind
     )
-    assert samples(raw, drive) == [
+    assert samples(raw) == [
         ("d.x/a", {"jpg": b"1", "seg.png": b"2"}),
         ("d.x/b", {"jpg": b"", "cls": b"7"}),
         ("c", {"txt": b"3"}),
     ]
 
 
-def test_a_key_that_comes_back_is_another_sample(make_tar, drive):
+def test_a_key_that_comes_back_is_another_sample():
     """Members are grouped only while they follow each other."""
-    raw = make_tar([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.jpg", b"3")])
-    assert [key for key, _ in samples(raw, drive)] == ["a", "b", "a"]
+    raw = tar_of([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.jpg", b"3")])
+    assert [key for key, _ in samples(raw)] == ["a", "b", "a"]
 
 
-def test_what_is_no_sample_is_skipped(make_tar, drive):
+def test_what_is_no_sample_is_skipped():
     """Directories, hidden files, names without a dot and __metadata__ members are left out, also within a sample."""
     folder = tarfile.TarInfo("d")
     folder.type = tarfile.DIRTYPE
-    raw = make_tar(
+    raw = tar_of(
         [
             *(("__shard__/info.json", b"x"), folder, ("d/.hidden.jpg", b"x"), ("d/a.jpg", b"1"), folder),
             *(("README", b"x"), ("d/a.cls", b"2"), ("__meta__/x.txt", b"x")),
         ]
     )
-    assert samples(raw, drive) == [("d/a", {"jpg": b"1", "cls": b"2"})]
+    assert samples(raw) == [("d/a", {"jpg": b"1", "cls": b"2"})]
 
 
-def test_samples_touch_though_directories_lie_between(make_tar, drive):
+def test_samples_touch_though_directories_lie_between():
     """A small gap is read with the next sample, so that a chunk is one range."""
     folder = tarfile.TarInfo("d")
     folder.type = tarfile.DIRTYPE
-    raw = make_tar([("a.jpg", b"1"), folder, ("b.jpg", b"2"), folder])
-    spans, _ = drive(FORMAT.index(ObjectRecord(URL, len(raw), "")), raw)
+    raw = tar_of([("a.jpg", b"1"), folder, ("b.jpg", b"2"), folder])
+    spans, _ = driven(FORMAT.index(ObjectRecord(URL, len(raw), "")), raw)
     assert spans[0].stop == spans[1].start
     assert spans[1].stop == 5 * 512
 
 
-def test_a_large_gap_is_not_part_of_a_sample(make_tar, drive):
+def test_a_large_gap_is_not_part_of_a_sample():
     """A skipped member of more than 64 KiB is not fetched in training."""
-    raw = make_tar([("a.jpg", b"1"), ("nodot", bytes(70_000)), ("b.jpg", b"2")])
-    spans, _ = drive(FORMAT.index(ObjectRecord(URL, len(raw), "")), raw)
+    raw = tar_of([("a.jpg", b"1"), ("nodot", bytes(70_000)), ("b.jpg", b"2")])
+    spans, _ = driven(FORMAT.index(ObjectRecord(URL, len(raw), "")), raw)
     assert spans[1].start - spans[0].stop > 70_000
 
 
-def test_an_empty_archive_has_no_samples(make_tar, drive):
+def test_an_empty_archive_has_no_samples():
     """An archive of nothing but its end mark is fine."""
-    assert samples(make_tar([]), drive) == []
+    assert samples(tar_of([])) == []
 
 
 @pytest.mark.parametrize(
     ("compress", "name"), [(gzip.compress, "gzip"), (bz2.compress, "bzip2"), (lzma.compress, "xz")]
 )
-def test_compressed_archives_are_named(make_tar, drive, compress, name):
+def test_compressed_archives_are_named(compress, name):
     """The content decides, and the error says which compression, which object and where."""
-    raw = compress(make_tar([("a.jpg", b"1" * 5000)])) + bytes(600)
+    raw = compress(tar_of([("a.jpg", b"1" * 5000)])) + bytes(600)
     with pytest.raises(ManifestError, match=f"{re.escape(URL)} is compressed with {name}.*byte 0 of {len(raw)}") as e:
-        samples(raw, drive)
+        samples(raw)
     assert e.value.details == {"url": URL, "offset": 0, "size": len(raw)}
 
 
-def test_zstd_magic(drive):
+def test_zstd_magic():
     """zstd is not in the standard library; its magic is enough."""
     with pytest.raises(ManifestError, match="zstd"):
-        samples(b"\x28\xb5\x2f\xfd" + bytes(1000), drive)
+        samples(b"\x28\xb5\x2f\xfd" + bytes(1000))
 
 
 @pytest.mark.parametrize("suffix", [".tar.gz", ".TGZ", ".tar.zst", ".tar.xz", ".tbz2"])
@@ -102,32 +103,32 @@ def test_compressed_names_are_refused_without_a_request(suffix):
         next(FORMAT.index(ObjectRecord(f"s3://b/x{suffix}", 1000, "")))
 
 
-def test_a_truncated_archive_names_object_and_offset(make_tar, drive):
+def test_a_truncated_archive_names_object_and_offset():
     """Point 6 of the bad input: truncated tar."""
-    raw = make_tar([("a.jpg", bytes(5000))])[:3000]
+    raw = tar_of([("a.jpg", bytes(5000))])[:3000]
     with pytest.raises(ManifestError, match=r"shard-000\.tar cannot be read: cut off inside 'a\.jpg'") as caught:
-        samples(raw, drive)
+        samples(raw)
     assert caught.value.details["offset"] == 3000
 
 
-def test_a_field_twice_in_a_sample_is_an_error(make_tar, drive):
+def test_a_field_twice_in_a_sample_is_an_error():
     """Which of them is meant cannot be known."""
-    raw = make_tar([("a.jpg", b"1"), ("a.JPG", b"2")])
+    raw = tar_of([("a.jpg", b"1"), ("a.JPG", b"2")])
     with pytest.raises(ManifestError, match="sample 'a' has two fields 'jpg'"):
-        samples(raw, drive)
+        samples(raw)
 
 
-def test_open_copies_nothing(make_tar):
+def test_open_copies_nothing():
     """A field is a view of the sample's bytes."""
-    raw = memoryview(bytearray(make_tar([("a.jpg", b"12345")])))[:1024]
+    raw = memoryview(bytearray(tar_of([("a.jpg", b"12345")])))[:1024]
     _, fields = FORMAT.open(raw, SampleName())
     raw[512] = 0x39
     assert bytes(fields[0].content) == b"92345"
 
 
-def test_open_refuses_what_is_no_sample(make_tar):
+def test_open_refuses_what_is_no_sample():
     """Garbage, two samples, and nothing at all are DecodeErrors."""
-    two = memoryview(make_tar([("a.jpg", b"1"), ("b.jpg", b"1")]))[: 4 * 512]
+    two = memoryview(tar_of([("a.jpg", b"1"), ("b.jpg", b"1")]))[: 4 * 512]
     for content, reason in (
         (memoryview(b"x" * 512), "not a tar header"),
         (two, "two keys"),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
-import tarfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +23,7 @@ from streamer.manifest.build import BuildOptions, build
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest, IndexProgress
+from tests.tars import tar_of
 
 # Small, so that a hundred samples are many chunks.
 CHUNK_BYTES = 2000
@@ -116,6 +115,7 @@ class FakeClient:
     def __init__(self, engine: FakeEngine, settings: ClientSettings) -> None:
         self.engine = engine
         self.settings = settings
+        self.closed = False
         self._bell = -1
 
     def manifest(self, request: GetManifest, progress: Callable[[IndexProgress], None]) -> Path:
@@ -148,7 +148,11 @@ class FakeClient:
         assert dataset == self.engine.manifest.digest
         return self.engine.chunk_bytes(chunk)[start:stop]
 
+    def hang_up(self) -> None:
+        self.closed = True
+
     def close(self) -> None:
+        self.closed = True
         if self._bell >= 0:
             os.close(self._bell)
             self._bell = -1
@@ -234,13 +238,11 @@ def tars(tmp_path: Path) -> Path:
     root = tmp_path / "tars"
     root.mkdir()
     for tar in range(3):
-        with tarfile.open(root / f"{tar}.tar", "w") as archive:
-            for number in range(tar * 30, tar * 30 + 30):
-                fields = {"txt": f"{number} " + "y" * number, "cls": str(number % 7), "json": f'{{"n": {number}}}'}
-                for name, text in fields.items():
-                    member = tarfile.TarInfo(f"{number:03d}.{name}")
-                    member.size = len(text)
-                    archive.addfile(member, io.BytesIO(text.encode()))
+        entries = []
+        for number in range(tar * 30, tar * 30 + 30):
+            fields = {"txt": f"{number} " + "y" * number, "cls": str(number % 7), "json": f'{{"n": {number}}}'}
+            entries += [(f"{number:03d}.{name}", text.encode()) for name, text in fields.items()]
+        (root / f"{tar}.tar").write_bytes(tar_of(entries))
     return root
 
 

@@ -7,7 +7,6 @@ import io
 import os
 import random
 import signal
-import tarfile
 import threading
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from streamer.loader.maker import BatchMaker, MakerRules
 from streamer.loader.making import CachedBytes
 from streamer.loader.rows import Rows, RowShape
 from streamer.loader.source import ChunkUnreadableError, SeatedSource
+from tests.tars import tar_of
 
 COUNT, NUMBERS = 40, 2100
 SHAPE = RowShape(np.dtype("<f4"), (NUMBERS,))
@@ -29,6 +29,12 @@ SHAPE = RowShape(np.dtype("<f4"), (NUMBERS,))
 
 def array(number: int) -> np.ndarray:
     return np.random.default_rng(number).standard_normal(NUMBERS).astype("<f4")
+
+
+def npy_of(numbers: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, numbers)
+    return stream.getvalue()
 
 
 @pytest.fixture
@@ -47,15 +53,11 @@ def tars(tmp_path: Path) -> Path:
     root = tmp_path / "tars"
     root.mkdir()
     for part in range(2):
-        with tarfile.open(root / f"{part}.tar", "w") as archive:
-            for number in range(part * 20, part * 20 + 20):
-                stream = io.BytesIO()
-                np.save(stream, array(number))
-                fields = {"cls": str(number).encode(), "npy": stream.getvalue(), "json": b'{"n": %d}' % number}
-                for name, content in fields.items():
-                    member = tarfile.TarInfo(f"{number:03}.{name}")
-                    member.size = len(content)
-                    archive.addfile(member, io.BytesIO(content))
+        entries = []
+        for number in range(part * 20, part * 20 + 20):
+            fields = {"cls": str(number).encode(), "npy": npy_of(array(number)), "json": b'{"n": %d}' % number}
+            entries += [(f"{number:03}.{name}", content) for name, content in fields.items()]
+        (root / f"{part}.tar").write_bytes(tar_of(entries))
     return root
 
 
@@ -133,15 +135,11 @@ def test_several_arrays_in_a_sample(make_dataset, fake_engine, tmp_path, ordinar
     """Each goes to its own row; one that nobody waits for is decoded as ever, in memory of its own."""
     root = tmp_path / "pairs"
     root.mkdir()
-    with tarfile.open(root / "0.tar", "w") as archive:
-        for number in range(6):
-            arrays = {"a.npy": array(number), "b.npy": array(number + 50), "c.npy": np.arange(number, number + 9)}
-            for name, numbers in arrays.items():
-                stream = io.BytesIO()
-                np.save(stream, numbers)
-                member = tarfile.TarInfo(f"{number:03}.{name}")
-                member.size = stream.tell()
-                archive.addfile(member, io.BytesIO(stream.getvalue()))
+    entries = []
+    for number in range(6):
+        arrays = {"a.npy": array(number), "b.npy": array(number + 50), "c.npy": np.arange(number, number + 9)}
+        entries += [(f"{number:03}.{name}", npy_of(numbers)) for name, numbers in arrays.items()]
+    (root / "0.tar").write_bytes(tar_of(entries))
     batches = Batches(make_dataset(root).prepare(2, False), fake_engine, {"a.npy": SHAPE, "b.npy": SHAPE})
     batches.make([0])
     ordinary.clear()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from hashlib import sha1
 from pathlib import Path
@@ -15,6 +13,7 @@ from streamer import formats
 from streamer.manifest.build import BuildOptions, build
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
+from tests.tars import tar_of
 
 
 class MemoryStore:
@@ -50,16 +49,6 @@ class MemoryStore:
         return b"".join(self.objects[e.object.url][e.start : e.stop] for e in extents)
 
 
-def tar_of(entries: Sequence[tuple[str, bytes]]) -> bytes:
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, content in entries:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return sink.getvalue()
-
-
 def filled(seed: int, length: int) -> bytes:
     """Bytes that name their sample."""
     return (seed.to_bytes(4, "big") * (length // 4 + 1))[:length]
@@ -68,11 +57,6 @@ def filled(seed: int, length: int) -> bytes:
 @pytest.fixture
 def store() -> type[MemoryStore]:
     return MemoryStore
-
-
-@pytest.fixture
-def make_tar() -> Callable[[Sequence[tuple[str, bytes]]], bytes]:
-    return tar_of
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import pytest
 from streamer.errors import ConfigError, ManifestError
 from streamer.manifest.build import BuildOptions
 from streamer.manifest.ports import Estimate, Progress
+from tests.tars import tar_of
 
 
 async def test_the_result_does_not_depend_on_what_ends_first(build_it, store, tars, tmp_path):
@@ -119,10 +120,10 @@ async def test_estimate_and_progress(build_it, store, tars, files):
     assert (steps[-1].objects_done, steps[-1].samples) == (401, 401)
 
 
-async def test_bytes_that_are_jumped_over_count_as_done(build_it, store, make_tar):
+async def test_bytes_that_are_jumped_over_count_as_done(build_it, store):
     """Progress of an archive of large members goes to its end, though little of it is read."""
     size = 20 << 20
-    content = make_tar([(f"{i}.bin", bytes(size)) for i in range(3)])
+    content = tar_of([(f"{i}.bin", bytes(size)) for i in range(3)])
     steps: list[Progress] = []
     await build_it(store({"s3://b/a.tar": content}), "s3://b/", on_progress=steps.append)
     assert steps[-1].bytes_done == len(content)
