@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from streamer.errors import StreamerError
+from streamer.fetch.clock import Alarm
 from streamer.fetch.request import Order, Request
 
 
@@ -30,7 +31,7 @@ class Attempt:
         self._first = Request(order, self._claim, keep)
         self._task: asyncio.Task[object] | None = None
         self._winner: Request | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Alarm | None = None
         self._duplicate: asyncio.Task[None] | None = None
         self._failure: StreamerError | None = None
 
@@ -76,7 +77,8 @@ class Attempt:
         order = self._order
         after = order.endpoint.duplicate_after(order.extent.length, order.due)
         if after is not None:
-            self._timer = order.endpoint.loop.call_later(after, self._launch)
+            clock = order.endpoint.clock
+            self._timer = Alarm(clock, clock.time() + after, self._launch)
 
     def _disarm(self) -> None:
         if self._timer is not None:

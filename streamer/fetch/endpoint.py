@@ -8,6 +8,7 @@ from contextlib import aclosing, suppress
 from streamer.config import FetchConfig
 from streamer.errors import StreamerError, ThrottledError
 from streamer.fetch import hedge
+from streamer.fetch.clock import Clock
 from streamer.fetch.gate import Gate
 from streamer.fetch.hedge import HedgeBudget, Sampled
 from streamer.fetch.retry import RetryTokens, asked_seconds
@@ -21,6 +22,9 @@ _REFRESH_SECONDS = 1.0
 _PROBE_SECONDS = 1.0
 # Who stands in a line looks again after so long.
 QUEUED_SECONDS = 0.5
+# What was sent within so long of each other stands in line in any order: it came from several threads and connections.
+# Eight requests of one burst: four were called overtaken and given up by the order of microseconds (2026-11-20).
+ORDER_SECONDS = 0.25
 _PROBE_PATIENCE_SECONDS = 2.0
 # Bodies below this say nothing about the rate of a connection: they fit the first packets.
 RATE_LEAST_BYTES = 1 << 20
@@ -30,14 +34,16 @@ class Endpoint:
     """What the requests to one bucket or host share. Made on the event loop that it lives on.
 
     Attributes:
-        time: the loop's clock. Python 3.11 asks the kernel for the process at each `get_running_loop()`: 16 system
-            calls for a small object were 7 % of its scheduling (2026-11-20).
+        clock: stands still while this process does not run. It keeps the loop: Python 3.11 asks the kernel for the
+            process at each `get_running_loop()`, and 16 system calls for a small object were 7 % of its scheduling
+            (2026-11-20).
+        time: the time on it; all moments and durations here are its own, but not when a chunk is due.
     """
 
     def __init__(self, root: str, store: ObjectStore, config: FetchConfig) -> None:
         self.root = root
-        self.loop = asyncio.get_running_loop()
-        self.time = self.loop.time
+        self.clock = Clock()
+        self.time = self.clock.time
         self.store = store
         self.control = WindowControl(config.window_start, config.window_min, config.window_max)
         self.gate = Gate(self.control.size)
@@ -72,9 +78,9 @@ class Endpoint:
         own = self.first_byte(length)
         return own if own.known else max(self._first_byte.values(), key=_samples)
 
-    def succeeded(self, seconds: float, length: int) -> None:
-        """A request went through in `seconds`."""
-        self.last_success = now = self.time()
+    def succeeded(self, now: float, seconds: float, length: int) -> None:
+        """A request went through in `seconds`, just `now`."""
+        self.last_success = now
         self.tokens.succeeded()
         self.control.finished(now, seconds, length, contended=self.gate.contended)
         self._resize()
@@ -86,7 +92,7 @@ class Endpoint:
         self._pushback = now = self.time()
         self.control.refused(now)
         if pause := asked_seconds(error):
-            self.gate.close_until(now + pause)
+            self.gate.close_until(self.clock.loop.time() + pause)
         self._resize()
 
     def may_duplicate(self, length: int) -> bool:
@@ -99,11 +105,16 @@ class Endpoint:
         )
 
     def duplicate_after(self, length: int, due: float) -> float | None:
-        """Seconds until a request without a first byte is due for a duplicate; None: no hedging."""
+        """Seconds until a request without a first byte is due for a duplicate; None: no hedging.
+
+        Args:
+            length: of the request, in bytes.
+            due: when its chunk is needed, on the loop's clock.
+        """
         if not self._hedging:
             return None
         sampled = self.first_byte(length)
-        after = hedge.duplicate_after(sampled, soon=hedge.due_soon(due - self.time(), sampled))
+        after = hedge.duplicate_after(sampled, soon=hedge.due_soon(due - self.clock.loop.time(), sampled))
         if after is None:
             after = hedge.cold_duplicate_after(self.latency(length))
         return after * self.budget.delay
@@ -124,7 +135,7 @@ class Endpoint:
             patience: seconds within which somebody must have been served.
         """
         now, served = self.time(), self.last_success
-        if self.newest_answered > started or now - started >= self._outage_seconds:
+        if self.newest_answered > started + ORDER_SECONDS or now - started >= self._outage_seconds:
             return False
         return served is not None and served > max(started, now - patience)
 
@@ -136,7 +147,7 @@ class Endpoint:
 
         Args:
             error: of this try.
-            first_failure: of the range, on the loop's clock.
+            first_failure: of the range.
             served: when the endpoint had last served somebody as this try began.
         """
         has_answer = error.details.get("status") is not None and not isinstance(error, ThrottledError)

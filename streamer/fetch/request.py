@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from streamer.config import FetchConfig
 from streamer.errors import StoreTimeoutError
 from streamer.fetch import hedge
+from streamer.fetch.clock import Alarm
 from streamer.fetch.deadline import Deadline
 from streamer.fetch.endpoint import QUEUED_SECONDS, RATE_LEAST_BYTES, Endpoint
 from streamer.fetch.statistics import Tally
@@ -56,7 +58,7 @@ class Request:
         self._started = 0.0
         self._first_byte_at = 0.0
         self._due = 0.0
-        self._pace: asyncio.TimerHandle | None = None
+        self._pace: Alarm | None = None
 
     async def receive(self) -> None:
         """Receives the body, or ends without a byte when another request was first.
@@ -69,7 +71,7 @@ class Request:
         order.tally.requests += 1
         extent = order.extent
         body = order.endpoint.store.get(extent.object, extent.start, extent.stop, order.piece_bytes)
-        deadline = Deadline(order.endpoint.loop, self._started + order.first_byte_seconds, self._more_seconds)
+        deadline = Deadline(order.endpoint.clock, self._started + order.first_byte_seconds, self._more_seconds)
         try:
             async with aclosing(body):
                 async for piece in body:
@@ -80,7 +82,7 @@ class Request:
                 raise self._abandoned() from error
             raise
         finally:
-            deadline.close()
+            deadline.cancel()
             if self._pace is not None:
                 self._pace.cancel()
         self._succeeded(order.endpoint.time())
@@ -126,7 +128,8 @@ class Request:
         order = self._order
         allowed = hedge.body_seconds(order.extent.length, order.endpoint.rates)
         if allowed is not None and order.extent.length >= RATE_LEAST_BYTES:
-            self._pace = order.endpoint.loop.call_later(allowed, self._judge_pace, deadline)
+            moment = self._first_byte_at + allowed
+            self._pace = Alarm(order.endpoint.clock, moment, partial(self._judge_pace, deadline))
 
     def _judge_pace(self, deadline: Deadline) -> None:
         """The body takes four times as long as others: ends it, where the rest is worth a request."""
@@ -141,7 +144,7 @@ class Request:
             endpoint.rates.add(length / (now - self._first_byte_at))
             endpoint.last_large = now
         endpoint.last_good = self._order.extent
-        endpoint.succeeded(now - self._started, length)
+        endpoint.succeeded(now, now - self._started, length)
 
     def _abandoned(self) -> StoreTimeoutError:
         order, elapsed = self._order, self._order.endpoint.time() - self._started

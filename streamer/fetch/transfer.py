@@ -93,11 +93,16 @@ class Transfer:
         Raises:
             StoreError: permanent, or still failing after the last try; details have url, attempts, elapsed_seconds.
         """
-        self._started = self._progressed = self._endpoint.time()
-        while self._position < self._extent.stop:
-            pause = await self._try()
-            if pause > 0.0:
-                await asyncio.sleep(pause)
+        clock = self._endpoint.clock
+        self._started = self._progressed = clock.time()
+        clock.begin()
+        try:
+            while self._position < self._extent.stop:
+                pause = await self._try()
+                if pause > 0.0:
+                    await asyncio.sleep(pause)
+        finally:
+            clock.end()
 
     async def _try(self) -> float:
         """One try in the window; returns the pause before the next."""

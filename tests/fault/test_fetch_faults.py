@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -96,12 +96,13 @@ async def test_stalled_body_is_abandoned(server: FakeS3, client: str, stall_afte
     assert kept == 0 if client == "fsspec" else stall_after - 256 * KiB <= kept <= stall_after
 
 
-async def test_waiting_in_line_is_no_silence(server: FakeS3) -> None:
-    """A full link answers one after the other: nobody is given up whom nobody has overtaken."""
-    config = replace(CONFIG, first_byte_seconds=1.5)
+@pytest.mark.parametrize("turn", [range(8), range(7, -1, -1)], ids=["in order", "last first"])
+async def test_waiting_in_line_is_no_silence(server: FakeS3, turn: Sequence[int]) -> None:
+    """A full link answers one after the other, and a burst in any order: nobody in it has overtaken anybody."""
+    config = replace(CONFIG, first_byte_seconds=1.0)
     async with fetching(server, config=config) as fetcher:
         await fetched(fetcher, part(server, 0, 10))
-        server.script = lambda seen, number: Act(wait_seconds=0.3 * (number - 1))
+        server.script = lambda seen, number: Act(wait_seconds=0.2 * (1 + turn[seen.start]))
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(fetched(fetcher, part(server, i, i + 100))) for i in range(8)]
         assert [task.result() for task in tasks] == [RAMP[i : i + 100] for i in range(8)]

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from streamer.fetch.clock import Clock
 from streamer.fetch.deadline import Deadline
 
 MS = 0.001
@@ -19,13 +20,13 @@ async def _waits(deadline: Deadline) -> str:
             return "late"
         raise
     finally:
-        deadline.close()
+        deadline.cancel()
     return "in time"
 
 
 def _in(seconds: float) -> Deadline:
-    loop = asyncio.get_running_loop()
-    return Deadline(loop, loop.time() + seconds)
+    clock = Clock()
+    return Deadline(clock, clock.time() + seconds)
 
 
 async def test_time_is_up() -> None:
@@ -46,7 +47,7 @@ async def test_moved_to_an_earlier_time() -> None:
 async def test_closed_before_its_time() -> None:
     """Nothing happens to a task that went on."""
     deadline = _in(MS)
-    deadline.close()
+    deadline.cancel()
     await asyncio.sleep(3 * MS)
     assert not deadline.expired
 
@@ -84,8 +85,8 @@ async def test_move_after_the_end_does_nothing() -> None:
 
 async def test_more_time_is_given_as_long_as_it_is_asked_for() -> None:
     """The question comes at each end of the time; the first 0 ends it."""
-    loop, answers = asyncio.get_running_loop(), [0.001, 0.001, 0.0]
-    deadline = Deadline(loop, loop.time(), lambda: answers.pop(0))
+    clock, answers = Clock(), [0.001, 0.001, 0.0]
+    deadline = Deadline(clock, clock.time(), lambda: answers.pop(0))
     with pytest.raises(asyncio.CancelledError):
         await asyncio.sleep(3600)
     assert deadline.taken_back()
