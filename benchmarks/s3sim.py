@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 # S3 within its region: first byte 30 ms median, 90 MB/s on one connection.
 S3_PROFILE = ("--ttfb-ms", "30", "--ttfb-sigma", "0.5", "--conn-mbps", "90")
 
@@ -38,6 +40,13 @@ class Simulator:
         )
         with urllib.request.urlopen(request, timeout=10) as answer:
             return dict(json.load(answer))
+
+    def processes(self) -> list[int]:
+        """Its processes, for what they take of the CPU."""
+        told = subprocess.run([self.command, "status"], check=True, capture_output=True, text=True).stdout
+        own = next(line.split() for line in told.splitlines() if line.startswith(f"{self.endpoint} "))
+        master = int(own[own.index("pid") + 1])
+        return [master, *(child.pid for child in psutil.Process(master).children())]
 
     def set(self, **options: object) -> None:
         """Changes latency, bandwidth or faults while it runs."""

@@ -4,15 +4,17 @@
 
 10,000 samples of 110 KB in tars on a simulated S3 (first byte 30 ms, 90 MB/s a connection), raw bytes, batch 64, the
 manifest present, a fresh cache. Beside it a stock DataLoader over the same samples as files on the local disk.
+Store, engine, rank and workers share the cores of one machine: what each of them took of the CPU is in the table.
 Prints a table and keeps it in benchmarks/results/stream-<date>.txt.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
-import resource
+import os
 import shutil
 import statistics
 import subprocess
@@ -20,16 +22,22 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 from memory import PageCache
 from report import kept
 from s3sim import S3_PROFILE, Simulator, simulator
 
 SHARD_SAMPLES = 560
 BATCH = 64
+# Whose CPU is told apart.
+PROCESSES = ("store", "engine", "rank", "workers")
+# Above the largest pid of Linux (2^22).
+_NOBODY = 1 << 30
 
 
 def make_data(root: Path, samples: int) -> None:
@@ -72,8 +80,17 @@ def run_streamer(arguments: argparse.Namespace) -> Iterator[dict[str, float]]:
     )
     with StreamingDataLoader(dataset, batch_size=BATCH, num_workers=arguments.workers) as loader:
         for epoch in range(arguments.epochs):
-            yield from _measure(loader, epoch, begun)
+            yield from _measure(loader, epoch, begun, lambda: _engine_of(arguments.cache))
             begun = time.perf_counter()
+
+
+def _engine_of(cache_dir: str) -> int:
+    """The process of the engine, if there is one yet."""
+    from streamer.client.glance import glance
+    from streamer.client.settings import ClientSettings
+
+    values = glance(replace(ClientSettings.from_environment(), cache_dir=Path(cache_dir)), 5.0)
+    return int(str((values or {}).get("pid", _NOBODY)))
 
 
 def run_local(arguments: argparse.Namespace) -> Iterator[dict[str, float]]:
@@ -111,27 +128,48 @@ def as_columns(samples: list[dict[str, object]]) -> dict[str, list[object]]:
     return {name: [sample[name] for sample in samples] for name in samples[0]}
 
 
-def _measure(loader: object, epoch: int, begun: float) -> Iterator[dict[str, float]]:
+def _measure(
+    loader: object, epoch: int, begun: float, engine: Callable[[], int] = lambda: _NOBODY
+) -> Iterator[dict[str, float]]:
+    before = _spent(engine() if epoch else _NOBODY)
     started, count, size, first = time.perf_counter(), 0, 0, 0.0
     for batch in loader:  # type: ignore[attr-defined]
         first = first or time.perf_counter() - started
         count += len(batch["jpg"])
         size += sum(map(len, batch["jpg"]))
     seconds = time.perf_counter() - started
+    after = _spent(engine())
     yield {
         "epoch": epoch + 1,
         "samples_per_second": count / seconds,
+        "seconds": seconds,
         "first_batch_seconds": first,
         "set_up_seconds": started - begun,
         "samples": count,
         "bytes": size,
-        "cpu_seconds": _cpu_seconds(),
+        **{f"{who}_cpu": after[who] - before[who] for who in after},
     }
 
 
-def _cpu_seconds() -> float:
-    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+def _spent(engine: int) -> dict[str, float]:
+    """CPU seconds so far. What was reaped is the half of the engine that forked and left."""
+    rank = psutil.Process()
+    times = rank.cpu_times()
+    return {
+        "rank": times.user + times.system,
+        "workers": cpu_seconds(child.pid for child in rank.children()),
+        "engine": cpu_seconds([engine]) + times.children_user + times.children_system,
+    }
+
+
+def cpu_seconds(processes: Iterable[int]) -> float:
+    """What the kernel counts so far, to 10 ms for each process; one that is gone counts nothing."""
+    total = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = psutil.Process(process).cpu_times()
+            total += times.user + times.system
+    return total
 
 
 # ---------------------------------------------------------------- the comparison
@@ -141,6 +179,7 @@ def measure(kind: str, *arguments: str, server: Simulator | None = None) -> list
     """Runs one kind in a fresh process; adds what the server counted to each epoch."""
     if server is not None:
         server.statistics(reset=True)
+        spent = cpu_seconds(server.processes())
     process = subprocess.Popen([sys.executable, __file__, "--run", kind, *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     rows = []
@@ -150,6 +189,7 @@ def measure(kind: str, *arguments: str, server: Simulator | None = None) -> list
             counted = server.statistics(reset=True)
             row["requests"] = counted["object_gets"]
             row["sent_bytes"] = counted["body_bytes_sent"]
+            row["store_cpu"], spent = cpu_seconds(server.processes()) - spent, cpu_seconds(server.processes())
         rows.append(row)
     if process.wait():
         raise SystemExit(f"{kind} failed with status {process.returncode}")
@@ -158,15 +198,25 @@ def measure(kind: str, *arguments: str, server: Simulator | None = None) -> list
 
 def table(rows: dict[str, list[dict[str, float]]]) -> str:
     """One line per kind and epoch."""
-    lines = [f"{'what':34} {'epoch':>5} {'samples/s':>10} {'first batch':>12} {'store MB':>9} {'GETs':>6}"]
+    spent = " ".join(f"{who:>7}" for who in PROCESSES)
+    lines = [
+        f"{'':81} CPU seconds of",
+        f"{'what':34} {'epoch':>5} {'samples/s':>10} {'first batch':>12} {'store MB':>9} {'GETs':>6} {spent}  cores",
+    ]
     for name, epochs in rows.items():
         for row in epochs:
             sent = f"{row['sent_bytes'] / 1e6:9.1f}" if "sent_bytes" in row else " " * 9
+            spent = " ".join(f"{row[f'{who}_cpu']:7.2f}" if f"{who}_cpu" in row else " " * 7 for who in PROCESSES)
             lines.append(
                 f"{name:34} {row['epoch']:5.0f} {row['samples_per_second']:10,.0f} {row['first_batch_seconds']:10.2f} s"
-                f" {sent} {row.get('requests', ''):>6}"
+                f" {sent} {row.get('requests', ''):>6} {spent} {_cpu(row) / row['seconds']:6.2f}"
             )
     return "\n".join(lines)
+
+
+def _cpu(row: dict[str, float]) -> float:
+    """CPU seconds of all processes of an epoch."""
+    return sum(row.get(f"{who}_cpu", 0.0) for who in PROCESSES)
 
 
 def bounds(rows: dict[str, list[dict[str, float]]]) -> str:
@@ -182,7 +232,28 @@ def bounds(rows: dict[str, list[dict[str, float]]]) -> str:
         (warm >= 2.5 * local, f"warm epochs: {warm / local:.2f} of local files' rate (>= 2.5)"),
         (first <= 0.3, f"first batch of the cold epoch: {first:.2f} s after iter() (<= 0.3), engine's start included"),
     )
-    return "\n".join(f"{'ok  ' if met else 'MISS'} {text}" for met, text in shown)
+    lines = [f"{'ok  ' if met else 'MISS'} {text}" for met, text in shown]
+    return "\n".join([*lines, *budget([epochs[0] for epochs in ours], local)])
+
+
+def budget(cold: list[dict[str, float]], local: float) -> Iterator[str]:
+    """Where the CPU of a cold epoch went, and what the same seconds make without the store's, which is no trainer's.
+
+    Args:
+        cold: the first epochs.
+        local: samples per second of local files.
+    """
+    total = statistics.median(map(_cpu, cold))
+    spent = {who: statistics.median(row[f"{who}_cpu"] for row in cold) for who in PROCESSES}
+    shares = ", ".join(f"{who} {seconds:.2f} ({seconds / total:.0%})" for who, seconds in spent.items())
+    busy = statistics.median(_cpu(row) / row["seconds"] for row in cold)
+    yield f"cold epoch's CPU: {total:.2f} s = {shares}; {busy:.2f} of {os.cpu_count()} cores busy"
+    ours = total - spent["store"]
+    rate = cold[0]["samples"] * busy / ours
+    yield (
+        f"with the store elsewhere and {busy:.2f} cores as busy: {cold[0]['samples']:.0f} samples / ({ours:.2f} CPU s /"
+        f" {busy:.2f}) = {rate:,.0f} samples/s, {rate / local:.2f} of local files' rate (computed, not measured)"
+    )
 
 
 def compare(arguments: argparse.Namespace) -> None:
