@@ -88,6 +88,16 @@ def test_imagenet_goes_on_with_more_processes_where_it_stopped(run: Run, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_imagenet_does_not_wait_where_the_step_is_slower_than_the_decode(run: Run) -> None:
+    """Images of 128 x 128 on one core: a step of 32 takes longer than their decoding in one worker."""
+    lines = run("imagenet_torchrun", "--edge", "128").splitlines()
+    found = re.fullmatch(r"epoch 1: .*, waited ([\d.]+)% for data", lines[1])
+    assert found is not None
+    assert float(found[1]) < 2
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_lightning_trains_and_validates(run: Run) -> None:
     """Three epochs over four fifths of 256 samples in batches of 16."""
