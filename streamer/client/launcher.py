@@ -41,9 +41,12 @@ def connect(settings: ClientSettings) -> Connection:
         raise ConfigError("streamer runs on Linux; on Windows use WSL2", field="platform")
     _make_runtime_dir(settings.runtime_dir)
     deadline = time.monotonic() + settings.connect_seconds
-    while time.monotonic() < deadline:
+    while True:
+        # Tried once more when the time is over: a process that was stopped has not seen that the engine is ready.
         with contextlib.suppress(DisconnectedError):
             return Connection(settings.socket_path, settings.job, settings.token())
+        if time.monotonic() > deadline:
+            break
         _start_if_nobody_did(settings)
     raise EngineUnavailableError(
         f"the engine of {settings.cache_dir} starts and does not stay ({settings.connect_seconds:.0f} s); "

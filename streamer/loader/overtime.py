@@ -10,6 +10,10 @@ from streamer.loader.pool import Pool
 
 logger = logging.getLogger(__name__)
 
+# It is looked when the first time is over. Who looks later than this did not run, and most likely the workers did not
+# either: a job stopped by Ctrl-Z or suspended by its scheduler. They get their time anew, once.
+LATE_SECONDS = 0.1
+
 
 class Overtime:
     """Looks at the clocks of the workers.
@@ -22,6 +26,7 @@ class Overtime:
     def __init__(self, pool: Pool, limit_seconds: float) -> None:
         self._pool = pool
         self.limit_seconds = limit_seconds
+        self._back_at = 0
 
     @property
     def patience_seconds(self) -> float | None:
@@ -34,7 +39,10 @@ class Overtime:
 
     def stuck(self) -> list[Handle]:
         """Those whose time is over."""
-        found = []
+        found: list[Handle] = []
+        if self._was_away():
+            self._back_at = time.monotonic_ns()
+            return found
         for handle in self._pool.handles if self.limit_seconds > 0 else []:
             if (spent := self._spent_seconds(handle)) >= self.limit_seconds:
                 at, limit = self.ordinal(handle), self.limit_seconds
@@ -46,6 +54,13 @@ class Overtime:
         """The sample that it is at."""
         return self._pool.doing(handle).ordinal
 
+    def _was_away(self) -> bool:
+        """Whether this look comes too late, the first time for the samples at work."""
+        begun = [doing.since for doing in map(self._pool.doing, self._pool.handles) if doing.task]
+        if not begun or self.limit_seconds <= 0 or min(begun) <= self._back_at:
+            return False
+        return (time.monotonic_ns() - min(begun)) / 1e9 > self.limit_seconds + LATE_SECONDS
+
     def _spent_seconds(self, handle: Handle) -> float:
         doing = self._pool.doing(handle)
-        return (time.monotonic_ns() - doing.since) / 1e9 if doing.task else 0.0
+        return (time.monotonic_ns() - max(doing.since, self._back_at)) / 1e9 if doing.task else 0.0

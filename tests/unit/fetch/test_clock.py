@@ -8,59 +8,10 @@ import time
 import pytest
 
 from streamer.fetch.clock import BEAT_SECONDS, LATE_SECONDS, Alarm, Clock
+from tests.unit.steered_loop import SteeredLoop
 
 MS = 0.001
 UNNOTICED_SECONDS = BEAT_SECONDS + LATE_SECONDS
-
-
-class SteeredLoop:
-    """A loop whose time is told: `sleep` lets it come round at each of its timers, `be_away` does not."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.timers: list[SteeredTimer] = []
-
-    def time(self) -> float:
-        return self.now
-
-    def call_at(self, moment: float, call: object, *arguments: object) -> SteeredTimer:
-        timer = SteeredTimer(moment, call, arguments)
-        self.timers.append(timer)
-        return timer
-
-    def call_later(self, seconds: float, call: object, *arguments: object) -> SteeredTimer:
-        return self.call_at(self.now + seconds, call, *arguments)
-
-    def be_away(self, seconds: float) -> None:
-        """The process is stopped; then all that is due comes at once, in order."""
-        self.now += seconds
-        while due := [timer for timer in self.timers if timer.moment <= self.now]:
-            self._call(min(due, key=lambda timer: timer.moment))
-
-    def sleep(self, seconds: float) -> None:
-        """Time goes by, and each timer is called at its moment."""
-        end = self.now + seconds
-        while due := [timer for timer in self.timers if timer.moment <= end]:
-            first = min(due, key=lambda timer: timer.moment)
-            self.now = max(self.now, first.moment)
-            self._call(first)
-        self.now = end
-
-    def _call(self, timer: SteeredTimer) -> None:
-        self.timers.remove(timer)
-        if not timer.cancelled:
-            timer.call(*timer.arguments)  # type: ignore[operator]
-
-
-class SteeredTimer:
-    """As asyncio's TimerHandle."""
-
-    def __init__(self, moment: float, call: object, arguments: tuple[object, ...]) -> None:
-        self.moment, self.call, self.arguments = moment, call, arguments
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
 
 
 @pytest.fixture
