@@ -22,7 +22,7 @@ from streamer.loader.collate import collate
 from streamer.loader.control import Stages
 from streamer.loader.leaves import Bytes
 from streamer.loader.rows import Foresight, Rows
-from streamer.loader.seeding import sample_seeds, seed_globals
+from streamer.loader.seeding import GlobalDraws, sample_seeds
 from streamer.loader.skipping import OnError, may_skip
 from streamer.loader.slots import PackedBatch
 from streamer.loader.source import BatchSource, ChunkUnreadableError, Collate, SeatedSource, StagedSource
@@ -93,7 +93,7 @@ class BatchMaker:
         takes_rows = self._seated is not None and self._seated.takes_rows and rules.collate_fn is None
         self._foresight = Foresight() if takes_rows else None
         quiet = self._seated is not None and not self._seated.draws and rules.collate_fn is None
-        self._seeds = rules.seed_globals and not quiet
+        self._draws = GlobalDraws() if rules.seed_globals and not quiet else None
 
     def load(
         self,
@@ -117,16 +117,36 @@ class BatchMaker:
             ChunkUnreadableError: a chunk is to be leased again.
             WorkerError: no sample could be made.
         """
-        ordinals, repeated = self._source.batch(epoch, batch)
+        job = _Job(epoch, task, *self._source.batch(epoch, batch), left_out, memory)
+        if self._draws is None:
+            return self._attempt(job, [])
+        return self._drawing(job, self._draws)
+
+    def _drawing(self, job: _Job, draws: GlobalDraws) -> Loaded:
+        """A batch whose samples may draw from the global generators."""
+        seeds = sample_seeds(self._rules.seed, job.epoch, job.ordinals)
+        draws.begin(seeds)
+        try:
+            loaded = self._attempt(job, seeds)
+        except ChunkUnreadableError:  # all of it is made again anyway
+            raise
+        except Exception:
+            if draws.finish():
+                raise
+        else:
+            if draws.finish():
+                return loaded
+            del loaded
+        return self._attempt(job, seeds)
+
+    def _attempt(self, job: _Job, seeds: list[int]) -> Loaded:
         # Where a sample has ended workers, each is read by itself: what is left out must not be read with the others.
-        rows = self._rows(memory, ordinals.size) if not left_out else None
+        rows = self._rows(job.memory, job.ordinals.size) if not job.left_out else None
         if self._seated is not None:
-            self._seated.begin(ordinals, rows, partial(self._at, task))
-        made = _Batch(epoch, task, ordinals.tolist(), repeated.copy())
-        if self._seeds:
-            made.seeds = sample_seeds(self._rules.seed, epoch, ordinals)
+            self._seated.begin(job.ordinals, rows, partial(self._at, job.task))
+        made = _Batch(job.epoch, job.task, job.ordinals.tolist(), job.repeated.copy(), seeds)
         for seat, ordinal in enumerate(made.ordinals):
-            if ordinal not in left_out:
+            if ordinal not in job.left_out:
                 self._take(made, seat, seat)
         missing = [seat for seat in range(len(made.ordinals)) if seat not in made.samples]
         # In turn over the seats: what a plain DataLoader gets, too.
@@ -183,8 +203,8 @@ class BatchMaker:
         """Makes the sample of seat `source` for `seat`."""
         epoch, ordinal = made.epoch, made.ordinals[source]
         self._at(made.task, ordinal)
-        if made.seeds:
-            seed_globals(made.seeds[source])
+        if self._draws is not None:
+            self._draws.sample(made.seeds[source])
         started = time.perf_counter_ns()
         try:
             made.samples[seat] = self._load(epoch, ordinal, seat)
@@ -205,6 +225,18 @@ class BatchMaker:
         return self._source.load(epoch, ordinal)
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What `load` was asked for."""
+
+    epoch: int
+    task: int
+    ordinals: npt.NDArray[np.int64]
+    repeated: npt.NDArray[np.bool_]
+    left_out: frozenset[int]
+    memory: Bytes | None
+
+
 @dataclass(slots=True)
 class _Batch:
     """A batch in the making."""
@@ -213,7 +245,7 @@ class _Batch:
     task: int
     ordinals: list[int]
     repeated: npt.NDArray[np.bool_]
-    seeds: list[int] = field(default_factory=list)
+    seeds: list[int]
     samples: dict[int, object] = field(default_factory=dict)
     skipped: list[tuple[int, BaseException]] = field(default_factory=list)
     slowest: tuple[int, int] = (-1, 0)
