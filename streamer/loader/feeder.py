@@ -193,6 +193,9 @@ class Feeder:
         """Gives out work. Returns whether a worker is left idle for want of something."""
         if not self._scene.open:
             return False
+        if not any(handle.ready for handle in self._pool.handles):
+            self._prepare()
+            return False
         while (handle := self._least_busy()) is not None:
             pending = self._scene.next(idle=not handle.tasks)
             if pending is None:
@@ -205,13 +208,20 @@ class Feeder:
                 pending.story.become(RING)
                 self._scene.window.repeat(pending)
                 return True
-            pending.story.become(WORK if seat.ready else START)
+            pending.story.become(WORK)
             seat.host.alone = bool(pending.strikes) and len(seat.host.handles) > 1
             self._send(seat, pending)
         return False
 
+    def _prepare(self) -> None:
+        """Nobody can work yet: what the next batches need is asked for."""
+        if (pending := self._scene.next(idle=True)) is not None:
+            pending.story.become(START)
+            self._scene.window.repeat(pending)
+
     def _least_busy(self) -> Handle | None:
-        free = (handle for handle in self._pool.handles if not handle.host.alone)
+        # Who still starts gets nothing: it would wait for the start, 0.2 s of CPU, while others could make it at once.
+        free = (handle for handle in self._pool.handles if handle.ready and not handle.host.alone)
         handle = min(free, key=lambda h: len(h.tasks), default=None)
         return handle if handle is not None and len(handle.tasks) < self._depth() else None
 
@@ -225,7 +235,7 @@ class Feeder:
         """
         if len(handle.host.handles) == 1:
             return handle
-        return next((other for other in self._pool.handles if other.host.idle), None)
+        return next((other for other in self._pool.handles if other.ready and other.host.idle), None)
 
     def _send(self, handle: Handle, pending: Pending) -> None:
         self._tasks += 1
@@ -255,12 +265,9 @@ class Feeder:
 
     def noted(self, handle: Handle, note: Note) -> None:
         """See `Employer`."""
-        if note.kind is Kind.READY:
-            for pending in handle.tasks:
-                pending.story.become(WORK)
-        elif note.kind is Kind.SKIPPED:
+        if note.kind is Kind.SKIPPED:
             _task_of(handle, note.number).skipped[note.value] = note.body.decode(errors="replace")
-        else:
+        elif note.kind is not Kind.READY:
             self._answered(handle, _finish_task(handle, note.number), note)
 
     def unopened(self, frozen: bytes) -> None:

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import cloudpickle
@@ -20,7 +21,7 @@ import pytest
 
 from streamer.errors import WorkerError
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.testing import FakeDataset
+from streamer.loader.testing import FakeDataset, FakeRecipe
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -49,6 +50,10 @@ def pids(loader: StreamingDataLoader) -> list[int]:
     return [handle.process.pid for handle in loader._supply.feeder._pool.handles]
 
 
+def ready(loader: StreamingDataLoader) -> list[bool]:
+    return [handle.ready for handle in loader._supply.feeder._pool.handles]
+
+
 def wait_until(condition) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
@@ -74,6 +79,48 @@ def test_killed_worker_is_replaced():
 
         assert digest(batches()) == expected(200)
         assert loader.stats().respawns == 1
+
+
+@dataclass(frozen=True)
+class Successors(FakeRecipe):
+    """The third worker, and each after it, opens it only when somebody opens the other end of a pipe."""
+
+    folder: str = ""
+
+    def open(self):
+        for mark in ("first", "second"):
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(f"{self.folder}/{mark}", os.O_CREAT | os.O_EXCL))
+                return super().open()
+        os.close(os.open(f"{self.folder}/gate", os.O_RDONLY))
+        return super().open()
+
+
+class Gated(FakeDataset):
+    folder: str
+
+    def prepare(self, batch_size: int, drop_last: bool):
+        prepared = super().prepare(batch_size, drop_last)
+        prepared.made = Successors(self._samples, batch_size, slower, folder=self.folder)
+        return prepared
+
+
+def test_those_who_live_make_what_a_dead_worker_had(tmp_path):
+    """Its successor has not come up when the epoch is over: nothing has waited for it."""
+    os.mkfifo(tmp_path / "gate")
+    dataset = Gated(400, sample)
+    dataset.folder = str(tmp_path)
+    with StreamingDataLoader(dataset, 8, 2) as loader:
+        found = []
+        for batch in loader:
+            found += batch["key"]
+            if len(found) == 24:
+                wait_until(lambda: ready(loader) == [True, True])
+                os.kill(pids(loader)[0], signal.SIGKILL)
+        assert found == [str(ordinal) for ordinal in range(400)]
+        wait_until(lambda: loader.stats().respawns == 1)
+        assert ready(loader) == [False, True]
+        os.close(os.open(tmp_path / "gate", os.O_WRONLY))
 
 
 def resident_bytes() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass, field
 
 from streamer.errors import BrokenError
 from streamer.loader.feed_plan import FeedPlan
@@ -11,8 +12,8 @@ from streamer.loader.feeder import Feeder
 from streamer.loader.keeper import RingRules
 from streamer.loader.maker import MakerRules
 from streamer.loader.pool import Crew
-from streamer.loader.runs import Failed
-from streamer.loader.testing import FakeDataset
+from streamer.loader.runs import Failed, Finished
+from streamer.loader.testing import FakeDataset, FakeRecipe
 
 
 def broken(timeout_seconds: float = 0.0) -> None:
@@ -40,3 +41,38 @@ def test_a_trainer_that_waits_hears_that_the_feeder_has_died():
     assert outcome.final
     assert isinstance(outcome.error, BrokenError)
     assert "no such number" in str(outcome.error)
+
+
+@dataclass(frozen=True)
+class Late(FakeRecipe):
+    """The first worker to open it gets it; every other one waits."""
+
+    first: threading.Lock = field(default_factory=threading.Lock)
+    others: threading.Event = field(default_factory=threading.Event)
+
+    def open(self):
+        if not self.first.acquire(blocking=False):
+            self.others.wait()
+        return super().open()
+
+
+def test_who_still_starts_is_given_nothing():
+    """Of two workers one never comes up: the other makes every batch, the first one included."""
+    ring = RingRules(budget_bytes=1 << 20)
+    feeder = Feeder(FeedPlan(crew=Crew("thread", 2), span=4, planning=threading.Lock(), ring=ring))
+    prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}).prepare(3, drop_last=False)
+    prepared.made = Late(12, 3, lambda epoch, ordinal: {"x": ordinal})
+    feeder.equip(prepared, MakerRules(prepared.seed))
+    run = feeder.run(0, 0)
+    feeder.start()
+    try:
+        for step in range(4):
+            outcome = run.outcomes.get(timeout=60)
+            assert isinstance(outcome, Finished)
+            assert outcome.pending.step == step
+            outcome.discard()
+            feeder.took(run, 0)
+        assert sorted(handle.ready for handle in feeder._pool.handles) == [False, True]
+    finally:
+        prepared.made.others.set()
+        feeder.close()
