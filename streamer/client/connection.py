@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -102,6 +103,11 @@ class Connection:
         if not received:
             raise DisconnectedError("the engine closed the connection")
         return list(self._decoder.feed(received))
+
+    def hang_up(self) -> None:
+        """Ends the conversation from any thread: whoever waits for an event hears that the engine is gone."""
+        with contextlib.suppress(OSError):  # it is closed already
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Idempotent."""

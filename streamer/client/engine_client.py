@@ -199,6 +199,17 @@ class EngineClient:
         """The session is closed."""
         self._sessions.pop(session.number, None)
 
+    @property
+    def closed(self) -> bool:
+        """It is of no use any more."""
+        return self._closed
+
+    def hang_up(self) -> None:
+        """Ends the line from any thread: whoever uses it, or waits on it, gets a ClosedError. `close` it afterwards."""
+        self._closed = True
+        if (connection := self._connection) is not None:
+            connection.hang_up()
+
     def close(self) -> None:
         """Closes all sessions and the connection; idempotent."""
         for session in list(self._sessions.values()):
@@ -211,7 +222,11 @@ class EngineClient:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("this engine client is closed")
+            # Also what `hang_up` has ended: readable for ever, it would keep a selector busy.
+            self._drop()
+            raise ClosedError(
+                "this line to the engine is closed: its data set (or client) was closed while somebody was using it"
+            )
 
     def _connected(self) -> Connection:
         self._check_open()
@@ -222,9 +237,12 @@ class EngineClient:
             # A closed socket leaves the set by itself. A selector would confuse a new socket of the same number with
             # the old one; it sees the set, which stays.
             self._poll.register(self._connection.fileno(), select.EPOLLIN)
+            # Somebody may have hung up meanwhile, and found no connection to end.
+            self._check_open()
         return self._connection
 
     def _reconnect(self) -> None:
+        self._check_open()
         logger.warning("the engine of %s went away; connecting again", self.settings.cache_dir)
         while True:
             self._drop()

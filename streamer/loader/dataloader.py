@@ -47,11 +47,11 @@ class StreamingDataLoader:
 
     Every `iter()` is the next epoch, unless `set_epoch` says otherwise, or no batch of the last one was asked for;
     workers look ahead into it. Constructing does no I/O; the first `iter()` starts the workers and, if there is none,
-    the engine. Used by one thread. Close it, or use it as a context manager; garbage collection closes it too.
+    the engine. One iterator at a time: a new one ends the last, whose `next` is an error then; for two at once make two
+    loaders. Used by one thread. Close it, or use it as a context manager; garbage collection closes it too.
 
     Args:
-        dataset: what to load. One loader with workers at a time iterates over it: for two at once give each a data set
-            of its own (the engine and the cache are shared all the same).
+        dataset: what to load. Several loaders may iterate over it at the same time.
         batch_size: samples per batch of this rank.
         num_workers: worker processes; 0: everything happens in `next()`.
         drop_last: leave out the last, incomplete batch; otherwise it is filled with repeats (`repeated` marks them).
@@ -174,7 +174,7 @@ class StreamingDataLoader:
         self._begun = self._position = epoch, batch
         self._start, self._told = (epoch + 1, 0), False
         if self._epoch is not None:
-            self._epoch.end()
+            self._epoch.supersede()
         self._clock.pause()
         self._running_supply()
         self._provision.enter(epoch, batch, self._batches)

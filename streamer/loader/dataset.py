@@ -38,6 +38,9 @@ class StreamingDataset(IterableDataset[object]):
     the global order, the same for any number of workers. Not told, every sample still comes once, but batches depend on
     `num_workers`, and a run cannot go on with another number of ranks.
 
+    Several loaders and loops may read from one data set at the same time, each at its own pace; what one of them needs
+    and another has fetched is there.
+
     Last batch: filled with repeats, so that all ranks make equally many steps; or left out with `drop_last`.
 
     Args:
@@ -64,7 +67,8 @@ class StreamingDataset(IterableDataset[object]):
         error_budget: samples that may be skipped before all ranks raise; by each process under a plain DataLoader.
         engine: "unix:/path" of a standing engine; None: $STREAMER_ENGINE, else one is started.
         index_limit: seconds; an index that would take longer is not built in passing.
-        stream: tells two datasets of one job apart that have the same data and shuffle but different batches.
+        stream: tells two data sets of one job apart that have the same data and shuffle but different batches; loaders
+            of one data set need none.
         on_change: "raise": what was there at the first use is the dataset for good, and an object that is another one
             by then is an ObjectChangedError. "refresh": looked at again before each epoch, see `refresh`; within an
             epoch a changed object is an error all the same.
@@ -340,7 +344,11 @@ class StreamingDataset(IterableDataset[object]):
         return list(self._ledger.entries)
 
     def close(self) -> None:
-        """Ends this process's line to the engine; the next use opens it again. Idempotent."""
+        """Ends this process's lines to the engine; the next use opens one again. Idempotent.
+
+        Close what reads from it first. A loader or iterator of this process that still does gets a ClosedError after
+        the batches that are made already; its next `iter()` connects again.
+        """
         self._opening.close()
 
     # ------------------------------------------------------------ inside
@@ -374,7 +382,7 @@ class StreamingDataset(IterableDataset[object]):
         """For a plain DataLoader: whole batches if their size is known, else one sample per rank at a time."""
         if self._prepared is None:
             options = self._opening.options
-            self._prepared = self._opening.prepare(options.batch_size or 1, options.drop_last)
+            self._prepared = self._opening.prepare(options.batch_size or 1, options.drop_last, plain=True)
         return self._prepared
 
     def _begin(self) -> int:

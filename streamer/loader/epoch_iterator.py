@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from streamer.errors import ClosedError
 from streamer.loader.counters import TrainerClock
 from streamer.loader.delivery import Delivery
 from streamer.loader.device import DevicePrefetcher
@@ -36,7 +37,7 @@ class Course(Protocol):
 
 
 class EpochIterator:
-    """Hands out the batches of one epoch; a later `iter()` or `close()` of the loader ends it.
+    """Hands out the batches of one epoch; `close()` of the loader ends it, a later `iter()` is an error for it.
 
     Args:
         course: the loader.
@@ -56,6 +57,7 @@ class EpochIterator:
     ) -> None:
         self._course: Course | None = course
         self._left = left
+        self._superseded = False
         self._clock = clock
         self._batches: Iterator[object] = _Deliveries(course, left)
         if mover is not None:
@@ -66,6 +68,11 @@ class EpochIterator:
 
     def __next__(self) -> object:
         course = self._course
+        if self._superseded:
+            raise ClosedError(
+                "a later iter() of this StreamingDataLoader has ended this iterator; for two at once make two loaders "
+                "of the data set"
+            )
         if course is None:
             raise StopIteration
         self._clock.ask(course.ready())
@@ -82,6 +89,11 @@ class EpochIterator:
 
     def __len__(self) -> int:
         return self._left
+
+    def supersede(self) -> None:
+        """Another one goes on: batches that this one would not give any more must not go missing unnoticed."""
+        self._superseded = self._course is not None
+        self.end()
 
     def end(self) -> None:
         """Stops it."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from streamer.errors import Detail, StreamerError
 from streamer.loader.choosing import Choice, choose
 from streamer.loader.distributed import agree, detect, gather_for
 from streamer.loader.epochs import EpochCell
+from streamer.loader.lines import Lines
 from streamer.loader.looking import StreamedBytes, find_key
 from streamer.loader.making import SampleMaker, SampleRules
 from streamer.loader.options import DatasetOptions
@@ -37,11 +38,16 @@ Stream = TypeVar("Stream", bound=PreparedStream)
 class Opening:
     """One process's view of a dataset. Used by one thread; after a fork the child connects anew by itself.
 
+    What it prepares may open its sessions on other threads, several at once.
+
     Args:
         options: what the user asked for.
         choices: selections, in order.
         job: names the job where the environment does not.
         shared: what all processes of the dataset agree on.
+
+    Attributes:
+        lines: to the engine.
     """
 
     def __init__(self, options: DatasetOptions, choices: tuple[Choice, ...], job: str, shared: EpochCell) -> None:
@@ -49,13 +55,14 @@ class Opening:
         self.choices = choices
         self.job = job
         self.shared = shared
-        self._client: EngineClient | None = None
-        self._asking: EngineClient | None = None
+        # Not a method: the lines live as long as a session that is on one, and must not keep all this.
+        self.lines = Lines(lambda: EngineClient(options.client_settings(Environment.read(), job)))
+        self._usual_batch = 0
         self._opened: tuple[Manifest, Selection | None] | None = None
         self._explained: set[str] = set()
 
     def __repr__(self) -> str:
-        return f"Opening({self.options.urls}, client={self._client!r}, opened={self._opened!r})"
+        return f"Opening({self.options.urls}, {self.lines!r}, opened={self._opened!r})"
 
     def settings(self) -> tuple[DatasetOptions, tuple[Choice, ...], str]:
         """What makes the same opening in another process, which could not find out its rank."""
@@ -64,26 +71,6 @@ class Opening:
     def rank_config(self) -> RankConfig:
         """This process's seat."""
         return detect(self.options.rank, self.options.world_size)
-
-    def client(self) -> EngineClient:
-        """The line to the engine, opened at first use."""
-        if self._client is None:
-            self._client = self._new_client()
-        return self._client
-
-    def asking(self) -> EngineClient:
-        """A line for questions of the trainer's thread while a loader's thread listens to the sessions on `client`.
-
-        Two threads on one line take each other's answers: every second refresh with workers hung (2026-11-20).
-        """
-        if self._asking is None:
-            self._asking = self._new_client()
-        return self._asking
-
-    def _new_client(self) -> EngineClient:
-        made = EngineClient(self.options.client_settings(Environment.read(), self.job))
-        weakref.finalize(self, made.close)
-        return made
 
     @property
     def manifest(self) -> Manifest:
@@ -100,11 +87,19 @@ class Opening:
         """How many take part."""
         return self.manifest.samples if self.selection is None else self.selection.samples
 
-    def prepare(self, batch_size: int, drop_last: bool) -> Prepared:
-        """Fixes order and seats for batches of `batch_size` samples on each rank."""
+    def prepare(self, batch_size: int, drop_last: bool, *, plain: bool = False) -> Prepared:
+        """Fixes order and seats for batches of `batch_size` samples on each rank.
+
+        Args:
+            batch_size: of one rank.
+            drop_last: leave the last, incomplete batch out.
+            plain: for a bare loop or torch's DataLoader; otherwise for a StreamingDataLoader.
+        """
         seat, options, selection = self.rank_config(), self.options, self.selection
         spec = self._order(batch_size * seat.world_size)
         self._explain(spec, batch_size * seat.world_size, seat)
+        with self.lines.asking() as line:
+            roots = tuple(line.roots())
         recipe = SampleRecipe(
             manifest_path=self.manifest.path,
             spec=spec,
@@ -112,15 +107,26 @@ class Opening:
             world_size=seat.world_size,
             global_batch=batch_size * seat.world_size,
             drop_last=drop_last,
-            roots=tuple(self.client().roots()),
+            roots=roots,
             rules=self._rules(),
             selection=None if selection is None else (selection.digest, selection.path.parent),
         )
-        chosen = "all" if selection is None else selection.digest
-        stream = options.stream or f"shuffle {shuffle_mode(options.shuffle)} of {chosen}"
+        stream = self._stream(batch_size, plain)
         skip_rules = SkipRules(options.on_error, options.error_budget)
         identity = Identity(rank_config=seat, stream=stream, free_parts=options.free_parts, skip_rules=skip_rules)
-        return Prepared(self.client, recipe, self.manifest, identity)
+        return Prepared(self.lines, recipe, self.manifest, identity)
+
+    def _stream(self, batch_size: int, plain: bool) -> str:
+        """Within a stream the ranks of a job must agree; another way to read the same data is another stream.
+
+        The first batch size is the usual one, whatever it is: ranks that begin with different ones are refused.
+        """
+        chosen = "all" if self.selection is None else self.selection.digest
+        name = self.options.stream or f"shuffle {shuffle_mode(self.options.shuffle)} of {chosen}"
+        if plain:
+            return f"{name}, sample by sample"
+        self._usual_batch = self._usual_batch or batch_size
+        return name if batch_size == self._usual_batch else f"{name}, by {batch_size}"
 
     @property
     def compares(self) -> bool:
@@ -165,7 +171,7 @@ class Opening:
         digest, failure = "", None
         try:
             # Also a rank that has not looked before takes part: another one may have asked for len().
-            digest = self.manifest.digest if self._opened is None else self._looked_up(self.asking()).name
+            digest = self.manifest.digest if self._opened is None else self._looked_up().name
         except StreamerError as error:
             failure = error
         digest = self._common(digest, failure)
@@ -193,9 +199,10 @@ class Opening:
     def look(self, epoch: int, index: int) -> object:
         """Makes the sample number `index` of the selection, wherever its bytes are."""
         ordinals = np.array([index], np.int64)
-        maker = SampleMaker(self.manifest, self._streamed(), self._rules())
         chosen = ordinals if self.selection is None else self.selection.to_base(ordinals)
-        return maker.make(epoch, maker.places(chosen)[0])
+        with self._streamed() as content:
+            maker = SampleMaker(self.manifest, content, self._rules())
+            return maker.make(epoch, maker.places(chosen)[0])
 
     def find(self, key: str) -> int:
         """The number in the selection of the first sample of that key.
@@ -203,37 +210,39 @@ class Opening:
         Raises:
             KeyError: there is none.
         """
-        ordinal = find_key(self.manifest, self.selection, self._streamed(), key)
+        with self._streamed() as content:
+            ordinal = find_key(self.manifest, self.selection, content, key)
         return ordinal if self.selection is None else int(np.searchsorted(self.selection.ordinals, ordinal))
 
     def close(self) -> None:
-        """Hangs up; idempotent."""
-        for line in (self._client, self._asking):
-            if line is not None:
-                line.close()
-        self._client = self._asking = None
+        """Hangs up: whoever is reading gets a ClosedError. The next use connects again. Idempotent."""
+        self.lines.close()
 
     def _open(self) -> tuple[Manifest, Selection | None]:
         if self._opened is None:
             manifest = self._settled() or self._found()
-            self._opened = manifest, choose(manifest, self.choices, self.client().settings.runtime_dir / "selections")
+            with self.lines.asking() as line:
+                place = line.settings.runtime_dir / "selections"
+            self._opened = manifest, choose(manifest, self.choices, place)
         return self._opened
 
     def _found(self) -> Manifest:
         """Asks the engine, which lists the urls; if another process was faster, its answer counts."""
-        path = self._looked_up(self.client())
+        path = self._looked_up()
         return Manifest.open(path.parent / self.shared.settle_manifest(path.name))
 
-    def _looked_up(self, line: EngineClient) -> Path:
+    def _looked_up(self) -> Path:
         """The folder of the manifest of what exists now."""
         seat = self.rank_config()
-        return line.manifest(self.options.manifest_request(seat), _Announcer(seat.rank))
+        with self.lines.asking() as line:
+            return line.manifest(self.options.manifest_request(seat), _Announcer(seat.rank))
 
     def _settled(self) -> Manifest | None:
         """The manifest that another process of this dataset has found; None: nobody has, or it is not here any more."""
         if not self.shared.manifest:
             return None
-        path = self.client().roots()[0] / "manifests" / self.shared.manifest
+        with self.lines.asking() as line:
+            path = line.roots()[0] / "manifests" / self.shared.manifest
         return Manifest.open(path) if path.is_dir() else None
 
     def _order(self, global_batch: int) -> OrderSpec:
@@ -271,8 +280,11 @@ class Opening:
             decode=options.decode, transform=options.transform, allow_pickle=options.allow_pickle, seed=options.seed
         )
 
-    def _streamed(self) -> StreamedBytes:
-        return StreamedBytes(self.asking, self.manifest)
+    @contextmanager
+    def _streamed(self) -> Iterator[StreamedBytes]:
+        manifest = self.manifest
+        with self.lines.asking() as line:
+            yield StreamedBytes(lambda: line, manifest)
 
 
 class _Announcer:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.config import RankConfig
 from streamer.errors import Detail
 from streamer.loader.distributed import StoreBudget, gather_for
+from streamer.loader.lines import Lines
 from streamer.loader.making import CachedBytes, SampleMaker, sample_key
 from streamer.loader.samples import Plans, SampleRecipe
 from streamer.loader.skipping import SharedBudget, SkipRules
@@ -43,6 +45,8 @@ class Identity:
 class Prepared:
     """What a dataset is for one batch size. Made by `StreamingDataset.prepare`; used by one thread at a time.
 
+    Each of its sessions has a line to the engine of its own.
+
     Attributes:
         manifest: what exists.
         spec: the order.
@@ -54,12 +58,13 @@ class Prepared:
 
     def __init__(
         self,
-        connect: Callable[[], EngineClient],
+        lines: Lines,
         recipe: SampleRecipe,
         manifest: Manifest,
         identity: Identity,
     ) -> None:
-        self._connect = connect
+        self._lines = lines
+        self._last_line: EngineClient | None = None
         self._recipe = recipe
         self._identity = identity
         self._plans = Plans(recipe, manifest)
@@ -134,11 +139,20 @@ class Prepared:
 
     def share_session(self, epoch: int, share: Share, *, endless: bool) -> StepSession:
         """Opens a session for one worker's share of the rank's batches, from the share's first batch on."""
-        client, spec = self._connect(), self._session_spec(epoch, share)
-        if client.limit_bytes and len(self.manifest.chunk_local_bytes):
+        spec = self._session_spec(epoch, share)
+        self._last_line = line = self._lines.take(self._last_line)
+        on_close = partial(self._lines.give_back, line)
+        try:
+            self._check_room(spec, line.limit_bytes)
+            return StepSession(line, spec, self.schedule, (epoch, share), endless=endless, on_close=on_close)
+        except BaseException:
+            on_close()
+            raise
+
+    def _check_room(self, spec: SessionSpec, limit_bytes: int) -> None:
+        if limit_bytes and len(self.manifest.chunk_local_bytes):
             needed = spec.open_bytes + int(self.manifest.chunk_local_bytes.max())
-            check_window(self.spec, min(needed, self.manifest.total_bytes), client.limit_bytes)
-        return StepSession(client, spec, self.schedule, (epoch, share), endless=endless)
+            check_window(self.spec, min(needed, self.manifest.total_bytes), limit_bytes)
 
     def schedule(self, epoch: int, share: Share) -> tuple[EpochSchedule, int]:
         """The chunks that a share needs in an epoch, by its steps, and the number of its steps."""

@@ -166,7 +166,10 @@ class Scene:
     def reject(self, chunk: int, reason: str) -> None:
         """A chunk is to be leased again."""
         assert self._session is not None
-        self._session.reject(chunk, reason)
+        try:
+            self._session.reject(chunk, reason)
+        except StreamerError as error:
+            self.stop(error)
 
     def deliver(self) -> None:
         """Hands on what is finished, and tells the engine what is read."""
@@ -174,7 +177,10 @@ class Scene:
             return
         for outcome in self.window.deliver():
             self.run.outcomes.put(outcome)
-        self._session.done(self.window.unread)
+        try:
+            self._session.done(self.window.unread)
+        except StreamerError as error:
+            self.stop(error)
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
         """What the engine counts, asked on any thread over a line of its own; None: nobody answers."""

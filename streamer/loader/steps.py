@@ -53,11 +53,12 @@ class StepSession:
     enough for the look-ahead, late enough that a short run does not plan an epoch that it never trains.
 
     Args:
-        client: the line to the engine; stays open when the session closes.
+        client: the line to the engine, of this session alone; stays open when the session closes.
         spec: who consumes.
         schedule: (epoch, share) -> the epoch's chunks by step of the share, and the number of its steps.
         start: the first epoch and the share to begin with; later epochs begin at batch 0.
         endless: go on into the next epoch.
+        on_close: called once, when the session is closed.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class StepSession:
         start: tuple[int, Share],
         *,
         endless: bool = True,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._client = client
+        self._on_close = [on_close]
         self._spec = spec
         self._schedule = schedule
         self._endless = endless
@@ -79,7 +82,11 @@ class StepSession:
         self._done = 0
         self._extend_at = 0
         self._session: Session = client.open_session(spec)
-        self._extend()
+        try:
+            self._extend()
+        except BaseException:
+            self._session.close()
+            raise
 
     def __repr__(self) -> str:
         return f"StepSession({self._session!r}, steps={self._steps}, next_epoch={self._next_epoch})"
@@ -146,6 +153,8 @@ class StepSession:
     def close(self) -> None:
         """Ends the leases; idempotent."""
         self._session.close()
+        while self._on_close:
+            self._on_close.pop()()
 
     def _look_ahead(self, step: int) -> None:
         while self._endless and step >= self._extend_at:

@@ -216,6 +216,21 @@ def test_sessions_of_one_job_that_disagree_are_refused(make_source, folder):
     first.close()
 
 
+def test_loaders_of_one_rank_may_differ(make_source, folder):
+    """One of them goes on from a state, the other begins: nobody's samples are repeated for it."""
+    source = make_source()
+    manifest = source.manifest(str(folder))
+    sessions = [
+        source.open_session(spec_of(manifest, consumer="rank 0", order_id=letter * 32, start=start))
+        for letter, start in (("a", 16), ("b", 64))
+    ]
+    for session in sessions:
+        session.extend(one_chunk_a_step(0, 0, [1]))
+        session.wait(0, 20)
+    for session in sessions:
+        session.close()
+
+
 def test_a_session_that_cannot_fit_is_refused_with_the_numbers(make_source, folder):
     """All chunks open at once do not fit into a fraction of them."""
     source = make_source(cache_bytes=(512 << 10) + 1_000_000)

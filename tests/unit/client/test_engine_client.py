@@ -54,3 +54,17 @@ def test_secrets_are_not_in_the_repr(tmp_path):
     """Settings are printed in logs and tracebacks."""
     settings = ClientSettings(cache_dir=tmp_path, runtime_dir=tmp_path, storage_options={"secret": "hunter2"})
     assert "hunter2" not in repr(settings)
+
+
+def test_a_selector_hears_that_somebody_hung_up(client):
+    """Once: the user of the line gets a ClosedError, and nothing keeps its selector busy afterwards."""
+    poll = select.poll()
+    poll.register(client.fileno(), select.POLLIN)
+    client.hang_up()
+    client.hang_up()
+    assert poll.poll(5000)
+    with pytest.raises(ClosedError):
+        client.pump(0.0)
+    assert not poll.poll(0)
+    with pytest.raises(ClosedError):
+        client.fileno()

@@ -164,12 +164,13 @@ def test_a_dataset_that_was_refreshed_by_hand():
 
 
 def test_a_new_iteration_ends_the_old_one():
-    """Two iterators of one loader do not share its batches."""
+    """Two iterators of one loader do not share its batches; the old one does not end as if it had given all."""
     with StreamingDataLoader(FakeDataset(8, sample), 2, 2, worker_type="thread") as loader:
         old = iter(loader)
         next(old)
         new = iter(loader)
-        assert next(old, "over") == "over"
+        with pytest.raises(ClosedError, match="make two loaders"):
+            next(old, "over")
         assert next(new)["epoch"][0] == 1
 
 

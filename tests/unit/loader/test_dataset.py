@@ -71,7 +71,7 @@ def test_the_engine_is_told_what_the_user_said(fake_engine, make_dataset, folder
     (request,) = fake_engine.requests
     assert request.urls == [f"{folder}/"]
     assert (request.format, request.limit_seconds, request.build) == ("folder", 7, True)
-    settings = dataset._opening.client().settings
+    settings = dataset._opening.lines.take().settings
     assert settings.cache_dir == tmp_path / "mine"
     assert (settings.cache_bytes, settings.storage_options) == (2 * 10**9, {"anon": True})
     assert settings.job.startswith("pid-")
@@ -489,22 +489,25 @@ def test_refresh_by_hand(fake_engine, make_dataset, folder):
     assert dataset.samples == 110
 
 
-def test_questions_have_a_line_of_their_own(fake_engine, make_dataset, folder, monkeypatch):
-    """A loader's thread listens to the sessions meanwhile: on one line, two threads take each other's answers."""
+def test_questions_go_around_the_lines_of_sessions(fake_engine, make_dataset, folder, monkeypatch):
+    """A loader's thread listens to its session meanwhile: on one line, two threads take each other's answers."""
     dataset = make_dataset(folder)
-    assert dataset.samples == 100
-    sessions = dataset._opening.client()
+    samples = iter(dataset)
+    next(samples)
+    (busy,) = dataset._opening.lines._all
 
     def taken(*question: object) -> None:
-        raise AssertionError("asked on the line of the sessions")
+        raise AssertionError("asked on the line of a session")
 
-    monkeypatch.setattr(sessions, "manifest", taken)
-    monkeypatch.setattr(sessions, "read", taken)
+    for question in ("manifest", "read", "roots", "open_session"):
+        monkeypatch.setattr(busy, question, taken)
     grow(fake_engine, folder)
     assert dataset.refresh()
     assert dataset.samples == 110
     assert dataset[3] == dataset[3]
-    assert dataset._opening.client() is sessions
+    assert dataset.prepare(8).session(0, 0).close() is None
+    assert len(dataset._opening.lines._all) == 2, "what was asked on is asked on again"
+    samples.close()
 
 
 def test_a_rank_that_never_looked_takes_part_in_a_refresh(make_dataset, folder, monkeypatch):

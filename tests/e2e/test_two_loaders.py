@@ -1,0 +1,202 @@
+"""Several readers of one data set object at once, on a real engine: none waits for another's answers."""
+
+from __future__ import annotations
+
+import multiprocessing.resource_tracker
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from itertools import chain, islice, repeat
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from streamer import StreamingDataLoader, StreamingDataset
+from streamer.errors import ClosedError, StateError
+
+SAMPLES = 96
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of data, and an engine that outlives the tests of this module."""
+    root = tmp_path_factory.mktemp("two")
+    for number in range(SAMPLES):
+        path = root / "data" / f"c{number % 3}" / f"{number:03d}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, np.full(5_000, number, np.int32))
+    saved = dict(os.environ)
+    os.environ |= {"STREAMER_CACHE_DIR": str(root / "cache"), "STREAMER_RUNTIME_DIR": str(root / "run")}
+    multiprocessing.resource_tracker.ensure_running()
+    probe = StreamingDataset(root / "data", cache_bytes="1GB")
+    len(probe)
+    yield root
+    probe.close()
+    os.environ.clear()
+    os.environ.update(saved)
+
+
+class Readers:
+    """One data set object and what reads from it."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._opened = ExitStack()
+        self.dataset = self.another(batch_size=8)
+
+    def another(self, **options: object) -> StreamingDataset:
+        return self._opened.enter_context(closing(StreamingDataset(self._place / "data", **options)))
+
+    def load(self, batch_size: int, workers: int, dataset: StreamingDataset | None = None) -> StreamingDataLoader:
+        made = StreamingDataLoader(dataset or self.dataset, batch_size, workers, report_seconds=None)
+        return self._opened.enter_context(made)
+
+    def close(self) -> None:
+        """Loaders first; nothing is held any more."""
+        self._opened.close()
+        del self.dataset
+
+
+@pytest.fixture
+def readers(place: Path) -> Iterator[Readers]:
+    """Closed after the test."""
+    made = Readers(place)
+    yield made
+    made.close()
+
+
+def torch_loader(dataset: StreamingDataset, workers: int = 2) -> DataLoader:
+    with warnings.catch_warnings():
+        # This machine has fewer cores than workers; Python 3.12 minds the fork beside a feeder's thread.
+        warnings.simplefilter("ignore")
+        return DataLoader(
+            dataset, batch_size=8, num_workers=workers, multiprocessing_context="fork" if workers else None
+        )
+
+
+def counted(batch: dict[str, np.ndarray]) -> Counter[int]:
+    return Counter(batch["npy"][:, 0].tolist())
+
+
+ALL = Counter(range(SAMPLES))
+
+
+@pytest.mark.parametrize("workers", [(2, 2), (0, 0), (0, 2)])
+def test_two_loaders_in_step(readers, workers):
+    """zip over two: both have every sample once, epoch after epoch, and the same batches."""
+    one, other = (readers.load(8, number) for number in workers)
+    for _ in range(3):
+        seen = Counter(), Counter()
+        for mine, theirs in zip(one, other, strict=True):
+            assert mine["npy"].tolist() == theirs["npy"].tolist()
+            seen[0].update(counted(mine))
+            seen[1].update(counted(theirs))
+        assert seen == (ALL, ALL)
+
+
+def test_a_second_loader_with_another_batch_size(readers):
+    """A whole validation every few batches of the training, each time from its beginning."""
+    train, look = readers.load(8, 2), readers.load(12, 1)
+    for _ in range(2):
+        seen = Counter()
+        for number, batch in enumerate(train):
+            seen += counted(batch)
+            if number % 4 == 0:
+                assert sum(map(counted, look), Counter()) == ALL
+        assert seen == ALL
+
+
+def test_ranks_with_two_loaders_each_do_not_disagree(readers):
+    """Training and validation of two ranks in one job: only what is the same loader must agree."""
+    ranks = [readers.another(rank=rank, world_size=2) for rank in range(2)]
+    loaders = [readers.load(size, 0, rank) for rank in ranks for size in (8, 12)]
+    iterators = [iter(loader) for loader in loaders]
+    assert [len(next(one)["npy"]) for one in iterators] == [8, 12, 8, 12]
+
+
+def test_ranks_with_other_batches_are_refused(readers):
+    """Each would train on samples of the other: the first loader of a data set is the same on all ranks."""
+    ranks = [readers.another(rank=rank, world_size=2) for rank in range(2)]
+    loaders = [readers.load(size, 0, rank) for rank, size in zip(ranks, (8, 12), strict=True)]
+    next(iter(loaders[0]))
+    with pytest.raises(StateError, match="global_batch is 24 and 16"):
+        next(iter(loaders[1]))
+
+
+@pytest.mark.parametrize("plain_first", [True, False])
+def test_torchs_loader_beside_ours(readers, plain_first):
+    """Its workers are forked while our feeder's thread runs, or before it is there."""
+    plain, ours = torch_loader(readers.dataset), readers.load(12, 2)
+    seen = {id(plain): Counter(), id(ours): Counter()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        running = [(loader, iter(loader)) for loader in ((plain, ours) if plain_first else (ours, plain))]
+        while running:
+            for loader, batches in tuple(running):
+                if (batch := next(batches, None)) is None:
+                    running.remove((loader, batches))
+                else:
+                    seen[id(loader)] += counted(batch)
+    assert seen == {id(plain): ALL, id(ours): ALL}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchs_loader_zipped_with_itself(readers, workers):
+    """Two epochs at once, over one object."""
+    plain = torch_loader(readers.dataset, workers)
+    seen = Counter(), Counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for mine, theirs in zip(plain, plain, strict=True):
+            seen[0].update(counted(mine))
+            seen[1].update(counted(theirs))
+    assert seen == (ALL, ALL)
+
+
+def test_looking_while_a_loader_reads(readers):
+    """Single samples, by number, from the trainer's thread between batches."""
+    wanted = readers.dataset[7]["npy"].tolist()
+    for batch in readers.load(8, 2):
+        assert counted(batch)
+        assert readers.dataset[7]["npy"].tolist() == wanted
+
+
+# ---------------------------------------------------------------- the end
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_set_closed_under_a_loader_is_an_error_there(readers, workers):
+    """Not a wait for ever; the other loader's error is its own, and both go on with the next iter()."""
+    loaders = readers.load(8, workers), readers.load(12, workers)
+    iterators = [iter(loader) for loader in loaders]
+    for batches in iterators:
+        next(batches)
+    readers.dataset.close()
+    for batches, loader in zip(iterators, loaders, strict=True):
+        # What the workers have made already still comes: a short epoch may be over before.
+        with pytest.raises(ClosedError, match="data set"):
+            list(chain(batches, *repeat(loader, 9)))
+    for loader in loaders:
+        assert sum(map(counted, loader), Counter()) == ALL
+
+
+def test_a_data_set_closed_between_two_samples_of_a_loop(readers):
+    """A bare loop, and one that is closed after it has its samples."""
+    samples = iter(readers.dataset)
+    assert len(list(islice(samples, 12))) == 12
+    readers.dataset.close()
+    with pytest.raises(ClosedError):
+        list(samples)
+    assert Counter(int(sample["npy"][0]) for sample in readers.dataset) == ALL
+
+
+def test_an_iterator_that_another_has_replaced_says_so(readers):
+    """zip of one StreamingDataLoader with itself would yield nothing at all."""
+    loader = readers.load(8, 0)
+    with pytest.raises(ClosedError, match="two loaders"):
+        list(zip(loader, loader, strict=True))
+    assert sum(map(counted, loader), Counter()) == ALL
