@@ -147,6 +147,7 @@ class LoaderStats:
 class FeedCounters:
     """Counted by the feeder's thread (or inline); read by anybody."""
 
+    batches: int = 0
     spilled: int = 0
     oversize: int = 0
     faults: int = 0
@@ -157,6 +158,7 @@ class FeedCounters:
 
     def made(self, made: Made) -> None:
         """A batch was made."""
+        self.batches += 1
         self.faults += made.faults
         self.pickled_bytes += made.description[1]
         s, total = made.stages, self.nanoseconds

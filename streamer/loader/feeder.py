@@ -163,6 +163,8 @@ class Feeder:
     def _turn(self) -> None:
         while self._asked:
             self._change_run(self._asked.popleft())
+        if self.counters.batches:
+            self._keeper.build()
         self._staff.announce(self._keeper.collect())
         # Set before looking: a slot freed after the look rings the bell.
         self._bell.hungry = True
@@ -242,6 +244,7 @@ class Feeder:
         pending.task = self._tasks
         handle.tasks.append(pending)
         handle.tell(pending)
+        self._staff.hire_the_rest()
 
     # ------------------------------------------------------------ what the workers say
 

@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 
 # Once may happen; from the second oversize batch on, larger slots pay.
 _OVERSIZE = 2
-# Larger rings are built beside the feeder. To take and map the pages of 133 MB are 90 ms of CPU; at the start of a
-# run, with the engine and the workers on the same two cores, 290 ms before the first batch (2026-11-20).
+# Larger rings are built beside the feeder, once a batch is made: to take and map the pages of 133 MB are 90 ms of CPU,
+# 290 with the engine and the workers on the same two cores, which the first batch would wait for (2026-11-20).
 _AT_ONCE_BYTES = 16 << 20
 
 
@@ -104,6 +104,11 @@ class RingKeeper:
         self._oversize.clear()
         return self._build(largest)
 
+    def build(self) -> None:
+        """A batch is made and on its way to the trainer: a large ring, put off until then, is built from now on."""
+        if self._site is not None:
+            self._site.begin()
+
     def collect(self) -> Ring | None:
         """The ring that has been finished since the last call.
 
@@ -163,7 +168,7 @@ class RingKeeper:
 
 
 class _Site:
-    """A ring that is being built, on a thread of its own.
+    """A ring that is built on a thread of its own, from `begin` on.
 
     Args:
         make: builds it.
@@ -176,7 +181,11 @@ class _Site:
         self._on_built = on_built
         self._found: Ring | BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="streamer-ring", daemon=True)
-        self._thread.start()
+
+    def begin(self) -> None:
+        """Starts building; again is harmless."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def take(self) -> Ring:
         """What was built, or the error."""
@@ -189,6 +198,8 @@ class _Site:
 
     def abandon(self) -> None:
         """Nobody wants it any more."""
+        if self._thread.ident is None:
+            return
         self._thread.join()
         if isinstance(self._found, Ring):
             self._found.close()

@@ -60,6 +60,8 @@ class Staff:
         self._selector = selector
         self._employer = employer
         self._ring = ring
+        # Until there is work, only as many as may start together.
+        self._holds_back = crew.worker_type == "process"
 
     def __repr__(self) -> str:
         return f"Staff({self.pool!r})"
@@ -67,11 +69,21 @@ class Staff:
     def hire_missing(self) -> None:
         """Starts the workers that are not there: not more at a time than there is room to start at full speed.
 
-        A start is 0.2 s of CPU. Four at once on two cores gave the first batch after 0.8 to 1.6 s, with other load.
+        A start is 0.2 s of CPU. Four at once on two cores gave the first batch after 0.8 to 1.6 s, with other load. The
+        first ones start beside the engine; the next would start beside the fetch of the first chunks, and what makes
+        the first batch is one worker.
         """
+        if self._holds_back and self.pool.hosts:
+            return
         starting = sum(not host.up for host in self.pool.hosts.values())
         for number in self.pool.missing[: max(0, _STARTING - starting)]:
             self._hire(number)
+
+    def hire_the_rest(self) -> None:
+        """There is work: whoever is missing may start, one after the other."""
+        if self._holds_back:
+            self._holds_back = False
+            self.hire_missing()
 
     def announce(self, ring: Ring | None) -> None:
         """Gives everybody a new ring."""

@@ -49,6 +49,7 @@ def test_large_ring_is_built_beside(built):
     assert keeper.grant(first, 5 * MB) is None
     assert (first.ring, first.slot) == (None, EARLY)
     assert placed(keeper, 1).slot == EARLY
+    keeper.build()
     assert keeper.collect() is None
     hold.set()
     assert built.wait(10)
@@ -60,6 +61,18 @@ def test_large_ring_is_built_beside(built):
     keeper.close()
 
 
+def test_large_ring_waits_for_the_first_batch(built):
+    """Nothing is built beside the making of the first batch; a keeper that closes before has nothing to give back."""
+    rings = []
+    keeper = make(built, on_ring=rings.append)
+    keeper.grant(placed(keeper, 0), 5 * MB)
+    assert keeper._site is not None
+    assert not [thread for thread in threading.enumerate() if thread.name == "streamer-ring"]
+    assert keeper.collect() is None
+    keeper.close()
+    assert not rings
+
+
 def test_error_of_building_is_raised_at_collecting(built):
     """It is not lost on the thread."""
 
@@ -68,6 +81,7 @@ def test_error_of_building_is_raised_at_collecting(built):
 
     keeper = make(built, on_ring=fail)
     keeper.grant(placed(keeper, 0), 5 * MB)
+    keeper.build()
     assert built.wait(10)
     with pytest.raises(ConfigError, match="no"):
         keeper.collect()
@@ -78,6 +92,7 @@ def test_closing_while_building_leaves_nothing(built):
     rings = []
     keeper = make(built, on_ring=rings.append)
     keeper.grant(placed(keeper, 0), 5 * MB)
+    keeper.build()
     keeper.close()
     assert [ring.descriptor for ring in rings] == [-1]
     assert not [thread for thread in threading.enumerate() if thread.name == "streamer-ring"]
@@ -102,6 +117,7 @@ def test_second_oversize_batch_builds_a_larger_ring(built, monkeypatch):
         assert pending.ring is old
         assert keeper.oversize(pending, 50_000) is None
         assert (keeper._site is not None) == expected
+    keeper.build()
     assert built.wait(10)
     assert keeper.ring is old
     new = keeper.collect()
