@@ -7,16 +7,11 @@ from dataclasses import dataclass
 
 from streamer.cache.decision import Admit, Answer, Hit, Place, PolicyStatistics, Wait
 from streamer.cache.emergency import Queues
-from streamer.cache.room import STAGING_CHUNKS, STAGING_MARGIN, Room
+from streamer.cache.room import Room
 from streamer.cache.sessions import Session
 from streamer.cache.table import State
 from streamer.config import format_bytes
 from streamer.errors import CacheError, CacheFullError
-
-# A session with fewer hits than this share of a warm epoch's is cold: its look-ahead may borrow spent chunks. Without
-# the loan a cold epoch at f = 0.5 looked 26 chunks ahead of the 48 it asked for; always lending moved 10 % of the
-# data between kept and transit in each warm epoch (2,000 chunks, 48 open, 2026-11-20).
-COLD_SHARE = 0.7
 
 
 @dataclass(slots=True)
@@ -97,7 +92,7 @@ class Desk:
             return Hit(key)
         if state != State.ABSENT:
             return Wait(key, fetching=True)
-        granted = self._room.admit(row, self._loan_bytes)
+        granted = self._room.admit(row)
         if granted is None and head:
             granted = self._room.force(row, self.queues())
             self._refuse_if_stuck(granted is None)
@@ -133,14 +128,3 @@ class Desk:
         self._count.needs += 1
         self._count.needed_bytes += cost
         self._count.hits += not isinstance(answer, Admit)
-        session.miss(isinstance(answer, Admit))
-
-    def _loan_bytes(self) -> int:
-        """What transit may grow to while more is missing than in a warm epoch: S with the measured share of misses."""
-        windows = [(self._missing(one), one.window_bytes) for one in self._sessions.values()]
-        largest = max(one.group.largest_bytes for one in self._sessions.values())
-        return int(STAGING_MARGIN * sum(share * window for share, window in windows)) + STAGING_CHUNKS * largest
-
-    def _missing(self, session: Session) -> float:
-        """Its share of misses: as measured while that is far from a warm epoch's, else 0 (S is made for those)."""
-        return session.missing if 1.0 - session.missing < COLD_SHARE * self._room.warm_share else 0.0

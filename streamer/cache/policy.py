@@ -3,8 +3,10 @@
 The rule. `C` is the limit in bytes, everything counted. *Kept* chunks survive their use and take at most `C - S`;
 *transit* chunks (misses in flight, waiting or open) take `S`; both together never exceed `C`. A chunk is *due* while
 a live session has it ahead in its running epoch, *held* while a session has it open or in look-ahead, *spent* when
-it is kept and neither. With w bytes open and in look-ahead, `S = 1.1 (1 - f) w + 2 chunks`, `f = min(1, C/D)`, or the
-mean of the misses and two deviations `(1 - f) w + 2 sqrt(f (1 - f) w chunk)` where that is more.
+it is kept and neither. *Chosen* are, of each live dataset, the chunks with the highest ranks (rank = hash(key)) that
+its quota of `C - S` has room for: known before the first epoch. With w bytes open and in look-ahead,
+`S = 1.1 (1 - f) w + 2 chunks`, `f = min(1, C/D)`, or the mean of the misses and two deviations
+`(1 - f) w + 2 sqrt(f (1 - f) w chunk)` where that is more.
 
 Why this is the best there is. In an epoch each chunk of the data (D bytes) is needed exactly once.
 
@@ -13,17 +15,22 @@ Why this is the best there is. In an epoch each chunk of the data (D bytes) is n
    every order, even one that is known in advance; so knowing the seed buys prefetching, never hits.
 2. *This rule gets (C - S)/D.* Once the kept part is full it never shrinks but for a head of line: a kept chunk is
    given up only when it is spent, and only for a chunk that takes its place (same bytes). Spent means: used in this
-   epoch, or not needed in it. So every chunk that is kept when the epoch begins is still there at its use, and each
-   such use is a hit: C - S bytes of D. The look-ahead may run over the end of the epoch: it protects chunks (held),
-   it never takes a kept one.
-3. *The hits are spread evenly.* A released transit chunk replaces the spent kept chunk of lowest rank if its own rank
-   is higher, and rank = hash(key) does not depend on the order. After one epoch the kept set is the top of the ranks: a
-   uniform sample of the data, so any window of an epoch hits at the same rate, and nothing is written to it again.
-   (A next-use order has the same hits, all of them in the first f of the epoch, and then the link is too slow.)
+   epoch, or not needed in it. (One that is not chosen, not due, and held makes room as well: it passes through transit
+   from then on, by a flag, and leaves after the use for which it is held.) So every chunk that is kept when the epoch
+   begins is still there at its use, and each such use is a hit: C - S bytes of D. The look-ahead may run over the end
+   of the epoch: it protects chunks (held), it never takes a kept one.
+3. *The hits are spread evenly, and what stays is written once.* While there is room, whatever is fetched is kept (a
+   job that is begun again finds it). Then a chosen chunk is kept from its fetch on, in place of a spent one that is
+   not chosen, and the others pass through transit. After one epoch the kept set is the chosen one, the top of the
+   ranks. Ranks do not depend on the order: it is a uniform sample of the data, so any window of an epoch hits at the
+   same rate, and nothing is written to it again. (A next-use order has the same hits, all of them in the first f of
+   the epoch, and then the link is too slow.) A chosen chunk that comes while nothing can leave for it passes through
+   transit and is promoted at its release, in place of what is spent then.
+   A cold epoch looks as far ahead as a warm one: the misses are all of the window, but a share f of them is chosen
+   and goes to kept; the rest, (1 - f) w, is what S was made for.
+   Two live datasets of which one does not fill its quota: the other one's chunks beyond its own quota are replaced by
+   those of higher rank as they pass, so that they are a uniform sample, too.
    "epoch-lru" draws a fifth of the ranks anew each epoch: the content rotates, claims 1 and 2 do not change.
-   In a cold epoch the misses are not 1 - f of the window but all of it, and S is too small for them: transit then
-   borrows the places of spent chunks of its own dataset, and pays back, because released transit chunks are promoted
-   while kept is below C - S. The borrowed chunk would have been a hit in the next epoch; so is the promoted one.
 4. *Somebody always moves.* Open chunks of all sessions plus one chunk for each fit into C (`open_session` refuses
    otherwise). So when a head of line finds no room, what fills C is not all open: a fetch under way ends (`Wait`,
    then ask again), or a chunk that is not open is evicted for it. Chunks that *other sessions* need later do not hold
@@ -242,6 +249,7 @@ class CachePolicy:
             state.group.epoch = epoch
             if self._eviction == "epoch-lru":
                 self._table.rotate(state.group)
+                self._room.choose(state.group)
 
     def silence(self, session: str) -> Freed:
         """A hanging consumer: its coming chunks lose their protection, not its open ones. Any call of it ends that."""

@@ -6,7 +6,6 @@ The second part of the policy (see `policy` for the rule and its proof): knows c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from streamer.cache.decision import Freed
 from streamer.cache.emergency import Queues
-from streamer.cache.table import ChunkTable, Group, State
+from streamer.cache.table import RANK_BITS, ChunkTable, Group, State
 from streamer.cache.victims import Victims
 
 # Beyond the mean of (1 - f) w: the misses among w chunks scatter by sqrt(w f (1 - f)), so a tenth and two chunks are
@@ -44,7 +43,6 @@ class Room:
         self.table = ChunkTable(spare_due=not lru)
         self.limit_bytes = limit_bytes
         self.staging_bytes = 0
-        self.warm_share = 0.0
         self.kept_bytes = 0
         self.transit_bytes = 0
         self.settling = False
@@ -75,8 +73,9 @@ class Room:
             share = min(1.0, self.limit_bytes / max(1, data_bytes))
             largest = max(group.largest_bytes for group in live)
             self.staging_bytes = min(self.limit_bytes, _staging_bytes(share, window_bytes, largest))
-        self.warm_share = min(1.0, self.kept_limit_bytes / max(1, data_bytes))
         self._share_out(live)
+        for group in self.table.groups:
+            self.choose(group)
 
     def _share_out(self, live: list[Group]) -> None:
         """Max-min fair quotas: equal shares, but none more than its dataset; what is left over is shared again."""
@@ -84,6 +83,13 @@ class Room:
         for place, group in enumerate(sorted(live, key=lambda one: one.total_bytes)):
             group.quota_bytes = min(group.total_bytes, left // (len(live) - place))
             left -= group.quota_bytes
+
+    def choose(self, group: Group) -> None:
+        """Which chunks of a dataset its quota is for; of a finished one, and in plain LRU: none."""
+        if group.jobs and not self._lru:
+            self.table.choose(group)
+        else:
+            group.least_rank = 1 << RANK_BITS
 
     def enter(self, row: int, state: int) -> None:
         """An absent chunk takes its bytes."""
@@ -124,7 +130,7 @@ class Room:
 
     # --- admission -------------------------------------------------------------------------------------------
 
-    def admit(self, row: int, loan_bytes: Callable[[], int]) -> tuple[int, list[int]] | None:
+    def admit(self, row: int) -> tuple[int, list[int]] | None:
         """Room for an absent chunk without hurting anybody: kept, or else transit; None: no.
 
         Returns:
@@ -134,10 +140,13 @@ class Room:
         cost = int(self.table.cost[row])
         needed = max(self.kept_bytes + cost - self.kept_limit_bytes, self.total_bytes + cost - self.limit_bytes)
         victims = self._expendable(group, cost, needed)
+        if victims is None and self.table.is_chosen(row) and not self.settling:
+            victims = self._in_place_of_others(row, needed)
         if victims is not None:
             return self._replace(row, State.FETCHING_KEPT, victims)
-        victims = self._in_transit(group, cost, loan_bytes)
-        return None if victims is None else self._replace(row, State.FETCHING_TRANSIT, victims)
+        if self.total_bytes + cost > self.limit_bytes or self.transit_bytes + cost > self.staging_bytes:
+            return None
+        return self._replace(row, State.FETCHING_TRANSIT, [])
 
     def force(self, row: int, queues: Queues) -> tuple[int, list[int]] | None:
         """Room for a head of line, at the expense of what is not open; None: everything is open or being fetched."""
@@ -178,14 +187,24 @@ class Room:
             return None
         return self._victims.collect(needed, chain(self._victims.finished(), self._victims.surplus(rich)))
 
-    def _in_transit(self, group: Group, cost: int, loan_bytes: Callable[[], int]) -> list[int] | None:
-        """Room in transit: what is left of S, or on loan from spent chunks of the same dataset; None: neither."""
-        needed = self.total_bytes + cost - self.limit_bytes
-        if needed <= 0 and self.transit_bytes + cost <= self.staging_bytes:
-            return []
-        if self.settling or self._lru or self.transit_bytes + cost > loan_bytes():
-            return None
-        return self._victims.collect(needed, self._victims.spent(group))
+    def _in_place_of_others(self, row: int, needed: int) -> list[int] | None:
+        """Room in kept for a chosen chunk: spent chunks that are not chosen leave, or such that are held will."""
+        victims = self._victims.collect(needed, self._victims.outranked(row))
+        if victims is None and self.total_bytes + int(self.table.cost[row]) <= self.limit_bytes:
+            held = self._victims.collect(needed, self._victims.held_unchosen(row))
+            if held is not None and self.transit_bytes + self._cost_of(held) <= self.staging_bytes:
+                self._demote(held)
+                return []
+        return victims
+
+    def _demote(self, rows: list[int]) -> None:
+        """Kept chunks pass through transit from here on: a flag, no copy."""
+        for row in rows:
+            self.leave(row)
+            self.enter(row, State.TRANSIT)
+
+    def _cost_of(self, rows: list[int]) -> int:
+        return int(self.table.cost[rows].sum())
 
     # --- after a use -----------------------------------------------------------------------------------------
 
@@ -202,7 +221,8 @@ class Room:
         needed = self.kept_bytes + cost - self.kept_limit_bytes
         victims: list[int] | None = []
         if needed > 0:
-            victims = None if self.settling else self._victims.collect(needed, self._victims.outranked(row))
+            may = self._competes(row) and not self.settling
+            victims = self._victims.collect(needed, self._victims.outranked(row)) if may else None
         if victims is None:
             victims = [row]
         else:
@@ -210,6 +230,14 @@ class Room:
         for victim in victims:
             self._evict(victim)
         outcome.victims += victims
+
+    def _competes(self, row: int) -> bool:
+        """A chunk that is not chosen may stay where there is room, but not for another one: both leave for chosen ones.
+
+        Unless its dataset has room beyond its quota: there ranks decide, so that what stays is a uniform sample.
+        """
+        group = self.table.groups[self.table.owner[row]]
+        return self.table.is_chosen(row) or group.kept_bytes > group.quota_bytes
 
     def _promote(self, row: int, outcome: Outcome) -> None:
         self.leave(row)

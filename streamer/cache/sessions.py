@@ -30,17 +30,12 @@ class Session:
     ahead: dict[int, int] = field(default_factory=dict)
     open: dict[int, int] = field(default_factory=dict)
     answered: dict[int, int] = field(default_factory=dict)
-    missing: float = 1.0
     silent: bool = False
 
     @property
     def window_bytes(self) -> int:
         """What it has open and in look-ahead at most: never more than its dataset, however far it may look."""
         return min(self.open_bytes + self.lookahead_bytes, self.group.total_bytes)
-
-    def miss(self, missed: bool) -> None:
-        """Keeps the share of misses among the last uses (an eighth of an epoch of them, 16 to 256)."""
-        self.missing += (missed - self.missing) / min(256, max(16, len(self.due) // 8))
 
     def answer(self, row: int) -> bool:
         """One of its uses has its answer now; False: all of them had theirs."""

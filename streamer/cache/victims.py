@@ -73,12 +73,20 @@ class Victims:
             yield taken
 
     def outranked(self, row: int) -> Iterator[int]:
-        """Spent chunks of the same dataset that have a lower rank than this one."""
+        """Spent chunks of the same dataset that have a lower rank than this one and are not chosen."""
         group = self._table.groups[self._table.owner[row]]
-        rank = self._table.rank[row]
+        rank = min(int(self._table.rank[row]), group.least_rank)
         while (lowest := self._table.lowest_spent(group)) is not None and self._table.rank[lowest] < rank:
             self._table.take_spent(group)
             yield lowest
+
+    def held_unchosen(self, row: int) -> Iterator[int]:
+        """Kept chunks of the same dataset, not chosen, that are open or held for the next epoch. O(chunks held)."""
+        table = self._table
+        for other in table.held:
+            same = table.owner[other] == table.owner[row] and table.state[other] == State.KEPT
+            if same and not table.due[other] and not table.is_chosen(other):
+                yield other
 
     def by_hurt(self, queues: Queues) -> Iterator[int]:
         """Everything that is not open, what hurts least first; never a session's own head of line."""

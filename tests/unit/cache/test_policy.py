@@ -68,6 +68,63 @@ def test_kept_fills_first_then_transit() -> None:
     assert places == [Place.KEPT] * kept + [Place.TRANSIT] * 2
 
 
+def ranks_of(policy: CachePolicy, count: int) -> list[int]:
+    return [int(policy._table.rank[policy._table.find(key_of("a", chunk))]) for chunk in range(count)]
+
+
+def test_a_chosen_chunk_takes_the_place_of_a_spent_one_that_is_not() -> None:
+    """Kept is full: what its quota is for is kept at once, the lowest rank leaves; others pass through transit."""
+    policy = policy_of(20, a=40)
+    policy.open_session("s", "j", "a", COST, COST)
+    by_rank = sorted(range(40), key=ranks_of(policy, 40).__getitem__)
+    room = (20 * COST - policy.statistics().staging_bytes) // COST
+    for chunk in by_rank[5 : 5 + room]:
+        use(policy, "s", chunk)
+    assert policy.statistics().kept_chunks == room
+    assert fetch(policy, "s", by_rank[0]) == Admit(key_of("a", by_rank[0]), Place.TRANSIT)
+    assert fetch(policy, "s", by_rank[39]) == Admit(key_of("a", by_rank[39]), Place.KEPT, (key_of("a", by_rank[5]),))
+    freed = policy.release("s", by_rank[0])
+    assert (freed.victims, freed.promoted) == ((key_of("a", by_rank[0]),), ())
+
+
+def test_a_held_chunk_that_is_not_chosen_makes_room_by_a_flag() -> None:
+    """The look-ahead holds it already for the next epoch: it passes through transit, and leaves after that use."""
+    policy = policy_of(20, a=40)
+    policy.open_session("s", "j", "a", COST, COST)
+    by_rank = sorted(range(40), key=ranks_of(policy, 40).__getitem__)
+    room = (20 * COST - policy.statistics().staging_bytes) // COST
+    for chunk in by_rank[40 - room - 1 : -1]:
+        use(policy, "s", chunk)
+    lowest = by_rank[40 - room - 1]
+    policy.look_ahead("s", lowest)
+    assert isinstance(policy.need("s", lowest), Hit)
+    assert fetch(policy, "s", by_rank[39]) == Admit(key_of("a", by_rank[39]), Place.KEPT)
+    assert policy.statistics().transit_chunks == 1
+    assert policy.opened("s", lowest)
+    assert policy.release("s", lowest).victims == (key_of("a", lowest),)
+
+
+def test_what_is_chosen_follows_limit_and_sessions() -> None:
+    """The highest ranks that the quota has room for: half as many with half the room, none of a finished job."""
+    policy = policy_of(20, a=40)
+    policy.open_session("s", "j", "a", COST, COST)
+    rows = range(40)
+    ranks = sorted(ranks_of(policy, 40), reverse=True)
+
+    def chosen() -> list[int]:
+        return sorted((int(policy._table.rank[row]) for row in rows if policy._table.is_chosen(row)), reverse=True)
+
+    room = (20 * COST - policy.statistics().staging_bytes) // COST
+    assert chosen() == ranks[:room]
+    policy.set_limit(10 * COST)
+    room = (10 * COST - policy.statistics().staging_bytes) // COST
+    assert chosen() == ranks[:room]
+    policy.set_limit(60 * COST)
+    assert chosen() == ranks
+    policy.close_session("s")
+    assert chosen() == []
+
+
 def test_s_is_the_design_s_formula() -> None:
     """1.1 (1 - f) (open + look-ahead) + 2 chunks; nothing without sessions."""
     policy = policy_of(10, a=40)
@@ -156,7 +213,7 @@ def test_a_shared_chunk_belongs_to_the_live_dataset() -> None:
     policy.add_dataset("new", [LENGTH] * 30, [*shared, *(key_of("new", chunk) for chunk in range(25))])
     policy.open_session("s", "j", "new", COST, COST)
     policy.start_epoch("s", 0, range(30))
-    victims = [victim for chunk in range(5, 20) for victim in fetch(policy, "s", chunk).victims]
+    victims = [victim for chunk in range(5, 17) for victim in fetch(policy, "s", chunk).victims]
     assert {victim[:3] for victim in victims} == {b"old"}
     policy.look_ahead("s", 0)
     assert policy.need("s", 0) == Hit(shared[0])
@@ -177,7 +234,10 @@ def test_a_head_of_line_pushes_out_what_hurts_least() -> None:
         chunk += 1
     assert answer == Wait(key_of("a", chunk), fetching=False)
     assert policy.opened("s", 0)
-    forced = policy.need("s", chunk, head=True)
+    last_place = policy.need("s", chunk, head=True)
+    assert last_place == Admit(key_of("a", chunk), Place.TRANSIT)
+    policy.look_ahead("s", chunk + 1)
+    forced = policy.need("s", chunk + 1, head=True)
     assert isinstance(forced, Admit)
     assert len(forced.victims) == 1
     assert forced.victims[0] not in (key_of("a", 0), key_of("a", 1))

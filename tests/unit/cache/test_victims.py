@@ -86,3 +86,24 @@ def test_only_lower_ranks_of_the_same_dataset_are_outranked(table: ChunkTable) -
     row = int(group.rows[1])
     table.state[row] = State.TRANSIT
     assert ranks_of(table, list(victims.outranked(row))) == [10]
+
+
+def test_a_chosen_chunk_is_never_outranked(table: ChunkTable) -> None:
+    """Two chosen ones would only change places: one would be fetched again for the other."""
+    victims = Victims(table)
+    group = kept(table, "a", [10, 20, 30])
+    group.least_rank = 20
+    row = int(group.rows[2])
+    table.state[row] = State.TRANSIT
+    assert ranks_of(table, list(victims.outranked(row))) == [10]
+
+
+def test_held_chunks_that_are_not_chosen_are_found_by_who_holds_them(table: ChunkTable) -> None:
+    """Kept ones of the same dataset; not the chosen one, nor one that a running epoch has still ahead."""
+    victims = Victims(table)
+    group, other = kept(table, "a", [10, 20, 25, 30, 40]), kept(table, "b", [1])
+    group.least_rank = other.least_rank = 30
+    for row in (*group.rows[1:].tolist(), int(other.rows[0])):
+        table.held[row] = 1
+    table.due[group.rows[2]] = 1
+    assert ranks_of(table, list(victims.held_unchosen(int(group.rows[4])))) == [20]
