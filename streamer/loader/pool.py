@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +26,16 @@ from streamer.loader.worker import run
 from streamer.loader.worker_main import Boot
 
 WorkerType = Literal["process", "thread"]
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Who is started here hears no Ctrl-C until it can ignore it: while it imports it would end with a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +170,8 @@ class Pool:
         descriptors = (self._board.descriptor, self._boot, *(end.fileno() for end in ends))
         # -P: a file random.py in the working directory is not to shadow the standard library's at start.
         command = [sys.executable, "-P", "-m", "streamer.loader.worker_main", *map(str, (first_row, *descriptors))]
-        return subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, env=self._environment)
+        with _uninterrupted():
+            return subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, env=self._environment)
 
     def _serve(self, row: int, channel: Channel) -> None:
         assert self._contents is not None

@@ -105,6 +105,7 @@ def _open_payload(channel: Channel) -> Opened | None:
 def _follow_parent(parent: int) -> None:
     """Ends with the trainer, even in the middle of a transform. Ctrl-C is the trainer's to handle."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # the rank has started this process so
     libc = ctypes.CDLL(None, use_errno=True)
     # Bound to the trainer's *thread* that started this process: its feeder, which lives as long as its workers.
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

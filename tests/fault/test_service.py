@@ -57,7 +57,7 @@ class Service:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), name="service")
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(60)
 
     async def _live(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
@@ -79,7 +79,7 @@ class Service:
     def client(self) -> EngineClient:
         return EngineClient(
             ClientSettings(
-                cache_dir=self.root / "cache", runtime_dir=self.root, engine=f"unix:{self.socket}", connect_seconds=5
+                cache_dir=self.root / "cache", runtime_dir=self.root, engine=f"unix:{self.socket}", connect_seconds=60
             )
         )
 
@@ -87,11 +87,11 @@ class Service:
         async def look() -> object:
             return self.server.statistics()[name]
 
-        return asyncio.run_coroutine_threadsafe(look(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(look(), self._loop).result(60)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(20)
+        self._thread.join(60)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def connections(path: Path, count: int, first: bytes = HELLO) -> Iterator[list[s
         yield found
 
 
-def until(reached, seconds: float = 10.0) -> None:
+def until(reached, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < deadline
@@ -184,7 +184,7 @@ def test_who_says_nothing_is_sent_away(make_service, monkeypatch, caplog):
     service = make_service()
     with caplog.at_level(logging.WARNING), connections(service.socket, 3, b"") as silent:
         for connection in silent:
-            connection.settimeout(5)
+            connection.settimeout(60)
             assert connection.recv(1) == b""
     assert service.count("dropped_silent") == 3
 
@@ -197,7 +197,7 @@ def test_who_does_not_read_is_dropped(make_service):
     service = make_service()
     question = encode(GetStatistics(1)) * 1000
     with connections(service.socket, 1) as (deaf,):
-        deaf.settimeout(20)
+        deaf.settimeout(60)
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             deaf.sendall(question * 1000)
     until(lambda: service.count("dropped_unread") == 1)
@@ -218,7 +218,8 @@ def test_contents_that_nobody_takes_are_bounded_and_end(make_service, data, monk
         with connections(service.socket, SLOW, asks):
             until(lambda: service.count("dropped_unread") >= 3)
             assert service.server._questions._answers.peak <= max(limits.answer_bytes, size)
-            until(lambda: service.count("dropped_unread") == SLOW, 30)
+            until(lambda: service.count("dropped_unread") == SLOW)
+        monkeypatch.undo()  # who reads has its time, however busy the machine
         assert client.read(manifest.digest, largest, 0, size)
 
 
@@ -228,7 +229,7 @@ def test_contents_that_nobody_takes_are_bounded_and_end(make_service, data, monk
 def answers_of(connection: socket.socket, count: int = 1) -> list:
     """The next events that are not the Welcome."""
     decoder, found = event_decoder(), []
-    connection.settimeout(10)
+    connection.settimeout(60)
     while len(found) < count and (received := connection.recv(1 << 16)):
         found += [event for event in decoder.feed(received) if not isinstance(event, Welcome)]
     return found
@@ -246,7 +247,7 @@ def test_schedules_without_end_are_refused(make_service, data):
         )
         flood = encode(OpenSession(1, "j", manifest.digest, "greedy")) + encode(extend) * 20
         with connections(service.socket, 1, HELLO) as (greedy,):
-            with contextlib.suppress(BrokenPipeError):  # refused and hung up before the last of it was written
+            with contextlib.suppress(ConnectionError):  # refused and hung up before the last of it was written
                 greedy.sendall(flood)
             refused = answers_of(greedy, 2)[1]
             assert (refused.kind, "100000" in refused.message) == (ServiceError.__name__, True)
@@ -273,7 +274,7 @@ def test_a_flood_of_messages_leaves_turns_for_others(make_service, data):
 
         def pour() -> None:
             with connections(service.socket, 1, HELLO) as (loud,):
-                loud.settimeout(5)
+                loud.settimeout(60)
                 flood = encode(Advance(77, 0, 1)) * 10_000
                 while not stop.is_set():
                     loud.sendall(flood)
@@ -286,7 +287,7 @@ def test_a_flood_of_messages_leaves_turns_for_others(make_service, data):
                 session.done(step + 1)
         finally:
             stop.set()
-            flooder.join(20)
+            flooder.join(60)
 
 
 def test_an_engine_that_fails_over_a_message_tells_and_lives(make_service, monkeypatch, caplog):
@@ -353,7 +354,7 @@ def sipping(readers: list[socket.socket]) -> Iterator[list[int]]:
         yield sips
     finally:
         stop.set()
-        sipper.join(20)
+        sipper.join(60)
 
 
 @pytest.mark.slow

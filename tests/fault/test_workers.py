@@ -25,7 +25,7 @@ from streamer.loader.testing import FakeDataset, FakeRecipe
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 
 def sample(epoch: int, ordinal: int) -> dict[str, object]:
@@ -244,7 +244,7 @@ def test_stuck_once_is_made_again(tmp_path):
 
     with StreamingDataLoader(FakeDataset(12, once), 4, 1, timeout=0.3) as loader:
         assert [b["x"].tolist() for b in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-        assert loader.stats().respawns == 1
+        assert loader.stats().respawns >= 1  # a busy machine may stop another for as long
 
 
 def test_stuck_thread():
@@ -355,7 +355,7 @@ def test_unguarded_script(tmp_path):
     """No `if __name__`, lambdas, classes of the script, a module beside it: works; workers have no torch."""
     (tmp_path / "beside.py").write_text("def shift(n):\n    return n + 100\n")
     process = run_script(UNGUARDED, tmp_path)
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, errors
     path = os.environ.get("PYTHONPATH", "-")
     assert out.splitlines() == [f"[100, 101, 102, 103] False {path}", f"[104, 105, 106, 107] False {path}"]
@@ -391,17 +391,14 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.parametrize(("what", "threads"), [("busy", 1), ("stuck", 1), ("stuck", 2)])
 def test_killed_trainer_leaves_nothing(what, threads, tmp_path):
-    """SIGKILL of the trainer: its workers are gone within a second, also in the middle of an endless transform."""
+    """SIGKILL of the trainer: its workers go by themselves, also in the middle of an endless transform."""
     process = run_script(ENDLESS, tmp_path, what, str(threads))
     workers = [int(pid) for pid in process.stdout.readline().split()]
     assert len(workers) == 2
     assert all(map(alive, workers))
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 1
-    while any(map(alive, workers)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(map(alive, workers))
+    wait_until(lambda: not any(map(alive, workers)))
 
 
 def test_interrupt(tmp_path):
@@ -410,8 +407,8 @@ def test_interrupt(tmp_path):
     workers = [int(pid) for pid in process.stdout.readline().split()]
     for pid in [*workers, process.pid]:
         os.kill(pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=10)
-    assert errors.count("Traceback") == 1
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert errors.count("Traceback") == 1, errors
     assert "KeyboardInterrupt" in errors
     wait_until(lambda: not any(map(alive, workers)))
 
@@ -426,24 +423,22 @@ def test_no_shm_is_used():
         assert "memfd:streamer-ring" in mapped
 
 
-def test_a_workers_child_does_not_hide_its_death():
-    """A worker that forked leaves its socket open in the child; its death is seen nevertheless."""
+def test_a_workers_child_does_not_hide_its_death(tmp_path):
+    """A worker that forked leaves its socket open in the child for ever; its death is seen nevertheless."""
 
     def forks(epoch: int, ordinal: int) -> object:
-        if (epoch, ordinal) == (0, 4) and not os.path.exists(marker):
-            Path(marker).write_text("")
-            if os.fork() == 0:
-                time.sleep(2)
-                os._exit(0)
+        if (epoch, ordinal) == (0, 4) and not marker.exists():
+            if (child := os.fork()) == 0:
+                while True:
+                    signal.pause()
+            marker.write_text(str(child))
             os.kill(os.getpid(), signal.SIGKILL)
         return {"x": ordinal}
 
-    marker = f"/tmp/streamer-test-{os.getpid()}"
-    started = time.monotonic()
+    marker = tmp_path / "child"
     try:
         with StreamingDataLoader(FakeDataset(12, forks), 4, 1) as loader:
             assert [b["x"].tolist() for b in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
             assert loader.stats().respawns == 1
-        assert time.monotonic() - started < 2
     finally:
-        os.unlink(marker)
+        os.kill(int(marker.read_text()), signal.SIGKILL)
