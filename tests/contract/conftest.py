@@ -86,7 +86,7 @@ class InProcessSource:
         )
         self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), name="engine")
         self._thread.start()
-        self._ready.wait(20)
+        self._ready.wait(60)
 
     async def _live(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
@@ -98,7 +98,7 @@ class InProcessSource:
         async def run():
             return function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
 
     def manifest(self, url: str) -> Manifest:
         request = ManifestRequest(urls=(url,))
@@ -111,7 +111,7 @@ class InProcessSource:
 
     def read(self, dataset: str, chunk: int, start: int, stop: int) -> bytes:
         found = self.engine.read(dataset, {}, chunk, (start, stop))
-        return asyncio.run_coroutine_threadsafe(found, self._loop).result(20)
+        return asyncio.run_coroutine_threadsafe(found, self._loop).result(60)
 
     def roots(self) -> list[Path]:
         return list(self.engine.cache.roots)
@@ -121,7 +121,7 @@ class InProcessSource:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(20)
+        self._thread.join(60)
 
 
 class SocketSource(EngineClient):

@@ -59,7 +59,7 @@ def moto_endpoint() -> Iterator[str]:
         yield _announced(process)
     finally:
         process.terminate()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 def _announced(process: subprocess.Popen[str]) -> str:

@@ -52,7 +52,7 @@ def service(environment: Mapping[str, str]) -> Iterator[str]:
 
 def _run(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, env=environment, check=False, timeout=50
+        [*COMMAND, *arguments], capture_output=True, text=True, env=environment, check=False, timeout=240
     )
 
 

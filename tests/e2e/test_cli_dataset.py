@@ -34,7 +34,7 @@ def arrays(tmp_path: Path) -> Path:
 
 def _run(environment: Mapping[str, str], *arguments: str) -> str:
     done = subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, env=environment, check=False, timeout=50
+        [*COMMAND, *arguments], capture_output=True, text=True, env=environment, check=False, timeout=240
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

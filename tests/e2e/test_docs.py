@@ -26,7 +26,7 @@ def test_the_quickstart_runs_block_by_block(tmp_path_factory: pytest.TempPathFac
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -37,7 +37,7 @@ def settings(tmp_path) -> ClientSettings:
         runtime_dir=tmp_path / "run",
         cache_bytes=64 << 20,
         grace_seconds=0.2,
-        connect_seconds=20,
+        connect_seconds=60,
     )
 
 
@@ -55,7 +55,7 @@ def engine_pid(client: EngineClient) -> int:
     return client._connected().welcome.pid
 
 
-def wait_gone(pid: int, seconds: float = 5.0) -> None:
+def wait_gone(pid: int, seconds: float = 60.0) -> None:
     """Waits for the end of a process that is not our child."""
     try:
         handle = os.pidfd_open(pid)
@@ -89,7 +89,7 @@ def test_eight_ranks_and_a_stale_socket_make_one_engine(settings):
     ]
     pids = {int(rank.stdout.readline()) for rank in ranks}
     for rank in ranks:
-        rank.communicate(timeout=20)
+        rank.communicate(timeout=60)
         assert rank.returncode == 0
     assert len(pids) == 1
     wait_gone(pids.pop())
@@ -104,7 +104,7 @@ def test_a_killed_engine_is_replaced_and_its_chunks_are_found(settings, data):
         steps = np.arange(manifest.chunks, dtype=np.int64)
         session.extend(EpochSchedule(0, steps.astype(np.uint32), steps, steps))
         half = manifest.chunks // 2
-        session.wait(half, 20)
+        session.wait(half, 60)
         killed = engine_pid(client)
         os.kill(killed, signal.SIGKILL)
         wait_gone(killed)
@@ -131,7 +131,7 @@ def test_an_engine_with_nothing_to_do_does_nothing(settings, data):
         session = client.open_session(SessionSpec(dataset=manifest.digest, consumer="rank 0"))
         steps = np.zeros(manifest.chunks, np.int64)
         session.extend(EpochSchedule(0, np.arange(manifest.chunks, dtype=np.uint32), steps, steps))
-        session.wait(0, 20)
+        session.wait(0, 60)
         last = engine_pid(client)
         before = cpu_seconds(last)
         client.pump(1.0)
@@ -154,7 +154,7 @@ def test_a_killed_rank_leaves_no_lease_and_no_process(settings, data):
         "session = client.open_session(SessionSpec(dataset=manifest.digest, consumer='rank 7'))\n"
         "steps = np.arange(manifest.chunks)\n"
         "session.extend(EpochSchedule(0, steps.astype(np.uint32), steps, steps))\n"
-        "session.wait(2, 20)\n"
+        "session.wait(2, 60)\n"
         "print('ready', flush=True); sys.stdin.read()\n"
     )
     rank = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -162,8 +162,8 @@ def test_a_killed_rank_leaves_no_lease_and_no_process(settings, data):
     with EngineClient(settings) as client:
         assert [s["consumer"] for s in client.statistics()["sessions"]] == ["rank 7"]
         rank.kill()
-        rank.communicate(timeout=20)
-        deadline = time.monotonic() + 5
+        rank.communicate(timeout=60)
+        deadline = time.monotonic() + 60
         while client.statistics()["sessions"]:
             assert time.monotonic() < deadline
         assert client.statistics()["open_bytes"] == 0
@@ -256,16 +256,16 @@ def engine(settings):
 
 
 def converse(path: Path, sent: bytes) -> list:
-    """Sends bytes; returns what the engine answers until it closes or is silent for a second."""
+    """Sends bytes; returns what the engine answers until it closes."""
     decoder, answers = event_decoder(), []
     with socket.socket(socket.AF_UNIX) as peer:
-        peer.settimeout(1.0)
+        peer.settimeout(60)
         peer.connect(str(path))
         try:
             peer.sendall(sent)
             while received := peer.recv(65536):
                 answers += decoder.feed(received)
-        except (TimeoutError, ConnectionError):
+        except ConnectionError:
             return answers
     return answers
 

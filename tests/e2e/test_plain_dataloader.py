@@ -177,7 +177,7 @@ def test_a_script_ends_by_itself(place):
         [sys.executable, "-W", "error", "-c", SPAWNED, str(place / "data")],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=240,
         check=False,
     )
     assert (found.stdout.strip(), found.returncode) == (str(PADDED), 0), found.stderr

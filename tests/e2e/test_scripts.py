@@ -104,7 +104,7 @@ def service_of(place: Path) -> dict:
 
 def ends(place: Path, pid: int) -> bool:
     os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (place / "run" / "engine.sock").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)

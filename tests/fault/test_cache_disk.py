@@ -81,7 +81,7 @@ class Training:
     async def _ready(self, step: int) -> None:
         while self._session.track.through() < step:
             self._news.clear()
-            await asyncio.wait_for(self._news.wait(), 20)
+            await asyncio.wait_for(self._news.wait(), 60)
             if self._errors:
                 raise self._errors[0]
 

@@ -45,7 +45,7 @@ def run(command: list[str], folder: Path, text: str | None = None) -> str:
     # One thread each: the cores are shared with the rest of the tests.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, input=text, capture_output=True, text=True, cwd=folder, env=environment, timeout=60, check=False
+        command, input=text, capture_output=True, text=True, cwd=folder, env=environment, timeout=240, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.strip()

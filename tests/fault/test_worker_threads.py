@@ -211,7 +211,7 @@ class Slow(FakeDataset):
     loader: StreamingDataLoader
 
     def prepare(self, batch_size: int, drop_last: bool):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not any(host.up for host in self.loader._provision._feeder._pool.hosts.values()):
             assert time.monotonic() < deadline, "no worker came up"
             time.sleep(0.002)

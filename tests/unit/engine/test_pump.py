@@ -57,7 +57,7 @@ class Consumer:
     async def ready(self, step: int) -> None:
         while self.session.track.through() < step:
             self.news.clear()
-            await asyncio.wait_for(self.news.wait(), 20)
+            await asyncio.wait_for(self.news.wait(), 60)
 
 
 async def test_all_that_is_over_is_given_back_before_anybody_asks(engine: Engine) -> None:
@@ -68,7 +68,7 @@ async def test_all_that_is_over_is_given_back_before_anybody_asks(engine: Engine
     greedy.session.advance(0, manifest.chunks - 1)
     await greedy.ready(3)
     while len(engine.flights):  # the last one may bring no news
-        await engine.flights.land(20)
+        await engine.flights.land(60)
     filled = greedy.session.track.through()
     assert filled < manifest.chunks - 2
     late.one_chunk_a_step(0, 0, [manifest.chunks - 1])

@@ -32,7 +32,7 @@ async def chunk_of(path: Path) -> Chunk:
 
 async def settle(fetchers: Fetchers, waiting: int) -> None:
     """Until so many wait, as the statistics count them."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while fetchers.statistics()["waiting"] != waiting:  # noqa: ASYNC110
             await asyncio.sleep(0)
 

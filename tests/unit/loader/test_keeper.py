@@ -52,7 +52,7 @@ def test_large_ring_is_built_beside(built):
     keeper.build()
     assert keeper.collect() is None
     hold.set()
-    assert built.wait(10)
+    assert built.wait(60)
     ring = keeper.collect()
     assert ring is not None
     assert ring is keeper.ring
@@ -82,7 +82,7 @@ def test_error_of_building_is_raised_at_collecting(built):
     keeper = make(built, on_ring=fail)
     keeper.grant(placed(keeper, 0), 5 * MB)
     keeper.build()
-    assert built.wait(10)
+    assert built.wait(60)
     with pytest.raises(ConfigError, match="no"):
         keeper.collect()
 
@@ -118,7 +118,7 @@ def test_second_oversize_batch_builds_a_larger_ring(built, monkeypatch):
         assert keeper.oversize(pending, 50_000) is None
         assert (keeper._site is not None) == expected
     keeper.build()
-    assert built.wait(10)
+    assert built.wait(60)
     assert keeper.ring is old
     new = keeper.collect()
     assert new is not None

@@ -66,7 +66,7 @@ def test_it_reports_while_the_training_goes_on(workers):
         on_report=lambda report: heard.put(threading.current_thread().name),
     ) as loader:
         next(iter(loader))
-        assert heard.get(timeout=20) == "streamer-report"
+        assert heard.get(timeout=60) == "streamer-report"
     assert not [thread for thread in threading.enumerate() if thread.name == "streamer-report"]
 
 
@@ -81,7 +81,7 @@ def test_a_callback_that_raises_ends_nothing(caplog):
     with StreamingDataLoader(FakeDataset(1000, sample), 4, report_seconds=0.02, on_report=fail) as loader:
         next(iter(loader))
         for _ in range(2):
-            calls.get(timeout=20)
+            calls.get(timeout=60)
     assert "the stall report failed" in caplog.text
 
 

@@ -220,7 +220,7 @@ def test_a_read_that_hangs_is_seen_by_the_timeout(make_dataset, npy, monkeypatch
 
     def hang(self, chunk, targets):
         if len(targets[0][1]) > 1:
-            over.wait(20)
+            over.wait(60)
         read(self, chunk, targets)
 
     monkeypatch.setattr(CachedBytes, "read_into", hang)

@@ -1,4 +1,7 @@
-"""Bottlenecks put into a real loader: the verdict names each. Waits are sleeps: a busy machine changes little."""
+"""Bottlenecks put into a real loader: the verdict names each. Waits are sleeps: a busy machine changes little.
+
+But a process that is stopped for a second in the middle is a slow sample, or a slow step, and the verdict says so.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ from streamer.loader.report import StallReport
 from streamer.loader.testing import FakeDataset, FakePrepared, FakeRecipe, FakeSource
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.timing
 
 # Of a sample's stage that is slow.
 SLOW = 0.004

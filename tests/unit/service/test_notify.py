@@ -15,7 +15,7 @@ def manager(request, tmp_path):
     address = str(tmp_path / "notify") if request.param == "path" else f"@streamer-test-{tmp_path.name}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind("\0" + address[1:] if address.startswith("@") else address)
-        listener.settimeout(5)
+        listener.settimeout(60)
         yield address, listener
 
 
