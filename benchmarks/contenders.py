@@ -24,10 +24,9 @@ import uvloop
 from numpy.typing import NDArray
 
 from streamer.cache.chunk_cache import ChunkCache
-from streamer.cache.writer import sample_checksums
+from streamer.cache.writer import checksums
 from streamer.config import CacheConfig, FetchConfig
 from streamer.fetch import Fetcher, collect_rarely, keep_freed_memory
-from streamer.formats.checksum import crc32_of
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
 from streamer.store import ObjectStore, open_store
 
@@ -227,12 +226,8 @@ async def ours(job: Job, chunks: list[Chunk]) -> tuple[int, str]:
 async def ours_summed(job: Job, chunks: list[Chunk]) -> tuple[int, str]:
     """The fetcher and the checksums of a publish, in a thread as there; bytes thrown away."""
 
-    def checksums(chunk: Chunk, parts: list[memoryview]) -> None:
-        sample_checksums(parts, offsets_of(chunk))
-        crc32_of(parts)
-
     async def use(chunk: Chunk, parts: list[memoryview]) -> None:
-        await asyncio.to_thread(checksums, chunk, parts)
+        await asyncio.to_thread(checksums, parts, offsets_of(chunk))
 
     return await _ours(job, chunks, use)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from streamer.cache.folder import Access, Folder
 from streamer.errors import CacheError
-from streamer.formats.checksum import crc32, crc32_of
+from streamer.formats.checksum import crc32, crc32_joined
 from streamer.formats.chunkfile import ChunkHeader
 
 # POSIX allows 1,024 buffers per call on Linux.
@@ -63,6 +63,12 @@ def sample_checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> NDA
     return found
 
 
+def checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> tuple[NDArray[np.uint32], int]:
+    """CRC-32 of each sample, and of the parts together."""
+    samples = sample_checksums(parts, offsets)
+    return samples, crc32_joined(samples.tolist(), np.diff(offsets).tolist(), parts)
+
+
 def write_chunk(chunk: ChunkBytes, folder: Folder) -> int:
     """Writes and publishes; on any failure nothing is left.
 
@@ -81,13 +87,14 @@ def write_chunk(chunk: ChunkBytes, folder: Folder) -> int:
             f"chunk {chunk.key.hex()} has {chunk.local_bytes} bytes, its samples do not cover them exactly",
             local_bytes=chunk.local_bytes,
         )
-    table = sample_checksums(chunk.parts, offsets).tobytes()
+    samples, payload_crc = checksums(chunk.parts, offsets)
+    table = samples.tobytes()
     header = ChunkHeader(
         key=chunk.key,
         local_bytes=chunk.local_bytes,
         samples=len(offsets) - 1,
         table_crc=crc32(table),
-        payload_crc=crc32_of(chunk.parts),
+        payload_crc=payload_crc,
         codec=int(chunk.codec),
     )
     temporary = folder.temporary_path(chunk.key)

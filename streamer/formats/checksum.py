@@ -1,20 +1,27 @@
 """The CRC-32 of chunk files: zlib's, computed with carry-less multiplication where Intel's ISA-L is installed.
 
 The values are the same. 0.04 against 0.15 CPU s/GB of zlib 1.2.13 (one core of an AMD EPYC, 110 KB at a time,
-2026-11-20); a chunk is summed twice when it is written and once when it is read. A second sum is cheaper than to join
-the samples' CRCs by arithmetic: 80 joins of 10 us in Python against 0.2 ms per 8 MiB.
+2026-11-20); a chunk's bytes are summed once when it is written and once when it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 try:
     from isal.isal_zlib import crc32
 except ImportError:  # no wheel for this platform
     from zlib import crc32
+_combine: Callable[[int, int, int], int] | None
+try:
+    from isal.isal_zlib import crc32_combine as _combine
+except ImportError:  # none, or an older one
+    _combine = None
 
-__all__ = ["crc32", "crc32_of"]
+__all__ = ["crc32", "crc32_joined", "crc32_of"]
+
+# To join two sums takes 0.4 us, as long as to sum 4-20 KB once more (in the cache, from memory).
+_JOIN_LEAST_BYTES = 16 << 10
 
 
 def crc32_of(parts: Iterable[memoryview | bytes]) -> int:
@@ -22,4 +29,23 @@ def crc32_of(parts: Iterable[memoryview | bytes]) -> int:
     crc = 0
     for part in parts:
         crc = crc32(part, crc)
+    return crc
+
+
+def crc32_joined(sums: Sequence[int], lengths: Sequence[int], parts: Iterable[memoryview | bytes]) -> int:
+    """CRC-32 of the parts together, of whose consecutive pieces the sums are known.
+
+    Small pieces are summed once more instead. While others use the memory a second look at it is the dearer one: 0.28
+    against 0.03 CPU s/GB for both kinds of sums of tars that are fetched (2 cores, 8 MiB, 2026-11-20).
+
+    Args:
+        sums: CRC-32 of each piece.
+        lengths: of the pieces, in bytes.
+        parts: the same bytes, however cut.
+    """
+    if _combine is None or sum(lengths) < _JOIN_LEAST_BYTES * len(lengths):
+        return crc32_of(parts)
+    crc = 0
+    for piece, length in zip(sums, lengths, strict=True):
+        crc = _combine(crc, piece, length)
     return crc

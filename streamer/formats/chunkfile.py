@@ -34,7 +34,7 @@ class ChunkHeader:
     Attributes:
         table_crc: CRC-32 of the table of the samples' CRCs.
         payload_crc: CRC-32 of the chunk's bytes: the file can be checked without its manifest, which alone knows
-            where its samples begin (0.2 ms per 8 MiB when it is written, 2026-11-20).
+            where its samples begin (joined from the samples' sums when it is written).
     """
 
     key: bytes

@@ -9,13 +9,14 @@ import zlib
 import numpy as np
 import pytest
 
-from streamer.formats.checksum import crc32, crc32_of
+from streamer.formats.checksum import crc32, crc32_joined, crc32_of
 
 WITHOUT_ISAL = """
 import sys
 sys.modules["isal"] = sys.modules["isal.isal_zlib"] = None
-from streamer.formats.checksum import crc32, crc32_of
-print(crc32.__module__, crc32(b"123456789"))
+from streamer.formats.checksum import crc32, crc32_joined
+sums = [crc32(b"1234"), crc32(b"56789")]
+print(crc32.__module__, crc32(b"123456789"), crc32_joined(sums, [4, 5], [b"123456789"]))
 """
 
 
@@ -35,4 +36,13 @@ def test_check_value() -> None:
 def test_zlib_where_isal_is_not_installed() -> None:
     """A platform without a wheel reads and writes the same files."""
     done = subprocess.run([sys.executable, "-c", WITHOUT_ISAL], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["zlib", str(0xCBF43926)]
+    assert done.stdout.split() == ["zlib", str(0xCBF43926), str(0xCBF43926)]
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [1, 0, 5], [100_000], [100_000, 0, 1, 70_001], [10] * 50, [20_000] * 70])
+def test_joined_sums_are_those_of_the_whole(lengths: list[int]) -> None:
+    """Of pieces large and small, empty ones included, none at all."""
+    body = np.random.default_rng(len(lengths)).bytes(sum(lengths))
+    stops = np.cumsum(lengths, dtype=int)
+    sums = [zlib.crc32(body[stop - length : stop]) for stop, length in zip(stops, lengths, strict=True)]
+    assert crc32_joined(sums, lengths, [body[:7], body[7:]]) == zlib.crc32(body)
