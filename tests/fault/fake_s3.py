@@ -48,6 +48,7 @@ class Act:
     truncate_after: int | None = None
     stall_after: int | None = None
     wait_seconds: float = 0.0
+    until: asyncio.Event | None = None
     bytes_per_second: int = 0
 
 
@@ -107,16 +108,21 @@ class FakeS3:
         if act.wait_seconds:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.released.wait(), act.wait_seconds)
+        if act.until:
+            await act.until.wait()
         body = self.objects[seen.key][seen.start : seen.stop]
         response = web.StreamResponse(status=206, headers=self._headers(seen, len(body)))
         await response.prepare(request)
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
         for first in range(0, len(body), 64 * KiB):
             if await self._misbehaves(request, seen, act):
                 return response
             await response.write(body[first : first + 64 * KiB])
             seen.sent += len(body[first : first + 64 * KiB])
             if act.bytes_per_second:
-                await asyncio.sleep(64 * KiB / act.bytes_per_second)
+                # By what was sent in all: a sleep that took too long does not make the next piece late as well.
+                await asyncio.sleep(begun + seen.sent / act.bytes_per_second - loop.time())
         return response
 
     def _headers(self, seen: Seen, length: int) -> dict[str, str]:
@@ -205,3 +211,9 @@ async def fetched(fetcher: Fetcher, wanted: Chunk) -> bytes:
 def once(act: Act, on: int = 1) -> Callable[[Seen, int], Act | None]:
     """Misbehaves on the n-th request only."""
     return lambda seen, number: act if number == on else None
+
+
+def at(start: int, *acts: Act) -> Callable[[Seen, int], Act | None]:
+    """Misbehaves on the first requests from the byte `start`, on each in its own way: whoever else asks meanwhile."""
+    left = list(acts)
+    return lambda seen, number: left.pop(0) if seen.start == start and left else None
