@@ -87,26 +87,25 @@ def test_body_may_take_four_times_the_median() -> None:
 
 
 def test_budget_is_a_share_of_the_requests() -> None:
-    """Whatever is slow: over 2,000 requests at most 5 % and the burst are duplicated."""
-    budget = HedgeBudget(0.05, 0.03)
+    """Whatever is slow: of n requests at most 3 % are duplicated, and one while 3 % are less than one."""
+    budget = HedgeBudget(0.03, 0.03)
     taken = 0
-    for _ in range(2000):
+    for sent in range(1, 2001):
         budget.earned(8 << 20)
         taken += budget.take(8 << 20)
-    assert 0.05 * 2000 <= taken <= 0.05 * 2000 + 4
+        assert taken <= max(1, 0.03 * sent)
+    assert taken >= 0.03 * 2000 - 2
 
 
-def test_duplicates_that_lose_become_rare() -> None:
-    """Where nothing is gained they cost twice, and come later and later."""
-    budget = HedgeBudget(0.05, 0.03)
-    taken = 0
-    for _ in range(2000):
-        budget.earned(8 << 20)
-        if budget.take(8 << 20):
-            taken += 1
-            budget.lost()
-    assert taken <= 0.05 * 2000 / 2 + 4
+def test_duplicates_that_lose_come_later() -> None:
+    """Where nothing is gained they wait up to eight times as long; those that win bring the time back."""
+    budget = HedgeBudget(0.03, 0.03)
+    for _ in range(20):
+        budget.lost()
     assert budget.delay == MOST_DELAY
+    for _ in range(40):
+        budget.won()
+    assert budget.delay == 1.0
 
 
 def test_budget_is_a_share_of_the_bytes() -> None:
@@ -133,14 +132,14 @@ def test_never_into_a_full_link_or_against_pushback() -> None:
     assert not worthwhile(inflation=1.0, seconds_since_pushback=4.9)
 
 
-@pytest.mark.parametrize(("sigma", "expected"), [(0.3, 0.15), (0.5, 0.2), (0.8, 0.26)])
+@pytest.mark.parametrize(("sigma", "expected"), [(0.3, 0.15), (0.5, 0.2), (0.8, 0.33)])
 def test_two_percent_slow_requests_in_virtual_time(sigma: float, expected: float) -> None:
-    """The measured case: 30 ms, 2 % of requests 1 s. p99 falls from 1 s to this for less than 5 % more requests.
+    """The measured case: 30 ms, 2 % of requests 1 s. p99 falls from 1 s to this for at most 3 % more requests.
 
     At sigma 0.8 one in a hundred takes 0.19 s without any slow ones.
     """
     draw = random.Random(17)
-    found, budget = Sampled(), HedgeBudget(0.05, 0.03)
+    found, budget = Sampled(), HedgeBudget(0.03, 0.03)
     durations, hedges = [], 0
 
     def latency() -> float:
@@ -158,4 +157,4 @@ def test_two_percent_slow_requests_in_virtual_time(sigma: float, expected: float
         found.add(first)
         durations.append(first)
     assert sorted(durations)[7920] < expected
-    assert hedges < 0.05 * 8000
+    assert hedges <= 0.03 * 8000
