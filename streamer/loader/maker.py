@@ -202,7 +202,8 @@ class BatchMaker:
     def _take(self, made: _Batch, seat: int, source: int) -> bool:
         """Makes the sample of seat `source` for `seat`."""
         epoch, ordinal = made.epoch, made.ordinals[source]
-        self._at(made.task, ordinal)
+        if self._begin is not None:
+            self._begin(made.task, ordinal)
         if self._draws is not None:
             self._draws.sample(made.seeds[source])
         started = time.perf_counter_ns()

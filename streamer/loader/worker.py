@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -110,7 +111,7 @@ class Worker:
         self._channel = channel
         self._board = board
         self._row = row
-        self._maker = BatchMaker(source, rules, lambda task, ordinal: board.begin(row, task, ordinal))
+        self._maker = BatchMaker(source, rules, partial(board.begin, row))
         self._ring: tuple[int, RingView] | None = None
         self._held: dict[tuple[int, int], _Work] = {}
 

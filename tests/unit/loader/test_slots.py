@@ -94,3 +94,14 @@ def test_batch_is_writable():
     back, _ = round_trip({"x": ArrayLeaf(np.zeros(3))})
     back["x"] += 1
     assert back["x"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (4, 0, 2), (1,), (5, 7), (2, 3, 4)])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_stacks_of_any_shape(shape, order):
+    """Rows are stacked where they lie, also those of no dimension, without elements, or in another order."""
+    rows = [np.asarray(np.arange(np.prod(shape)).reshape(shape) + 100 * n, order=order) for n in range(3)]
+    leaf = StackLeaf(rows)
+    memory = np.full(leaf.nbytes, 0xDB, np.uint8)
+    leaf.write(memory)
+    assert np.array_equal(np.ndarray((3, *shape), rows[0].dtype, buffer=memory), np.stack(rows))
