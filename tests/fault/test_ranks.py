@@ -120,6 +120,7 @@ def _error(rank: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.leaves_over("handlers of the store may still wait for a client that went away")
 @pytest.mark.parametrize("failure", [500, 0], ids=["answers-500", "never-answers"])
 def test_an_object_that_fails_for_ever_ends_every_rank_with_its_name(tmp_path: Path, failure: int) -> None:

@@ -358,6 +358,7 @@ def sipping(readers: list[socket.socket]) -> Iterator[list[int]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 def test_lease_time_stays_within_twice(make_service, data, monkeypatch, capsys):
     """p99 of leases with 1,000 idle connections and 50 slow readers: at most 2 x that of a service without them.
 

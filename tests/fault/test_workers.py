@@ -134,6 +134,7 @@ def open_descriptors() -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_two_hundred_kills(threads):
