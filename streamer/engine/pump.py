@@ -147,6 +147,10 @@ class Pump:
             use = track.next_use()
             if use is None or (use.first > track.want and track.ahead_bytes >= session.lookahead_bytes):
                 return
+            # The chunks of the first step share link and cores with nobody. With the first of them the others follow:
+            # until their bytes come most of the first step is there (2026-11-20).
+            if track.comes_later(use):
+                return
             if session.running_epoch is None:
                 self._start_epoch(session, use.epoch)
             self._policy.look_ahead(session.name, use.chunk)

@@ -94,6 +94,7 @@ class Track:
         self._there: set[int] = set()
         self._broken: set[int] = set()
         self._to_ask: list[Use] = []
+        self._begun = False
 
     def __repr__(self) -> str:
         return f"Track(done={self.done}, through={self.through()}, want={self.want}, holds={len(self._held)})"
@@ -178,6 +179,7 @@ class Track:
     def arrived(self, chunk: int) -> None:
         """The chunk is local."""
         if chunk in self._held:
+            self._begun = True
             self._there.add(chunk)
             self._broken.discard(chunk)
 
@@ -227,6 +229,13 @@ class Track:
     def blocks_line(self, use: Use) -> bool:
         """The consumer has read all that is open and cannot go on without it."""
         return use.number < 0 or (self.through() < self.done and use.first <= self.done)
+
+    def comes_later(self, use: Use) -> bool:
+        """Nothing has arrived since the session began, and the use is not of the step that waits for it."""
+        if self._begun:
+            return False
+        first = next(itertools.chain(self._urgent.values(), self._ahead), None)
+        return first is not None and use.first > first.first
 
     def holds(self, chunk: int) -> bool:
         """Held or open."""

@@ -60,8 +60,10 @@ _COLLECT_AFTER = 10_000
 def collect_rarely() -> None:
     """Takes what exists now out of the collector's sight and lets it look for cycles less often.
 
-    For the engine's process, when everything is imported and before its first request.
+    For the engine's process, when everything is imported and before its first request. Switches the collector on, if
+    it was off for the imports. What they have left in cycles is kept: 574 of 66,556 objects, and to look for them took
+    11 ms of the time until the engine listens (2026-11-20).
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
+    gc.enable()

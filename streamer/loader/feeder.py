@@ -163,19 +163,26 @@ class Feeder:
     def _turn(self) -> None:
         while self._asked:
             self._change_run(self._asked.popleft())
-        if self.counters.batches:
+        made = self.counters.batches > 0
+        if made:
             self._keeper.build()
+        self._staff.hire_the_rest(made=made)
         self._staff.announce(self._keeper.collect())
         # Set before looking: a slot freed after the look rings the bell.
         self._bell.hungry = True
         self._bell.hungry = self._dispatch()
         self._scene.deliver()
-        patience_seconds = self._overtime.patience_seconds if self._scene.open else None
-        for key, _ in self._selector.select(patience_seconds):
+        for key, _ in self._selector.select(self._patience_seconds):
             key.data()
         self._scene.deliver()
         for handle in self._overtime.stuck() if self._scene.open else ():
             self._end_stuck(handle)
+
+    @property
+    def _patience_seconds(self) -> float | None:
+        """How long to sleep though nothing happens; None: for ever."""
+        stuck = self._overtime.patience_seconds if self._scene.open else None
+        return min((s for s in (stuck, self._staff.patience_seconds) if s is not None), default=None)
 
     def _change_run(self, run: Run) -> None:
         if self._scene.run is None:
@@ -244,7 +251,7 @@ class Feeder:
         pending.task = self._tasks
         handle.tasks.append(pending)
         handle.tell(pending)
-        self._staff.hire_the_rest()
+        self._staff.begin()
 
     # ------------------------------------------------------------ what the workers say
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import selectors
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -18,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 # Workers that start at the same time: one for every two cores of this process.
 _STARTING = max(1, usable_cores() // 2)
+# A first batch that takes longer is worth the help of others: raw bytes take 0.02 to 0.1 s.
+_ALONE_SECONDS = 0.25
 
 
 class Employer(Protocol):
@@ -60,8 +64,9 @@ class Staff:
         self._selector = selector
         self._employer = employer
         self._ring = ring
-        # Until there is work, only as many as may start together.
+        # Until the first batch is made, only as many as may start together; a process costs something to start.
         self._holds_back = crew.worker_type == "process"
+        self._alone_until = math.inf
 
     def __repr__(self) -> str:
         return f"Staff({self.pool!r})"
@@ -70,8 +75,8 @@ class Staff:
         """Starts the workers that are not there: not more at a time than there is room to start at full speed.
 
         A start is 0.2 s of CPU. Four at once on two cores gave the first batch after 0.8 to 1.6 s, with other load. The
-        first ones start beside the engine; the next would start beside the fetch of the first chunks, and what makes
-        the first batch is one worker.
+        first ones start beside the engine; the next would start beside the making of the first batch, which is one
+        worker's.
         """
         if self._holds_back and self.pool.hosts:
             return
@@ -79,9 +84,20 @@ class Staff:
         for number in self.pool.missing[: max(0, _STARTING - starting)]:
             self._hire(number)
 
-    def hire_the_rest(self) -> None:
-        """There is work: whoever is missing may start, one after the other."""
-        if self._holds_back:
+    def begin(self) -> None:
+        """There is work: the first batch is being made."""
+        if self._holds_back and self._alone_until == math.inf:
+            self._alone_until = time.monotonic() + _ALONE_SECONDS
+
+    @property
+    def patience_seconds(self) -> float | None:
+        """How long the feeder may sleep before `hire_the_rest`, though nothing happens; None: as long as it likes."""
+        waits = self._holds_back and self._alone_until < math.inf
+        return max(0.0, self._alone_until - time.monotonic()) if waits else None
+
+    def hire_the_rest(self, *, made: bool) -> None:
+        """Whoever is missing may start, one after the other, once the first batch is made or has taken its time."""
+        if self._holds_back and (made or time.monotonic() >= self._alone_until):
             self._holds_back = False
             self.hire_missing()
 

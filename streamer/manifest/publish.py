@@ -14,12 +14,15 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from streamer.errors import ManifestError
 from streamer.manifest.arrow import digest_of, write_table
-from streamer.manifest.assemble import Rows
 from streamer.manifest.layout import ROOT_NAME, Content, Part, Run, encode_root, file_name
 from streamer.manifest.table import Manifest
+
+if TYPE_CHECKING:
+    from streamer.manifest.assemble import Rows
 
 _PREFIX = ".building-"
 _LOCK = ".lock"

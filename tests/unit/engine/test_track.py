@@ -46,6 +46,19 @@ def test_the_line_moves_when_the_missing_chunk_arrives():
     assert track.through() == 3
 
 
+def test_the_first_step_goes_first():
+    """Until one of its chunks arrives nothing else is asked for; from then on everything may be."""
+    track = track_of((0, 4, 6), (1, 4, 4), (2, 5, 5), (3, 5, 5))
+    track.advance(4, 6)
+    assert not track.comes_later(track.next_use())
+    track.hold(track.next_use())
+    assert not track.comes_later(track.next_use())
+    track.hold(track.next_use())
+    assert track.comes_later(track.next_use())
+    track.arrived(1)
+    assert not track.comes_later(track.next_use())
+
+
 def test_only_a_consumer_that_cannot_go_on_blocks_the_line():
     """While it has steps to read, what comes next may wait for what it gives back."""
     track = track_of((0, 0, 0), (1, 1, 1), (2, 2, 2))

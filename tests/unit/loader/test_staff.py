@@ -53,12 +53,33 @@ def test_only_the_first_workers_start_before_there_is_work(hired, make, monkeypa
     come_up(staff, 0)
     staff.hire_missing()
     assert hired == [0]
-    staff.hire_the_rest()
+    assert staff.patience_seconds is None
+    staff.begin()
+    assert staff.patience_seconds is not None
+    monkeypatch.setattr(staffs.time, "monotonic", lambda: 0.0)
+    staff.hire_the_rest(made=False)
+    assert hired == [0]
+    staff.hire_the_rest(made=True)
+    staff.hire_the_rest(made=True)
     assert hired == [0, 1]
-    staff.hire_the_rest()
-    assert hired == [0, 1]
+    assert staff.patience_seconds is None
     come_up(staff, 1)
     assert hired == [0, 1, 2]
+
+
+def test_a_first_batch_that_takes_long_gets_help(hired, make, monkeypatch):
+    """The others start though nothing is made, when the feeder has slept as long as it was told."""
+    monkeypatch.setattr(staffs, "_STARTING", 1)
+    now = [100.0]
+    monkeypatch.setattr(staffs.time, "monotonic", lambda: now[0])
+    staff = make(Crew("process", 2))
+    staff.hire_missing()
+    staff.begin()
+    now[0] += staff.patience_seconds
+    assert staff.patience_seconds == 0.0
+    come_up(staff, 0)
+    staff.hire_the_rest(made=False)
+    assert hired == [0, 1]
 
 
 def test_as_many_start_together_as_there_is_room_for(hired, make, monkeypatch):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamer.manifest import publish as publishing
 from streamer.manifest.assemble import Rows
 from streamer.manifest.table import Manifest
 
@@ -13,7 +12,7 @@ async def test_many_parts_are_one_manifest(build_it, store, tars, files, tmp_pat
         whole = await build_it(store(content), f"s3://b/{name}/", root=tmp_path / "whole")
         with monkeypatch.context() as patch:
             parts = Rows.parts
-            patch.setattr(publishing.Rows, "parts", lambda rows, of=parts: of(rows, 50))
+            patch.setattr(Rows, "parts", lambda rows, of=parts: of(rows, 50))
             split = await build_it(store(content), f"s3://b/{name}/", root=tmp_path / "split")
         assert split.parts >= whole.samples // 50
         assert whole.parts == 1

@@ -1,0 +1,31 @@
+"""What a start costs: which modules an engine has imported when it listens."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+LISTED = """
+import sys
+import uvloop
+import streamer.service.__main__
+from streamer.service.lifecycle import run
+print(*sys.modules)
+"""
+# Each is wanted by some engines, and imported where it is.
+LATER = ["fsspec", "streamer.store.fsspec_store", "botocore", "aiohttp", "tomllib", "torch", "rich", "streamer.loader"]
+
+
+@pytest.fixture(scope="module")
+def imported():
+    listed = subprocess.run([sys.executable, "-c", LISTED], check=True, stdout=subprocess.PIPE, text=True)
+    return set(listed.stdout.split())
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_an_engine_that_starts_does_not_import(imported, name):
+    """The first batch waits for every import of the engine."""
+    assert "streamer.engine.engine" in imported
+    assert name not in imported
