@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from streamer.cache.catalog import CatalogRow
@@ -54,11 +54,12 @@ class Counters:
 
 @dataclass(slots=True)
 class Changes:
-    """Rows that the catalog does not have yet."""
+    """Rows that the catalog does not have yet, and datasets whose last use is not worth one any more."""
 
     added: dict[bytes, CatalogRow]
     removed: set[bytes]
     used: set[str]
+    forgotten: set[str] = field(default_factory=set)
 
     def __bool__(self) -> bool:
-        return bool(self.added or self.removed or self.used)
+        return bool(self.added or self.removed or self.used or self.forgotten)

@@ -188,8 +188,9 @@ class Catalog:
         added: Mapping[bytes, CatalogRow],
         removed: Iterable[bytes] = (),
         used: Iterable[str] = (),
+        forgotten: Iterable[str] = (),
     ) -> None:
-        """One transaction: rows added, rows removed, datasets used now.
+        """One transaction: rows added, rows removed, datasets used now and those that are never used again.
 
         Raises:
             CacheError: the disk does not take it; the files are unharmed, the next start reconciles.
@@ -202,6 +203,8 @@ class Catalog:
                     self._cache.delete(key)
                 for key, row in added.items():
                     self._cache.set(key, row.encode())
+                for dataset in forgotten:
+                    self._cache.delete(_USED + dataset)
                 for dataset in used:
                     self._cache.set(_USED + dataset, f"{time.time():.3f}")
         except (sqlite3.Error, diskcache.Timeout) as error:

@@ -95,7 +95,7 @@ class ChunkCache:
         self._catalog = Catalog(self._folder.path / "catalog")
         found = reconcile(self._folder, self._catalog)
         self._count.dropped_at_start = found.dropped
-        self._changes = Changes(found.added, found.removed, set())
+        self._changes = Changes(found.added, found.removed, set(), found.forgotten)
         self._chunks = {key: row.file_bytes for key, row in found.rows.items()}
         self._found = list(found.by_dataset())
         self._fallback = Fallback(self._folder.root_id)
@@ -327,7 +327,15 @@ class ChunkCache:
     def use(self, dataset: str) -> None:
         """The dataset is in use now: after a restart the datasets unused for longest go first."""
         self._seen.add(dataset)
+        self._changes.forgotten.discard(dataset)
         self._changes.used.add(dataset)
+        self._dirty.set()
+
+    def forget(self, dataset: str) -> None:
+        """Nobody uses the dataset any more: its last use is forgotten, its chunks stay until they are evicted."""
+        self._seen.discard(dataset)
+        self._changes.used.discard(dataset)
+        self._changes.forgotten.add(dataset)
         self._dirty.set()
 
     # --- integrity -------------------------------------------------------------------------------------------
@@ -375,7 +383,8 @@ class ChunkCache:
             if not changes:
                 continue
             try:
-                await in_thread(self._catalog_thread, self._catalog.write, changes.added, changes.removed, changes.used)
+                rows = (changes.added, changes.removed, changes.used, changes.forgotten)
+                await in_thread(self._catalog_thread, self._catalog.write, *rows)
             except CacheError as error:
                 self._count.catalog_failures += 1
                 logger.warning("%s; the next start rebuilds it from the files", error)

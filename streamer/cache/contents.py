@@ -39,6 +39,11 @@ class Contents:
     removed: set[bytes] = field(default_factory=set)
     dropped: int = 0
 
+    @property
+    def forgotten(self) -> set[str]:
+        """Datasets of which nothing is left but when they were used."""
+        return set(self.used) - {row.dataset for row in self.rows.values()}
+
     def by_dataset(self) -> Iterator[DatasetFiles]:
         """The chunks of each dataset, those used longest ago first."""
         groups: dict[str, list[bytes]] = {}

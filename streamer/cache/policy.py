@@ -56,6 +56,8 @@ Every call that returns `Freed` (or an `Admit` with victims) obliges the caller 
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -63,7 +65,7 @@ from streamer.cache.decision import Answer, Freed, PolicyStatistics
 from streamer.cache.desk import Desk
 from streamer.cache.room import Outcome, Room
 from streamer.cache.sessions import Session, refuse_if_too_large, take
-from streamer.cache.table import Group, Rows, State, as_keys, charged_bytes
+from streamer.cache.table import VACANT, Group, Rows, State, as_keys, charged_bytes
 from streamer.config import Eviction, format_bytes
 from streamer.errors import CacheError
 
@@ -155,6 +157,26 @@ class CachePolicy:
         cost = self._table.cost[group.rows[self._table.state[group.rows] != State.BELOW]]
         group.total_bytes = int(cost.sum())
         group.largest_bytes = int(cost.max(initial=0))
+
+    def forget_datasets(self, known: Container[str]) -> list[str]:
+        """Drops the datasets that are not `known` any more and that no session is on, their chunks not.
+
+        Also of live jobs: a job that has gone over to a new version would share its room with all the old ones. The
+        chunks belong to nobody then, and are the first to be evicted.
+
+        Returns:
+            The ids of those that were dropped.
+        """
+        busy = {session.group.index for session in self._sessions.values()}
+        gone = [
+            group
+            for group in self._table.groups
+            if group.name not in ("", VACANT) and group.name not in known and group.index not in busy
+        ]
+        if gone:
+            self._room.disown(gone)
+            self._plan()
+        return [group.name for group in gone]
 
     def live_bytes(self, dataset_id: str) -> int:
         """What the datasets of live jobs take together, this one included."""
@@ -345,7 +367,7 @@ class CachePolicy:
     def _rows(self, keys: ArrayLike, file_bytes: ArrayLike, group: Group) -> Rows:
         found = as_keys(keys)
         cost = charged_bytes(np.asarray(file_bytes, dtype=np.int64))
-        return self._table.intern(found, cost, np.full(len(found), group.index, np.int16))
+        return self._table.intern(found, cost, np.full(len(found), group.index, np.int32))
 
     def _end_of_use(self, group: Group) -> None:
         self._room.tick += 1

@@ -286,6 +286,23 @@ class Room:
         for index in changed:
             self.table.rebuild(groups[index])
 
+    def disown(self, gone: list[Group]) -> None:
+        """Datasets that nobody can name any more: their chunks go to those that have them too, else to nobody ("").
+
+        O(chunks * datasets); once for many. `plan` afterwards.
+        """
+        table, indices = self.table, {group.index for group in gone}
+        lost = np.isin(table.owner, list(indices))
+        table.owner[lost] = table.group("").index
+        heirs = [group for group in table.groups if group.index not in indices]
+        for group in sorted(heirs, key=lambda one: bool(one.jobs)):  # a live one's claim counts last, hence most
+            table.owner[group.rows[lost[group.rows]]] = group.index
+        for group in gone:
+            table.vacate(group)
+        for group in heirs:
+            table.rebuild(group)
+        table.reclaim()
+
     def freed(self, outcome: Outcome) -> Freed:
         """The outcome as keys."""
         key = self.table.key

@@ -1,4 +1,4 @@
-"""Every chunk the policy knows of, as columns: about 45 bytes per chunk, so 1.5 million take 68 MB.
+"""Every chunk the policy knows of, as columns: about 47 bytes per chunk, so 1.5 million take 71 MB.
 
 A chunk is a row number. Two datasets that share a key share the row, hence the file. Rows belong to one group
 (a dataset); a group keeps its spent chunks (kept, wanted by nobody) in a heap by rank that is cleaned lazily, so that
@@ -26,6 +26,8 @@ ROW_BITS = 32
 # "epoch-lru": one rank in five is drawn anew each epoch.
 ROTATED_SHARE = 5
 _ROW_MASK = (1 << ROW_BITS) - 1
+# The name of a group that was given up; no dataset can be called so.
+VACANT = "-"
 
 Keys = NDArray[np.bytes_]
 Rows = NDArray[np.int32]
@@ -116,9 +118,11 @@ class ChunkTable:
         self.rank = np.empty(0, np.int64)
         self.state = np.empty(0, np.uint8)
         self.due = np.empty(0, np.uint16)
-        self.owner = np.empty(0, np.int16)
+        self.owner = np.empty(0, np.int32)
         self._queued = np.empty(0, np.bool_)
         self._order = np.empty(0, np.int32)
+        # Rows of chunks that are not here and that no dataset has any more; used again before the columns grow.
+        self._spare: Rows = np.empty(0, np.int32)
         self.groups: list[Group] = []
         # Sparse: only what sessions hold now.
         self.held: dict[int, int] = {}
@@ -132,8 +136,22 @@ class ChunkTable:
         for known in self.groups:
             if known.name == name:
                 return known
-        self.groups.append(Group(len(self.groups), name))
-        return self.groups[-1]
+        vacant = (known.index for known in self.groups if known.name == VACANT)
+        made = Group(next(vacant, len(self.groups)), name)
+        self.groups[made.index : made.index + 1] = [made]
+        return made
+
+    def vacate(self, group: Group) -> None:
+        """Gives a group up; its rows have other owners already."""
+        self.groups[group.index] = Group(group.index, VACANT)
+
+    def reclaim(self) -> None:
+        """Finds the rows that can be used again, after groups were given up. O(rows)."""
+        unused = (self.state == State.ABSENT) & (self.due == 0)
+        for group in self.groups:
+            unused[group.rows] = False
+        unused[[*self.held, *self.open]] = False
+        self._spare = np.flatnonzero(unused).astype(np.int32)
 
     def key(self, row: int) -> bytes:
         """The 16 bytes (numpy strips trailing zeros of its strings)."""
@@ -152,25 +170,35 @@ class ChunkTable:
         rows = self._order[np.minimum(at, len(self) - 1)].astype(np.int64)
         return np.where(self.keys[rows] == keys, rows, -1)
 
-    def intern(self, keys: Keys, cost: NDArray[np.int64], owner: NDArray[np.int16]) -> Rows:
+    def intern(self, keys: Keys, cost: NDArray[np.int64], owner: NDArray[np.int32]) -> Rows:
         """Rows of the keys; unknown ones are added, absent. O(n log n) in all rows: call it with many keys."""
         unique, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
         rows = self._search(unique)
         fresh = np.flatnonzero(rows < 0)
-        rows[fresh] = len(self) + np.arange(len(fresh))
-        self._append(unique[fresh], cost[first[fresh]], owner[first[fresh]])
+        rows[fresh] = self._places(len(fresh), known=rows)
+        self._enter(rows[fresh], unique[fresh], cost[first[fresh]], owner[first[fresh]])
         return rows[inverse].astype(np.int32)
 
-    def _append(self, keys: Keys, cost: NDArray[np.int64], owner: NDArray[np.int16]) -> None:
-        count = len(keys)
-        self.keys = np.concatenate([self.keys, keys])
-        self.cost = np.concatenate([self.cost, cost])
-        self.rank = np.concatenate([self.rank, draw_ranks(keys, 0)])
-        self.owner = np.concatenate([self.owner, owner])
-        self.state = np.concatenate([self.state, np.zeros(count, np.uint8)])
-        self.due = np.concatenate([self.due, np.zeros(count, np.uint16)])
-        self._queued = np.concatenate([self._queued, np.zeros(count, np.bool_)])
+    def _places(self, count: int, known: NDArray[np.int64]) -> NDArray[np.int64]:
+        """So many rows for new chunks, spare ones first; `known` rows are in use again."""
+        spare = np.setdiff1d(self._spare, known)
+        taken, self._spare = spare[:count], spare[count:].astype(np.int32)
+        return np.concatenate([taken, len(self) + np.arange(count - len(taken))]).astype(np.int64)
+
+    def _enter(self, rows: NDArray[np.int64], keys: Keys, cost: NDArray[np.int64], owner: NDArray[np.int32]) -> None:
+        self._grow(int(rows.max(initial=-1)) + 1 - len(self))
+        self.keys[rows] = keys
+        self.cost[rows] = cost
+        self.rank[rows] = draw_ranks(keys, 0)
+        self.owner[rows] = owner
+        self._queued[rows] = False
         self._order = np.argsort(self.keys, kind="stable").astype(np.int32)
+
+    def _grow(self, count: int) -> None:
+        """Absent chunks at the end of each column."""
+        for name in ("keys", "cost", "rank", "owner", "state", "due", "_queued") if count > 0 else ():
+            column = getattr(self, name)
+            setattr(self, name, np.concatenate([column, np.zeros(count, column.dtype)]))
 
     def price(self, rows: Rows, cost: NDArray[np.int64]) -> None:
         """Sets the cost of chunks known only from a read-only layer: they may have to be fetched one day."""

@@ -13,8 +13,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def in_thread(pool: ThreadPoolExecutor, work: Callable[..., T], *args: object) -> T:
-    """Runs in a thread. A cancel waits for the thread's end, so that nothing is written after it."""
+async def in_thread(pool: ThreadPoolExecutor | None, work: Callable[..., T], *args: object) -> T:
+    """Runs in a thread of the pool, or of the loop's. A cancel waits for its end: nothing is written after it."""
     future = asyncio.get_running_loop().run_in_executor(pool, work, *args)
     try:
         await asyncio.wait([future])

@@ -54,7 +54,7 @@ class EngineWatch:
     def chunks(self) -> int:
         """How many chunks the dataset has."""
         with EngineClient(self._settings) as client:
-            folders = list((client.roots()[0] / "manifests").iterdir())
+            folders = [root.parent for root in (client.roots()[0] / "manifests").glob("*/root.json")]
         from streamer.manifest import Manifest
 
         return sum(Manifest.open(folder).chunks for folder in folders)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,11 +27,13 @@ class Dataset:
         file_bytes: int64 (chunks,): the length of each chunk's file.
         mean_bytes: of a chunk's file.
         options: storage options of whoever opened it last.
+        touched: somebody has asked for it since the last look (`Datasets.drop_idle`).
     """
 
     def __init__(self, manifest: Manifest, options: Mapping[str, object]) -> None:
         self.manifest = manifest
         self.options = options
+        self.touched = True
         self.file_bytes: npt.NDArray[np.int64] = (
             chunkfile.HEADER_BYTES + manifest.chunk_local_bytes + manifest.chunk_samples * chunkfile.CRC_BYTES
         )
@@ -53,7 +55,7 @@ class Dataset:
 
 
 class Datasets:
-    """Opens manifests of the cache folder, each once.
+    """Opens manifests of the cache folder, each once; those that nobody uses are closed by `drop_idle`.
 
     Args:
         root: the cache folder.
@@ -86,7 +88,18 @@ class Datasets:
             known = self._open[digest] = Dataset(manifest, self._access.options(manifest.urls, options))
         elif options or self._access.held:
             known.options = self._access.options(known.manifest.urls, options)
+        known.touched = True
         return known
+
+    def drop_idle(self, held: Container[str]) -> None:
+        """Lets go of what nobody has asked for since the last call; its memory is unmapped with its last user.
+
+        Args:
+            held: digests that stay.
+        """
+        self._open = {digest: dataset for digest, dataset in self._open.items() if dataset.touched or digest in held}
+        for dataset in self._open.values():
+            dataset.touched = False
 
     def reload(self, access: Access) -> None:
         """Other credentials: open datasets take them over; one that is not served any more fails at its next fetch."""
@@ -96,7 +109,7 @@ class Datasets:
                 dataset.options = access.options(dataset.manifest.urls, {})
 
     def all(self) -> list[Dataset]:
-        """Every dataset opened so far."""
+        """Every dataset that is open."""
         return list(self._open.values())
 
 

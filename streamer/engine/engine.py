@@ -4,6 +4,7 @@ engine.py    its life, questions, sessions          session.py   one consumer: c
 pump.py      asks, opens, launches                  track.py     where a consumer stands in its schedule
 flights.py   chunks on their way                    indexing.py  manifests for those who ask
 upkeep.py    what happens over time                 pages.py     advice to the kernel
+tidy.py      what nobody uses any more              shelf.py     the manifests on the disk
 rejects.py   chunks that their readers found wrong
 """
 
@@ -104,8 +105,8 @@ class Engine:
         """The chunk-local bytes `[start, stop)` straight from the store, for looking at a sample."""
         dataset = self.datasets.get(digest, options)
         dataset.key(chunk)
-        fetcher = await self.fetchers.of_chunk(dataset.manifest.chunk(chunk), dataset.options)
-        return b"".join([await fetcher.read(piece) for piece in _extents_of(dataset, chunk, span)])
+        async with self.fetchers.of_chunk(dataset.manifest.chunk(chunk), dataset.options) as fetcher:
+            return b"".join([await fetcher.read(piece) for piece in _extents_of(dataset, chunk, span)])
 
     def statistics(self) -> Values:
         """Counters by name; see `engine.statistics`."""
@@ -247,6 +248,15 @@ class Engine:
     def limit_changed(self, limit_bytes: int) -> None:
         """Manifests were added, or others fill the disk or leave it."""
         self.pump.freed(self.policy.set_limit(limit_bytes))
+
+    def forget_datasets(self) -> None:
+        """Versions of datasets whose manifest is gone: nobody can ask for them by name, their chunks are nobody's."""
+        known = self.indexing.shelf.digests() | {dataset.manifest.digest for dataset in self.datasets.all()}
+        gone = self.policy.forget_datasets(known)
+        for digest in gone:
+            self.cache.forget(digest)
+        if gone:
+            self.limit_changed(self.cache.limit_bytes)
 
     def policy_holds(self, key: bytes) -> bool:
         """Some session has the chunk in look-ahead or open."""

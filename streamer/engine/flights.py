@@ -90,6 +90,10 @@ class Flights:
         for flight in self._in_air.values():
             flight.passengers = [p for p in flight.passengers if p.session is not session]
 
+    def datasets(self) -> list[Dataset]:
+        """What is being fetched of."""
+        return [flight.dataset for flight in self._in_air.values()]
+
     def unlink(self, keys: Iterable[bytes]) -> None:
         """Removes files in the background; nothing is written before they are gone."""
         victims = list(keys)
@@ -127,8 +131,9 @@ class Flights:
     async def _bring(self, flight: Flight) -> None:
         manifest = flight.dataset.manifest
         chunk = manifest.chunk(flight.chunk)
-        fetcher = await self._fetchers.of_chunk(chunk, flight.dataset.options)
-        with await fetcher.fetch(chunk, due=flight.due, owner=flight.owner) as fetched:
+        async with self._fetchers.of_chunk(chunk, flight.dataset.options) as fetcher:
+            fetched = await fetcher.fetch(chunk, due=flight.due, owner=flight.owner)
+        with fetched:
             await self._room_is_made()
             await self._publish(flight, fetched.parts)
 

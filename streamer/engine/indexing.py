@@ -7,13 +7,14 @@ import hashlib
 import logging
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from streamer.cache.threads import in_thread
 from streamer.config import MiB, format_bytes
+from streamer.engine.shelf import Shelf
 from streamer.errors import CacheError, ManifestError, ObjectNotFoundError
 from streamer.formats import chooser, chunkfile
 from streamer.manifest import Manifest, export_files, install_files
@@ -56,6 +57,11 @@ class ManifestRequest:
         """Equal for requests that have the same answer."""
         return (self.urls, self.format, self.manifest, self.chunk_bytes)
 
+    @property
+    def source(self) -> tuple[object, ...]:
+        """What a manifest that is built for it is built from."""
+        return (self.urls, self.format, self.chunk_bytes)
+
 
 class Indexing:
     """Answers requests for manifests, equal ones together. Owned by the engine, on its loop."""
@@ -63,6 +69,10 @@ class Indexing:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._root = engine.cache.root / "manifests"
+        self.shelf = Shelf(self._root)
+        # Nobody looks for a manifest while some are removed, and the other way round.
+        self._tidying = asyncio.Lock()
+        self._asking = 0
         # A lock lives as long as somebody holds or awaits it: urls that nobody asks for leave nothing behind.
         self._locks: weakref.WeakValueDictionary[tuple[object, ...], asyncio.Lock] = weakref.WeakValueDictionary()
         self._found: dict[tuple[object, ...], tuple[float, str]] = {}
@@ -76,26 +86,55 @@ class Indexing:
             ManifestError, ConfigError, StoreError: it cannot be had.
         """
         asked = time.monotonic()
+        async with self._tidying:
+            self._asking += 1
+        try:
+            return await self._answer(request, report, asked)
+        finally:
+            self._asking -= 1
+
+    async def tidy(self, used: Collection[str], most_bytes: int) -> list[str]:
+        """As `Shelf.tidy`, in a thread; not while somebody asks for a manifest: the next time will do.
+
+        Raises:
+            OSError: the disk does not let us.
+        """
+        if self._asking:
+            return []
+        async with self._tidying:
+            return await in_thread(None, self.shelf.tidy, used, most_bytes, time.time())
+
+    async def _answer(self, request: ManifestRequest, report: Report, asked: float) -> str:
         lock = self._locks.setdefault(request.identity, asyncio.Lock())
         async with lock:
             found_at, digest = self._found.get(request.identity, (-1.0, ""))
             if found_at < asked:  # what was found after this request came is fresh enough for it
                 digest = await self._find(request, report)
+                # Only for those who wait meanwhile.
+                self._found = {known: self._found[known] for known in self._locks if known in self._found}
                 self._found[request.identity] = (time.monotonic(), digest)
+            self.shelf.use(digest)
             return digest
 
     async def _find(self, request: ManifestRequest, report: Report) -> str:
         fetchers = self._engine.fetchers
         options = fetchers.access.options(request.urls, request.options)
         if not request.manifest:
-            return await self._build(request, await fetchers.of(options), report)
-        elsewhere = await fetchers.of(fetchers.access.options([request.manifest], request.options))
-        deadline = time.monotonic() + request.wait_seconds
-        while (digest := await self._take(request.manifest, elsewhere)) is None:
-            if request.build:
-                digest = await self._build(request, await fetchers.of(options), report)
+            async with fetchers.of(options) as fetcher:
+                return await self._build(request, fetcher, report)
+        async with fetchers.of(fetchers.access.options([request.manifest], request.options)) as elsewhere:
+            digest = await self._found_elsewhere(request, elsewhere, report)
+            if digest is None:
+                async with fetchers.of(options) as fetcher:
+                    digest = await self._build(request, fetcher, report)
                 await self._give(digest, request.manifest, elsewhere)
-                return digest
+            self.shelf.remember(request.identity, "-", digest)
+            return digest
+
+    async def _found_elsewhere(self, request: ManifestRequest, elsewhere: Fetcher, report: Report) -> str | None:
+        """Takes the manifest that lies at a url, if need be when another node has built it; None: build it."""
+        deadline = time.monotonic() + request.wait_seconds
+        while (digest := await self._take(request.manifest, elsewhere)) is None and not request.build:
             if time.monotonic() > deadline:
                 raise ManifestError(
                     f"no manifest at {request.manifest} after {request.wait_seconds:.0f} s; node 0 builds it, or "
@@ -134,9 +173,9 @@ class Indexing:
             await lister.record(url)
         access = self._engine.fetchers.access
         access.check_objects((record.url for record in lister.records), access.options(request.urls, request.options))
-        known = self._root / "sources" / lister.digest(request)
-        with suppress(OSError, ManifestError):
-            return Manifest.open(self._root / known.read_text()).digest
+        listing = lister.digest(request)
+        if (known := self.shelf.find(request.source, listing)) is not None:
+            return known
         await self._check_cost(request, lister, fetcher, report)
         warmed = Warmed(self._engine)
         manifest = await build(
@@ -151,7 +190,7 @@ class Indexing:
                 on_chunk=warmed.keep,
             ),
         )
-        _remember(known, manifest.digest)
+        self.shelf.remember(request.source, listing, manifest.digest)
         warmed.hand_over(manifest.digest)
         return manifest.digest
 
@@ -260,11 +299,3 @@ async def _measured_rate(records: Sequence[ObjectRecord], reader: _Counted) -> f
 
 def _progress(step: Progress) -> str:
     return f"{step.objects_done} of {step.objects} objects, {step.samples} samples"
-
-
-def _remember(path: Path, digest: str) -> None:
-    """The same listing has the same manifest: the next start does not read the data again."""
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_suffix(".new")
-    temporary.write_text(digest)
-    temporary.rename(path)

@@ -13,7 +13,7 @@ hit_bound                                     what is kept / the live data: no p
 flights                                       chunks between store and SSD
 errors, error_kinds                           errors that reached a consumer
 draining                                      the engine is leaving: it launches nothing any more
-datasets                                      one entry per dataset in use since the start: url, sizes, sessions
+datasets                                      one entry per dataset in use in the last minutes: url, sizes, sessions
 sessions                                      one entry per session: consumer, epoch, where it stands, hits per epoch,
                                               waiting_seconds of age_seconds; what its loader said of itself:
                                               loader_waiting_share, verdict, advice, told_age_seconds (None: nothing)

@@ -1,4 +1,4 @@
-"""What an engine does over time: settles after a start, notices hanging sessions, watches the disk, checks chunks."""
+"""What an engine does over time: settles after a start, notices hanging sessions, watches the disk, tidies up."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from streamer.cache.upkeep import scrub, watch_free_space
+from streamer.engine.tidy import keep_tidy
 
 if TYPE_CHECKING:
     from streamer.engine.engine import Engine
@@ -30,6 +31,7 @@ class Upkeep:
         self._running = [
             tasks.create_task(watch_free_space(engine.cache, engine.limit_changed), name="free space"),
             tasks.create_task(scrub(engine.cache, engine.rejects.damaged, engine.policy_holds), name="scrub"),
+            tasks.create_task(keep_tidy(engine), name="tidy"),
         ]
 
     def stop(self) -> None:

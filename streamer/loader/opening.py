@@ -24,6 +24,7 @@ from streamer.loader.prepared import Identity, Prepared
 from streamer.loader.samples import SampleRecipe
 from streamer.loader.skipping import SkipRules
 from streamer.loader.source import PreparedStream
+from streamer.manifest.lease import open_held
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
 from streamer.order.quality import check_sample_shuffle, explain, lane_spread
@@ -229,7 +230,7 @@ class Opening:
     def _found(self) -> Manifest:
         """Asks the engine, which lists the urls; if another process was faster, its answer counts."""
         path = self._looked_up()
-        return Manifest.open(path.parent / self.shared.settle_manifest(path.name))
+        return open_held(path.parent / self.shared.settle_manifest(path.name))
 
     def _looked_up(self) -> Path:
         """The folder of the manifest of what exists now."""
@@ -243,7 +244,7 @@ class Opening:
             return None
         with self.lines.asking() as line:
             path = line.roots()[0] / "manifests" / self.shared.manifest
-        return Manifest.open(path) if path.is_dir() else None
+        return open_held(path) if path.is_dir() else None
 
     def _order(self, global_batch: int) -> OrderSpec:
         options = self.options

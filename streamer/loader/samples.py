@@ -20,6 +20,7 @@ from streamer.errors import DecodeError
 from streamer.loader.making import CachedBytes, Place, Sample, SampleMaker, SampleRules
 from streamer.loader.rows import Rows
 from streamer.loader.straight import StraightReader
+from streamer.manifest.lease import open_held
 from streamer.manifest.table import Manifest
 from streamer.order.epoch import EpochOrder
 from streamer.order.plan import RankPlan
@@ -111,7 +112,7 @@ class SampleReader:
 
     def __init__(self, recipe: SampleRecipe) -> None:
         self._recipe = recipe
-        manifest = Manifest.open(recipe.manifest_path)
+        manifest = open_held(recipe.manifest_path)
         content = CachedBytes(manifest, recipe.roots)
         self._plans = Plans(recipe, manifest)
         self._maker = SampleMaker(manifest, content, recipe.rules)

@@ -66,9 +66,8 @@ class Model:
         self.policy.local([key_of("a", chunk) for chunk in found], [length_of(chunk) for chunk in found], "a")
         self.unlink(self.policy.fit())
         assert self.held_bytes() <= self.limit
-        for name, count in DATASETS.items():
-            keys = [key_of(name, chunk) for chunk in range(count)]
-            self.policy.add_dataset(name, [length_of(chunk) for chunk in range(count)], keys)
+        for name in DATASETS:
+            self.add(name)
         self.begin("s0", "j0", "a", 1)
         self.begin("s1", "j1", "a", 2)
 
@@ -85,6 +84,7 @@ class Model:
         return sum(map(cost_of, self.files | self.flying))
 
     def begin(self, name: str, job: str, dataset: str, window: int) -> None:
+        self.add(dataset)
         before = self.policy.statistics()
         try:
             freed = self.policy.open_session(name, job, dataset, window * BLOCK, window * BLOCK)
@@ -93,6 +93,19 @@ class Model:
             return
         self.sessions[name] = Consumer(dataset)
         self.unlink(freed)
+
+    def add(self, dataset: str) -> None:
+        chunks = range(DATASETS[dataset])
+        self.policy.add_dataset(dataset, list(map(length_of, chunks)), [key_of(dataset, chunk) for chunk in chunks])
+
+    def forget_datasets(self, known: set[str]) -> None:
+        """What no session is on goes; no file does, and nothing is counted otherwise."""
+        before = self.policy.statistics()
+        gone = self.policy.forget_datasets(known)
+        assert not set(gone) & (known | {one.dataset for one in self.sessions.values()})
+        after = self.policy.statistics()
+        assert (before.kept_bytes, before.transit_bytes) == (after.kept_bytes, after.transit_bytes)
+        assert len(self.policy._table.groups) <= len(DATASETS) + 1
 
     def use_one(self, name: str, chunk: int, opens: bool) -> None:
         consumer = self.sessions[name]
@@ -277,6 +290,10 @@ class PolicyMachine(Model, RuleBasedStateMachine):
         self.files.remove(key)
         assert self.policy.forget(key)
 
+    @rule(known=st.sets(st.sampled_from(sorted(DATASETS))))
+    def forget_some_datasets(self, known: set[str]) -> None:
+        self.forget_datasets(known)
+
     @rule(limit=st.integers(3, 60))
     def set_limit(self, limit: int) -> None:
         self.limit = limit * (BLOCK + 1024)
@@ -331,6 +348,8 @@ def walk(model: Model, random: np.random.Generator) -> None:
         model.begin(
             min(set(SESSIONS) - set(model.sessions)), str(random.choice(JOBS)), str(random.choice(list("abc"))), 2
         )
+    elif step < 0.03:
+        model.forget_datasets(set(random.choice(list("abc"), 2).tolist()))
     elif not name:
         return
     elif step < 0.55:

@@ -343,10 +343,10 @@ async def test_the_catalog_is_written_in_batches(
     async with ChunkCache(config) as cache:
         write = cache._catalog.write
 
-        def slow(added: Mapping[bytes, CatalogRow], removed: Iterable[bytes], used: Iterable[str]) -> None:
+        def slow(added: Mapping[bytes, CatalogRow], *others: Iterable[bytes] | Iterable[str]) -> None:
             batches.append(len(added))
             go_on.wait()
-            write(added, removed, used)
+            write(added, *others)
 
         monkeypatch.setattr(cache._catalog, "write", slow)
         try:

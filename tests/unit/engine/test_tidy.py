@@ -1,0 +1,216 @@
+"""A service that lives for months: what it knows and keeps is bounded by what is in use."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.config import CacheConfig, EngineConfig
+from streamer.engine.engine import Engine
+from streamer.engine.indexing import ManifestRequest
+from streamer.engine.session import EngineSession, SessionRequest
+from streamer.engine.shelf import QUIET_SECONDS
+from streamer.engine.tidy import tidy
+from streamer.errors import ManifestError
+from streamer.manifest.lease import open_held
+
+OBJECTS = 30
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+    """With room for everything; nothing is tidied up but by the tests."""
+    for number in range(OBJECTS):
+        write(tmp_path, number, 0)
+    cache = CacheConfig(directory=tmp_path / "cache", limit_bytes=64 << 20)
+    async with Engine(EngineConfig(cache=cache, settle_seconds=0.0)) as engine:
+        yield engine
+
+
+def write(root: Path, number: int, version: int) -> None:
+    path = root / "data" / "a" / f"{number:03}.bin"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes([version % 256]) * (20_000 + version))
+
+
+async def manifest_of(engine: Engine, **options: object) -> str:
+    request = ManifestRequest(urls=(str(engine.cache.root.parent / "data"),), options=options, chunk_bytes=40_000)
+    return await engine.manifest(request, lambda text, done, total: None)
+
+
+class Consumer:
+    """A session that reads all of a dataset once."""
+
+    def __init__(self, engine: Engine, digest: str, **options: object) -> None:
+        self._ready = asyncio.Event()
+        request = SessionRequest(job="job", dataset=digest, consumer="rank 0", options=options)
+        self.session: EngineSession = engine.open_session(request, lambda *news: self._ready.set(), print)
+
+    async def read_all(self) -> None:
+        chunks = self.session.dataset.manifest.chunks
+        steps = np.arange(chunks)
+        self.session.extend(0, (steps.astype(np.uint32), steps, steps), True)
+        self.session.advance(0, chunks - 1)
+        while self.session.track.through() < chunks - 1:
+            self._ready.clear()
+            await asyncio.wait_for(self._ready.wait(), 20)
+        self.session.advance(chunks, chunks)
+
+
+async def an_hour_later(engine: Engine) -> None:
+    """Nobody has used anything since; the background looks twice."""
+    for _ in range(2):
+        for folder in (engine.cache.root / "manifests").iterdir():
+            used = folder.stat().st_mtime - 2 * QUIET_SECONDS
+            os.utime(folder, (used, used))
+        await tidy(engine)
+
+
+def sizes(engine: Engine) -> dict[str, int]:
+    """Everything that once grew for ever."""
+    manifests = engine.cache.root / "manifests"
+    return {
+        "fetchers": len(engine.fetchers),
+        "datasets": len(engine.datasets),
+        "groups": sum(group.name not in ("", "-") for group in engine.policy._table.groups),
+        "manifests": len(engine.indexing.shelf.digests()),
+        "sources": len(list((manifests / "sources").iterdir())),
+        "answers": len(engine.indexing._found),
+    }
+
+
+async def test_a_dataset_that_is_refreshed_for_ever(engine: Engine) -> None:
+    """25 versions with new credentials each: what is known of them is as much as of one; hits go on."""
+    engine.connect("job")
+    for version in range(1, 26):
+        write(engine.cache.root.parent, version, version)
+        digest = await manifest_of(engine, token=version)
+        consumer = Consumer(engine, digest, token=version)
+        await consumer.read_all()
+        consumer.session.close()
+        await an_hour_later(engine)
+        assert sizes(engine) == dict.fromkeys(sizes(engine), 1) | {"fetchers": 0, "datasets": 0}
+    assert len(engine.policy._table.groups) <= 3
+    counts = engine.statistics()
+    assert counts["hits"] > 0.8 * counts["needs"]
+    assert counts["store_requests"] >= 25, "also those of fetchers that are closed"
+
+
+async def test_what_a_session_has_stays(engine: Engine) -> None:
+    """Its manifest, its fetcher, its chunks; when it has gone, all but the chunks follow."""
+    old = Consumer(engine, await manifest_of(engine, token=1), token=1)
+    await old.read_all()
+    write(engine.cache.root.parent, 3, 7)
+    await manifest_of(engine, token=2)
+    await an_hour_later(engine)
+    assert (engine.cache.root / "manifests" / old.session.request.dataset).is_dir()
+    assert (len(engine.datasets), len(engine.fetchers)) == (1, 1)
+    old.session.close()
+    await an_hour_later(engine)
+    assert not (engine.cache.root / "manifests" / old.session.request.dataset).exists()
+    assert (len(engine.datasets), len(engine.fetchers)) == (0, 0)
+    assert len(engine.cache.keys()) > 0
+    with pytest.raises(ManifestError, match="ask for it by url"):
+        Consumer(engine, old.session.request.dataset)
+
+
+async def test_what_a_later_session_needs_is_there(engine: Engine) -> None:
+    """A manifest that was not superseded stays on the disk: no listing that is the same is indexed again."""
+    digest = await manifest_of(engine)
+    consumer = Consumer(engine, digest)
+    await consumer.read_all()
+    consumer.session.close()
+    await an_hour_later(engine)
+    assert (len(engine.datasets), len(engine.indexing.shelf.digests())) == (0, 1)
+    again = Consumer(engine, digest)
+    await again.read_all()
+    assert engine.statistics()["needs"] == 2 * engine.statistics()["hits"]
+
+
+async def test_manifests_count_in_the_limit(engine: Engine) -> None:
+    """When one leaves, chunks may take its room at once."""
+    await manifest_of(engine)
+    await an_hour_later(engine)
+    whole = engine.policy.limit_bytes
+    for version in (1, 2):
+        write(engine.cache.root.parent, 3, version)
+        await manifest_of(engine)
+        assert engine.policy.limit_bytes < whole
+        await an_hour_later(engine)
+        assert engine.policy.limit_bytes == whole == engine.cache.limit_bytes
+
+
+async def test_an_old_version_gives_its_share_of_the_room_up(engine: Engine) -> None:
+    """While its job lives on with a newer one: the quota is not split among all versions that ever were."""
+    engine.connect("job")
+    for version in (0, 1):
+        write(engine.cache.root.parent, 3, version)
+        consumer = Consumer(engine, await manifest_of(engine))
+        await consumer.read_all()
+        if version == 0:
+            consumer.session.close()
+    live = [group for group in engine.policy._table.groups if group.jobs]
+    assert len(live) == 2
+    await an_hour_later(engine)
+    (last,) = [group for group in engine.policy._table.groups if group.jobs]
+    assert last.name == consumer.session.request.dataset
+
+
+async def test_nothing_is_removed_while_somebody_asks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The very manifest that is to go may be the answer: to a question that is under way, or comes meanwhile."""
+    digest = await manifest_of(engine)
+    asked, answer = asyncio.Event(), asyncio.Event()
+    find = engine.indexing._find
+
+    async def slowly(*question: object) -> str:
+        asked.set()
+        await answer.wait()
+        return await find(*question)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine.indexing, "_find", slowly)
+    (engine.cache.root / "manifests" / "sources").rename(engine.cache.root / "lost")  # as if superseded
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(manifest_of(engine))
+        await asked.wait()
+        await an_hour_later(engine)
+        assert engine.indexing.shelf.digests() == {digest}
+        answer.set()
+    assert task.result() == digest
+    await an_hour_later(engine)
+    assert engine.indexing.shelf.digests() == {digest}, "named again"
+
+
+async def test_a_reader_of_a_superseded_manifest_goes_on(engine: Engine) -> None:
+    """A trainer between two epochs has no session: its lock on the folder tells that it is there."""
+    digest = await manifest_of(engine)
+    held = open_held(engine.cache.root / "manifests" / digest)
+    write(engine.cache.root.parent, 3, 1)
+    await manifest_of(engine)
+    await an_hour_later(engine)
+    consumer = Consumer(engine, held.digest)
+    consumer.session.close()
+    del held
+    await an_hour_later(engine)
+    assert len(engine.indexing.shelf.digests()) == 1
+
+
+async def test_the_next_engine_removes_what_the_last_one_left(tmp_path: Path) -> None:
+    """Killed at any time: the disk alone tells what was superseded, and of which versions there are chunks."""
+    config = EngineConfig(cache=CacheConfig(directory=tmp_path / "cache", limit_bytes=64 << 20), settle_seconds=0.0)
+    for version in range(5):
+        for number in range(OBJECTS if version == 0 else 1):
+            write(tmp_path, number, version)
+        async with Engine(config) as engine:
+            consumer = Consumer(engine, await manifest_of(engine))
+            await consumer.read_all()
+    async with Engine(config) as engine:
+        await an_hour_later(engine)
+        assert sizes(engine) == {
+            "fetchers": 0, "datasets": 0, "groups": 1, "manifests": 1, "sources": 1, "answers": 0,
+        }  # fmt: skip
+        assert len(engine.cache.keys()) > 1
