@@ -244,6 +244,7 @@ class EngineClient:
     def _reconnect(self) -> None:
         self._check_open()
         logger.warning("the engine of %s went away; connecting again", self.settings.cache_dir)
+        begun = time.monotonic()
         while True:
             self._drop()
             self._restarts += 1
@@ -252,6 +253,7 @@ class EngineClient:
                 for session in self._sessions.values():
                     for message in session.reopen_messages(self.job, self.settings.encoded_options()):
                         connection.send(message)
+                logger.info("connected again after %.2f s", time.monotonic() - begun)
                 return
 
     def _drop(self) -> None:

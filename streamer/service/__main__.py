@@ -12,10 +12,13 @@ from pathlib import Path
 
 from streamer.config import CacheConfig, EngineConfig
 from streamer.errors import BrokenError, ConfigError, StreamerError
+from streamer.service.phases import Phases
 
 
 def main() -> int:
     """Detaches, runs the engine, and reports on `--ready-fd` that it listens or why it does not."""
+    phases = Phases.of_process()
+    phases.end("interpreter")
     parser = argparse.ArgumentParser(prog="streamer.service", description=__doc__)
     parser.add_argument("--embedded", action="store_true", required=True)
     parser.add_argument("--ready-fd", type=int, required=True)
@@ -23,11 +26,11 @@ def main() -> int:
     if os.fork():
         # The starter waits for this half; the engine is nobody's child, so it never becomes a zombie of a trainer.
         os._exit(0)
-    try:
-        _run(json.load(sys.stdin), ready_fd)
-    except StreamerError as error:
     # The imports make 60,000 objects and hardly any garbage; `collect_rarely` switches it on again.
     gc.disable()
+    try:
+        _run(json.load(sys.stdin), ready_fd, phases)
+    except StreamerError as error:
         _report(ready_fd, {"kind": type(error).__name__, "message": str(error), "details": error.details})
         return 1
     except BaseException as error:
@@ -38,14 +41,15 @@ def main() -> int:
     os._exit(0)
 
 
-def _run(settings: object, ready_fd: int) -> None:
+def _run(settings: object, ready_fd: int, phases: Phases) -> None:
     import uvloop
 
     from streamer.service.lifecycle import run
 
+    phases.end("imports")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
     config = _configuration(settings)
-    uvloop.run(run(config, lambda: _report(ready_fd, {"ready": True})))
+    uvloop.run(run(config, lambda: _report(ready_fd, {"ready": True}), phases=phases))
 
 
 def _configuration(settings: object) -> EngineConfig:

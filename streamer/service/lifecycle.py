@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 
 from streamer.cgroup import usable_cores
 from streamer.config import EngineConfig
@@ -28,6 +29,7 @@ from streamer.service.admission import group_id
 from streamer.service.limits import raise_descriptor_limit
 from streamer.service.notify import Notifier
 from streamer.service.peer import Peer
+from streamer.service.phases import Phases
 from streamer.service.server import Server
 from streamer.service.web import serving
 
@@ -48,6 +50,7 @@ class Life:
         listening: called once when clients can connect.
         configure: reads the configuration again; None: SIGHUP ends the engine, as it does any program.
         notifier: whom to tell.
+        phases: of the start, up to here; None: all before is one phase.
     """
 
     def __init__(
@@ -56,7 +59,10 @@ class Life:
         listening: Callable[[], None],
         configure: Callable[[], EngineConfig] | None = None,
         notifier: Notifier | None = None,
+        *,
+        phases: Phases | None = None,
     ) -> None:
+        self._phases = phases or _whole_program()
         self._config = config
         self._listening = listening
         self._configure = configure
@@ -85,12 +91,16 @@ class Life:
             # The group comes in by the folder's mode; below it a umask of 077 would keep it out of new manifests.
             os.umask(0o022)
         with _only_engine(config.cache.directory, LOCK_SECONDS + config.service.drain_seconds):
+            self._phases.end("lock")
             async with Engine(config) as engine, asyncio.TaskGroup() as tasks:
+                self._phases.end("cache")
                 server = Server(config, engine, tasks, self._leave.set)
                 async with serving(config.service.http, server.statistics, self._not_ready):
                     async with _listening(config, server):
                         self._on_signals()
                         self._listening()
+                        self._phases.end("socket")
+                        logger.info("listening after %s", self._phases)
                         self._notifier.ready()
                         watch = tasks.create_task(self._reload_when_told(engine, server))
                         await self._leave.wait()
@@ -167,6 +177,8 @@ async def run(
     listening: Callable[[], None],
     configure: Callable[[], EngineConfig] | None = None,
     notifier: Notifier | None = None,
+    *,
+    phases: Phases | None = None,
 ) -> None:
     """Runs an engine from start to end; see `Life`.
 
@@ -176,10 +188,16 @@ async def run(
     if config.socket_path is None:
         raise ConfigError("an engine needs a socket path", field="socket_path")
     try:
-        await Life(config, listening, configure, notifier).run()
+        await Life(config, listening, configure, notifier, phases=phases).run()
     except BaseExceptionGroup as group:
         # What went wrong inside a task group comes out wrapped; the caller knows our errors, not groups of one.
         raise _only_error(group) from group
+
+
+def _whole_program() -> Phases:
+    phases = Phases.of_process()
+    phases.end("program")
+    return phases
 
 
 def thread_count() -> int:
@@ -223,20 +241,28 @@ def _only_engine(directory: Path, seconds: float) -> Iterator[None]:
 
 
 def _lock(descriptor: int, directory: Path, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise CacheError(
-                    f"{directory} is in use by another engine; one engine per cache folder: connect to that one "
-                    "(STREAMER_ENGINE=unix:/its/socket) or choose another cache_dir",
-                    where=str(directory),
-                ) from None
-        # flock has no time-out of its own, and a thread that waits for it could not be ended.
-        time.sleep(0.05)
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    # flock has no time-out of its own, and a thread that waits for it could not be ended: an alarm breaks it off. The
+    # kernel wakes us the moment the other one is gone; asking every 50 ms cost 25 on the average.
+    handler, timer = signal.signal(signal.SIGALRM, _too_late), signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except TimeoutError:
+        raise CacheError(
+            f"{directory} is in use by another engine; one engine per cache folder: connect to that one "
+            "(STREAMER_ENGINE=unix:/its/socket) or choose another cache_dir",
+            where=str(directory),
+        ) from None
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
+def _too_late(number: int, frame: FrameType | None) -> None:
+    raise TimeoutError
 
 
 # ---------------------------------------------------------------- the socket

@@ -294,11 +294,11 @@ def test_nodes_fetch_what_the_lanes_predict(tmp_path, data, lanes):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_hundred_kills_cost_nothing(machine, data, truth):
+def test_two_hundred_kills_cost_nothing(machine, data, truth, withheld):
     """Engine, workers and ranks killed at random under load.
 
-    No wrong byte, no error; no published chunk is lost, the next engine is there within 2 s (the median); no session,
-    temporary file or folder in memory is left over.
+    No wrong byte, no error; no published chunk is lost, each next engine is there within 2 s (and what a bare start
+    takes longer at that moment than on a quiet machine); no session, temporary file or folder in memory is left over.
     """
     random, kills, restarts, folder = np.random.default_rng(11), Counter(), [], machine.folder / "cache"
     cache = {"cache_bytes": 5_000_000}
@@ -325,9 +325,11 @@ def test_two_hundred_kills_cost_nothing(machine, data, truth):
                 os.kill(engine, signal.SIGSTOP)  # so that nothing changes between the look and the kill
                 published = chunk_names(folder)
                 os.kill(engine, signal.SIGKILL)
-                begun = time.monotonic()
+                begun, lost_before = time.monotonic(), withheld.seconds
                 counts = machine.statistics()
                 restarts.append(time.monotonic() - begun)
+                if restarts[-1] > 1.0:
+                    assert restarts[-1] < 2.0 + (withheld.seconds - lost_before) + withheld.slow_start_seconds()
                 lost = published - chunk_names(folder)
                 assert len(lost) <= machine.statistics()["evicted_chunks"]
                 assert counts["kept_chunks"] >= len(published) - machine.statistics()["evicted_chunks"]
@@ -342,8 +344,6 @@ def test_two_hundred_kills_cost_nothing(machine, data, truth):
     assert min(kills["engine"], kills["worker"], kills["rank"]) > 0
     assert not machine.statistics()["sessions"]
     print(f"{dict(kills)}; engines back after {np.median(restarts):.2f} s, at most {max(restarts):.2f} s")
-    # Wall time: on a machine that is busy with other things single ones take longer (0.9 and 2.8 s, 2026-11-20).
-    assert np.median(restarts) < 2
     engine = os.pidfd_open(machine.client._connected().welcome.pid)
     root_id = (folder / "root-id").read_text().strip()
     machine.client.close()

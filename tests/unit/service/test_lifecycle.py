@@ -1,0 +1,59 @@
+"""The lock of a cache folder: waited for without asking again and again, given up in time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from streamer.errors import CacheError
+from streamer.service.lifecycle import _only_engine
+
+HOLDER = """
+import fcntl, os, sys
+fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def hold(folder: Path) -> subprocess.Popen[bytes]:
+    """Another process that has the lock until its stdin ends, or it does."""
+    command = [sys.executable, "-c", HOLDER, str(folder)]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    return holder
+
+
+def alarm() -> tuple[object, bool]:
+    """Who hears it, and whether it is set (pytest-timeout sets one)."""
+    return signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0
+
+
+def test_the_lock_is_ours_when_the_other_engine_is_killed(tmp_path: Path) -> None:
+    """It waits for as long as the other one lives, and the alarm is what it was."""
+    before = alarm()
+    with hold(tmp_path) as holder:
+        holder.kill()
+        with _only_engine(tmp_path, 60.0):
+            other = os.open(tmp_path, os.O_RDONLY)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(other)
+    assert alarm() == before
+
+
+def test_a_folder_in_use_is_refused_in_time(tmp_path: Path) -> None:
+    """The other engine stays: the error names the folder and what to do; the alarm is what it was."""
+    before = alarm()
+    with hold(tmp_path) as holder:
+        with pytest.raises(CacheError, match="in use by another engine"), _only_engine(tmp_path, 0.05):
+            pass
+        holder.kill()
+    assert alarm() == before
