@@ -102,7 +102,7 @@ def job(tmp_path) -> Iterator[Job]:
 def test_killed_and_resumed_on_other_ranks(job):
     """kill -9 of 2 ranks at a random step; 3 ranks go on from the checkpoint: the run of one that was never ended."""
     one = job.launch(1)
-    one.communicate(timeout=120)
+    one.communicate(timeout=240)
     assert one.returncode == 0
     whole = job.steps(0)
     assert sorted(chain(*whole.values())) == sorted(str(path.relative_to(job.root / "data")) for path in _files(job))
@@ -111,9 +111,9 @@ def test_killed_and_resumed_on_other_ranks(job):
     # Ranks are in sessions of their own; torchrun goes first, or it would start them again or end them gently.
     for pid in (two.pid, *(int(two.stdout.readline()) for _ in range(2))):
         os.kill(pid, signal.SIGKILL)
-    two.communicate(timeout=60)
+    two.communicate(timeout=240)
     three = job.launch(3)
-    three.communicate(timeout=120)
+    three.communicate(timeout=240)
     assert three.returncode == 0
     saved = BATCH * (hold - hold % 2)
     rest = job.steps(2)
@@ -129,7 +129,7 @@ def test_a_spent_budget_stops_all_ranks_at_one_step(job):
     for path in bad:
         path.write_bytes(b"\xff" * path.stat().st_size)
     ranks = job.launch(2, global_batch=4, every=1000, loader={"on_error": "skip", "error_budget": 3})
-    ranks.communicate(timeout=120)
+    ranks.communicate(timeout=240)
     assert ranks.returncode == 0
     told = [json.loads((job.root / "records" / f"error-{rank}.json").read_text()) for rank in range(2)]
     assert told[0]["position"] == told[1]["position"] > 0

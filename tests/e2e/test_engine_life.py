@@ -89,7 +89,7 @@ def test_eight_ranks_and_a_stale_socket_make_one_engine(settings):
     ]
     pids = {int(rank.stdout.readline()) for rank in ranks}
     for rank in ranks:
-        rank.communicate(timeout=60)
+        rank.communicate(timeout=240)
         assert rank.returncode == 0
     assert len(pids) == 1
     wait_gone(pids.pop())
@@ -162,7 +162,7 @@ def test_a_killed_rank_leaves_no_lease_and_no_process(settings, data):
     with EngineClient(settings) as client:
         assert [s["consumer"] for s in client.statistics()["sessions"]] == ["rank 7"]
         rank.kill()
-        rank.communicate(timeout=60)
+        rank.communicate(timeout=240)
         deadline = time.monotonic() + 60
         while client.statistics()["sessions"]:
             assert time.monotonic() < deadline

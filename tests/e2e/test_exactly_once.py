@@ -111,7 +111,7 @@ def machine(tmp_path) -> Iterator[Machine]:
 
 def lines_of(ranks: list[subprocess.Popen]) -> list[list[dict]]:
     """What each rank printed; all must have ended well."""
-    outputs = [rank.communicate(timeout=90)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * len(ranks)
     return [[json.loads(line) for line in output.splitlines()] for output in outputs]
 
@@ -218,7 +218,7 @@ def test_a_killed_engine_costs_no_sample(machine, data, truth):
             machine.statistics()
             rank.stdin.write("\n")
             rank.stdin.flush()
-    rank.communicate(timeout=60)
+    rank.communicate(timeout=240)
     assert rank.returncode == 0
     assert delivered([lines], 0) == truth
     assert delivered([lines], 1) == truth
@@ -339,7 +339,7 @@ def test_two_hundred_kills_cost_nothing(machine, data, truth, withheld):
                 rank.kill()
                 ended = True
             kills[victim] += victim != "nobody"
-        rank.communicate(timeout=60)
+        rank.communicate(timeout=240)
         assert ended or rank.returncode == 0
     assert min(kills["engine"], kills["worker"], kills["rank"]) > 0
     assert not machine.statistics()["sessions"]

@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         )
         command = [sys.executable, *launcher, str(EXAMPLES / f"{name}.py"), *arguments]
         done = subprocess.run(
-            command, capture_output=True, text=True, env=environment | own, cwd=folder, check=False, timeout=120
+            command, capture_output=True, text=True, env=environment | own, cwd=folder, check=False, timeout=240
         )
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr, done.stderr

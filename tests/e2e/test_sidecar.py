@@ -476,10 +476,10 @@ def test_a_stranger_is_refused_before_and_at_the_socket(sidecar):
     (sidecar.root / "run").chmod(0o755)
     become = ("setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups")
     refused = sidecar.trainer(task_of(sidecar), *become)
-    assert b"no permission to connect" in refused.communicate(timeout=60)[1]
+    assert b"no permission to connect" in refused.communicate(timeout=240)[1]
     sidecar.socket.chmod(0o666)
     refused = sidecar.trainer(task_of(sidecar), *become)
-    assert f"user {STRANGER} may not use this engine".encode() in refused.communicate(timeout=60)[1]
+    assert f"user {STRANGER} may not use this engine".encode() in refused.communicate(timeout=240)[1]
     assert metric(sidecar.get("/metrics")[1], "streamer_connections_refused_total") == 1
 
 
