@@ -1,22 +1,22 @@
 """The hand-over of batches: ours beside torch's DataLoader, in one run, by CPU time, page faults and pickled bytes.
 
-    python benchmarks/loader.py [--batches 60] [--quick]
+    python benchmarks/loader.py [--only image,kinds,jpeg,complaint,straggler,wake-ups] [--rounds 5] [--batches 60]
 
-Four kinds of batches, two workers everywhere:
+image, kinds: two workers hand batches over whose samples cost nothing to produce: they are there already.
 
     image   256 x (224, 224, 3) uint8, 38.5 MB       float   128 x (1000, 150) float64, 153.6 MB
     tokens  64 x (2048,) int64, 1 MB                 raw     256 x 110 KB bytes, decoded by nobody, 28 MB
 
-Ways: `ring` is StreamingDataLoader; `stock` DataLoader with default_collate; `stock+copy` makes one tensor first (apex,
-timm); `stock numpy` returns arrays; `stock+ring` is DataLoader with our `RingCollate`. CPU is user + system of the main
-process and of all workers; faults are minor page faults; both after ten batches of warm-up. Producing a sample costs
-nothing (it is there already), so this is the hand-over. `ring+seeds` is `ring` for samples that may draw from Python's
-and numpy's generators, as a transform of a user's may: both are seeded for each sample (5.5 us).
+Ways: `ring` is StreamingDataLoader without any code of the user's; in `ring+user` each sample is what a function of the
+user's returns, which may draw from Python's and numpy's generators and does not; in `ring+draws` it draws one number
+from each, so both are seeded for each sample. `bare` has no loader: two processes call the same function and copy each
+sample once into memory that is there already, which nobody can do without. `stock` is DataLoader with default_collate;
+`stock+copy` makes one tensor first (apex, timm); `stock numpy` returns arrays; `stock+ring` is DataLoader with our
+`RingCollate`. CPU is user + system of the main process and of all workers; faults are minor page faults; both from when
+the ring is there and ten batches have warmed it. The ways run in turn, `--rounds` times; medians are printed.
 
-Then the script of a user's complaint: 128 arrays (1000, 150) float64 a batch, each produced in 3 ms (sleeping, as I/O
-does), a step of 50 ms, 0 to 10 workers. Then one slow item in 20, and the main thread's wake-up delay while a loader
-feeds. Last, each bound and whether it was met.
-Results are kept in benchmarks/results/loader-<date>.txt.
+jpeg: see `loader_jpeg.py`. complaint, straggler, wake-ups: see `loader_steps.py`. Last, each bound and whether it was
+met. A result is kept in benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -24,175 +24,111 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import torch
+from bounds import Bounds
 from loader_jpeg import jpeg
-from loader_ways import KINDS, WARM_UP, WAYS, WORKERS, Mapped, Row
+from loader_steps import complaint, straggler, wake_ups
+from loader_ways import DRAWS, WAYS, WORKERS, Row, faults_of_each
 from report import kept
-from torch.utils.data import DataLoader
 
-from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.testing import FakeDataset
+Rows = dict[tuple[str, str], list[Row]]
 
-Report = Callable[[str], None]
-
-
-class Bounds:
-    """What was to be shown, and what was found."""
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-
-    def add(self, what: str, found: float, bound: float, unit: str = "", *, least: bool = False) -> None:
-        met = found >= bound if least else found <= bound
-        sign = ">=" if least else "<="
-        self._lines.append(f"{'ok  ' if met else 'MISS'} {what}: {found:.4g}{unit} ({sign} {bound:g}{unit})")
-
-    def report(self, report: Report) -> None:
-        report("\nbounds")
-        for line in self._lines:
-            report(line)
+FAULT_BATCHES = 500
+_HEADS = ("CPU", "main", "workers", "faults main", "workers", "pickled B", "wall")
+# Arrays only, and no ring: slow, and not in any bound.
+_LEFT_OUT = {("raw", way) for way in ("stock+copy", "stock numpy", "spdl pool", DRAWS)} | {("float", "stock numpy")}
 
 
-def hand_over(count: int, report: Report, bounds: Bounds) -> None:
-    heads = ("CPU", "main", "workers", "faults main", "workers", "pickled B", "wall")
-    report(f"{'batch':8}{'way':13}" + "".join(f"{head:>12}" for head in heads))
-    rows: dict[tuple[str, str], Row] = {}
-    for kind, (make, batch_size) in KINDS.items():
-        for way, run in WAYS.items():
-            if kind == "raw" and way in {"stock+copy", "stock numpy", "spdl pool"}:
-                continue
-            row = rows[kind, way] = run(make, batch_size, count)
-            main, workers = row.main, row.workers
-            figures = (main.cpu + workers.cpu, main.cpu, workers.cpu, main.faults, workers.faults)
-            columns = "".join(f"{figure:12.2f}" for figure in figures)
-            report(f"{kind:8}{way:13}{columns}{row.pickled:>12}{row.wall_milliseconds:12.1f}")
-    image, stock = rows["image", "ring"], rows["image", "stock"]
-    bounds.add("hand-over of 38.5 MB, CPU of all processes", image.cpu, 2.5, " ms")
-    bounds.add("page faults a batch, trainer and workers", image.main.faults + image.workers.faults, 1)
-    bounds.add("pickled bytes a batch", float(image.pickled), 512)
-    bounds.add("CPU of the stock loader's hand-over, against ours", stock.cpu / image.cpu, 8, "x", least=True)
-    if ("float", "ring") in rows:
-        mine, theirs = rows["float", "ring"], rows["float", "stock"]
-        bounds.add("hand-over of 153.6 MB of float64, wall", mine.wall_milliseconds, 10, " ms")
-        bounds.add(
-            "rate of raw tensors, against stock", theirs.wall_milliseconds / mine.wall_milliseconds, 5, "x", least=True
-        )
-
-
-def slow_array(epoch: int, ordinal: int) -> object:
-    time.sleep(0.003)
-    return np.full((1000, 150), ordinal, np.float64)
-
-
-def complaint(report: Report, bounds: Bounds, epochs_of: int) -> None:
-    report("\nseconds per batch of 128 x (1000, 150) float64, 3 ms each, 50 ms step (the stock loader forks)")
-    report(f"{'workers':10}{'ring':>8}{'waited':>9}{'stock':>8}")
-    for workers in (0, 2, 4, 10):
-        # Until every worker has started and made a batch or two.
-        warm_up = 2 + 2 * workers
-        samples = 128 * (epochs_of + warm_up)
-        with StreamingDataLoader(FakeDataset(samples, slow_array), 128, workers) as loader:
-            mine, waited = steps(iter(loader), warm_up)
-        theirs, _ = steps(iter(DataLoader(Mapped(slow_array, samples), 128, num_workers=workers)), warm_up)
-        report(f"{workers:<10}{mine:8.3f}{waited:9.3f}{theirs:8.3f}")
-    bounds.add("complaint: the step's wait for a batch, 10 workers, median", waited * 1e3, 2, " ms")
-
-
-def steps(batches: Iterator[object], warm_up: int) -> tuple[float, float]:
-    """Seconds per batch, and the median of those that the step waited for it, after the warm-up."""
-    for _ in range(warm_up):
-        next(batches)
-    started, waits = time.perf_counter(), []
-    while True:
-        asked = time.perf_counter()
-        if next(batches, None) is None:
-            break
-        waits.append(time.perf_counter() - asked)
-        time.sleep(0.05)
-    return (time.perf_counter() - started) / len(waits), statistics.median(waits)
-
-
-def slow_item(epoch: int, ordinal: int) -> object:
-    time.sleep(0.8 if ordinal % 20 == 10 else 0.05)
-    return ordinal
-
-
-def straggler(report: Report, bounds: Bounds) -> None:
-    """One item in 20 takes 16 times as long; 4 workers, batch 1, a step of 20 ms."""
-    with StreamingDataLoader(FakeDataset(120, slow_item), 1, 4, prefetch_batches=48) as loader:
-        mine = waiting(iter(loader))
-    theirs = waiting(iter(DataLoader(Mapped(slow_item, 120), 1, num_workers=4)))
-    report(f"\none slow item in 20: share of time waiting after the first batch: ring {mine:.0%}, stock {theirs:.0%}")
-    bounds.add("one slow item in 20: waiting", mine * 100, 30, " %")
-
-
-def waiting(batches: Iterator[object]) -> float:
-    next(batches)
-    started, stepped = time.perf_counter(), 0.0
-    for _ in batches:
-        began = time.perf_counter()
-        time.sleep(0.02)
-        stepped += time.perf_counter() - began
-    return 1 - stepped / (time.perf_counter() - started)
-
-
-def wake_ups(report: Report, bounds: Bounds, count: int) -> None:
-    """How late the main thread is when it asks to be woken after 0.2 ms, with nothing and with a loader behind it."""
-    quiet = delays(count)
-    with StreamingDataLoader(FakeDataset(10**8, KINDS["image"][0]), 256, 1) as loader:
-        batches = iter(loader)
-        for _ in range(WARM_UP):
-            next(batches)
-        feeding = delays(count, lambda: next(batches))
-    report("\nmain thread's wake-up delay, microseconds: p50, p99")
-    for name, found in (("nothing behind it", quiet), ("ring feeding 38.5 MB batches", feeding)):
-        p50, p99 = np.quantile(found, [0.5, 0.99]) * 1e6
-        report(f"{name:30}{p50:8.0f}{p99:8.0f}")
-    bounds.add("main thread's wake-up delay while feeding, p99", float(np.quantile(feeding, 0.99)) * 1e3, 0.5, " ms")
-
-
-def delays(count: int, between: Callable[[], object] | None = None) -> list[float]:
-    found = []
-    for turn in range(count):
-        if between is not None and turn % 20 == 0:
-            between()
-        asked = time.perf_counter()
-        time.sleep(0.0002)
-        found.append(time.perf_counter() - asked - 0.0002)
+def hand_over(kinds: list[str], options: argparse.Namespace) -> Rows:
+    """Prints the table of these kinds."""
+    found: Rows = {}
+    for turn in range(options.rounds):
+        for kind in kinds:
+            for way, run in WAYS.items():
+                if (kind, way) not in _LEFT_OUT:
+                    found.setdefault((kind, way), []).append(run(kind, options.batches))
+        print(f"round {turn + 1} of {options.rounds}", file=sys.stderr)
+    print(f"\nCPU and wall in ms per batch, {WORKERS} workers, medians of {options.rounds} in turn")
+    print(f"{'batch':8}{'way':13}" + "".join(f"{head:>12}" for head in _HEADS))
+    for (kind, way), rows in found.items():
+        figures = (of(rows, get) for get in _COLUMNS)
+        print(f"{kind:8}{way:13}" + "".join(f"{figure:12.2f}" for figure in figures))
     return found
+
+
+CPU: Callable[[Row], float] = lambda row: row.cpu  # noqa: E731
+_COLUMNS: tuple[Callable[[Row], float], ...] = (
+    CPU,
+    lambda row: row.main.cpu,
+    lambda row: row.workers.cpu,
+    lambda row: row.main.faults,
+    lambda row: row.workers.faults,
+    lambda row: row.pickled,
+    lambda row: row.wall_milliseconds,
+)
+
+
+def of(rows: list[Row], get: Callable[[Row], float]) -> float:
+    """The median of the rounds."""
+    return statistics.median(map(get, rows))
+
+
+def image(options: argparse.Namespace, bounds: Bounds) -> None:
+    """Point 1: 38.5 MB."""
+    rows = hand_over(["image"], options)
+    bare, mine, drawn, stock = (of(rows["image", way], CPU) for way in ("bare", "ring+user", DRAWS, "stock"))
+    faults = faults_of_each("image", FAULT_BATCHES)
+    print(
+        f"\nring+user costs {mine - bare:.2f} ms more than the user's function and one copy, which cost {bare:.2f} ms"
+    )
+    print(f"samples that draw from the global generators cost {drawn - mine:.2f} ms more: the generators' seeding")
+    bounds.add("hand-over of 38.5 MB, CPU of all processes, no user code", of(rows["image", "ring"], CPU), 2.5, " ms")
+    bounds.add("hand-over of 38.5 MB, CPU of all processes, user code", mine, 2.5, " ms")
+    bounds.add(f"page faults a batch, all processes, median of {FAULT_BATCHES}", statistics.median(faults), 0)
+    bounds.add(f"page faults a batch, all processes, mean of {FAULT_BATCHES}", statistics.mean(faults), 1)
+    bounds.add("pickled bytes a batch", of(rows["image", "ring+user"], lambda row: row.pickled), 512)
+    bounds.add("CPU of the stock loader's hand-over, against ours", stock / mine, 8, "x", least=True)
+
+
+def kinds(options: argparse.Namespace, bounds: Bounds) -> None:
+    """Points 2 and 3: 153.6 MB of arrays; and two more kinds to look at."""
+    rows = hand_over(["float", "tokens", "raw"], options)
+    mine, stock = (of(rows["float", way], lambda row: row.wall_milliseconds) for way in ("ring+user", "stock"))
+    bounds.add("hand-over of 153.6 MB of float64, wall", mine, 10, " ms")
+    bounds.add("rate of raw tensors, against stock", stock / mine, 5, "x", least=True)
+
+
+SECTIONS: dict[str, Callable[[argparse.Namespace, Bounds], None]] = {
+    "image": image,
+    "kinds": kinds,
+    "jpeg": lambda options, bounds: jpeg(options.rounds, bounds),
+    "complaint": lambda options, bounds: complaint(24, bounds),
+    "straggler": lambda options, bounds: straggler(options.rounds, bounds),
+    "wake-ups": lambda options, bounds: wake_ups(options.rounds, 5000, bounds),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, default=60, help="batches measured for each line")
-    parser.add_argument("--quick", action="store_true", help="only the hand-over of images and tokens, ten batches")
+    parser.add_argument("--only", default=",".join(SECTIONS), help="what to run, of " + ", ".join(SECTIONS))
+    parser.add_argument("--rounds", type=int, default=5, help="turns of which the median counts")
+    parser.add_argument("--batches", type=int, default=60, help="batches measured in a turn")
+    parser.add_argument("--quick", action="store_true", help="the hand-over of images once, ten batches")
     options = parser.parse_args()
-    warnings.filterwarnings("ignore", message="This DataLoader will create")
-    with kept("loader", f"torch {torch.__version__}", f"numpy {np.__version__}", keep=not options.quick):
-        print(f"CPU and wall in ms per batch, {WORKERS} workers")
-        scenes(options, print)
-
-
-def scenes(options: argparse.Namespace, report: Callable[[str], None]) -> None:
-    """Everything that is measured, one after the other."""
-    bounds = Bounds()
+    names = options.only.split(",")
     if options.quick:
-        for kind in ("float", "raw"):
-            del KINDS[kind]
-        hand_over(10, report, bounds)
-        bounds.report(report)
-        return
-    hand_over(options.batches, report, bounds)
-    bounds.add("JPEG to 224 x 224: CPU an image, against the best stock loader", jpeg(report), 0.88, "x")
-    complaint(report, bounds, 24)
-    straggler(report, bounds)
-    wake_ups(report, bounds, 5000)
-    bounds.report(report)
+        names, options.rounds, options.batches = ["image"], 1, 10
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
+    bounds = Bounds()
+    name = "loader" if len(names) == len(SECTIONS) else "-".join(["loader", *names])
+    with kept(name, f"torch {torch.__version__}", f"numpy {np.__version__}", keep=not options.quick):
+        for section in names:
+            SECTIONS[section](options, bounds)
+        bounds.report()
 
 
 if __name__ == "__main__":

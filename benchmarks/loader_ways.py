@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import statistics
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from streamer.loader import memory
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.stock import RingCollate
 from streamer.loader.testing import FakeDataset
@@ -28,6 +31,7 @@ except ImportError:
 
 WORKERS = 2
 WARM_UP = 10
+DRAWS = "ring+draws"
 
 Make = Callable[[int, int], object]
 
@@ -53,6 +57,18 @@ KINDS: dict[str, tuple[Make, int]] = {
     "tokens": (Ready([{"x": constant((2048,), "i8")}]), 64),
     "raw": (Ready([{"jpg": os.urandom(110_000), "__key__": f"{n:08}", "cls": 5} for n in range(256)]), 256),
 }
+
+
+class Drawing:
+    """The same from a function that draws."""
+
+    def __init__(self, make: Make) -> None:
+        self.make = make
+
+    def __call__(self, epoch: int, ordinal: int) -> object:
+        random.random()
+        np.random.random_sample()
+        return self.make(epoch, ordinal)
 
 
 class Mapped(Dataset[object]):
@@ -114,12 +130,31 @@ class Row:
     main: Usage
     workers: Usage
     wall_milliseconds: float
-    pickled: str
+    pickled: float = float("nan")
 
     @property
     def cpu(self) -> float:
         """Milliseconds of all processes."""
         return self.main.cpu + self.workers.cpu
+
+
+def warmed_up(loader: StreamingDataLoader) -> Iterator[object]:
+    """Batches, from when all workers and the ring are there, and every slot has been used.
+
+    The second worker starts after the first one, 1.5 s of CPU where a module of its samples imports torch; the ring is
+    built by a thread of its own.
+    """
+    batches = iter(loader)
+    while loader.stats().ring_slots == 0 or not all_ready(loader):
+        next(batches)
+    for _ in range(loader.stats().ring_slots + WARM_UP):
+        next(batches)
+    return batches
+
+
+def all_ready(loader: StreamingDataLoader) -> bool:
+    pool = loader._supply.feeder._pool  # type: ignore[union-attr]
+    return not pool.missing and all(handle.ready for handle in pool.handles)
 
 
 def measure(batches: Iterator[object], pids: Callable[[], list[int]], count: int) -> tuple[Usage, Usage, float]:
@@ -143,17 +178,30 @@ def children() -> list[int]:
     return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
 
 
-def ours(make: Make, batch_size: int, count: int, *, draws: bool = False) -> Row:
-    samples = batch_size * (WARM_UP + count + 200)
+def ours(make: Make, batch_size: int, count: int, *, draws: bool = True) -> Row:
     others = set(children())
-    with StreamingDataLoader(FakeDataset(samples, make, draws=draws), batch_size, WORKERS) as loader:
-        measured = measure(iter(loader), lambda: sorted(set(children()) - others), count)
+    with StreamingDataLoader(FakeDataset(10**9, make, draws=draws), batch_size, WORKERS) as loader:
+        measured = measure(warmed_up(loader), lambda: sorted(set(children()) - others), count)
         stats = loader.stats()
-        return Row(*measured, f"{stats.pickled_bytes / max(stats.batches, 1):.0f}")
+        return Row(*measured, stats.pickled_bytes / max(stats.batches, 1))
 
 
-def ring_collate(make: Make, batch_size: int, count: int) -> Row:
-    return stock(RingCollate(), make, batch_size, count)
+def drawing(make: Make, batch_size: int, count: int) -> Row:
+    return ours(Drawing(make), batch_size, count)
+
+
+def faults_of_each(kind: str, count: int) -> list[int]:
+    """Page faults of trainer and workers together over each of so many batches."""
+    make, batch_size = KINDS[kind]
+    others = set(children())
+    with StreamingDataLoader(FakeDataset(10**9, make), batch_size, WORKERS) as loader:
+        batches = warmed_up(loader)
+        pids, found = [os.getpid(), *(set(children()) - others)], []
+        for _ in range(count + 1):
+            found.append(sum(Usage.of(pid).faults for pid in pids))
+            next(batches)
+    differences: list[int] = np.diff(found).tolist()
+    return differences
 
 
 def stock(collate: Callable[[list[object]], object], make: Make, batch_size: int, count: int) -> Row:
@@ -162,7 +210,59 @@ def stock(collate: Callable[[list[object]], object], make: Make, batch_size: int
         Mapped(make, samples), batch_size, num_workers=WORKERS, collate_fn=collate, multiprocessing_context="forkserver"
     )
     batches = iter(loader)
-    return Row(*measure(batches, lambda: [w.pid for w in batches._workers], count), "-")  # type: ignore[attr-defined]
+    return Row(*measure(batches, lambda: [w.pid for w in batches._workers], count))  # type: ignore[attr-defined]
+
+
+def apart(*arguments: str, file: str = __file__) -> subprocess.Popen[str]:
+    """A file as a process of its own, which prints its figures."""
+    command = [sys.executable, file, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def answer(process: subprocess.Popen[str]) -> list[float]:
+    out, _ = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"{process.args} ended with {process.returncode}")
+    found: list[float] = json.loads(out)
+    return found
+
+
+def bare(kind: str, count: int) -> Row:
+    """The floor: so many processes as there are workers produce and copy at the same time."""
+    rows = [answer(process) for process in [apart("bare", kind, str(count)) for _ in range(WORKERS)]]
+    cpu, faults, wall = (statistics.mean(column) for column in zip(*rows, strict=True))
+    return Row(Usage(0, 0), Usage(cpu, faults), wall / WORKERS)  # type: ignore[arg-type]
+
+
+def measure_bare(kind: str, count: int) -> list[float]:
+    make, batch_size = KINDS[kind]
+    first = flat(make(0, 0))
+    # As many places as a ring has, so that none is in a CPU cache.
+    places = [
+        np.ndarray((batch_size, first.nbytes), np.uint8, buffer=mapped(batch_size * first.nbytes)) for _ in range(8)
+    ]
+
+    def batches() -> Iterator[object]:
+        turn = 0
+        while True:
+            turn += 1
+            samples = [make(0, turn * batch_size + n) for n in range(batch_size)]
+            np.stack([flat(sample) for sample in samples], out=places[turn % len(places)])
+            yield None
+
+    main, _, wall = measure(batches(), list, count)
+    return [main.cpu, main.faults, wall]
+
+
+def mapped(nbytes: int) -> memory.Bytes:
+    count = memory.page_aligned(nbytes)
+    return memory.window(memory.map_shared(memory.create_sealed("bare", count), count), 0, nbytes)
+
+
+def flat(sample: object) -> np.ndarray:
+    """The sample's large field as bytes."""
+    first = next(iter(sample.values()))  # type: ignore[attr-defined]
+    return np.frombuffer(first, np.uint8)
 
 
 class Collated:
@@ -179,37 +279,41 @@ class Collated:
             yield collate_numpy(samples)
 
 
-def spdl_pool(make: Make, batch_size: int, count: int) -> Row:
+def spdl_pool(kind: str, count: int) -> Row:
     """SPDL's best, in a process of its own: its resource tracker writes a traceback for each segment at the end."""
-    (kind,) = (name for name, (mine, _) in KINDS.items() if mine is make)
-    command = [sys.executable, __file__, kind, str(count)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    main_cpu, main_faults, cpu, faults, wall = json.loads(done.stdout)
-    return Row(Usage(main_cpu, main_faults), Usage(cpu, faults), wall, "-")
+    main_cpu, main_faults, cpu, faults, wall = answer(apart("spdl", kind, str(count)))
+    return Row(Usage(main_cpu, main_faults), Usage(cpu, faults), wall)  # type: ignore[arg-type]
 
 
-def measure_spdl(kind: str, count: int) -> None:
+def measure_spdl(kind: str, count: int) -> list[float]:
     """A pool of shared segments from one subprocess (it has no more); views in the trainer."""
     make, batch_size = KINDS[kind]
     one = collate_numpy([make(0, n) for n in range(batch_size)])
     nbytes = sum(array.nbytes for array in one.values() if isinstance(array, np.ndarray))  # type: ignore[attr-defined]
     pool = spdl.SharedMemorySegmentPool(nbytes + (1 << 20), 6)
-    source = spdl.iterate_in_subprocess(partial(Collated, make, batch_size), arena=pool)
-    batches = iter(source)
+    batches = iter(spdl.iterate_in_subprocess(partial(Collated, make, batch_size), arena=pool))
     main, workers, wall = measure(batches, lambda: [child.pid for child in psutil.Process().children(True)], count)
-    print(json.dumps([main.cpu, main.faults, workers.cpu, workers.faults, wall]), flush=True)
-    del batches, source
+    return [main.cpu, main.faults, workers.cpu, workers.faults, wall]
 
 
-WAYS: dict[str, Callable[[Make, int, int], Row]] = {
-    "ring": ours,
-    "ring+seeds": partial(ours, draws=True),
-    "stock+ring": ring_collate,
-    "stock": partial(stock, default_collate),
-    "stock+copy": partial(stock, collate_copy),
-    "stock numpy": partial(stock, collate_numpy),
+def of_kind(run: Callable[[Make, int, int], Row]) -> Way:
+    return lambda kind, count: run(*KINDS[kind], count)
+
+
+Way = Callable[[str, int], Row]
+
+WAYS: dict[str, Way] = {
+    "bare": bare,
+    "ring": of_kind(partial(ours, draws=False)),
+    "ring+user": of_kind(ours),
+    DRAWS: of_kind(drawing),
+    "stock+ring": of_kind(partial(stock, RingCollate())),
+    "stock": of_kind(partial(stock, default_collate)),
+    "stock+copy": of_kind(partial(stock, collate_copy)),
+    "stock numpy": of_kind(partial(stock, collate_numpy)),
     **({"spdl pool": spdl_pool} if spdl is not None else {}),
 }
 
 if __name__ == "__main__":
-    measure_spdl(sys.argv[1], int(sys.argv[2]))
+    measured = {"bare": measure_bare, "spdl": measure_spdl}[sys.argv[1]](sys.argv[2], int(sys.argv[3]))
+    print(json.dumps(measured), flush=True)
