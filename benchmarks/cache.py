@@ -3,9 +3,9 @@
     python benchmarks/cache.py [--chunks 4000] [--quick]
 
 Prints tables and keeps them in benchmarks/results/cache-<date>.txt, with the curves in cache-<date>.png. The first
-table plays a job of four epochs against the policy, without a byte: hit rate, promotions (a flag, no bytes written) and
-the warm look-ahead are of the last epoch, the rest of the whole run. `bound` is (C - S) / D, `formula` is
-f + (1 - f) ln(1 - f). Costs are CPU seconds of this process.
+table plays a job of four epochs against the policy, without a byte: hit rate and the warm look-ahead are of the last
+epoch, what was written to kept chunks (or became one, by a flag) of the worst warm epoch, the rest of the whole run.
+`bound` is (C - S) / D, `formula` is f + (1 - f) ln(1 - f). Costs are CPU seconds of this process.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Outcome:
 
 
 HEADER = (
-    "share  policy     order      hit      bound    formula  tenths  fetched  promot.  waited  cold   warm\n"
+    "share  policy     order      hit      bound    formula  tenths  fetched  to kept  waited  cold   warm\n"
     "  f                          rate     (C-S)/D  of LRU   off by  x data   x data   share   ahead  ahead"
 )
 
@@ -95,12 +95,11 @@ def simulate(share: float, eviction: Eviction, name: str, order: Order, chunks: 
     cost = charged_bytes(lengths)
     policy = CachePolicy(int(share * cost.sum()), eviction)
     policy.add_dataset("train", lengths, np.random.default_rng(0).integers(0, 256, (chunks, 16), dtype=np.uint8))
-    moved: dict[int, int] = {}
+    written = [0.0] * (EPOCHS + 1)
 
     def watch() -> None:
-        place = simulation.jobs[0].place
-        if place % chunks == 0 and place not in moved:
-            moved[place] = policy.statistics().promoted_chunks
+        now, place = policy.statistics(), simulation.jobs[0].place
+        written[-(-place // chunks)] = now.promoted_chunks / chunks + now.admitted_kept_bytes / float(cost.sum())
 
     plan = JobPlan("job", "train", order, EPOCHS, OPEN, AHEAD, int(cost.mean()))
     simulation = Simulation(policy, [plan], on_tick=watch)
@@ -117,7 +116,7 @@ def simulate(share: float, eviction: Eviction, name: str, order: Order, chunks: 
         formula=share + (1 - share) * math.log(1 - share),
         tenths=float(np.abs(job.tenths(EPOCHS - 1) - rates[-1]).max()),
         fetched=now.admitted_bytes / float(cost.sum()),
-        kept_written=(now.promoted_chunks - moved[(EPOCHS - 1) * chunks]) / chunks,
+        kept_written=float(np.diff(written[1:]).max()),
         waited=job.waited_ticks / (job.waited_ticks + len(job.uses)),
         ahead_cold=float(job.depth[AHEAD : chunks - AHEAD].mean()),
         ahead_warm=float(job.depth[(EPOCHS - 1) * chunks : -AHEAD].mean()),
@@ -146,7 +145,7 @@ def verdicts(outcomes: list[Outcome]) -> list[str]:
         f"  S / C                         {staging:7.3f}   at most 0.10    {reached(staging <= 0.1)}",
         f"  a tenth of an epoch off by    {tenths:7.3f}   at most 0.15    {reached(tenths <= 0.15)}",
         f"  plain LRU off its formula by  {apart:7.3f}   at most 0.03    {reached(apart <= 0.03)}",
-        f"  kept content changed (hold)   {moved:7.3f}   at most 0.01    {reached(moved <= 0.01)}",
+        f"  written to kept (hold)        {moved:7.3f}   at most 0.01    {reached(moved <= 0.01)}",
     ]
 
 

@@ -70,6 +70,24 @@ def test_a_call_takes_only_so_many_bytes_and_pieces(root, monkeypatch):
     assert read(root) == SAMPLES
 
 
+def test_runs_are_cut_by_bytes_pieces_and_gaps(monkeypatch):
+    """Ten neighbours of 10 bytes in two pieces: as many as 35 bytes take, then five pieces; a gap cuts."""
+    wanted = [(Wanted(i, 10 * i, 10 * i + 10), [memoryview(bytearray(5))] * 2) for i in range(10)]
+
+    def lengths(some):
+        return [len(run) for run in reader_module._runs(some)]
+
+    assert lengths(wanted) == [10]
+    assert lengths(wanted[:4] + wanted[5:]) == [4, 5]
+    monkeypatch.setattr(reader_module, "_RUN_BYTES", 35)
+    assert lengths(wanted) == [3, 3, 3, 1]
+    monkeypatch.setattr(reader_module, "_RUN_PIECES", 5)
+    assert lengths(wanted) == [2, 2, 2, 2, 2]
+    monkeypatch.setattr(reader_module, "_RUN_BYTES", 5)
+    assert lengths(wanted) == [1] * 10
+    assert lengths([]) == []
+
+
 def test_a_read_that_stops_early_goes_on(root, monkeypatch):
     """The kernel may give fewer bytes than asked: the rest is asked for, across the pieces."""
     preadv = os.preadv
