@@ -1,5 +1,7 @@
 """Who fetches in `fetch.py`: bare obstore, bare aiohttp on uvloop, s3fs, and ours in steps. One run each, apart.
 
+And two who fetch nothing and write as many bytes, for what new pages of files cost on this machine.
+
 Each runs in a process of its own, started by `run_apart`, so that none inherits memory or connections.
 """
 
@@ -73,6 +75,7 @@ class Result:
     objects: int
     requests: int
     page_faults: int
+    switches: int
     resident_bytes: int
     notes: str = ""
 
@@ -242,6 +245,33 @@ async def ours_files(job: Job, chunks: list[Chunk]) -> tuple[int, str]:
         return await _ours(job, chunks, publish)
 
 
+# Few enough that their pages stay.
+_SAME_FILES = 4
+
+
+async def plain_files(job: Job, chunks: list[Chunk]) -> tuple[int, str]:
+    """No fetch, no checksum: files as the cache writes them, one after the other from one buffer."""
+    return _write_files(job, chunks, len(chunks))
+
+
+async def plain_files_again(job: Job, chunks: list[Chunk]) -> tuple[int, str]:
+    """The same bytes over and over into a few files, whose pages are there already."""
+    return _write_files(job, chunks, _SAME_FILES)
+
+
+def _write_files(job: Job, chunks: list[Chunk], files: int) -> tuple[int, str]:
+    body = memoryview(bytearray(b"x") * max(chunk.local_bytes for chunk in chunks))
+    for number, chunk in enumerate(chunks):
+        path, length = Path(job.folder) / str(number % files), chunk.local_bytes
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if number < files:
+            os.posix_fallocate(descriptor, 0, length)
+        written = os.pwritev(descriptor, [body[:length]], 0)
+        os.close(descriptor)
+        assert written == length, (written, length)
+    return 0, f"{files} files"
+
+
 def offsets_of(chunk: Chunk) -> NDArray[np.int64]:
     """Samples of about 110 KB in a cut of a tar; one per object in a pack."""
     if len(chunk.extents) > 1:
@@ -278,6 +308,8 @@ CONTENDERS: dict[str, Contender] = {
     "ours": ours,
     "ours+sum": ours_summed,
     "ours+file": ours_files,
+    "file": plain_files,
+    "file again": plain_files_again,
 }
 
 
@@ -296,6 +328,7 @@ async def measure(job: Job, contender: Contender) -> Result:
         objects=len({extent.object.url for extent in _extents(chunks)}) * job.passes,
         requests=requests,
         page_faults=after.ru_minflt - before.ru_minflt,
+        switches=after.ru_nvcsw + after.ru_nivcsw - before.ru_nvcsw - before.ru_nivcsw,
         resident_bytes=_peak_resident_bytes(),
         notes=notes,
     )

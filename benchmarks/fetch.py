@@ -8,8 +8,10 @@
 
 Each contender reads the same bytes in a process of its own, in turns: medians are of interleaved runs. Bytes are thrown
 away, except by `ours+file` (checksums and chunk files, by the cache's publish) and `s3fs` (its own parallel read into
-files). CPU seconds are user + system of that process. The page cache is filled before each run (`memory.py` says why;
---no-fill: not).
+files). CPU seconds are user + system of that process. `file` and `file again` fetch nothing: what a plain writer pays
+for as many bytes in new files, and in files whose pages are there. The difference is the price of new pages on this
+machine, a part of "the file" of ours; it is not subtracted from any figure. The page cache is filled before each run
+(`memory.py` says why; --no-fill: not).
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ SMALL_BYTES = 100_000
 LINK_MBPS = 500
 # The server writes its log every second.
 LOG_SECONDS = 1.5
+
+# Ours, and beside it what is the machine's.
+FILES = ("ours+file", "file", "file again")
 
 Runs = dict[str, list[Result]]
 
@@ -123,16 +128,18 @@ def report(runs: Runs) -> None:
     """A table of medians."""
     print(
         f"{'contender':<10} {'MB/s':>7} {'CPU s/GB':>9} {'from':>6} {'to':>6} {'us/object':>10} {'requests':>9}"
-        f" {'faults':>8} {'RSS MB':>7}  last run"
+        f" {'faults':>8} {'switches':>8} {'RSS MB':>7}  last run"
     )
     for name, results in runs.items():
         costs = [run.cpu_per_gigabyte for run in results]
         faults = statistics.median(run.page_faults for run in results)
+        switches = statistics.median(run.switches for run in results)
         resident = statistics.median(run.resident_bytes for run in results) / MB
         last = results[-1]
         print(
             f"{name:<10} {rate(results):>7.0f} {per_gigabyte(results):>9.2f} {min(costs):>6.2f} {max(costs):>6.2f}"
-            f" {per_object(results):>10.0f} {last.requests:>9} {faults:>8.0f} {resident:>7.0f}  {last.notes}"
+            f" {per_object(results):>10.0f} {last.requests:>9} {faults:>8.0f} {switches:>8.0f} {resident:>7.0f}"
+            f"  {last.notes}"
         )
 
 
@@ -148,6 +155,11 @@ def breakdown(runs: Runs, unit: str) -> None:
         total = cost(runs[name])
         print(f"  {total - before:+8.{digits}f}  {text:<28} = {total:.{digits}f}")
         before = total
+    new, again = cost(runs["file"]), cost(runs["file again"])
+    print(
+        f"  of the file: a plain writer of the same bytes, in turns with the others: {new:.{digits}f} into new files,"
+    )
+    print(f"  {again:.{digits}f} into files whose pages are there; new pages on this machine: {new - again:.{digits}f}")
 
 
 def judge(claims: Sequence[Claim]) -> None:
@@ -164,7 +176,7 @@ def bulk(given: argparse.Namespace) -> None:
     """Tars into the cache over a link like S3's."""
     with data_folder(given) as root, simulator(root, *S3_PROFILE, command=given.s3sim) as server:
         job = Job(server.endpoint, "s3://bucket/tars/", str(root))
-        runs = in_turns(("obstore", "s3fs", "ours", "ours+sum", "ours+file"), job, given)
+        runs = in_turns(("obstore", "s3fs", "ours", "ours+sum", *FILES), job, given)
         server.set(total_mbps=LINK_MBPS)
         # Long enough that the start does not count: 12 s at the full rate.
         linked = in_turns(("ours+file",), replace(job, passes=3), given)["ours+file"]
@@ -185,7 +197,7 @@ def small(given: argparse.Namespace) -> None:
     """Small objects into the cache, no latency."""
     with data_folder(given) as root, simulator(root, command=given.s3sim) as server:
         job = Job(server.endpoint, "s3://bucket/small/", str(root), pack=80, passes=given.passes)
-        runs = in_turns(("obstore", "ours", "ours+sum", "ours+file"), job, given)
+        runs = in_turns(("obstore", "ours", "ours+sum", *FILES), job, given)
     report(runs)
     breakdown(runs, "us/object")
     files = runs["ours+file"]
