@@ -42,7 +42,7 @@ async def tidy(engine: Engine) -> None:
     """Lets go of what nobody has used since the last call.
 
     Raises:
-        OSError: the disk does not let us remove manifests; everything else is done.
+        OSError: the disk does not let us remove manifests; the next call tries again.
     """
     held = {session.dataset.manifest.digest: session.dataset for session in engine.sessions.values()}
     held |= {dataset.manifest.digest: dataset for dataset in engine.flights.datasets()}

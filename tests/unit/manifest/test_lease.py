@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -108,6 +109,16 @@ def test_what_a_killed_remover_left_is_swept(path: Path, monkeypatch: pytest.Mon
         open_held(path)
     assert sweep_removed(path.parent) == 1
     assert list(path.parent.iterdir()) == []
+
+
+def test_a_mount_without_locks_is_read_all_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As some virtual machines see their host's folders."""
+
+    def unsupported(descriptor: int, operation: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(lease.fcntl, "flock", unsupported)
+    assert open_held(path).samples == 2
 
 
 def test_a_holder_has_one_descriptor(path: Path) -> None:
