@@ -237,6 +237,20 @@ def test_randomness_depends_on_the_sample_only():
     assert random.random() == expected_next
 
 
+def now_and_then(epoch: int, ordinal: int) -> dict[str, object]:
+    return {"drawn": random.random() + float(np.random.rand()) if ordinal % 50 == 40 else 0.0}
+
+
+def test_what_is_drawn_now_and_then_depends_on_the_sample_only():
+    """Samples that draw late, when their batch is only watched: the same inline and by workers."""
+    drawn = []
+    for workers in (0, 2):
+        with StreamingDataLoader(FakeDataset(192, now_and_then), 16, workers) as loader:
+            drawn.append([batch["drawn"].tolist() for batch in loader])
+    assert drawn[0] == drawn[1]
+    assert len({value for batch in drawn[0] for value in batch}) == 5
+
+
 def nested(epoch: int, ordinal: int) -> object:
     return Pair({"deep": [np.arange(3), 1.5]}, ("text", True))
 
