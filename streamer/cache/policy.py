@@ -67,6 +67,7 @@ from streamer.cache.room import Outcome, Room
 from streamer.cache.sessions import Session, refuse_if_too_large, take
 from streamer.cache.table import VACANT, Group, Rows, State, as_keys, charged_bytes
 from streamer.config import Eviction, format_bytes
+from streamer.distinct import distinct
 from streamer.errors import CacheError
 
 
@@ -108,7 +109,7 @@ class CachePolicy:
         """
         group = self._table.group(dataset_id)
         self._end_of_use(group)
-        rows = np.unique(self._rows(keys, file_bytes, group))
+        rows = distinct(self._rows(keys, file_bytes, group))
         for row in rows[self._table.state[rows] == State.ABSENT].tolist():
             self._room.touch(row)
             self._room.enter(row, State.KEPT)

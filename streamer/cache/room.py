@@ -15,6 +15,7 @@ from streamer.cache.decision import Freed
 from streamer.cache.emergency import Queues
 from streamer.cache.table import RANK_BITS, ChunkTable, Group, State
 from streamer.cache.victims import Victims
+from streamer.distinct import distinct
 
 # Beyond the mean of (1 - f) w: the misses among w chunks scatter by sqrt(w f (1 - f)), so a tenth and two chunks are
 # too little for windows of some tens of chunks; S then is the mean and two deviations. With 36 chunks of 4,000 and
@@ -281,7 +282,7 @@ class Room:
             owners = self.table.owner[group.rows]
             orphans = ~live[owners] if group.jobs else np.zeros(len(owners), np.bool_)
             if orphans.any():
-                changed.update(np.unique(owners[orphans]).tolist(), [group.index])
+                changed.update(distinct(owners[orphans]).tolist(), [group.index])
                 self.table.owner[group.rows[orphans]] = group.index
         for index in changed:
             self.table.rebuild(groups[index])

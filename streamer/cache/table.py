@@ -14,6 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from streamer.distinct import distinct, numbered
+
 KEY_BYTES = 16
 BLOCK_BYTES = 4096
 # One row of the catalog with its index (240 B), one directory entry (56 B), and for one file in ten a block of the
@@ -172,7 +174,7 @@ class ChunkTable:
 
     def intern(self, keys: Keys, cost: NDArray[np.int64], owner: NDArray[np.int32]) -> Rows:
         """Rows of the keys; unknown ones are added, absent. O(n log n) in all rows: call it with many keys."""
-        unique, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        unique, first, inverse = numbered(keys)
         rows = self._search(unique)
         fresh = np.flatnonzero(rows < 0)
         rows[fresh] = self._places(len(fresh), known=rows)
@@ -181,7 +183,8 @@ class ChunkTable:
 
     def _places(self, count: int, known: NDArray[np.int64]) -> NDArray[np.int64]:
         """So many rows for new chunks, spare ones first; `known` rows are in use again."""
-        spare = np.setdiff1d(self._spare, known)
+        spare = distinct(self._spare)
+        spare = spare[~np.isin(spare, known)]
         taken, self._spare = spare[:count], spare[count:].astype(np.int32)
         return np.concatenate([taken, len(self) + np.arange(count - len(taken))]).astype(np.int64)
 

@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.distinct import distinct
 from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.manifest.arrow import BinaryColumn, Table, digest_of, map_table
 from streamer.manifest.checks import check_values
@@ -258,7 +259,7 @@ class Manifest:
             return _array(self._parts[0]["samples"], "start")[ordinals].astype(np.int64)
         starts = np.empty(len(ordinals), np.int64)
         owner = np.searchsorted(self._firsts["samples"], ordinals, side="right") - 1
-        for part in np.unique(owner):
+        for part in distinct(owner):
             mine = owner == part
             rows = ordinals[mine] - self._firsts["samples"][part]
             starts[mine] = _array(self._parts[part]["samples"], "start")[rows]

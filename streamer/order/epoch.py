@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
+from streamer.distinct import distinct
 from streamer.errors import ConfigError, ManifestError
 from streamer.order.bijection import permute
 from streamer.order.cut import LaneCut, cut_lanes, epoch_state, lane_starts
@@ -82,7 +83,7 @@ class EpochOrder:
             return real
         lanes = real % self.spec.lanes
         places = self.lane_start[lanes] + real // self.spec.lanes
-        self.fill(np.unique(lanes))
+        self.fill(distinct(lanes))
         found = np.empty(len(places), dtype=np.int64)
         arranged = np.argsort(places, kind="stable")
         for i in range(0, len(places), _BLOCK):

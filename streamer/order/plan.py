@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from streamer.distinct import distinct
 from streamer.errors import ConfigError
 from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import Chunks, Flags, Integers
@@ -132,7 +133,7 @@ class RankPlan:
         if self.position(stop) <= self.order.samples:
             return []
         last = self.batch(stop - 1)
-        ordinals = np.unique(last.ordinals[last.repeated])
+        ordinals = distinct(last.ordinals[last.repeated])
         chunks = np.searchsorted(self.order.chunk_first, ordinals, side="right") - 1
         batch = np.full(len(chunks), stop - 1, dtype=np.int64)
         return [(chunks.astype(np.uint32), batch, batch)]

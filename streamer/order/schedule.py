@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from streamer.distinct import numbered
 from streamer.order.deal import slice_count
 from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import Chunks, Integers
@@ -78,7 +79,7 @@ def merge(needs: list[tuple[Chunks, Integers, Integers]]) -> Schedule:
         empty = np.empty(0, dtype=np.int64)
         return Schedule(empty.astype(np.uint32), empty, empty)
     chunk, first, last = (np.concatenate(column) for column in zip(*needs, strict=True))
-    unique, entry = np.unique(chunk, return_inverse=True)
+    unique, _, entry = numbered(chunk)
     merged_first = np.full(len(unique), np.iinfo(np.int64).max)
     merged_last = np.full(len(unique), -1)
     np.minimum.at(merged_first, entry, first)

@@ -15,7 +15,17 @@ from streamer.service.lifecycle import run
 print(*sys.modules)
 """
 # Each is wanted by some engines, and imported where it is.
-LATER = ["fsspec", "streamer.store.fsspec_store", "botocore", "aiohttp", "tomllib", "torch", "rich", "streamer.loader"]
+LATER = [
+    "fsspec",
+    "streamer.store.fsspec_store",
+    "streamer.manifest.build",
+    "botocore",
+    "aiohttp",
+    "tomllib",
+    "torch",
+    "rich",
+    "streamer.loader",
+]
 
 
 @pytest.fixture(scope="module")
