@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 # Below it, what is around the arrays would be held for a whole batch to save the smaller part of the copying.
 _LEAST_SHARE = 0.5
+# Batches that are read in the ordinary way after one in which most samples had to be read twice.
+_REST_BATCHES = 64
 
 
 class Scatter(Protocol):
@@ -111,9 +113,16 @@ class Held:
     content: memoryview
     _template: Template
     _row: Row
+    _stands: Callable[[], None]
 
     def standing(self, fields: Sequence[Field]) -> Row | None:
         """The arrays in their rows, by field; None: this sample is not like the template."""
+        found = self._found(fields)
+        if found is not None:
+            self._stands()
+        return found
+
+    def _found(self, fields: Sequence[Field]) -> Row | None:
         found: dict[Key, np.ndarray] = {}
         by_name: Mapping[str, Field] = {field.name: field for field in fields}
         for hole in self._template.holes:
@@ -143,6 +152,8 @@ class StraightReader:
         self._edges: Bytes = np.empty((0, 0), np.uint8)
         self._whole: Bytes = np.empty(0, np.uint8)
         self._learning = False
+        # Samples of this batch that were like the template, and batches that are still to be read without one.
+        self._standing = self._rest = 0
 
     def __repr__(self) -> str:
         return f"StraightReader({self._template}, {len(self._ordinals)} samples)"
@@ -159,8 +170,9 @@ class StraightReader:
             ChunkUnreadableError: a chunk is gone or wrong.
         """
         self._rows, self._learning = rows, rows is not None
+        self._tire()
         self._ordinals = {}
-        template = self._template
+        template = self._template if not self._rest else None
         if template is None or rows is None:
             return
         if any(rows.shapes.get(hole.field) != hole.shape for hole in template.holes):
@@ -179,7 +191,7 @@ class StraightReader:
             self._whole[start:stop] = self._edges[seat, at : at + stop - start]
             at += stop - start
         # Read-only: decoders use a writable buffer in place, and the next sample comes to the same memory.
-        return Held(self._whole.data.toreadonly(), template, rows.row(seat))
+        return Held(self._whole.data.toreadonly(), template, rows.row(seat), self._stands)
 
     def learn(self, content: memoryview, fields: Sequence[Field]) -> None:
         """Looks at a sample that was read in the ordinary way, once a batch; the next batch is read like it."""
@@ -189,6 +201,14 @@ class StraightReader:
         template = Template.of(content, fields, self._decoder, self._rows)
         if template is not None and not self._ordinals:
             self._template = template
+
+    def _tire(self) -> None:
+        """Where lengths are alike and layouts are not, most samples would be read twice."""
+        self._rest = _REST_BATCHES if self._standing * 2 < len(self._ordinals) else max(0, self._rest - 1)
+        self._standing = 0
+
+    def _stands(self) -> None:
+        self._standing += 1
 
     def _read(self, template: Template, alike: Mapping[int, Place], rows: Rows, at: Callable[[int], None]) -> None:
         self._make_room(max(alike) + 1, template.edge_bytes, template.length)

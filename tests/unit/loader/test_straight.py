@@ -191,6 +191,32 @@ def test_a_sample_that_is_not_alike_is_read_in_the_ordinary_way(make_dataset, fa
     assert ordinary == [*ordinals, ordinals[1], ordinals[1]]
 
 
+def test_samples_of_many_layouts_are_not_read_twice_for_long(
+    make_dataset, fake_engine, tmp_path, ordinary, monkeypatch
+):
+    """Where most samples of a batch are not like the template, the next ones are read once each; then it tries anew."""
+    monkeypatch.setattr("streamer.loader.straight._REST_BATCHES", 2)
+    entries = []
+    for number in range(20):
+        fields = {"cls": b"%02d" % number, "npy": npy_of(array(number))}
+        entries.extend((f"{number:03}.{name}", fields[name]) for name in sorted(fields, reverse=number % 2 == 1))
+    root = tmp_path / "mixed"
+    root.mkdir()
+    (root / "0.tar").write_bytes(tar_of(entries))
+    batches = Batches(make_dataset(root).prepare(4, False), fake_engine, {"npy": SHAPE})
+    batches.make([0])
+    odd, read = [1, 3, 5, 7], []
+    for _ in range(4):
+        ordinary.clear()
+        samples, standing = batches.make(odd)
+        assert [(sample["cls"], (sample["npy"] == array(number_of(sample))).all()) for sample in samples] == [
+            (number, True) for number in odd
+        ]
+        assert all(standing)
+        read.append((bool(batches.read_with), list(ordinary)))
+    assert read == [(True, odd), (False, odd), (False, odd), (True, [])]
+
+
 def test_another_sample_in_a_seat(make_dataset, fake_engine, npy):
     """The seat of one that is left out takes another: its own bytes, in that seat's row."""
     batches = Batches(make_dataset(npy).prepare(8, False), fake_engine, {"npy": SHAPE})
