@@ -128,3 +128,47 @@ def test_a_cache_too_small_is_refused_before_the_engine_is_asked(fake_engine, ma
     assert not fake_engine.sessions
     fake_engine.limit_bytes = prepared.manifest.total_bytes
     prepared.session(0, 0).close()
+
+
+def test_each_session_has_a_line_of_its_own(make_dataset, folder):
+    """Loaders of one data set never listen on one line; a loader's next session comes on the line of its last."""
+    dataset = make_dataset(folder)
+    train, other = dataset.prepare(10, False), dataset.prepare(12, False)
+    sessions = [train.session(0, 0), other.session(0, 0), train.session(1, 0)]
+    lines = [session._client for session in sessions]
+    assert len(set(map(id, lines))) == 3
+    for session in (*sessions, *sessions):
+        session.close()
+    assert other.session(1, 0)._client is lines[1]
+    assert train.session(2, 0)._client is lines[2]
+    dataset.close()
+    assert all(line.closed for line in lines)
+
+
+def test_a_session_that_cannot_begin_gives_its_line_back(fake_engine, make_dataset, folder, monkeypatch):
+    """Refused for want of room, or broken over its schedule: the next one has it."""
+    fake_engine.limit_bytes = 3000
+    dataset = make_dataset(folder)
+    prepared = dataset.prepare(10, False)
+    with pytest.raises(ConfigError):
+        prepared.session(0, 0)
+    fake_engine.limit_bytes = 0
+    with monkeypatch.context() as broken:
+        broken.setattr("streamer.loader.steps.StepSession._extend", lambda session: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            prepared.session(0, 0)
+    assert [session.closed for session in fake_engine.sessions] == [True]
+    prepared.session(0, 0).close()
+    assert repr(dataset._opening.lines) == "Lines(1, 1 of them free)"
+
+
+def test_ways_to_read_one_data_set_are_streams_of_their_own(make_dataset, folder):
+    """So that ranks which read it in several ways disagree only where they read it in the same way."""
+    dataset = make_dataset(folder, batch_size=4)
+    streams = [dataset.prepare(size, False).session(0, 0)._spec.stream for size in (10, 12, 10)]
+    plain = dataset._plain().session(0, 0)._spec.stream
+    assert streams[0] == streams[2] == "shuffle block of all"
+    assert streams[1] == "shuffle block of all, by 12"
+    assert plain == "shuffle block of all, sample by sample"
+    other = make_dataset(folder, stream="mine")
+    assert other.prepare(12, False).session(0, 0)._spec.stream == "mine", "the first size is the usual one"
