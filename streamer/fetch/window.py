@@ -29,6 +29,10 @@ REFUSED_SHARE = 0.01
 # this share of it, within these factors of what it was.
 SERVED_SHARE = 0.97
 REFUSED_FACTORS = (0.5, 0.95)
+# Slow start meets a limit at full tilt, and what is sent until an interval is over is refused as well: so many refusals
+# end it. Refused in all of 70 s at 100/s: 0.9 instead of 1.5 %. To halve the window then saves a third more and was
+# rejected: where a fifth fails by chance 0.53 instead of 1.0 GB/s were left of a fast link (simulated, 2026-11-20).
+EARLY_REFUSALS = 8
 # What was sent before the window gave way says nothing about the new one; so many mean durations are not counted.
 BLANK_FACTOR = 1.5
 # After refusals the window stays below the size that met them for this long, then asks again, by stairs until it is
@@ -145,8 +149,13 @@ class WindowControl:
 
     def refused(self, now: float) -> None:
         """The store answered 429 or 503."""
-        if now >= self._blank_until:
-            self._current(now).refused += 1
+        if now < self._blank_until:
+            return
+        interval = self._current(now)
+        interval.refused += 1
+        if self._slow_start and interval.refused >= EARLY_REFUSALS and interval.refused_share > REFUSED_SHARE:
+            self._end(interval, now)
+        else:
             self._turn(now)
 
     def _current(self, now: float) -> Interval:
@@ -157,9 +166,12 @@ class WindowControl:
     def _turn(self, now: float) -> None:
         interval = self._interval
         if interval is not None and interval.complete(now):
-            self._decide(interval, now)
-            self._whole = self._next_whole()
-            self._interval = Interval(max(now, self._blank_until))
+            self._end(interval, now)
+
+    def _end(self, interval: Interval, now: float) -> None:
+        self._decide(interval, now)
+        self._whole = self._next_whole()
+        self._interval = Interval(max(now, self._blank_until))
 
     def _next_whole(self) -> int:
         whole, part = divmod(self._size, 1.0)

@@ -148,6 +148,29 @@ def test_rate_limited_store(per_second: float, latency: float, share: float, bur
     assert refused <= 0.01 * served
 
 
+def test_slow_start_ends_with_the_first_refusals() -> None:
+    """100/s: hardly 1 % are refused in all, the start included."""
+    link = Limited(control(), 100.0, 0.03, 0.1)
+    link.run(70.0)
+    assert len(link.refused_at) <= 0.012 * (len(link.received) + len(link.refused_at))
+    assert link.rate(0.0, 70.0) >= 0.8 * 100.0
+
+
+def test_eight_refusals_end_an_interval_of_slow_start() -> None:
+    """The window gives way at the eighth, whatever the time; one in two hundred is no sign of a limit."""
+    window = control(start=64)
+    for step in range(8):
+        assert window.size == 64
+        window.refused(0.001 * step)
+    assert window.size < 64
+    well = control(start=64)
+    for step in range(2000):
+        well.finished(0.0001 * step, 0.0001, MiB, contended=True)
+        if step % 200 == 199:
+            well.refused(0.0001 * step)
+    assert well.size == 64
+
+
 class Flaky(Link):
     """A store that refuses a fifth of the requests whatever the window is."""
 
