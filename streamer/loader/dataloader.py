@@ -53,7 +53,8 @@ class StreamingDataLoader:
     Args:
         dataset: what to load. Several loaders may iterate over it at the same time.
         batch_size: samples per batch of this rank.
-        num_workers: worker processes; 0: everything happens in `next()`.
+        num_workers: worker processes; 0: everything happens in `next()`. At first one starts for every two cores, the
+            others when the first batch is made.
         drop_last: leave out the last, incomplete batch; otherwise it is filled with repeats (`repeated` marks them).
         device: where batches are wanted; copies run on a stream of their own, two batches ahead. None: leave them
             where they are.
