@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 
@@ -11,7 +11,7 @@ from streamer.config import FetchConfig
 from streamer.errors import ClosedError
 from streamer.fetch import plan
 from streamer.fetch.endpoint import Endpoint
-from streamer.fetch.gate import Due, Line, Owner, Place, nobody
+from streamer.fetch.gate import Due, Line, Owner, nobody
 from streamer.fetch.memory import Memory
 from streamer.fetch.slabs import Landing
 from streamer.fetch.statistics import FetchStatistics, Tally
@@ -19,9 +19,6 @@ from streamer.fetch.transfer import Fetch, Keep, Transfer
 from streamer.manifest.model import Chunk, Extent
 from streamer.store.base import ObjectStore
 from streamer.store.urls import split
-
-# Tasks of a chunk beyond the window's places: some must wait for one, or it is not seen that it could be larger.
-_SPARE_TASKS = 4
 
 OpenStore = Callable[[str], ObjectStore]
 
@@ -180,24 +177,12 @@ class Fetcher:
         try:
             async with asyncio.TaskGroup() as group:
                 fetch = Fetch(line, keep, group, self._config, self._tally)
-                transfers = []
                 for extent in ranges:
-                    transfers.append(Transfer(extent, self._endpoint(extent.object.url), fetch, at))
+                    group.create_task(Transfer(extent, self._endpoint(extent.object.url), fetch, at).run())
                     at += extent.length
-                waiting = iter(transfers)
-                for _ in range(self._tasks_for(transfers)):
-                    group.create_task(_run_all(waiting, Place(line)))
         except BaseExceptionGroup as failures:
             first = failures.exceptions[0]
             raise first from first.__cause__
-
-    def _tasks_for(self, transfers: Sequence[Transfer]) -> int:
-        """How many tasks: one for a range, but not many more than the window lets run.
-
-        64 chunks of 80 small objects were 5,120 tasks, nearly all of which waited to be woken (2026-11-20).
-        """
-        size = self._last.control.size if self._last is not None else 0
-        return min(len(transfers), size + size // 4 + _SPARE_TASKS)
 
     def _endpoint(self, url: str) -> Endpoint:
         if not self._open:
@@ -209,15 +194,6 @@ class Fetcher:
             self._endpoints[root] = Endpoint(root, self._open_store(root), self._config)
         self._last = self._endpoints[root]
         return self._last
-
-
-async def _run_all(transfers: Iterator[Transfer], place: Place) -> None:
-    """One task's part of a chunk: range after range, as long as there are any."""
-    try:
-        for transfer in transfers:
-            await transfer.run(place)
-    finally:
-        place.leave()
 
 
 def _asked_now() -> Due:

@@ -60,7 +60,6 @@ class Gate:
         self._lines: list[Line] = []
         self._first: Line | None = None
         self._first_until = 0.0
-        self._sharers = 1
         self._closed_until = 0.0
         self._own_loop: asyncio.AbstractEventLoop | None = None
 
@@ -106,23 +105,6 @@ class Gate:
             del self._held[owner]
         self._grant()
 
-    def keeps(self, line: Line, owner: str) -> bool:
-        """Whether one that is given back by `owner` would be granted to `line` again: then it need not be.
-
-        Else another task is woken for each small object, and the one that has just ended, with all it touched, is not
-        the next to run (2026-11-20).
-        """
-        if self.used > self.limit or self._is_closed() or line.owner() != owner:
-            return False
-        if not self._lines:
-            return True
-        self._held[owner] -= 1
-        try:
-            first = self._next()
-            return first is line or self._rank(line, owner) <= self._rank(first, first.owner())
-        finally:
-            self._held[owner] += 1
-
     def resize(self, limit: int) -> None:
         """Changes the limit; what is granted stays granted."""
         self.limit = limit
@@ -141,11 +123,8 @@ class Gate:
             self._own_loop = asyncio.get_running_loop()
         return self._own_loop
 
-    def _is_closed(self) -> bool:
-        return self._closed_until > 0.0 and self._loop.time() < self._closed_until
-
     def _fits(self, amount: int) -> bool:
-        if self._is_closed():
+        if self._closed_until and self._loop.time() < self._closed_until:
             return False
         return self.used == 0 or self.used + amount <= self.limit
 
@@ -193,41 +172,14 @@ class Gate:
 
     def _find_next(self) -> Line:
         owners = [line.owner() for line in self._lines]
-        self._sharers = len({*owners, *self._held})
+        sharers = len({*owners, *self._held})
+        if sharers == 1:
+            return min(self._lines, key=_due_of)
+        share = self.limit / sharers
         # Equal due times: the line that came first.
-        ranked = [self._rank(line, owner) for line, owner in zip(self._lines, owners, strict=True)]
+        ranked = [(self._held[owner] >= share, line.due()) for owner, line in zip(owners, self._lines, strict=True)]
         return self._lines[ranked.index(min(ranked))]
 
-    def _rank(self, line: Line, owner: str) -> tuple[bool, float]:
-        """Who comes first: those below their share, then those due first."""
-        over = self._sharers > 1 and self._held[owner] >= self.limit / self._sharers
-        return over, line.due()
 
-
-class Place:
-    """A place in a window, which goes from one range of a chunk to the next while nobody comes before them.
-
-    Args:
-        line: where they wait.
-    """
-
-    __slots__ = ("_gate", "_line", "_owner")
-
-    def __init__(self, line: Line) -> None:
-        self._line = line
-        self._gate: Gate | None = None
-        self._owner = ""
-
-    async def take(self, gate: Gate) -> None:
-        """Waits for a place of `gate`, or keeps the one that it has."""
-        if self._gate is gate and gate.keeps(self._line, self._owner):
-            return
-        self.leave()
-        self._owner = await gate.acquire(self._line)
-        self._gate = gate
-
-    def leave(self) -> None:
-        """Gives the place back; idempotent."""
-        gate, self._gate = self._gate, None
-        if gate is not None:
-            gate.release(owner=self._owner)
+def _due_of(line: Line) -> float:
+    return line.due()

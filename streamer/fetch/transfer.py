@@ -29,7 +29,7 @@ from streamer.store.urls import shown
 if TYPE_CHECKING:
     from streamer.config import FetchConfig
     from streamer.fetch.endpoint import Endpoint
-    from streamer.fetch.gate import Line, Place
+    from streamer.fetch.gate import Line
     from streamer.fetch.statistics import Tally
 
 
@@ -87,11 +87,8 @@ class Transfer:
         self._stalls = 0
         self._first_stall = 0.0
 
-    async def run(self, place: Place) -> None:
+    async def run(self) -> None:
         """Fetches the range.
-
-        Args:
-            place: in the window; still held after the last byte, for the next range.
 
         Raises:
             StoreError: permanent, or still failing after the last try; details have url, attempts, elapsed_seconds.
@@ -101,27 +98,28 @@ class Transfer:
         clock.begin()
         try:
             while self._position < self._extent.stop:
-                pause = await self._try(place)
+                pause = await self._try()
                 if pause > 0.0:
                     await asyncio.sleep(pause)
         finally:
             clock.end()
 
-    async def _try(self, place: Place) -> float:
+    async def _try(self) -> float:
         """One try in the window; returns the pause before the next."""
+        gate = self._endpoint.gate
         self._attempts += 1
-        await place.take(self._endpoint.gate)
+        owner = await gate.acquire(self._fetch.line)
         self._served = self._endpoint.last_success
         try:
             await Attempt(self._order(), self._keep, self._fetch.group).run()
         except StreamerError as error:
             pause = await self._recover(error)
             if not isinstance(error, ThrottledError):
-                place.leave()
                 return pause
             # What was refused keeps its place while it waits: another in its stead would be refused as well.
             await asyncio.sleep(pause)
-            place.leave()
+        finally:
+            gate.release(owner=owner)
         return 0.0
 
     def _order(self) -> Order:

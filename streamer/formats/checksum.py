@@ -35,8 +35,8 @@ def crc32_of(parts: Iterable[memoryview | bytes]) -> int:
 def crc32_joined(sums: Sequence[int], lengths: Sequence[int], parts: Iterable[memoryview | bytes]) -> int:
     """CRC-32 of the parts together, of whose consecutive pieces the sums are known.
 
-    Small pieces are summed once more instead. While others use the memory a second look at it is the dearer one: 0.28
-    against 0.03 CPU s/GB for both kinds of sums of tars that are fetched (2 cores, 8 MiB, 2026-11-20).
+    Small pieces are summed once more instead. Both kinds of sums of 8 MiB in 80 samples, from memory: 0.035 instead of
+    0.055 CPU s/GB (7 runs alone, 2026-11-20).
 
     Args:
         sums: CRC-32 of each piece.

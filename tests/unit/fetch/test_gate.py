@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from streamer.fetch.gate import Gate, Line, Place
+from streamer.fetch.gate import Gate, Line
 
 
 def line(due: float = 0.0) -> Line:
@@ -225,74 +225,3 @@ async def test_shares_end_at_zero() -> None:
     waiting.cancel()
     await settle()
     assert (gate.used, dict(gate._held)) == (0, {})
-
-
-async def test_a_place_is_kept_while_nobody_comes_before() -> None:
-    """Alone, or due first: the same place goes on, and nobody is woken."""
-    gate, first = Gate(1), Place(line(1.0))
-    await first.take(gate)
-    await first.take(gate)
-    async with asyncio.TaskGroup() as group:
-        later = group.create_task(gate.acquire(line(2.0)))
-        await settle()
-        await first.take(gate)
-        assert not later.done()
-        first.leave()
-    first.leave()
-    assert gate.used == 1
-
-
-async def test_a_place_goes_to_whoever_is_due_before() -> None:
-    """It is given up where another line comes first, and waited for again."""
-    gate, late = Gate(1), Place(line(2.0))
-    await late.take(gate)
-    async with asyncio.TaskGroup() as group:
-        early = group.create_task(gate.acquire(line(1.0)))
-        await settle()
-        again = group.create_task(late.take(gate))
-        await settle()
-        assert (early.done(), again.done(), gate.used) == (True, False, 1)
-        gate.release()
-    assert gate.used == 1
-
-
-async def test_a_place_is_not_kept_by_an_owner_above_its_share() -> None:
-    """Though it is due first: the other job has nothing."""
-    gate = Gate(2)
-    ours = Line(lambda: 0.0, lambda: "a")
-    place, other = Place(ours), Place(ours)
-    await place.take(gate)
-    await other.take(gate)
-    async with asyncio.TaskGroup() as group:
-        theirs = group.create_task(gate.acquire(Line(lambda: 9.0, lambda: "b")))
-        await settle()
-        again = group.create_task(place.take(gate))
-        await settle()
-        assert (theirs.done(), again.done()) == (True, False)
-        gate.release(owner=theirs.result())
-    assert gate.used == 2
-
-
-@pytest.mark.parametrize("why", ["smaller", "closed", "other owner", "other gate"])
-async def test_a_place_is_given_back_when_it_may_not_be_kept(why: str) -> None:
-    """The window shrank, the store asked for a pause, the chunk is another job's now, or the range is elsewhere."""
-    gate, elsewhere, owner = Gate(2), Gate(1), "a"
-    place = Place(Line(lambda: 0.0, lambda: owner))
-    await gate.acquire(line())
-    await place.take(gate)
-    if why == "smaller":
-        gate.resize(1)
-    elif why == "closed":
-        gate.close_until(asyncio.get_running_loop().time() + 60.0)
-    elif why == "other owner":
-        owner = "b"
-    taking = asyncio.create_task(place.take(elsewhere if why == "other gate" else gate))
-    await settle()
-    if why in ("smaller", "closed"):
-        assert (taking.done(), gate.used) == (False, 1)
-        taking.cancel()
-    else:
-        assert (taking.done(), gate.used + elsewhere.used) == (True, 2)
-    await asyncio.wait([taking])
-    place.leave()
-    assert (gate.used, elsewhere.used, gate.waiting) == (1, 0, 0)
