@@ -358,7 +358,7 @@ async def test_one_object_that_never_answers(server: FakeS3) -> None:
     """While others go through, silence is given up after two tries and the time of a failing range, by name."""
     server.objects["mute"] = RAMP
     server.script = lambda seen, number: Act(wait_seconds=60) if seen.key == "mute" else None
-    # On a busy machine everybody is slow for a while, and no answer is no silence then: it may take more than two tries.
+    # On a busy machine everybody is slow for a while; no answer is no silence then, and it takes more than two tries.
     config = replace(CONFIG, first_byte_seconds=0.2, failing_seconds=0.5, outage_seconds=30.0, attempts=100)
     async with fetching(server, config=config) as fetcher, asyncio.TaskGroup() as group:
         await fetched(fetcher, part(server, 0, 10))
