@@ -116,7 +116,7 @@ class EngineConfig:
     socket_path: Path | None = None
     # The engine leaves this long after its last connection; None: a service, it stays.
     grace_seconds: float | None = 3.0
-    # After a start nothing is evicted for this long, so that clients can re-open their sessions.
+    # After a start with a folder that is not empty nothing is evicted for this long: clients re-open their sessions.
     settle_seconds: float = 2.0
     # A session silent for this long while others wait loses the protection of its look-ahead.
     silent_seconds: float = 60.0
