@@ -43,7 +43,11 @@ def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 def _check(measured: Measured, options: DemoOptions) -> None:
     assert [row.samples for row in measured.rows] == [options.images] * options.epochs
-    assert all(row.usage.need_bytes > 0 and row.seconds > 0 and 0 <= row.wait_share <= 1 for row in measured.rows)
+    # What one epoch needs may be counted in the one before: so short an epoch has begun before the demo looks.
+    assert sum(row.usage.need_bytes for row in measured.rows) >= 0.9 * options.epochs * measured.dataset_bytes
+    for row in measured.rows:
+        assert row.seconds > 0
+        assert 0 <= row.wait_share <= 1
     assert {(step.rank, step.epoch) for step in measured.steps} == {
         (rank, epoch) for rank in range(options.ranks) for epoch in range(options.epochs)
     }
