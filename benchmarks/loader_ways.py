@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -174,8 +175,11 @@ def measure(batches: Iterator[object], pids: Callable[[], list[int]], count: int
 
 def children() -> list[int]:
     """The processes that this one has started, on whatever thread."""
-    tasks = Path("/proc/self/task").iterdir()
-    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    found: list[int] = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found += map(int, (task / "children").read_text().split())
+    return found
 
 
 def ours(make: Make, batch_size: int, count: int, *, draws: bool = True) -> Row:
