@@ -56,6 +56,8 @@ class Endpoint:
         self.last_large = float("-inf")
         # When the youngest of those that have had a first byte was sent.
         self.newest_answered = float("-inf")
+        # When the youngest of those that were served was sent.
+        self.newest_served = float("-inf")
         self._outage_seconds = config.outage_seconds
         self._hedging = config.hedge
         self._first_byte: dict[int, Sampled] = {}
@@ -81,6 +83,7 @@ class Endpoint:
     def succeeded(self, now: float, seconds: float, length: int) -> None:
         """A request went through in `seconds`, just `now`."""
         self.last_success = now
+        self.newest_served = max(self.newest_served, now - seconds)
         self.tokens.succeeded()
         self.control.finished(now, seconds, length, contended=self.gate.contended)
         self._resize()
@@ -139,19 +142,21 @@ class Endpoint:
             return False
         return served is not None and served > max(started, now - patience)
 
-    def alone(self, error: StreamerError, first_failure: float, served: float | None) -> bool:
+    def alone(self, error: StreamerError, first_failure: float, served: float) -> bool:
         """Whether a failure is the request's own, not the endpoint's.
 
-        It is when the store answered (a 500, not a refusal), when nobody was ever served, or when others went through
-        between the first failure and this try: one that began before the endpoint came back proves nothing.
+        It is when the store answered (a 500, not a refusal), when nobody was ever served, or when others were sent and
+        served between the first failure and this try. What was under way as a store stopped may end after others have
+        failed, and a try that began before the endpoint came back fails after others went through: neither proves
+        anything (a stop took the requests of 30 ms with it, and nine ranges were given up after 8 s, 2026-11-20).
 
         Args:
             error: of this try.
             first_failure: of the range.
-            served: when the endpoint had last served somebody as this try began.
+            served: `newest_served` as this try began.
         """
         has_answer = error.details.get("status") is not None and not isinstance(error, ThrottledError)
-        return has_answer or self.last_success is None or (served is not None and served > first_failure)
+        return has_answer or self.last_success is None or served > first_failure
 
     async def probe(self, tally: Tally) -> None:
         """Asks for one byte of what was served last, at most once a second: is anybody there?
@@ -170,6 +175,7 @@ class Endpoint:
                 async for piece in body:
                     tally.received_bytes += piece.nbytes
             self.last_success = self.time()
+            self.newest_served = max(self.newest_served, now)
 
     async def refresh(self) -> None:
         """Renews the credentials, once for all that ask together."""

@@ -81,7 +81,7 @@ class Transfer:
         self._started = 0.0
         self._progressed = 0.0
         self._first_failure = 0.0
-        self._served: float | None = None
+        self._served = float("-inf")
         self._refreshed = False
         self._was_late = False
         self._stalls = 0
@@ -109,7 +109,7 @@ class Transfer:
         gate = self._endpoint.gate
         self._attempts += 1
         owner = await gate.acquire(self._fetch.line)
-        self._served = self._endpoint.last_success
+        self._served = self._endpoint.newest_served
         try:
             await Attempt(self._order(), self._keep, self._fetch.group).run()
         except StreamerError as error:

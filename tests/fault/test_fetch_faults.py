@@ -286,6 +286,29 @@ async def test_outage_of_the_endpoint_is_waited_for() -> None:
             assert task.result() == RAMP[:MiB]
 
 
+async def test_what_was_under_way_proves_nothing_in_an_outage(server: FakeS3) -> None:
+    """A request that was sent before a range first failed, and ends after it, does not show that others are served."""
+    last, back = asyncio.Event(), asyncio.Event()
+
+    def script(seen: Seen, number: int) -> Act | None:
+        if number == 1:
+            return Act(until=last)
+        return None if back.is_set() else Act(reset_after=0)
+
+    server.script = script
+    async with fetching(server) as fetcher, asyncio.TaskGroup() as group:
+        under_way = group.create_task(fetched(fetcher, part(server, 0, 10)))
+        await until(lambda: len(server.seen) == 1)
+        waiting = group.create_task(fetched(fetcher, part(server, MiB, 2 * MiB)))
+        await until(lambda: fetcher.statistics().retries > 0)
+        last.set()
+        assert await under_way == RAMP[:10]
+        before = fetcher.statistics().retries
+        await until(lambda: fetcher.statistics().retries > before + 2 * CONFIG.attempts)
+        back.set()
+    assert waiting.result() == RAMP[MiB : 2 * MiB]
+
+
 async def test_endpoint_that_never_answered(unused_tcp_port: int) -> None:
     """A wrong endpoint is an error after the attempts, not a minute later."""
     server = FakeS3()
