@@ -91,6 +91,9 @@ def own_engine() -> Iterator[None]:
         finally:
             daemon.send_signal(signal.SIGTERM)
             daemon.wait(60)
+            # It may leave its network namespace mounted, which rmtree cannot remove.
+            for place in Path(folder, "exec", "netns").glob("*"):
+                subprocess.run(["umount", place], capture_output=True, check=False)
 
 
 def started_engine(folder: str, *options: str) -> subprocess.Popen[bytes] | None:
