@@ -42,14 +42,6 @@ class House:
 
 
 @pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> SteeredLoop:
-    """A loop that waits for nothing."""
-    steered = SteeredLoop()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: steered)
-    return steered
-
-
-@pytest.fixture
 def house(loop: SteeredLoop) -> House:
     """An engine that is kept up."""
     made = House(loop)

@@ -15,14 +15,6 @@ UNNOTICED_SECONDS = BEAT_SECONDS + LATE_SECONDS
 
 
 @pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> SteeredLoop:
-    """A loop that waits for nothing."""
-    steered = SteeredLoop()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: steered)
-    return steered
-
-
-@pytest.fixture
 def clock(loop: SteeredLoop) -> Clock:
     """One that somebody listens by."""
     made = Clock()

@@ -3,19 +3,7 @@
 from __future__ import annotations
 
 from streamer.loader.fence import EventFence
-
-
-class FakeEvent:
-    """Passed once somebody waited for it."""
-
-    def __init__(self) -> None:
-        self.passed = False
-
-    def query(self) -> bool:
-        return self.passed
-
-    def synchronize(self) -> None:
-        self.passed = True
+from tests.unit.loader.fake_event import FakeEvent
 
 
 def test_event_fence():

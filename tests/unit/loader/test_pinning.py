@@ -7,17 +7,7 @@ import pytest
 from streamer.errors import ConfigError
 from streamer.loader.pinning import Pinner, pieces
 from streamer.loader.ring import Ring, Shape
-
-
-class FakeEvent:
-    def __init__(self) -> None:
-        self.passed = False
-
-    def query(self) -> bool:
-        return self.passed
-
-    def synchronize(self) -> None:
-        self.passed = True
+from tests.unit.loader.fake_event import FakeEvent
 
 
 class FakeCuda:
