@@ -15,6 +15,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.distinct import distinct
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
 from streamer.manifest.arrow import map_table, write_table
 from streamer.manifest.packing import hash_keys
@@ -164,7 +165,7 @@ def _select(manifest: Manifest, where: Where) -> Int64Array:
     if where.indices is None:
         candidates = np.arange(manifest.samples, dtype=np.int64)
     else:
-        candidates = np.unique(np.fromiter(where.indices, np.int64))
+        candidates = distinct(np.fromiter(where.indices, np.int64))
         if len(candidates) and not 0 <= candidates[0] <= candidates[-1] < manifest.samples:
             raise ConfigError(
                 f"indices {candidates[0]}..{candidates[-1]} of {manifest.samples} samples",
