@@ -7,7 +7,6 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from streamer.errors import ConfigError, ObjectNotFoundError, StoreError
@@ -42,7 +41,7 @@ class Cell:
     """One combination, measured.
 
     Attributes:
-        client: "obstore", "fsspec", or "file".
+        client: "curl", "obstore", "fsspec", or "file".
         connections: requests in flight.
         range_bytes: of each.
         received_bytes, seconds: within the time.
@@ -199,9 +198,7 @@ class _Meter:
             target, start, stop = next(self._walk)
             self.requests += 1
             try:
-                async with aclosing(self._store.get(target, start, stop)) as pieces:
-                    async for piece in pieces:
-                        self.received_bytes += len(piece)
+                await self._store.get(target, start, stop, self._count)
             except (ObjectNotFoundError, PermissionError):
                 raise
             except StoreError as error:
@@ -211,9 +208,12 @@ class _Meter:
             # A store that has all at hand (a local file) would never let the clock run.
             await asyncio.sleep(0)
 
+    def _count(self, piece: bytes | memoryview) -> None:
+        self.received_bytes += len(piece)
+
 
 async def _one_byte(store: ObjectStore, target: ObjectRecord) -> float:
     started = time.perf_counter()
-    async with aclosing(store.get(target, 0, min(_PROBE_BYTES, target.size))) as pieces:
-        await anext(pieces)
-        return time.perf_counter() - started
+    moments: list[float] = []
+    await store.get(target, 0, min(_PROBE_BYTES, target.size), lambda piece: moments.append(time.perf_counter()))
+    return moments[0] - started

@@ -8,7 +8,6 @@ common case costs neither a task nor a group (3 us of 40 for a small object, 202
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from streamer.errors import StreamerError
 from streamer.fetch.clock import Alarm
@@ -20,26 +19,29 @@ class Attempt:
 
     Args:
         order: what to ask for.
-        keep: takes each piece in order.
         group: where a duplicate runs; the caller's task belongs to it as well.
     """
 
-    def __init__(self, order: Order, keep: Callable[[memoryview], None], group: asyncio.TaskGroup) -> None:
+    def __init__(self, order: Order, group: asyncio.TaskGroup) -> None:
         self._order = order
-        self._keep = keep
         self._group = group
-        self._first = Request(order, self._claim, keep)
+        self._first = Request(order, self._claim)
         self._task: asyncio.Task[object] | None = None
         self._winner: Request | None = None
         self._timer: Alarm | None = None
         self._duplicate: asyncio.Task[None] | None = None
         self._failure: StreamerError | None = None
 
+    @property
+    def received(self) -> int:
+        """Bytes that landed: those of whoever had the first byte."""
+        return self._winner.received if self._winner is not None else 0
+
     async def run(self) -> None:
         """Receives the extent. When it returns or raises, no request of it is left.
 
         Raises:
-            StoreError: this try failed; what was kept is good.
+            StoreError: this try failed; what was received is good.
         """
         self._task = asyncio.current_task()
         self._order.endpoint.budget.earned(self._order.extent.length)
@@ -97,7 +99,7 @@ class Attempt:
         endpoint = self._order.endpoint
         endpoint.gate.force()
         try:
-            await Request(self._order, self._claim, self._keep).receive()
+            await Request(self._order, self._claim).receive()
         except StreamerError as error:
             if self._leads():  # it had won: its failure is the attempt's; else the first request goes on alone
                 self._failure = error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, suppress
+from contextlib import suppress
 
 from streamer.config import FetchConfig
 from streamer.errors import StreamerError, ThrottledError
@@ -169,11 +169,9 @@ class Endpoint:
             return
         self._probed = now
         tally.requests += 1
-        body = self.store.get(good.object, good.start, good.start + 1)
         with suppress(StreamerError, TimeoutError):
-            async with asyncio.timeout(_PROBE_PATIENCE_SECONDS), aclosing(body):
-                async for piece in body:
-                    tally.received_bytes += piece.nbytes
+            async with asyncio.timeout(_PROBE_PATIENCE_SECONDS):
+                await self.store.get(good.object, good.start, good.start + 1, tally.received)
             self.last_success = self.time()
             self.newest_served = max(self.newest_served, now)
 

@@ -13,9 +13,10 @@ from streamer.fetch import plan
 from streamer.fetch.endpoint import Endpoint
 from streamer.fetch.gate import Due, Line, Owner, nobody
 from streamer.fetch.memory import Memory
+from streamer.fetch.request import Room
 from streamer.fetch.slabs import Landing
 from streamer.fetch.statistics import FetchStatistics, Tally
-from streamer.fetch.transfer import Fetch, Keep, Transfer
+from streamer.fetch.transfer import Fetch, Transfer
 from streamer.manifest.model import Chunk, Extent
 from streamer.store.base import ObjectStore
 from streamer.store.urls import split
@@ -33,7 +34,7 @@ class Fetched:
     def __init__(self, landing: Landing, give_back: Callable[[Landing], None]) -> None:
         self._landing: Landing | None = landing
         self._give_back = give_back
-        self.parts = [landing.view]
+        self.parts = [landing.room()]
 
     def __repr__(self) -> str:
         return f"Fetched({self._landing or 'closed'})"
@@ -118,7 +119,7 @@ class Fetcher:
         landing = Landing(self._slabs, reserved)
         give_back = partial(self._give_back, charged)
         try:
-            await self._fetch_all(ranges, line, landing.keep)
+            await self._fetch_all(ranges, line, landing.room)
             return Fetched(landing, give_back)
         except BaseException:
             give_back(landing)
@@ -138,9 +139,9 @@ class Fetcher:
         await self._memory.acquire(line, extent.length)
         try:
             ranges = plan.requests([extent], self._config.range_bytes)
-            pieces: dict[int, memoryview] = {}
-            await self._fetch_all(ranges, line, pieces.__setitem__)
-            return b"".join(pieces[at] for at in sorted(pieces))
+            content = bytearray(sum(extent.length for extent in ranges))
+            await self._fetch_all(ranges, line, lambda: memoryview(content))
+            return bytes(content)
         finally:
             self._memory.release(extent.length)
 
@@ -171,12 +172,12 @@ class Fetcher:
             first_byte_p99_seconds=tally.first_byte_seconds(0.99),
         )
 
-    async def _fetch_all(self, ranges: Sequence[Extent], line: Line, keep: Keep) -> None:
-        """Fetches ranges at once; each piece is kept at its place in their concatenation."""
+    async def _fetch_all(self, ranges: Sequence[Extent], line: Line, room: Room) -> None:
+        """Fetches ranges at once; each lands at its place in their concatenation."""
         at = 0
         try:
             async with asyncio.TaskGroup() as group:
-                fetch = Fetch(line, keep, group, self._config, self._tally)
+                fetch = Fetch(line, room, group, self._config, self._tally)
                 for extent in ranges:
                     group.create_task(Transfer(extent, self._endpoint(extent.object.url), fetch, at).run())
                     at += extent.length

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
 from streamer.config import FetchConfig
-from streamer.errors import StoreTimeoutError
+from streamer.errors import StoreError, StoreTimeoutError
 from streamer.fetch import hedge
 from streamer.fetch.clock import Alarm
 from streamer.fetch.deadline import Deadline
@@ -18,6 +17,9 @@ from streamer.fetch.statistics import Tally
 from streamer.manifest.model import Extent
 from streamer.store.base import PIECE_BYTES
 from streamer.store.urls import shown
+
+# The memory that ranges land in, by whoever has their first byte.
+Room = Callable[[], memoryview]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,10 @@ class Order:
         extent: what is still missing of a range.
         due: when its chunk is needed, on the loop's clock.
         first_byte_seconds: patience until the first byte.
+        room: where the bytes go.
+        at: place of the extent's first byte there.
         piece_bytes: how much comes at once.
+        fresh: over a new connection.
     """
 
     extent: Extent
@@ -37,7 +42,10 @@ class Order:
     tally: Tally
     due: float
     first_byte_seconds: float
+    room: Room
+    at: int
     piece_bytes: int = PIECE_BYTES
+    fresh: bool = False
 
 
 class Request:
@@ -46,14 +54,19 @@ class Request:
     Args:
         order: its terms.
         claim: asked at the first byte, whether this request delivers the body.
-        keep: takes each piece in order.
+
+    Attributes:
+        received: bytes that landed in order.
     """
 
-    def __init__(self, order: Order, claim: Callable[[Request], bool], keep: Callable[[memoryview], None]) -> None:
+    def __init__(self, order: Order, claim: Callable[[Request], bool]) -> None:
         self._order = order
         self._claim = claim
-        self._keep = keep
-        self._received = 0
+        self._into: memoryview | None = None
+        self._lost = False
+        self._deadline: Deadline | None = None
+        self._told = 0
+        self.received = 0
         self._outpaced = False
         self._started = 0.0
         self._first_byte_at = 0.0
@@ -70,13 +83,12 @@ class Request:
         self._started = order.endpoint.time()
         order.tally.requests += 1
         extent = order.extent
-        body = order.endpoint.store.get(extent.object, extent.start, extent.stop, order.piece_bytes)
         deadline = Deadline(order.endpoint.clock, self._started + order.first_byte_seconds, self._more_seconds)
+        self._deadline = deadline
         try:
-            async with aclosing(body):
-                async for piece in body:
-                    if not self._accepts(piece, deadline):
-                        return
+            await order.endpoint.store.get(
+                extent.object, extent.start, extent.stop, self._take, piece_bytes=order.piece_bytes, fresh=order.fresh
+            )
         except asyncio.CancelledError as error:
             if deadline.taken_back():
                 raise self._abandoned() from error
@@ -85,23 +97,39 @@ class Request:
             deadline.cancel()
             if self._pace is not None:
                 self._pace.cancel()
-        self._succeeded(order.endpoint.time())
+            self._into = None
+            self._tell()
+        if not self._lost:
+            self._succeeded(order.endpoint.time())
 
     def _more_seconds(self) -> float:
         """More patience, where the first byte is late because the link is full and not because it was lost."""
         order = self._order
-        waits = self._received == 0 and order.endpoint.queued(self._started, order.first_byte_seconds)
+        waits = self.received == 0 and order.endpoint.queued(self._started, order.first_byte_seconds)
         return QUEUED_SECONDS if waits else 0.0
 
-    def _accepts(self, piece: memoryview, deadline: Deadline) -> bool:
-        before, self._received = self._received, self._received + piece.nbytes
-        if before == 0 and not self._is_first():
-            return False
-        self._order.tally.received_bytes += piece.nbytes
-        self._keep(piece)
-        if self._received < self._order.extent.length:
-            self._watch(piece.nbytes, deadline, first=before == 0)
-        return True
+    def _take(self, piece: bytes | memoryview) -> None:
+        """Puts a piece in its place; called for each 16 KiB of the common store, so the common case comes first."""
+        at = self.received
+        stop = at + len(piece)
+        if (into := self._into) is None and (into := self._begun()) is None:
+            return
+        if stop > len(into):
+            url = shown(self._order.extent.object.url)
+            raise StoreError(f"{url}: more bytes than the {len(into)} that were asked for", url=url)
+        into[at:stop] = piece
+        self.received = stop
+        if stop < len(into) and (at == 0 or stop - self._told >= self._order.piece_bytes):
+            self._watch(first=at == 0)
+
+    def _begun(self) -> memoryview | None:
+        """Where the bytes go, at the first of them; None when another request was first, which cancels this one."""
+        order = self._order
+        if self._lost or not self._is_first():
+            self._lost = True
+            return None
+        self._into = order.room()[order.at : order.at + order.extent.length]
+        return self._into
 
     def _is_first(self) -> bool:
         if not self._claim(self):
@@ -113,11 +141,18 @@ class Request:
         order.tally.first_byte.add(now - self._started)
         return True
 
-    def _watch(self, length: int, deadline: Deadline, *, first: bool) -> None:
+    def _tell(self) -> int:
+        """Counts what arrived since it was last counted; returns how much."""
+        news, self._told = self.received - self._told, self.received
+        self._order.tally.received_bytes += news
+        return news
+
+    def _watch(self, *, first: bool) -> None:
         """Moves the deadline by the time that a piece takes at the floor, to `progress_seconds` from now at most."""
-        config = self._order.config
+        config, deadline = self._order.config, self._deadline
+        assert deadline is not None, "set before the body begins"
         latest = self._order.endpoint.time() + config.progress_seconds
-        earned = length / max(1, config.progress_floor_bytes_per_second)
+        earned = self._tell() / max(1, config.progress_floor_bytes_per_second)
         self._due = latest if first else min(latest, self._due + earned)
         if not self._outpaced:
             deadline.move(self._due)
@@ -133,7 +168,7 @@ class Request:
 
     def _judge_pace(self, deadline: Deadline) -> None:
         """The body takes four times as long as others: ends it, where the rest is worth a request."""
-        left = self._order.extent.length - self._received
+        left = self._order.extent.length - self.received
         if left >= RATE_LEAST_BYTES and not deadline.expired and self._order.endpoint.may_duplicate(left):
             self._outpaced = True
             deadline.move(self._order.endpoint.time())
@@ -152,7 +187,7 @@ class Request:
         order.tally.stalled += not self._outpaced
         extent, url = order.extent, shown(order.extent.object.url)
         return StoreTimeoutError(
-            f"{url}: {self._received} of {extent.length} bytes of [{extent.start}, {extent.stop}) after "
+            f"{url}: {self.received} of {extent.length} bytes of [{extent.start}, {extent.stop}) after "
             f"{elapsed:.1f} s; abandoned for lack of progress",
             url=url,
             outpaced=self._outpaced,

@@ -65,6 +65,10 @@ class Tally:
     failures: int = 0
     first_byte: Sampled = field(default_factory=Sampled)
 
+    def received(self, piece: bytes | memoryview) -> None:
+        """Counts bytes that nobody keeps."""
+        self.received_bytes += len(piece)
+
     def first_byte_seconds(self, share: float) -> float:
         """A quantile of the time to first byte; 0 while unknown."""
         return self.first_byte.quantile(share) or 0.0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamer.errors import StoreError, StoreTimeoutError, StreamerError, ThrottledError
 from streamer.fetch import hedge
 from streamer.fetch.attempt import Attempt
-from streamer.fetch.request import Order
+from streamer.fetch.request import Order, Room
 from streamer.fetch.retry import (
     SILENT_TRIES,
     Failing,
@@ -33,24 +32,20 @@ if TYPE_CHECKING:
     from streamer.fetch.statistics import Tally
 
 
-# Takes a piece and its place, in bytes from the beginning of what is fetched.
-Keep = Callable[[int, memoryview], None]
-
-
 @dataclass(frozen=True, slots=True)
 class Fetch:
     """What the ranges of one fetch share.
 
     Attributes:
         line: where they wait for the window.
-        keep: takes each piece with its place; a piece is taken once.
+        room: the memory for all of them; asked for when a first byte comes.
         group: whose tasks they are.
         config: bounds.
         tally: what is counted.
     """
 
     line: Line
-    keep: Keep
+    room: Room
     group: asyncio.TaskGroup
     config: FetchConfig
     tally: Tally
@@ -84,6 +79,7 @@ class Transfer:
         self._served = float("-inf")
         self._refreshed = False
         self._was_late = False
+        self._fresh = False
         self._stalls = 0
         self._first_stall = 0.0
 
@@ -111,7 +107,11 @@ class Transfer:
         owner = await gate.acquire(self._fetch.line)
         self._served = self._endpoint.newest_served
         try:
-            await Attempt(self._order(), self._keep, self._fetch.group).run()
+            attempt = Attempt(self._order(), self._fetch.group)
+            try:
+                await attempt.run()
+            finally:
+                self._position += attempt.received
         except StreamerError as error:
             pause = await self._recover(error)
             if not isinstance(error, ThrottledError):
@@ -134,7 +134,10 @@ class Transfer:
             self._fetch.tally,
             self._fetch.line.due(),
             patience,
+            self._fetch.room,
+            self._offset + extent.start,
             self._piece_bytes(),
+            self._fresh,
         )
 
     def _piece_bytes(self) -> int:
@@ -155,13 +158,6 @@ class Transfer:
         now = hedge.patience_seconds(known, most, self._fruitless + 1)
         return within(now, self._config.failing_seconds, self._endpoint.time() - self._progressed, first)
 
-    def _keep(self, piece: memoryview) -> None:
-        if self._position + piece.nbytes > self._extent.stop:
-            url = shown(self._extent.object.url)
-            raise StoreError(f"{url}: more bytes than the {self._extent.length} that were asked for", url=url)
-        self._fetch.keep(self._offset + self._position, piece)
-        self._position += piece.nbytes
-
     async def _recover(self, error: StreamerError) -> float:
         """Judges a failed try; returns the pause before the next one.
 
@@ -172,6 +168,8 @@ class Transfer:
         self._count_stall(error)
         self._endpoint.failed(error)
         self._fetch.tally.throttled += isinstance(error, ThrottledError)
+        # Whoever refuses answers well: its connection is as good as another.
+        self._fresh = not isinstance(error, ThrottledError)
         if expired(error) and not self._refreshed:
             self._refreshed = True
             await self._endpoint.refresh()

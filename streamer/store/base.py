@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from streamer.manifest.model import ObjectRecord
+
+# Takes a piece of a body during the call; keeps no view of it.
+Take = Callable[[bytes | memoryview], None]
 
 # CPU s/GB of 8 MiB ranges, 16 in flight, obstore (loopback, 2026-11-20): pieces of 64 KiB 0.41-0.47, 256 KiB 0.33,
 # 1 MiB 0.39, 8 MiB 0.85, the whole body as bytes 0.34-0.99.
@@ -30,19 +33,29 @@ class ObjectStore(Protocol):
     cannot find out compares size and Last-Modified. Nothing here retries.
     """
 
-    def get(
-        self, target: ObjectRecord, start: int, stop: int, piece_bytes: int = PIECE_BYTES
-    ) -> AsyncGenerator[memoryview, None]:
-        """Yields the bytes `[start, stop)` of `target` in order, in pieces as they arrive.
+    async def get(
+        self,
+        target: ObjectRecord,
+        start: int,
+        stop: int,
+        take: Take,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+        fresh: bool = False,
+    ) -> None:
+        """Hands the bytes `[start, stop)` of `target` to `take` in order, in pieces as they arrive.
 
-        Closing the generator early abandons the request (a hedge that lost, a body that stalled).
+        A task that is cancelled here abandons the request (a hedge that lost, a body that stalled), and so does a
+        `take` that raises; nothing is taken afterwards.
 
         Args:
             target: what, and in which version.
             start: in bytes.
             stop: in bytes, exclusive.
+            take: called on the loop with each piece.
             piece_bytes: about how much comes at once, where the client leaves the choice. Less shows sooner that a slow
                 body goes on, and costs more.
+            fresh: over a new connection, where the client leaves the choice: the last one did not serve.
 
         Raises:
             ObjectNotFoundError, AccessDeniedError, ObjectChangedError: permanent.

@@ -15,10 +15,10 @@ class Counters:
     lists: int = 0
     received_bytes: int = 0
 
-    def received(self, piece: memoryview) -> int:
+    def received(self, piece: bytes | memoryview) -> int:
         """Counts a piece; returns its length."""
-        self.received_bytes += piece.nbytes
-        return piece.nbytes
+        self.received_bytes += len(piece)
+        return len(piece)
 
     def frozen(self) -> StoreStatistics:
         """The counts now."""

@@ -6,6 +6,7 @@ urls; its text, with secrets struck out, stays in `__cause__`.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -99,6 +100,15 @@ def short_read(url: str, start: int, stop: int, received: int) -> ShortReadError
         start=start,
         stop=stop,
         received=received,
+    )
+
+
+def after_fork(root: str, opener: int) -> StoreError:
+    """Threads and sockets of a client do not survive a fork: the child would hang."""
+    return StoreError(
+        f"{root} was opened by process {opener} and used after a fork in {os.getpid()}; "
+        "open stores in the process that reads",
+        url=root,
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from streamer.errors import ConfigError, ObjectNotFoundError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, patterns, urls, versions
-from streamer.store.base import PIECE_BYTES, StoreStatistics
+from streamer.store.base import PIECE_BYTES, StoreStatistics, Take
 from streamer.store.counters import Counters
 from streamer.store.failures import translating
 from streamer.store.fsspec_errors import mapped
@@ -58,8 +58,15 @@ class FsspecStore:
         return f"FsspecStore({self._root!r}, {self._protocol!r}, {self._counters})"
 
     async def get(
-        self, target: ObjectRecord, start: int, stop: int, piece_bytes: int = PIECE_BYTES
-    ) -> AsyncGenerator[memoryview, None]:
+        self,
+        target: ObjectRecord,
+        start: int,
+        stop: int,
+        take: Take,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+        fresh: bool = False,
+    ) -> None:
         """See ObjectStore.get; the range arrives as one piece."""
         reader = self._reading()
         self._counters.requests += 1
@@ -67,7 +74,7 @@ class FsspecStore:
             content = await reader.read(target, start, stop)
         piece = memoryview(content)
         self._counters.received(piece)
-        yield piece[: stop - start]
+        take(piece[: stop - start])
         if piece.nbytes != stop - start:
             raise failures.short_read(target.url, start, stop, piece.nbytes)
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from streamer.errors import ObjectNotFoundError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, patterns, urls, versions
-from streamer.store.base import PIECE_BYTES, StoreStatistics
+from streamer.store.base import PIECE_BYTES, StoreStatistics, Take
 from streamer.store.counters import Counters
 from streamer.store.failures import translating
 from streamer.store.fsspec_errors import mapped
@@ -27,14 +27,21 @@ class LocalStore:
         return f"LocalStore({self._counters})"
 
     async def get(
-        self, target: ObjectRecord, start: int, stop: int, piece_bytes: int = PIECE_BYTES
-    ) -> AsyncGenerator[memoryview, None]:
+        self,
+        target: ObjectRecord,
+        start: int,
+        stop: int,
+        take: Take,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+        fresh: bool = False,
+    ) -> None:
         """See ObjectStore.get; the range arrives as one piece."""
         self._counters.requests += 1
         with translating(mapped, target.url):
             piece = memoryview(await asyncio.to_thread(_read, target, start, stop))
         self._counters.received(piece)
-        yield piece
+        take(piece)
         if piece.nbytes != stop - start:
             raise failures.short_read(target.url, start, stop, piece.nbytes)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from streamer.errors import ConfigError
+from streamer.store import boto_keys
+from streamer.store.boto_keys import Keys
 from streamer.store.options import Translation, family
 from streamer.store.urls import Address
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
         S3Config,
         S3Credential,
         S3CredentialProvider,
+        S3Store,
     )
 
 # The library's timeout covers a whole body; a slow link must not break a good one. Our own deadline is on progress.
@@ -52,73 +56,65 @@ def make_client(address: Address, translation: Translation) -> ObjectStore:
 def _client_options(translation: Translation) -> ClientConfig:
     options: dict[str, object] = {"timeout": _REQUEST_TIMEOUT, **translation.client}
     if translation.ca_file is not None:
-        try:
-            options["root_certificate"] = Path(translation.ca_file).read_bytes()
-        except OSError as error:
-            raise ConfigError(
-                f"verify={translation.ca_file!r} cannot be read: {error.strerror}", field="verify"
-            ) from error
+        options["root_certificate"] = certificates(translation.ca_file)
     return cast("ClientConfig", options)
 
 
+def certificates(path: str) -> bytes:
+    """A PEM file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"verify={path!r} cannot be read: {error.strerror}", field="verify") from error
+
+
 def _s3(address: Address, translation: Translation) -> ObjectStore:
+    provider: S3CredentialProvider | None = None
+    region: str | None = None
+    if not {"access_key_id", "skip_signature"} & translation.config.keys():
+        found = boto_keys.find(translation.profile)
+        if found is not None:
+            provider, region = partial(_provide, found), found.region
+    return s3_client(address, translation, provider, region)
+
+
+def s3_client(
+    address: Address, translation: Translation, keys: S3CredentialProvider | Keys | None, region: str | None
+) -> S3Store:
+    """A client of a bucket.
+
+    Args:
+        address: the bucket's.
+        translation: of the options.
+        keys: instead of the options'; None: those, or what obstore finds.
+        region: where the options say none; None: us-east-1.
+    """
     from obstore.store import S3Store
 
-    config = {"region": "us-east-1", **translation.config}
-    provider: S3CredentialProvider | None = None
-    if not {"access_key_id", "skip_signature"} & config.keys():
-        found = _boto_credentials(translation.profile)
-        if found is not None:
-            region, provider = found
-            if "region" not in translation.config and region:
-                config["region"] = region
-    bucket = address.root.partition("://")[2]
+    config = {"region": region or "us-east-1", **translation.config}
+    if isinstance(keys, Keys):
+        config |= {"access_key_id": keys.key, "secret_access_key": keys.secret, "skip_signature": False}
     return S3Store(
-        bucket,
+        address.root.partition("://")[2],
         config=cast("S3Config", config),
         client_options=_client_options(translation),
         retry_config=_NO_RETRIES,
-        credential_provider=provider,
+        credential_provider=None if isinstance(keys, Keys) else keys,
     )
 
 
-def _boto_credentials(
-    profile: str | None,
-) -> tuple[str | None, S3CredentialProvider] | None:
-    """What boto finds (environment, profiles, sso, web identity, instance), refreshed as it says.
-
-    obstore's own chain does not read profiles. None: botocore is missing or finds nothing; obstore then looks
-    itself.
-    """
-    try:
-        from botocore.session import Session
-    except ImportError:
-        if profile is not None:
-            raise ConfigError(
-                f"profile={profile!r} needs botocore; pip install 'streamer[s3]'", field="profile"
-            ) from None
-        return None
-    session = Session(profile=profile)
-    credentials = session.get_credentials()
-    if credentials is None:
-        return None
-
-    def provide() -> S3Credential:
-        frozen = credentials.get_frozen_credentials()
-        return {
-            "access_key_id": frozen.access_key,
-            "secret_access_key": frozen.secret_key,
-            "token": frozen.token,
-            "expires_at": _expiry(credentials),
-        }
-
-    return session.get_config_variable("region"), provide
-
-
-def _expiry(credentials: object) -> datetime | None:
-    """When boto's credentials end; None for those that do not."""
-    expiry = getattr(credentials, "_expiry_time", None)
-    return expiry if isinstance(expiry, datetime) else None
+def _provide(found: boto_keys.BotoKeys) -> S3Credential:
+    keys = found.now()
+    return {
+        "access_key_id": keys.key,
+        "secret_access_key": keys.secret,
+        "token": keys.token,
+        "expires_at": found.expires_at,
+    }
 
 
 def _google(address: Address, translation: Translation) -> ObjectStore:

@@ -1,4 +1,4 @@
-"""S3, Google, Azure and HTTP by obstore (Rust): the hot path.
+"""S3, Google, Azure and HTTP by obstore (Rust).
 
 Only `get_async(options={range, if_match})` is used: `get_range` and `get_ranges` cannot pin a version, and
 `get_ranges` merges neighbours into one request (obstore 0.12, 2026-11).
@@ -16,7 +16,7 @@ from obstore import list as list_pages
 from streamer.errors import ObjectChangedError, ObjectNotFoundError, StoreError, StreamerError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, patterns, urls, versions
-from streamer.store.base import PIECE_BYTES, StoreStatistics
+from streamer.store.base import PIECE_BYTES, StoreStatistics, Take
 from streamer.store.counters import Counters
 from streamer.store.failures import translating
 from streamer.store.obstore_errors import mapped
@@ -52,9 +52,16 @@ class ObstoreStore:
         return f"ObstoreStore({self._root!r}, {self._counters})"
 
     async def get(
-        self, target: ObjectRecord, start: int, stop: int, piece_bytes: int = PIECE_BYTES
-    ) -> AsyncGenerator[memoryview, None]:
-        """See ObjectStore.get."""
+        self,
+        target: ObjectRecord,
+        start: int,
+        stop: int,
+        take: Take,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+        fresh: bool = False,
+    ) -> None:
+        """See ObjectStore.get; which connection is obstore's own choice."""
         received = 0
         self._counters.requests += 1
         # No context managers and no further call on the way of each small object: 2.4 instead of 4.1 us (2026-11-20).
@@ -64,11 +71,11 @@ class ObstoreStore:
             _check(target, result.meta, result.range, (start, stop))
             if stop - start <= WHOLE_PIECES * piece_bytes:
                 received = self._counters.received(body := memoryview(await result.bytes_async()))
-                yield body
+                take(body)
             else:
                 async for piece in result.stream(min_chunk_size=piece_bytes):
                     received += self._counters.received(body := memoryview(piece))
-                    yield body
+                    take(body)
         except StreamerError:
             raise
         except Exception as error:  # noqa: BLE001 - the edge: whatever obstore raises becomes ours
@@ -163,12 +170,7 @@ class ObstoreStore:
             self._client = self._make_client()
             self._process = os.getpid()
         if self._process != os.getpid():
-            # The threads of the Rust runtime do not survive a fork: the child would hang.
-            raise StoreError(
-                f"{self._root} was opened by process {self._process} and used after a fork in {os.getpid()}; "
-                "open stores in the process that reads",
-                url=self._root,
-            )
+            raise failures.after_fork(self._root, self._process)
         return self._client
 
 

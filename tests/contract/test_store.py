@@ -29,6 +29,7 @@ from streamer.errors import (
 )
 from streamer.manifest.model import ObjectRecord
 from streamer.store import ObjectStore, open_store
+from streamer.store.curl_store import CurlStore
 from streamer.store.fsspec_store import FsspecStore
 from streamer.store.local_store import LocalStore
 from streamer.store.obstore_store import ObstoreStore
@@ -70,7 +71,7 @@ def _announced(process: subprocess.Popen[str]) -> str:
     pytest.fail("moto's server ended before it listened")
 
 
-KINDS = ("local", "memory", "s3fs", "obstore")
+KINDS = ("local", "memory", "s3fs", "obstore", "curl")
 
 
 @pytest.fixture(params=KINDS)
@@ -84,7 +85,7 @@ async def kind(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     else:
         endpoint = request.getfixturevalue("moto_endpoint")
         root, options = "s3://contract", _s3_options(endpoint)
-        client = "fsspec" if request.param == "s3fs" else "obstore"
+        client = "fsspec" if request.param == "s3fs" else request.param
         _make_bucket(endpoint, "contract")
     store = open_store(root, options, client=client)  # type: ignore[arg-type]
     for name, content in FILES.items():
@@ -115,7 +116,13 @@ def _make_bucket(endpoint: str, name: str) -> None:
 
 async def test_kinds_are_what_they_say(kind: Kind, request: pytest.FixtureRequest) -> None:
     """Each parameter opens the store that it names."""
-    expected = {"local": LocalStore, "memory": FsspecStore, "s3fs": FsspecStore, "obstore": ObstoreStore}
+    expected = {
+        "local": LocalStore,
+        "memory": FsspecStore,
+        "s3fs": FsspecStore,
+        "obstore": ObstoreStore,
+        "curl": CurlStore,
+    }
     assert type(kind.store) is expected[request.node.callspec.params["kind"]]
     assert isinstance(kind.store, ObjectStore)
 
@@ -124,7 +131,7 @@ class TestContract(StoreContract):
     """The stores that need no cloud."""
 
 
-@pytest.mark.parametrize("client", ["obstore", "fsspec"])
+@pytest.mark.parametrize("client", ["obstore", "curl", "fsspec"])
 async def test_no_such_bucket(moto_endpoint: str, client: str) -> None:
     """Listing and reading a bucket that does not exist name it."""
     store = open_store("s3://nobody-has-this/", _s3_options(moto_endpoint), client=client)  # type: ignore[arg-type]
@@ -160,7 +167,7 @@ async def answering(status: int, code: str, headers: dict[str, str] | None = Non
 SECRET = "wJalrXUtnFEMI-do-not-show"
 
 
-@pytest.mark.parametrize("client", ["obstore", "fsspec"])
+@pytest.mark.parametrize("client", ["obstore", "curl", "fsspec"])
 @pytest.mark.parametrize(
     ("status", "code", "error"),
     [
@@ -189,10 +196,11 @@ async def test_answers_become_our_errors(client: str, status: int, code: str, er
     assert SECRET not in repr(caught.value.details) + str(caught.value) + repr(store) + str(caught.value.__cause__)
 
 
-async def test_retry_after_is_carried() -> None:
+@pytest.mark.parametrize("client", ["curl", "fsspec"])
+async def test_retry_after_is_carried(client: str) -> None:
     """What the store asks for in Retry-After arrives in the details (obstore hides the header)."""
     async with answering(503, "SlowDown", {"Retry-After": "7"}) as endpoint:
-        store = open_store("s3://bucket", _s3_options(endpoint), client="fsspec")
+        store = open_store("s3://bucket", _s3_options(endpoint), client=client)  # type: ignore[arg-type]
         try:
             with pytest.raises(ThrottledError) as caught:
                 await read(store, ObjectRecord("s3://bucket/key", 10, "etag:x"), 0, 10)
@@ -224,6 +232,7 @@ async def listening(headers: list[Mapping[str, str]]) -> AsyncIterator[str]:
     ("root", "client", "options", "header"),
     [
         ("s3://bucket", "obstore", {"requester_pays": True}, ("x-amz-request-payer", "requester")),
+        ("s3://bucket", "curl", {"requester_pays": True}, ("x-amz-request-payer", "requester")),
         ("s3://bucket", "fsspec", {"requester_pays": True}, ("x-amz-request-payer", "requester")),
         ("gs://bucket", "obstore", {"requester_pays": "project-1"}, ("x-goog-user-project", "project-1")),
     ],
@@ -243,7 +252,7 @@ async def test_requester_pays(root: str, client: str, options: dict[str, object]
     assert seen[0].get("If-Match") == '"x"'
 
 
-@pytest.mark.parametrize("client", ["obstore", "fsspec"])
+@pytest.mark.parametrize("client", ["obstore", "curl", "fsspec"])
 async def test_connection_refused(unused_tcp_port: int, client: str) -> None:
     """Nobody listens: a StoreError without status that says to check the endpoint."""
     options = _s3_options(f"http://127.0.0.1:{unused_tcp_port}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from streamer.engine.engine import Engine
 from streamer.engine.indexing import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.manifest.model import ObjectRecord
-from streamer.store.base import PIECE_BYTES
+from streamer.store.base import Take
 from streamer.store.local_store import LocalStore
 from tests.tars import tar_of
 
@@ -34,14 +33,17 @@ class Counted(LocalStore):
         self._random = np.random.default_rng(7)
 
     async def get(
-        self, target: ObjectRecord, start: int, stop: int, piece_bytes: int = PIECE_BYTES
-    ) -> AsyncGenerator[memoryview, None]:
+        self, target: ObjectRecord, start: int, stop: int, take: Take, *, piece_bytes: int = 1, fresh: bool = False
+    ) -> None:
         self.asked[target.url, start, stop] += 1
         for _ in range(int(self._random.integers(0, 20))):
             await asyncio.sleep(0)
-        async for piece in super().get(target, start, stop, piece_bytes):
-            self.sent_bytes += piece.nbytes
-            yield piece
+
+        def counted(piece: bytes | memoryview) -> None:
+            self.sent_bytes += len(piece)
+            take(piece)
+
+        await super().get(target, start, stop, counted)
 
 
 class Rank:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from streamer.engine.engine import Engine
 from streamer.engine.indexing import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.manifest.model import ObjectRecord
-from streamer.store.base import PIECE_BYTES
+from streamer.store.base import Take
 from streamer.store.local_store import LocalStore
 
 CHUNK_BYTES = 64 << 10
@@ -43,14 +42,13 @@ class Link(LocalStore):
         self.queue: deque[asyncio.Future[None]] = deque()
 
     async def get(
-        self, target: ObjectRecord, start: int, stop: int, piece_bytes: int = PIECE_BYTES
-    ) -> AsyncGenerator[memoryview, None]:
+        self, target: ObjectRecord, start: int, stop: int, take: Take, *, piece_bytes: int = 1, fresh: bool = False
+    ) -> None:
         if not self.open:
             ticket = asyncio.get_running_loop().create_future()
             self.queue.append(ticket)
             await ticket
-        async for piece in super().get(target, start, stop, piece_bytes):
-            yield piece
+        await super().get(target, start, stop, take)
 
     def serve(self, count: int) -> None:
         waiting = [ticket for ticket in self.queue if not ticket.done()]  # not those of duplicates that lost

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from streamer.cli.link_report import LinkFigures, advice, best, cell_row, save_p
 from streamer.config import FetchConfig, MiB
 from streamer.errors import AccessDeniedError, ConfigError, ThrottledError
 from streamer.manifest.model import ObjectRecord
-from streamer.store.base import PIECE_BYTES
+from streamer.store.base import Take
 from streamer.store.local_store import LocalStore
 
 
@@ -79,10 +78,9 @@ class _Refusing(LocalStore):
         self.error = error
 
     async def get(
-        self, target: ObjectRecord, start: int, stop: int, piece_bytes: int = PIECE_BYTES
-    ) -> AsyncGenerator[memoryview, None]:
+        self, target: ObjectRecord, start: int, stop: int, take: Take, *, piece_bytes: int = 1, fresh: bool = False
+    ) -> None:
         raise self.error
-        yield memoryview(b"")
 
 
 async def test_a_store_that_refuses_access_ends_the_measurement() -> None:

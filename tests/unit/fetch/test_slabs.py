@@ -79,23 +79,23 @@ def test_much_smaller_chunk_gets_a_slab_of_its_own() -> None:
 
 
 def test_chunk_that_waits_has_no_slab() -> None:
-    """It is taken with the first piece, so the next chunk lands in the memory of the one before."""
+    """It is taken with the first byte, so the next chunk lands in the memory of the one before."""
     slabs = Slabs(64 * MiB)
     first, second = Landing(slabs, MiB), Landing(slabs, MiB)
     assert slabs.mapped_bytes == 0
-    first.keep(0, memoryview(b"abc"))
-    first.keep(MiB - 2, memoryview(b"yz"))
-    assert (bytes(first.view[:3]), bytes(first.view[-2:])) == (b"abc", b"yz")
+    first.room()[:3] = b"abc"
+    first.room()[-2:] = b"yz"
+    assert (bytes(first.room()[:3]), bytes(first.room()[-2:])) == (b"abc", b"yz")
     first.clear()
     first.clear()
-    second.keep(5, memoryview(b"x"))
+    second.room()[5:6] = b"x"
     assert slabs.mapped_bytes == MiB
 
 
 def test_empty_chunk_lands() -> None:
     """Samples without a byte are a chunk as well."""
     landing = Landing(Slabs(MiB), 0)
-    assert bytes(landing.view) == b""
+    assert bytes(landing.room()) == b""
     landing.clear()
 
 

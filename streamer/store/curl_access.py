@@ -1,0 +1,148 @@
+"""How libcurl reaches one bucket or host: addresses, headers, trust, keys. From the same options as obstore's clients.
+
+Nothing here sends a request; boto may, when it looks for credentials.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+from urllib.parse import parse_qs, quote, urlsplit
+
+from streamer.store import boto_keys
+from streamer.store.boto_keys import Keys
+from streamer.store.obstore_clients import certificates, s3_client
+from streamer.store.options import Translation, family
+from streamer.store.urls import Address
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
+# Keys that may end are looked for again so often; boto renews them long before their end.
+_KEYS_SECONDS = 60.0
+# Where distributions keep the certificates that they trust, where Python's own ssl does not know.
+_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+# What a web url holds besides letters and digits; what is escaped already stays so.
+_URL_SIGNS = "%/:=&?~+!$,;'@()*[]"
+_REDIRECTS = 10
+_CONNECT_SECONDS = 5.0
+
+
+class KeyRing:
+    """The keys of now. Lives on one event loop.
+
+    Args:
+        find: returns them, perhaps after asking a metadata service; runs in a thread, at most once a minute.
+    """
+
+    def __init__(self, find: Callable[[], Keys]) -> None:
+        self._find = find
+        self._keys: Keys | None = None
+        self._next = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def keys(self) -> Keys:
+        """The keys. Whoever comes when the minute is over waits until they were looked for again."""
+        if self._keys is None or time.monotonic() >= self._next:
+            async with self._lock:
+                if self._keys is None or time.monotonic() >= self._next:
+                    self._keys = await asyncio.to_thread(self._find)
+                    self._next = time.monotonic() + _KEYS_SECONDS
+        return self._keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How one root is read.
+
+    Attributes:
+        base: what the escaped key is appended to; empty where objects are named by whole urls.
+        region: that requests are signed for; empty: they are not.
+        keys: that sign and do not end.
+        ring: of keys that end.
+        headers: of each request.
+        bundle, folder: files with trusted certificates.
+        connect_seconds: until a connection stands.
+        redirects: followed at most.
+    """
+
+    base: str = ""
+    region: str = ""
+    keys: Keys | None = None
+    ring: KeyRing | None = None
+    headers: tuple[str, ...] = ()
+    bundle: str | None = None
+    folder: str | None = None
+    connect_seconds: float = _CONNECT_SECONDS
+    redirects: int = 0
+
+    def address(self, name: str) -> str:
+        """Where an object is: of its key, or of its url."""
+        return self.base + quote(name, safe="/~") if self.base else quote(name.partition("#")[0], safe=_URL_SIGNS)
+
+
+def make_access(address: Address, translation: Translation) -> Access | None:
+    """How libcurl reaches a root; None where only obstore finds credentials.
+
+    Raises:
+        ConfigError: an option that obstore refuses, or an unreadable CA file.
+    """
+    bundle, folder = trusted()
+    if translation.ca_file is not None:
+        certificates(translation.ca_file)  # or says that it cannot be read
+        bundle = translation.ca_file
+    seconds = str(translation.client.get("connect_timeout", "")).removesuffix("s")
+    connect_seconds = float(seconds) if seconds else _CONNECT_SECONDS
+    if family(address.scheme) == "http":
+        given = cast("dict[str, str]", translation.client.get("default_headers", {}))
+        headers = tuple(f"{name}: {value}" for name, value in given.items())
+        return Access(
+            headers=headers, bundle=bundle, folder=folder, connect_seconds=connect_seconds, redirects=_REDIRECTS
+        )
+    config = translation.config
+    keys, ring, region = None, None, None
+    if "access_key_id" in config:
+        token = cast("str | None", config.get("token"))
+        keys = Keys(str(config["access_key_id"]), str(config.get("secret_access_key", "")), token)
+    elif not config.get("skip_signature"):
+        found = boto_keys.find(translation.profile)
+        if found is None:
+            return None
+        ring, region = KeyRing(found.now), found.region
+    base, region = _place(s3_client(address, translation, Keys("x", "x"), region))
+    return Access(
+        base=base,
+        region=region if keys or ring else "",
+        keys=keys,
+        ring=ring,
+        headers=("x-amz-request-payer: requester",) if config.get("request_payer") else (),
+        bundle=bundle,
+        folder=folder,
+        connect_seconds=connect_seconds,
+    )
+
+
+def _place(client: S3Store) -> tuple[str, str]:
+    """Where a bucket's keys are and in which region: as obstore signs it, which knows options and environment."""
+    from obstore import sign
+
+    parts = urlsplit(sign(client, "GET", "x", timedelta(minutes=1)))
+    _, _, region, *_ = parse_qs(parts.query)["X-Amz-Credential"][0].split("/")
+    return f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix('x')}", region
+
+
+def trusted() -> tuple[str | None, str | None]:
+    """The file and the folder of certificates that this machine trusts; SSL_CERT_FILE and SSL_CERT_DIR go first."""
+    known = ssl.get_default_verify_paths()
+    return known.cafile or next((path for path in _BUNDLES if Path(path).exists()), None), known.capath
