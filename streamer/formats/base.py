@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from streamer.manifest.ports import Indexer, Indexing, Need, SampleName, Span
 
 __all__ = ["Field", "Format", "Indexer", "Indexing", "Need", "SampleName", "Span"]
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """One field of a sample: its name (the extension, e.g. "jpg") and its bytes."""
 
     name: str

@@ -7,8 +7,10 @@ range. Source: POSIX.1-2017 `pax`, "ustar Interchange Format" and "pax Extended 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from streamer.manifest.ports import Need
 
@@ -41,8 +43,9 @@ class TarError(ValueError):
         self.reason, self.offset = reason, offset
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+# Tuples: every sample of a tar is opened again when it is read, and a frozen dataclass takes 1.2 us to make, four times
+# as long (2026-11-22).
+class Member(NamedTuple):
     """One entry of an archive. `[start, stop)` has all its headers, its content and the padding."""
 
     name: str
@@ -53,8 +56,7 @@ class Member:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
+class _Header(NamedTuple):
     kind: int
     size: int
     name: str
@@ -105,7 +107,7 @@ class Parser:
     def _member(self, header: _Header, offset: int) -> Member:
         if reason := _KNOWN_REFUSED.get(header.kind):
             raise TarError(f"{header.name!r} is {reason}, which cannot be streamed", offset)
-        if any(key.startswith("GNU.sparse.") for key in self._pax):
+        if self._pax and any(key.startswith("GNU.sparse.") for key in self._pax):
             raise TarError(f"{header.name!r} is a sparse file, which cannot be streamed", offset)
         name = self._pax.get("path") or self._name or header.name
         size = 0 if header.kind in _EMPTY else self._size(header, offset)
@@ -288,13 +290,18 @@ def _check_trailer(window: _Window, start: int) -> Generator[Need, memoryview | 
 
 def _verify(block: bytes, offset: int) -> None:
     stored = _number(block[148:156], offset)
-    body = sum(block) - sum(block[148:156]) + 8 * 0x20
+    body = _sum(block[:148]) + 8 * 0x20 + _sum(block[156:256]) + _sum(block[256:])
     if stored == body:
         return
     # Some old programs summed signed bytes.
     high = sum(1 for byte in block[:148] + block[156:] if byte >= 0x80)
     if stored != body - 256 * high:
         raise TarError(f"not a tar header: checksum {stored}, expected {body}", offset)
+
+
+def _sum(block: bytes) -> int:
+    """The sum of at most 256 bytes. It is the lower half of their Adler-32: 0.15 us, `sum` takes 0.9 (2026-11-22)."""
+    return zlib.adler32(block, 0) & 0xFFFF
 
 
 def _number(digits: bytes, offset: int) -> int:
