@@ -19,6 +19,20 @@ DecodeRule = Literal["auto"] | None | Mapping[str, FieldDecoder | None] | Callab
 
 _Reader = Callable[[memoryview], object]
 
+
+class Raw:
+    """A field that nobody decodes, as it lies in its sample's bytes: to be copied once, to where it is wanted.
+
+    Attributes:
+        content: valid as long as the memory that the sample was read into.
+    """
+
+    __slots__ = ("content",)
+
+    def __init__(self, content: memoryview) -> None:
+        self.content = content
+
+
 _PICKLES: dict[str, _Reader] = {
     "pt": arrays.decode_torch,
     "pth": arrays.decode_torch,
@@ -60,7 +74,13 @@ class SampleDecoder:
         return f"SampleDecoder({self.rule!r}, allow_pickle={self.allow_pickle})"
 
     def __call__(
-        self, key: str, fields: Sequence[Field], row: Row = NO_ROW, standing: Row = NO_ROW
+        self,
+        key: str,
+        fields: Sequence[Field],
+        row: Row = NO_ROW,
+        standing: Row = NO_ROW,
+        *,
+        raw: Callable[[memoryview], object] = bytes,
     ) -> dict[str, object]:
         """Returns `{"__key__": key, field name: value, ...}`.
 
@@ -69,6 +89,7 @@ class SampleDecoder:
             fields: its bytes.
             row: arrays to write to: a field whose array has that dtype and shape is written there and is that array.
             standing: arrays that were read already, by the name of their field.
+            raw: what becomes of a field that nobody decodes.
 
         Raises:
             DecodeError: a field's bytes are not what its name says; the decoder's error is the cause.
@@ -76,8 +97,12 @@ class SampleDecoder:
         """
         sample: dict[str, object] = {"__key__": key}
         for field in fields:
-            known = standing.get(field.name)
-            sample[field.name] = self._value(key, field, row.get(field.name)) if known is None else known
+            if (known := standing.get(field.name)) is not None:
+                sample[field.name] = known
+            elif (reader := self._reader(field.name)) is bytes:
+                sample[field.name] = raw(field.content)
+            else:
+                sample[field.name] = _value(key, field, reader, row.get(field.name))
         return sample
 
     @property
@@ -97,22 +122,22 @@ class SampleDecoder:
             return reader.plain(len(field.content))
         return arrays.plain_npy(field.content) if reader is arrays.decode_npy else None
 
-    def _value(self, key: str, field: Field, place: Array | None) -> object:
-        reader = self._reader(field.name)
-        try:
-            if type(reader) is images.ImageDecoder and place is not None and place.dtype == np.uint8:
-                return _placed(reader(field.content, place), place)  # type: ignore[arg-type]
-            return _placed(reader(field.content), place)
-        except ConfigError:
-            raise
-        except Exception as error:  # a decoder, perhaps the user's own, may raise anything
-            raise _refused(key, field, reader, error) from error
-
     def _reader(self, name: str) -> _Reader:
         if callable(self.rule):
             call = self.rule
             return lambda content: call(name, bytes(content))
         return self._readers.get(extension(name), bytes)
+
+
+def _value(key: str, field: Field, reader: _Reader, place: Array | None) -> object:
+    try:
+        if type(reader) is images.ImageDecoder and place is not None and place.dtype == np.uint8:
+            return _placed(reader(field.content, place), place)  # type: ignore[arg-type]
+        return _placed(reader(field.content), place)
+    except ConfigError:
+        raise
+    except Exception as error:  # a decoder, perhaps the user's own, may raise anything
+        raise _refused(key, field, reader, error) from error
 
 
 def extension(name: str) -> str:

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from streamer.decode.dispatch import Raw
 from streamer.loader.leaves import ArrayLeaf, Leaf, StackLeaf, StringsLeaf, tensor_leaf
 
 Samples = Sequence[object]
@@ -37,7 +38,7 @@ def collate(samples: Samples) -> object:
     first = samples[0]
     if (leaf := _number_leaf(first, samples)) is not None:
         return leaf
-    if isinstance(first, (str, bytes)):
+    if isinstance(first, (str, bytes, Raw)):
         return _strings(samples)
     if isinstance(first, (np.ndarray, np.generic, float, int)) or _is_tensor(first):
         return _by_torch(samples)
@@ -101,7 +102,7 @@ _SCALARS: Final[dict[type, Callable[[Samples], Leaf | None]]] = {
 def _strings(samples: Samples) -> object:
     """Unchanged, as torch does: a list stays a list, a column of zipped tuples a tuple."""
     kind = type(samples[0])
-    if kind in {str, bytes} and type(samples) in {list, tuple} and all(type(s) is kind for s in samples):
+    if kind in {str, bytes, Raw} and type(samples) in {list, tuple} and all(type(s) is kind for s in samples):
         return StringsLeaf(samples)  # type: ignore[arg-type]
     return samples
 

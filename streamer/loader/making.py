@@ -170,13 +170,16 @@ class SampleMaker:
         """
         return self.transform(epoch, place.ordinal, self.sample(place))
 
-    def sample(self, place: Place, row: Row = NO_ROW, look: Look | None = None) -> Sample:
+    def sample(
+        self, place: Place, row: Row = NO_ROW, look: Look | None = None, *, raw: Callable[[memoryview], object] = bytes
+    ) -> Sample:
         """Reads, opens and decodes one sample.
 
         Args:
             place: of the sample.
             row: arrays that fit are written there.
             look: called with its bytes and its fields.
+            raw: what becomes of a field that nobody decodes.
 
         Raises:
             ChunkUnreadableError, DecodeError: as above.
@@ -184,9 +187,17 @@ class SampleMaker:
         started = time.perf_counter_ns()
         content = self._content.read(place)
         self.spent(0, started)
-        return self.decode(place, content, row, look)
+        return self.decode(place, content, row, look, raw=raw)
 
-    def decode(self, place: Place, content: memoryview, row: Row = NO_ROW, look: Look | None = None) -> Sample:
+    def decode(
+        self,
+        place: Place,
+        content: memoryview,
+        row: Row = NO_ROW,
+        look: Look | None = None,
+        *,
+        raw: Callable[[memoryview], object] = bytes,
+    ) -> Sample:
         """A sample's bytes as a dict with the trade's keys; the class folder's number as "label".
 
         Raises:
@@ -197,7 +208,7 @@ class SampleMaker:
             key, fields = self.open(place, content)
             if look is not None:
                 look(content, fields)
-            sample = self.build(place, key, fields, row)
+            sample = self.build(place, key, fields, row, raw=raw)
         except DecodeError as error:
             raise self._located(error, place) from error
         self.spent(1, started)
@@ -212,14 +223,21 @@ class SampleMaker:
         return self._format.open(content, self._name(place.ordinal))
 
     def build(
-        self, place: Place, key: str, fields: Sequence[Field], row: Row = NO_ROW, standing: Row = NO_ROW
+        self,
+        place: Place,
+        key: str,
+        fields: Sequence[Field],
+        row: Row = NO_ROW,
+        standing: Row = NO_ROW,
+        *,
+        raw: Callable[[memoryview], object] = bytes,
     ) -> Sample:
         """Decodes the fields; see `SampleDecoder`.
 
         Raises:
             DecodeError: a field is not what its name says.
         """
-        sample = self._decode(key, fields, row, standing)
+        sample = self._decode(key, fields, row, standing, raw=raw)
         if (label := self._name(place.ordinal).label) >= 0:
             sample["label"] = label
         return sample

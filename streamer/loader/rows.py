@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamer.decode.arrays import Array, Row
-from streamer.loader.leaves import Bytes, StackLeaf, aligned
+from streamer.loader.leaves import Bytes, StackLeaf, StandingStringsLeaf, StringsLeaf, address, aligned
 
 # A field's name in a dict, its number in a tuple or list.
 Key = str | int
@@ -58,6 +58,8 @@ class Rows:
     def __init__(self, memory: Bytes, shapes: Mapping[Key, RowShape], seats: int) -> None:
         self.shapes: dict[Key, RowShape] = {}
         self.end = 0
+        self._memory = memory
+        self._reserved = (0, 0)
         self._starts: dict[Key, int] = {}
         self._columns: dict[Key, list[Array]] = {}
         for key, shape in shapes.items():
@@ -82,6 +84,24 @@ class Rows:
                 return (key, self._starts[key]) if same else None
         return None
 
+    def reserve(self, count: int) -> Bytes | None:
+        """Memory behind the rows for bytes of the samples, once; None: so much is not left."""
+        start = aligned(self.end)
+        if start + count > len(self._memory):
+            return None
+        self.end = start + count
+        memory = self._memory[start : self.end]
+        self._reserved = (address(memory), address(memory) + count) if count else (0, 0)
+        return memory
+
+    def standing(self, leaf: StringsLeaf) -> StandingStringsLeaf | None:
+        """The same for strings that lie in what was reserved; None: not all do, or to copy them costs less."""
+        start, stop = self._reserved
+        if start == stop or leaf.nbytes < _LEAST_BYTES * len(leaf.parts):
+            return None
+        addresses = np.array([address(part) if len(part) else start for part in leaf.parts], np.int64)  # type: ignore[arg-type]
+        return StandingStringsLeaf(leaf, addresses) if start <= addresses.min() <= addresses.max() < stop else None
+
 
 class Foresight:
     """What the next batch will probably look like: learnt from the last one."""
@@ -93,9 +113,9 @@ class Foresight:
     def __repr__(self) -> str:
         return f"Foresight({self._shapes})"
 
-    def rows(self, memory: Bytes, seats: int) -> Rows | None:
-        """Rows for a batch that is to lie there; None: nothing is foreseen."""
-        return Rows(memory, self._shapes, seats) if self._shapes else None
+    def rows(self, memory: Bytes, seats: int) -> Rows:
+        """Rows for a batch that is to lie there; none where nothing is foreseen."""
+        return Rows(memory, self._shapes, seats)
 
     def learn(self, structure: object, rows: Rows | None, claimed: Iterable[Key]) -> None:
         """Remembers what a batch looked like. A field whose rows nobody writes to gets none any more.

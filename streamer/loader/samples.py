@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from streamer.decode.arrays import NO_ROW
+from streamer.decode.arrays import NO_ROW, Row
+from streamer.decode.dispatch import Raw
 from streamer.errors import DecodeError
 from streamer.loader.making import CachedBytes, Place, Sample, SampleMaker, SampleRules
 from streamer.loader.rows import Rows
 from streamer.loader.straight import StraightReader
+from streamer.loader.whole import WholeReader
 from streamer.manifest.lease import open_held
 from streamer.manifest.table import Manifest
 from streamer.order.epoch import EpochOrder
@@ -117,6 +119,7 @@ class SampleReader:
         self._plans = Plans(recipe, manifest)
         self._maker = SampleMaker(manifest, content, recipe.rules)
         self._straight = StraightReader(content, self._maker.decoder)
+        self._whole = WholeReader(content)
         self._places: list[Place] = []
         self._rows: Rows | None = None
 
@@ -143,7 +146,7 @@ class SampleReader:
         return self._maker.takes_rows
 
     def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None, at: Callable[[int], None]) -> None:
-        """Locates the samples of a batch, and reads those that are raw arrays straight into their rows.
+        """Locates the samples of a batch, and reads raw arrays and raw bytes to where they will lie.
 
         Args:
             ordinals: one for each seat.
@@ -155,7 +158,9 @@ class SampleReader:
         """
         started = time.perf_counter_ns()
         self._places, self._rows = self._maker.places(ordinals), rows
-        self._straight.begin(self._places, rows if self._maker.decodes_into_rows else None, at)
+        own = rows if self._maker.decodes_into_rows else None
+        self._straight.begin(self._places, own, at)
+        self._whole.begin(self._places, own, at)
         self._maker.spent(0, started)
 
     def load_seat(self, epoch: int, ordinal: int, seat: int) -> object:
@@ -166,7 +171,18 @@ class SampleReader:
         row = NO_ROW if self._rows is None else self._rows.row(seat)
         if not self._maker.decodes_into_rows:
             return self._maker.transform(epoch, ordinal, self._maker.sample(place), row)
-        return self._standing(place, seat) or self._maker.sample(place, row, self._straight.learn)
+        return self._standing(place, seat) or self._untransformed(place, seat, row)
+
+    def _untransformed(self, place: Place, seat: int, row: Row) -> Sample:
+        if self._rows is None:  # what the user's own code is given may be kept by it
+            return self._maker.sample(place, row)
+        maker, content = self._maker, self._whole.held(seat) if place is self._places[seat] else None
+        if content is None:
+            sample = maker.sample(place, row, self._straight.learn, raw=Raw)
+        else:
+            sample = maker.decode(place, content, row, self._straight.learn, raw=Raw)
+        self._whole.learn(place, sample)
+        return sample
 
     def _standing(self, place: Place, seat: int) -> Sample | None:
         """The sample whose arrays stand in their rows already; None: read it."""
@@ -177,7 +193,8 @@ class SampleReader:
         try:
             key, fields = self._maker.open(place, held.content)
             arrays = held.standing(fields)
-            return None if arrays is None else self._maker.build(place, key, fields, NO_ROW, arrays)
+            # Memory that the next sample comes to as well.
+            return None if arrays is None else self._maker.build(place, key, fields, NO_ROW, arrays, raw=_copied)
         except DecodeError:  # if it is not due to the holes, the ordinary way raises it again
             return None
         finally:
@@ -189,6 +206,10 @@ class SampleReader:
 
     def close(self) -> None:
         """Nothing is held between samples: no descriptor, no mapping of chunk files."""
+
+
+def _copied(content: memoryview) -> Raw:
+    return Raw(memoryview(bytes(content)))
 
 
 def _open_selection(manifest: Manifest, digest: str, folder: Path) -> Selection:

@@ -59,6 +59,8 @@ class _Finder:
         leaf = item if isinstance(item, (ArrayLeaf, StackLeaf, StringsLeaf)) else _leaf_of(item)
         if leaf is None:
             return None
+        if isinstance(leaf, StringsLeaf) and self._rows is not None:
+            leaf = self._rows.standing(leaf) or leaf
         pid = leaf.pid(self._standing(leaf) if isinstance(leaf, StackLeaf) else self._behind(leaf))
         self._known[id(item)] = item, pid
         return pid
@@ -172,10 +174,10 @@ class BatchReader:
         return array if kind == ARRAY else _tensor(array, str(third))
 
     def _strings(self, kind: str, text: bool, count: int, offset: int) -> object:
-        ends = np.ndarray(count, np.int64, buffer=self._memory, offset=offset).tolist()
-        blob = self._memory[offset + 8 * count : offset + 8 * count + ends[-1]].tobytes()
-        cuts = [blob[a:b] for a, b in zip([0, *ends], ends, strict=False)]
-        parts: list[object] = [str(part, "utf-8", "surrogatepass") for part in cuts] if text else [*cuts]
+        places = np.ndarray((count, 2), np.int64, buffer=self._memory, offset=offset) + offset
+        memory = self._memory.data
+        cuts = [memory[start:stop] for start, stop in places.tolist()]
+        parts: list[object] = [str(part, "utf-8", "surrogatepass") if text else bytes(part) for part in cuts]
         return tuple(parts) if kind == "t" else parts
 
 

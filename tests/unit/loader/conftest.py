@@ -19,6 +19,7 @@ from streamer.formats import chooser
 from streamer.formats.chunkfile import relative_path
 from streamer.loader import opening
 from streamer.loader.dataset import StreamingDataset
+from streamer.loader.making import CachedBytes
 from streamer.manifest.build import BuildOptions, build
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
@@ -258,3 +259,12 @@ def make_dataset(fake_engine: FakeEngine) -> Iterator[Callable[..., StreamingDat
     yield make
     while made:
         made.pop().close()
+
+
+@pytest.fixture
+def ordinary(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The samples that were read in the ordinary way, in order."""
+    found: list[int] = []
+    read = CachedBytes.read
+    monkeypatch.setattr(CachedBytes, "read", lambda self, place: found.append(place.ordinal) or read(self, place))
+    return found

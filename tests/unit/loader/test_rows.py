@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamer.loader.collate import collate
-from streamer.loader.leaves import ALIGN
+from streamer.loader.leaves import ALIGN, aligned
 from streamer.loader.rows import Foresight, Rows, RowShape
 from streamer.loader.slots import BatchReader, PackedBatch
 
@@ -113,20 +113,17 @@ def test_compact_leaves_nothing_free(slot):
 def test_the_next_batch_looks_like_the_last(slot):
     """Arrays are foreseen, numbers and small arrays are not; a new shape takes the old one's place."""
     foresight = Foresight()
-    assert foresight.rows(slot, 4) is None
+    assert foresight.rows(slot, 4).shapes == {}
     sample = {"a": np.zeros((20, 30, 3), np.uint8), "n": 5, "little": np.zeros(10)}
     foresight.learn(collate([sample, sample]), None, ())
     rows = foresight.rows(slot, 4)
-    assert rows is not None
     assert rows.shapes == {"a": PICTURE}
     other = {"a": np.zeros((40, 30, 3), np.uint8)}
     foresight.learn(collate([other, other]), rows, ())
     again = foresight.rows(slot, 4)
-    assert again is not None
     assert again.shapes["a"].shape == (40, 30, 3)
     foresight.learn(collate([(other["a"], 1)] * 2), None, ())
     third = foresight.rows(slot, 4)
-    assert third is not None
     assert set(third.shapes) == {0}
 
 
@@ -138,7 +135,19 @@ def test_rows_that_nobody_writes_to_are_given_up(slot):
     foresight.learn(structure, None, ())
     for claimed in ((), (), (), ("a",), (), (), ()):
         rows = foresight.rows(slot, 2)
-        assert rows is not None
         foresight.learn(structure, rows, claimed)
     foresight.learn(structure, foresight.rows(slot, 2), ())
-    assert foresight.rows(slot, 2) is None
+    assert foresight.rows(slot, 2).shapes == {}
+
+
+def test_memory_behind_the_rows_is_reserved_if_it_is_there(slot):
+    """Aligned, and what is written later comes behind it; too much is refused and changes nothing."""
+    rows = Rows(slot, {"a": PICTURE}, 3)
+    end = rows.end
+    assert rows.reserve(len(slot) - end + 1) is None
+    assert rows.end == end
+    memory = rows.reserve(1001)
+    assert memory is not None
+    assert (memory.size, rows.end) == (1001, aligned(end) + 1001)
+    memory[:] = 7
+    assert (slot[aligned(end) : rows.end] == 7).all()

@@ -61,15 +61,6 @@ def tars(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.fixture
-def ordinary(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The samples that were read in the ordinary way, in order."""
-    found: list[int] = []
-    read = CachedBytes.read
-    monkeypatch.setattr(CachedBytes, "read", lambda self, place: found.append(place.ordinal) or read(self, place))
-    return found
-
-
 class Batches:
     """Makes batches of one reader, in rows."""
 
