@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from streamer.errors import IntegrityError
 from streamer.formats import chunkfile
@@ -24,8 +24,7 @@ _RUN_BYTES = 4 << 20
 _RUN_PIECES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """One sample of a chunk: its number in the chunk and its chunk-local half-open byte range."""
 
     sample: int

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,7 @@ Transform = Callable[..., object]
 Look = Callable[[memoryview, Sequence[Field]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a sample lies.
 
     Attributes:
@@ -272,7 +271,7 @@ class SampleMaker:
 
     def _name(self, ordinal: int) -> SampleName:
         """What the manifest knows of a sample, looked up once for its opening and its label."""
-        if self._named[0] != ordinal:
+        if self._named[0] != ordinal and self._manifest.whole_objects:
             self._named = ordinal, self._manifest.name(ordinal)
         return self._named[1]
 
