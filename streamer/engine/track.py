@@ -94,7 +94,9 @@ class Track:
         self._there: set[int] = set()
         self._broken: set[int] = set()
         self._to_ask: list[Use] = []
-        self._begun = False
+        # Chunks that arrived, and how many uses the first step has, once that is known.
+        self._arrivals = 0
+        self._first_step_uses = 0
 
     def __repr__(self) -> str:
         return f"Track(done={self.done}, through={self.through()}, want={self.want}, holds={len(self._held)})"
@@ -179,7 +181,7 @@ class Track:
     def arrived(self, chunk: int) -> None:
         """The chunk is local."""
         if chunk in self._held:
-            self._begun = True
+            self._arrivals += chunk not in self._there
             self._there.add(chunk)
             self._broken.discard(chunk)
 
@@ -231,11 +233,14 @@ class Track:
         return use.number < 0 or (self.through() < self.done and use.first <= self.done)
 
     def comes_later(self, use: Use) -> bool:
-        """Nothing has arrived since the session began, and the use is not of the step that waits for it."""
-        if self._begun:
+        """Until as many chunks have arrived as the first step has, no more than that are on their way at once."""
+        if 0 < self._first_step_uses <= self._arrivals:
             return False
         first = next(itertools.chain(self._urgent.values(), self._ahead), None)
-        return first is not None and use.first > first.first
+        if first is None or use.first <= first.first:
+            return False
+        self._first_step_uses = self._first_step_uses or self._numbers
+        return self._numbers - self._arrivals >= self._first_step_uses
 
     def holds(self, chunk: int) -> bool:
         """Held or open."""
