@@ -118,7 +118,7 @@ def _start(settings: ClientSettings) -> None:
     try:
         with open(log_path(settings), "ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "streamer.service", "--embedded", "--ready-fd", str(ready_write)],
+                [sys.executable, "-m", "streamer.service", str(ready_write)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

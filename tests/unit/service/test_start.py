@@ -10,7 +10,7 @@ import pytest
 LISTED = """
 import sys
 import uvloop
-import streamer.service.__main__
+import streamer.service.embedded
 from streamer.service.lifecycle import run
 print(*sys.modules)
 """

@@ -1,0 +1,68 @@
+"""The engine as a client starts it for itself: configuration as JSON on stdin, one line of JSON when it listens."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from streamer.config import CacheConfig, EngineConfig
+from streamer.errors import BrokenError, ConfigError, StreamerError
+from streamer.service.phases import Phases
+
+
+def serve(ready_fd: int, phases: Phases) -> int:
+    """Runs the engine, and reports on a descriptor that it listens or why it does not.
+
+    Args:
+        ready_fd: takes the line; closed then.
+        phases: of the start, up to here.
+
+    Returns:
+        The exit status of an engine that did not start; of one that did, the process ends here.
+    """
+    try:
+        _run(json.load(sys.stdin), ready_fd, phases)
+    except StreamerError as error:
+        _report(ready_fd, {"kind": type(error).__name__, "message": str(error), "details": error.details})
+        return 1
+    except BaseException as error:
+        _report(ready_fd, {"kind": BrokenError.__name__, "message": f"the engine failed to start: {error!r}"})
+        raise
+    logging.shutdown()
+    # obstore's threads can abort an interpreter that takes itself apart (1 of 25 ends); everything is closed by now.
+    os._exit(0)
+
+
+def _run(settings: object, ready_fd: int, phases: Phases) -> None:
+    import uvloop
+
+    from streamer.service.lifecycle import run
+
+    phases.end("imports")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
+    config = _configuration(settings)
+    uvloop.run(run(config, lambda: _report(ready_fd, {"ready": True}), phases=phases))
+
+
+def _configuration(settings: object) -> EngineConfig:
+    if not isinstance(settings, dict):
+        raise ConfigError("the configuration on stdin is no mapping", field="stdin")
+    cache = CacheConfig(
+        directory=Path(settings["cache_dir"]),
+        limit_bytes=settings.get("cache_bytes"),
+        eviction=settings.get("eviction", "hold"),
+    )
+    return EngineConfig(
+        cache=cache, socket_path=Path(settings["socket"]), grace_seconds=settings.get("grace_seconds", 3.0)
+    )
+
+
+def _report(descriptor: int, line: dict[str, object]) -> None:
+    try:
+        os.write(descriptor, json.dumps(line).encode() + b"\n")
+    except OSError:
+        return  # reported before, or the starter is gone: the log has it
+    os.close(descriptor)
