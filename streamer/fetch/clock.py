@@ -87,21 +87,24 @@ class Alarm:
         clock: whose moment.
         moment: on it.
         ring: what is called then.
+
+    Attributes:
+        moment: when it rings.
     """
 
-    __slots__ = ("_absent_before", "_clock", "_moment", "_ring", "_timer")
+    __slots__ = ("_absent_before", "_clock", "_ring", "_timer", "moment")
 
     def __init__(self, clock: Clock, moment: float, ring: Callable[[], None]) -> None:
         self._clock = clock
         self._ring = ring
-        self._moment = moment
+        self.moment = moment
         self._absent_before = absent = clock.absent_seconds
         self._timer = clock.loop.call_at(moment + absent, self._fire)
 
     def move(self, moment: float) -> None:
         """Another moment, also after it rang."""
         self._timer.cancel()
-        self._moment = moment
+        self.moment = moment
         self._absent_before = absent = self._clock.absent_seconds
         self._timer = self._clock.loop.call_at(moment + absent, self._fire)
 
@@ -111,7 +114,7 @@ class Alarm:
         self._ring = _nothing
 
     def _fire(self) -> None:
-        left = self._moment - self._clock.time()
+        left = self.moment - self._clock.time()
         if left <= _EARLY_SECONDS:
             if self._clock.absent_seconds <= self._absent_before:
                 self._ring()
