@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from bytecode import compile_streamer
 from report import kept
 
 from streamer.client.engine_client import EngineClient
@@ -136,6 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one run each instead of five")
     runs = 1 if parser.parse_args().quick else 5
+    compile_streamer()
     with kept("first_batch", f"median of {runs}", keep=runs > 1), tempfile.TemporaryDirectory() as name:
         print(f"first batch of a resumed run: {SAMPLES} cached samples of {SAMPLE_BYTES} B, batches of 64")
         folder = Path(name)

@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from bytecode import compile_streamer
 from memory import PageCache
 from report import kept
 from s3sim import S3_PROFILE, Simulator, simulator
@@ -258,6 +259,7 @@ def budget(cold: list[dict[str, float]], local: float) -> Iterator[str]:
 
 def compare(arguments: argparse.Namespace) -> None:
     """The whole benchmark."""
+    compile_streamer()
     root = Path(arguments.keep or tempfile.mkdtemp(prefix="streamer-bench-"))
     try:
         if not (root / "bucket").exists():
