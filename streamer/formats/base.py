@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from streamer.manifest.ports import Indexer, Indexing, Need, SampleName, Span
+from streamer.manifest.model import SampleName
+from streamer.manifest.ports import Indexer, Indexing, Need, Span
 
 __all__ = ["Field", "Format", "Indexer", "Indexing", "Need", "SampleName", "Span"]
 

@@ -15,9 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, Never
 
-import nanoarrow
 import numpy as np
-from nanoarrow.ipc import StreamWriter
 from numpy.typing import NDArray
 
 from streamer.errors import ManifestCorruptError
@@ -77,15 +75,11 @@ def write_table(path: Path, table: Table) -> int:
     """Writes one table as an Arrow IPC stream and syncs it; returns the file's length in bytes."""
     rows = {len(column) for column in table.values()}
     assert len(rows) == 1, f"columns of {path.name} differ in length: {rows}"
-    (length,) = rows
-    schema = nanoarrow.struct({name: _arrow_type(column) for name, column in table.items()}, nullable=False)
-    children = [_arrow_array(column) for column in table.values()]
-    batch = nanoarrow.c_array_from_buffers(
-        schema, length, [None], null_count=0, children=children, validation_level="none"
-    )
+    # Only here: engines and workers read, and start 6 ms sooner without nanoarrow (2026-11-22).
+    from streamer.manifest.arrow_stream import write_stream
+
     with path.open("wb") as file:
-        with StreamWriter.from_writable(file) as writer:
-            writer.write_array(batch)
+        write_stream(file, table, rows.pop())
         file.flush()
         os.fsync(file.fileno())
         return file.tell()
@@ -172,23 +166,3 @@ def _buffers(column: Column) -> tuple[NDArray[np.generic], ...]:
         # The width of the offsets follows from the content; the identity must not depend on it.
         return column.offsets.astype(np.int64), column.content
     return (column,)
-
-
-def _arrow_type(column: Column) -> object:
-    if isinstance(column, BinaryColumn):
-        wide = column.offsets.dtype == np.int64
-        return (nanoarrow.large_binary if wide else nanoarrow.binary)(nullable=False)
-    if column.ndim == 2:
-        return nanoarrow.fixed_size_binary(column.shape[1], nullable=False)
-    return getattr(nanoarrow, column.dtype.name)(nullable=False)
-
-
-def _arrow_array(column: Column) -> object:
-    values: list[NDArray[np.uint8] | None]
-    if isinstance(column, BinaryColumn):
-        values = [None, column.offsets.view(np.uint8), column.content]
-    else:
-        values = [None, np.ascontiguousarray(column).reshape(-1).view(np.uint8)]
-    return nanoarrow.c_array_from_buffers(
-        _arrow_type(column), len(column), values, null_count=0, validation_level="none"
-    )

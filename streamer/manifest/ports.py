@@ -36,19 +36,6 @@ class Span:
 Indexing = Generator[Need | Span, memoryview | None, None]
 
 
-@dataclass(frozen=True, slots=True)
-class SampleName:
-    """What the manifest knows of a sample besides its bytes (raw objects only).
-
-    Attributes:
-        object_key: the object's path below the dataset's url; "" for containers, whose names are in the bytes.
-        label: class number from the parent folder, or -1.
-    """
-
-    object_key: str = ""
-    label: int = -1
-
-
 class Indexer(Protocol):
     """The part of a format that the builder needs."""
 

@@ -16,8 +16,7 @@ from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.manifest.arrow import BinaryColumn, Table, digest_of, map_table
 from streamer.manifest.checks import check_values
 from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, Root, Run, decode_root, file_name, schemas
-from streamer.manifest.model import Chunk, Codec, Extent, ObjectRecord
-from streamer.manifest.ports import SampleName
+from streamer.manifest.model import Chunk, Codec, Extent, ObjectRecord, SampleName
 
 Int64Array = NDArray[np.int64]
 Scalar = TypeVar("Scalar", bound=np.generic)

@@ -13,7 +13,6 @@ import fcntl
 import logging
 import os
 import signal
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -299,6 +298,8 @@ def _make_socket_folder(folder: Path, config: EngineConfig) -> None:
     """
     if folder.is_dir():
         return
+    import tempfile  # not before: an embedded engine finds its folder, and starts 1 ms sooner
+
     folder.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as outer:
         made = Path(outer, folder.name)

@@ -19,6 +19,8 @@ LATER = [
     "fsspec",
     "streamer.store.fsspec_store",
     "streamer.manifest.build",
+    "streamer.formats.choosing",
+    "nanoarrow",
     "botocore",
     "aiohttp",
     "tomllib",

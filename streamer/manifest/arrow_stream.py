@@ -1,0 +1,43 @@
+"""A table as nanoarrow writes it."""
+
+from __future__ import annotations
+
+from typing import BinaryIO
+
+import nanoarrow
+import numpy as np
+from nanoarrow.ipc import StreamWriter
+from numpy.typing import NDArray
+
+from streamer.manifest.arrow import BinaryColumn, Column, Table
+
+
+def write_stream(file: BinaryIO, table: Table, rows: int) -> None:
+    """Writes a schema, one batch of `rows` rows and the end mark."""
+    schema = nanoarrow.struct({name: _arrow_type(column) for name, column in table.items()}, nullable=False)
+    children = [_arrow_array(column) for column in table.values()]
+    batch = nanoarrow.c_array_from_buffers(
+        schema, rows, [None], null_count=0, children=children, validation_level="none"
+    )
+    with StreamWriter.from_writable(file) as writer:
+        writer.write_array(batch)
+
+
+def _arrow_type(column: Column) -> object:
+    if isinstance(column, BinaryColumn):
+        wide = column.offsets.dtype == np.int64
+        return (nanoarrow.large_binary if wide else nanoarrow.binary)(nullable=False)
+    if column.ndim == 2:
+        return nanoarrow.fixed_size_binary(column.shape[1], nullable=False)
+    return getattr(nanoarrow, column.dtype.name)(nullable=False)
+
+
+def _arrow_array(column: Column) -> object:
+    values: list[NDArray[np.uint8] | None]
+    if isinstance(column, BinaryColumn):
+        values = [None, column.offsets.view(np.uint8), column.content]
+    else:
+        values = [None, np.ascontiguousarray(column).reshape(-1).view(np.uint8)]
+    return nanoarrow.c_array_from_buffers(
+        _arrow_type(column), len(column), values, null_count=0, validation_level="none"
+    )
