@@ -123,6 +123,8 @@ class SampleDecoder:
         return arrays.plain_npy(field.content) if reader is arrays.decode_npy else None
 
     def _reader(self, name: str) -> _Reader:
+        if self.rule is None:
+            return bytes
         if callable(self.rule):
             call = self.rule
             return lambda content: call(name, bytes(content))

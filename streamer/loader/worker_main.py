@@ -10,6 +10,7 @@ looks for its engine and its manifest: what it is to make arrives on its channel
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import os
 import pickle
@@ -99,7 +100,10 @@ def _open_payload(channel: Channel) -> Opened | None:
     assert descriptor is not None
     # By each thread for itself: transforms need not know of threads.
     recipe, rules = pickle.loads(read_whole(descriptor))  # noqa: S301 - from this process's own trainer (law 7)
-    return recipe.open(), rules
+    opened = recipe.open(), rules
+    # Modules stay: the collector need not look at them again and again, 4 % of what raw bytes cost (2026-11-22).
+    gc.freeze()
+    return opened
 
 
 def _follow_parent(parent: int) -> None:

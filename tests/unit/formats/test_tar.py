@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tarfile
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 import pytest
@@ -12,8 +13,10 @@ from streamer.formats.tar import (
     PROBE_BYTES,
     READ_BYTES,
     Member,
+    Parser,
     TarError,
     members_of,
+    padded,
     parse_header,
     parse_pax,
     read_members,
@@ -221,3 +224,45 @@ def test_members_in_memory_refuse_an_end():
         list(members_of(raw))
     with pytest.raises(TarError, match="cut off"):
         list(members_of(raw[:1000]))
+
+
+def test_headers_in_memory_are_read_as_those_of_the_archive():
+    """Whatever byte of a header is something else, its checksum right or wrong: the same member, or the same error."""
+    header = tar_of([("a/b.jpg", b"x" * 700)], tarfile.GNU_FORMAT)[:BLOCK]
+    content = bytes(1024) + tar_of([("a/b.cls", b"1")])[: 2 * BLOCK]
+    for place in range(BLOCK):
+        for value in b"\0 /0789x\x80\xff":
+            wrong = header[:place] + bytes([value]) + header[place + 1 :]
+            for block in (wrong, resealed(wrong) if not 148 <= place < 156 else wrong):
+                assert outcome(block + content, members_of) == outcome(block + content, of_the_archive)
+
+
+def outcome(raw: bytes, walk: Callable[[memoryview], Iterable[Member]]) -> object:
+    """The members that are found, then the error or None."""
+    found: list[Member] = []
+    try:
+        found.extend(walk(memoryview(raw)))
+    except TarError as error:
+        return found, str(error)
+    return found, None
+
+
+def of_the_archive(raw: memoryview) -> Iterator[Member]:
+    """The members by the parser that reads archives; the errors of `members_of` where they end too early."""
+    parser, position = Parser(), 0
+    while position < len(raw):
+        block = bytes(raw[position : position + BLOCK])
+        found = parser.header(block, position)
+        if found is None:
+            raise TarError("an end-of-archive mark inside a sample", position)
+        if isinstance(found, Member):
+            if found.content_stop > len(raw):
+                raise TarError(f"cut off inside {found.name!r}", len(raw))
+            yield found
+            position = found.stop
+        else:
+            start, stop = found
+            if stop > len(raw):
+                raise TarError("cut off inside an extended header", len(raw))
+            parser.meta(block[156], bytes(raw[start:stop]), start)
+            position = start + padded(stop - start)
