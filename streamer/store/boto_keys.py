@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, StoreError
+from streamer.store import failures
 
 if TYPE_CHECKING:
     from botocore.credentials import Credentials
@@ -51,9 +52,11 @@ def find(profile: str | None) -> BotoKeys | None:
     """Looks as boto does; None: botocore is missing or finds nothing.
 
     Raises:
-        ConfigError: a profile is asked for and botocore is missing.
+        ConfigError: botocore is missing and a profile is asked for, or boto finds the configuration wrong.
+        StoreError: boto could not ask who issues them; worth another try.
     """
     try:
+        from botocore import exceptions
         from botocore.session import Session
     except ImportError:
         if profile is not None:
@@ -61,6 +64,29 @@ def find(profile: str | None) -> BotoKeys | None:
                 f"profile={profile!r} needs botocore; pip install 'streamer[s3]'", field="profile"
             ) from None
         return None
-    session = Session(profile=profile)
-    credentials = session.get_credentials()
-    return None if credentials is None else BotoKeys(credentials, session.get_config_variable("region"))
+    wrong = (
+        exceptions.ProfileNotFound,
+        exceptions.PartialCredentialsError,
+        exceptions.InvalidConfigError,
+        exceptions.ConfigParseError,
+    )
+    try:
+        session = Session(profile=profile)
+        credentials, region = session.get_credentials(), session.get_config_variable("region")
+    except wrong as error:
+        named = f"profile={profile!r}: " if profile is not None else ""
+        raise ConfigError(
+            f"{named}the AWS configuration is not usable ({type(error).__name__})", field="profile"
+        ) from failures.redacted(error)
+    except Exception as error:  # noqa: BLE001 - the edge: whatever boto raises becomes ours
+        raise unobtainable(error) from failures.redacted(error)
+    return None if credentials is None else BotoKeys(credentials, region)
+
+
+def unobtainable(error: Exception) -> StoreError:
+    """Ours for what boto raised when it asked for credentials; without its text, which may quote a program's output."""
+    return StoreError(
+        f"the AWS credentials cannot be obtained now ({type(error).__name__}); "
+        "check the metadata service, the role or the sign-in",
+        status=None,
+    )

@@ -6,6 +6,8 @@ Nothing here sends a request; boto may, when it looks for credentials.
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import ssl
 import time
 from collections.abc import Callable
@@ -15,17 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import parse_qs, quote, urlsplit
 
-from streamer.store import boto_keys
+from streamer.errors import ConfigError
+from streamer.store import boto_keys, failures
 from streamer.store.boto_keys import Keys
-from streamer.store.obstore_clients import certificates, s3_client
+from streamer.store.obstore_clients import certificates, options_refused, s3_client
 from streamer.store.options import Translation, family
-from streamer.store.urls import Address
+from streamer.store.urls import Address, shown
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
 # Keys that may end are looked for again so often; boto renews them long before their end.
 _KEYS_SECONDS = 60.0
+# After a look-up that failed; a metadata service that is not up yet is asked by one request of many.
+_KEYS_AGAIN_SECONDS = 1.0
 # Where distributions keep the certificates that they trust, where Python's own ssl does not know.
 _BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt",
@@ -33,8 +38,10 @@ _BUNDLES = (
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 )
-# What a web url holds besides letters and digits; what is escaped already stays so.
+# What a web url holds besides letters and digits; what is escaped already stays so. A # is part of the name, as it is
+# for obstore, which finds the object.
 _URL_SIGNS = "%/:=&?~+!$,;'@()*[]"
+_NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _REDIRECTS = 10
 _CONNECT_SECONDS = 5.0
 
@@ -49,17 +56,34 @@ class KeyRing:
     def __init__(self, find: Callable[[], Keys]) -> None:
         self._find = find
         self._keys: Keys | None = None
+        self._failure: Exception | None = None
         self._next = float("-inf")
         self._lock = asyncio.Lock()
 
     async def keys(self) -> Keys:
-        """The keys. Whoever comes when the minute is over waits until they were looked for again."""
-        if self._keys is None or time.monotonic() >= self._next:
+        """The keys. Whoever comes when the minute is over waits until they were looked for again.
+
+        Where that fails, the last ones serve on: if they have ended, the store says so.
+
+        Raises:
+            StoreError: there were never any; all who waited for one look-up share its failure.
+        """
+        if time.monotonic() >= self._next:
             async with self._lock:
-                if self._keys is None or time.monotonic() >= self._next:
-                    self._keys = await asyncio.to_thread(self._find)
-                    self._next = time.monotonic() + _KEYS_SECONDS
+                if time.monotonic() >= self._next:
+                    await self._look()
+        if self._keys is None:
+            assert self._failure is not None, "looked for"
+            raise boto_keys.unobtainable(self._failure) from failures.redacted(self._failure)
         return self._keys
+
+    async def _look(self) -> None:
+        seconds = _KEYS_SECONDS
+        try:
+            self._keys = await asyncio.to_thread(self._find)
+        except Exception as error:  # noqa: BLE001 - the edge: whatever boto raises becomes ours
+            self._failure, seconds = error, _KEYS_AGAIN_SECONDS
+        self._next = time.monotonic() + seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +99,7 @@ class Access:
         bundle, folder: files with trusted certificates.
         connect_seconds: until a connection stands.
         redirects: followed at most.
+        proxy: None: what libcurl finds in the environment.
     """
 
     base: str = ""
@@ -86,17 +111,21 @@ class Access:
     folder: str | None = None
     connect_seconds: float = _CONNECT_SECONDS
     redirects: int = 0
+    proxy: str | None = None
 
     def address(self, name: str) -> str:
         """Where an object is: of its key, or of its url."""
-        return self.base + quote(name, safe="/~") if self.base else quote(name.partition("#")[0], safe=_URL_SIGNS)
+        if self.base:
+            return self.base + quote(name, safe="/~")
+        return quote(_NO_ESCAPE.sub("%25", name) if "%" in name else name, safe=_URL_SIGNS)
 
 
 def make_access(address: Address, translation: Translation) -> Access | None:
     """How libcurl reaches a root; None where only obstore finds credentials.
 
     Raises:
-        ConfigError: an option that obstore refuses, or an unreadable CA file.
+        ConfigError: an option that obstore refuses, a header that HTTP does not take, or an unreadable CA file.
+        StoreError: credentials could not be obtained.
     """
     bundle, folder = trusted()
     if translation.ca_file is not None:
@@ -105,10 +134,13 @@ def make_access(address: Address, translation: Translation) -> Access | None:
     seconds = str(translation.client.get("connect_timeout", "")).removesuffix("s")
     connect_seconds = float(seconds) if seconds else _CONNECT_SECONDS
     if family(address.scheme) == "http":
-        given = cast("dict[str, str]", translation.client.get("default_headers", {}))
-        headers = tuple(f"{name}: {value}" for name, value in given.items())
         return Access(
-            headers=headers, bundle=bundle, folder=folder, connect_seconds=connect_seconds, redirects=_REDIRECTS
+            headers=_headers(address, translation),
+            bundle=bundle,
+            folder=folder,
+            connect_seconds=connect_seconds,
+            redirects=_REDIRECTS,
+            proxy=_proxy(address.root),
         )
     config = translation.config
     keys, ring, region = None, None, None
@@ -120,7 +152,8 @@ def make_access(address: Address, translation: Translation) -> Access | None:
         if found is None:
             return None
         ring, region = KeyRing(found.now), found.region
-    base, region = _place(s3_client(address, translation, Keys("x", "x"), region))
+    with options_refused(address, translation):
+        base, region = _place(s3_client(address, translation, Keys("x", "x"), region))
     return Access(
         base=base,
         region=region if keys or ring else "",
@@ -130,7 +163,25 @@ def make_access(address: Address, translation: Translation) -> Access | None:
         bundle=bundle,
         folder=folder,
         connect_seconds=connect_seconds,
+        proxy=_proxy(base),
     )
+
+
+def _headers(address: Address, translation: Translation) -> tuple[str, ...]:
+    """The lines of the user's headers; libcurl would write a line break in one as it is."""
+    lines = []
+    for name, value in cast("dict[str, str]", translation.client.get("default_headers", {})).items():
+        if not (name + value).isascii() or not (name + value).isprintable():
+            raise ConfigError(
+                f"{shown(address.root)}: the header {name!r} has signs that HTTP does not take", field="headers"
+            )
+        lines.append(f"{name}: {value}" if value else f"{name};")
+    return tuple(lines)
+
+
+def _proxy(url: str) -> str | None:
+    """libcurl knows HTTP_PROXY in lower case only, obstore both; all other names they share."""
+    return os.environ.get("http_proxy") or os.environ.get("HTTP_PROXY") if url.startswith("http://") else None
 
 
 def _place(client: S3Store) -> tuple[str, str]:

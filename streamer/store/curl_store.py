@@ -9,16 +9,19 @@ Reads only: listings, heads and puts are obstore's.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pycurl
 
-from streamer.errors import ConfigError, ObjectChangedError, StoreError
+from streamer.errors import ClosedError, ConfigError, ObjectChangedError, StoreError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.base import PIECE_BYTES, Take
@@ -40,6 +43,8 @@ _SAID_BYTES = 64 * 1024
 _CODE = re.compile(rb"<Code>(\w+)</Code>")
 # Where libcurl signs, it takes these out of a path: the key of another object would be read.
 _DOTS = re.compile(r"(?:^|/)\.\.?(?:/|$)")
+# Of the address that a redirect names, what is not among these is escaped.
+_ASCII = bytes(range(0x21, 0x7F)).decode()
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
@@ -56,12 +61,14 @@ class CurlStore(ObstoreStore):
         super().__init__(root, make_client)
         self._make_access = make_access
         self._access: Access | None = None
+        self._is_sought = False
+        self._seeking = asyncio.Lock()
         self._multi: pycurl.AsyncCurlMulti | None = None
         self._opened_by = 0
         self._free: list[_Handle] = []
 
     def __repr__(self) -> str:
-        return f"CurlStore({self._root!r}, {self._counters})"
+        return f"CurlStore({shown(self._root)!r}, {self._counters})"
 
     async def get(
         self,
@@ -74,7 +81,7 @@ class CurlStore(ObstoreStore):
         fresh: bool = False,
     ) -> None:
         """See ObjectStore.get; pieces are of 16 KiB, libcurl's own choice."""
-        access = self._access or self._reached()
+        access = self._access if self._is_sought else await self._sought()
         name = self._key(target.url) if self._is_plain else target.url
         if access is None or target.version.startswith(versions.VERSION) or (access.region and _DOTS.search(name)):
             await super().get(target, start, stop, take, piece_bytes=piece_bytes)
@@ -83,24 +90,36 @@ class CurlStore(ObstoreStore):
         multi, handle = self._running(), self._free.pop() if self._free else _Handle(access)
         self._counters.requests += 1
         handle.lend(target, (start, stop), take)
-        handle.prepare(access.address(name), keys, fresh=fresh)
+        address, headers = access.address(name), access.headers
         try:
-            await multi.perform(handle.easy)
-            handle.finish()
+            while address:
+                handle.prepare(address, headers, keys, fresh=fresh)
+                await multi.perform(handle.easy)
+                if (address := handle.finish()) and not address.startswith(self._prefix):
+                    headers = ()  # the user's are for this host: libcurl would keep back no more than Authorization
         except pycurl.error as error:
             raise handle.failed(error) from (None if handle.failure else failures.redacted(error))
         except ObjectChangedError as refusal:
             raise await self._explained(target, refusal) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if multi.closed and task is not None and not task.cancelling():
+                raise ClosedError(f"{shown(target.url)}: its store was closed while it was read") from None
+            raise
         finally:
             self._counters.received_bytes += handle.received
             handle.take_back()
-            self._free.append(handle)
+            if access is self._access:
+                self._free.append(handle)
+            else:  # a refresh or the end came between
+                handle.easy.close()
 
-    def _reached(self) -> Access | None:
-        """The access, found once until the next refresh."""
-        self._access = self._make_access()
-        if self._access is None:
-            self._make_access = _nothing
+    async def _sought(self) -> Access | None:
+        """The access, found once until the next refresh; in a thread, because boto may ask who issues credentials."""
+        async with self._seeking:
+            if not self._is_sought:
+                self._access = await asyncio.to_thread(self._make_access)
+                self._is_sought = True
         return self._access
 
     def _running(self) -> pycurl.AsyncCurlMulti:
@@ -115,20 +134,25 @@ class CurlStore(ObstoreStore):
     async def refresh(self) -> None:
         """See ObjectStore.refresh; requests under way keep the old keys."""
         await super().refresh()
-        self._access = None
+        self._forget()
 
     async def aclose(self) -> None:
-        """Closes connections; idempotent."""
+        """Closes connections; idempotent. Requests under way end with ClosedError.
+
+        A fork's child closes nothing: it would say goodbye on its parent's connections.
+        """
         await super().aclose()
-        multi, self._multi = self._multi, None
-        if multi is not None:
-            await multi.aclose()
+        self._forget()
+        if self._opened_by == os.getpid():
+            multi, self._multi = self._multi, None
+            if multi is not None:
+                await multi.aclose()
+
+    def _forget(self) -> None:
+        """The access, and the handles that were made for it."""
+        self._access, self._is_sought = None, False
         while self._free:
             self._free.pop().easy.close()
-
-
-def _nothing() -> None:
-    """Where libcurl cannot go."""
 
 
 class _Handle:
@@ -141,12 +165,15 @@ class _Handle:
 
     __slots__ = (
         "_fresh",
-        "_headers",
         "_keys",
         "_lines",
+        "_most",
         "_range",
+        "_redirects",
+        "_redirects_left",
         "_said",
         "_sink",
+        "_tag",
         "_take",
         "_target",
         "easy",
@@ -157,11 +184,13 @@ class _Handle:
     def __init__(self, access: Access) -> None:
         self._target: ObjectRecord | None = None
         self._range = (0, 0)
+        self._tag: str | None = None
         self._take: Take | None = None
         self._sink: Take | None = None
         self._lines: list[bytes] = []
         self._said = b""
-        self._headers = access.headers
+        self._most = 0
+        self._redirects = self._redirects_left = access.redirects
         self._keys: Keys | None = None
         self._fresh = False
         self.received = 0
@@ -173,25 +202,32 @@ class _Handle:
     def lend(self, target: ObjectRecord, asked: tuple[int, int], take: Take) -> None:
         """To one request, from now on until `take_back`."""
         self._target, self._range, self._take = target, asked, take
+        self._redirects_left = self._redirects
+        tag = versions.if_match(target.version)
+        # libcurl would write a line break as it is. Unsent, it is still compared with what comes.
+        self._tag = tag if tag is not None and tag.isascii() and tag.isprintable() else None
 
     def take_back(self) -> None:
         """Nothing of the request is kept."""
-        self._target = self._take = self._sink = self.failure = None
+        self._target = self._take = None
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._sink = self.failure = None
         self._lines.clear()
         self._said = b""
         self.received = 0
 
-    def prepare(self, address: str, keys: Keys | None, *, fresh: bool) -> None:
+    def prepare(self, address: str, headers: Sequence[str], keys: Keys | None, *, fresh: bool) -> None:
         """Tells libcurl what to ask for; what has not changed since the last request is told already."""
-        assert self._target is not None, "lent"
         easy, (start, stop) = self.easy, self._range
-        headers = [f"Range: bytes={start}-{stop - 1}", *self._headers]
-        if tag := versions.if_match(self._target.version):
-            headers.append(f"If-Match: {tag}")
+        lines = [f"Range: bytes={start}-{stop - 1}", *headers]
+        if self._tag is not None:
+            lines.append(f"If-Match: {self._tag}")
         if keys is not None and keys.token is not None:
-            headers.append(f"x-amz-security-token: {keys.token}")
+            lines.append(f"x-amz-security-token: {keys.token}")
         easy.setopt(pycurl.URL, address)
-        easy.setopt(pycurl.HTTPHEADER, headers)
+        easy.setopt(pycurl.HTTPHEADER, lines)
         if keys is not None and keys is not self._keys:
             easy.setopt(pycurl.USERNAME, keys.key)
             easy.setopt(pycurl.PASSWORD, keys.secret)
@@ -200,8 +236,11 @@ class _Handle:
             easy.setopt(pycurl.FRESH_CONNECT, int(fresh))
             self._fresh = fresh
 
-    def finish(self) -> None:
+    def finish(self) -> str:
         """Judges the answer, which came to its end.
+
+        Returns:
+            Where to ask instead; empty when the range was received.
 
         Raises:
             StoreError: it is not the range.
@@ -210,10 +249,22 @@ class _Handle:
         if self._sink is None:  # an answer without a body
             self._sink = self._begin()
         if self._sink == self._hear:
-            raise self._refusal()
+            return self._redirected()
         start, stop = self._range
         if self.received != stop - start:
             raise failures.short_read(self._target.url, start, stop, self.received)
+        return ""
+
+    def _redirected(self) -> str:
+        assert self._target is not None, "lent"
+        address = self.easy.getinfo_raw(pycurl.REDIRECT_URL) if self._redirects else None
+        if not address:
+            raise self._refusal()
+        if not self._redirects_left:
+            raise failures.unreachable(self._target.url, "it redirects too often")
+        self._redirects_left -= 1
+        self._begin_again()
+        return quote(address.partition(b"#")[0], safe=_ASCII)
 
     def failed(self, error: pycurl.error) -> BaseException:
         """What ended it early, as ours."""
@@ -223,7 +274,7 @@ class _Handle:
         url, (start, stop), code, text = self._target.url, self._range, error.args[0], str(error.args[-1])
         if code in (pycurl.E_PARTIAL_FILE, pycurl.E_RECV_ERROR, pycurl.E_GOT_NOTHING) and self._sink == self._take:
             return failures.short_read(url, start, stop, self.received)
-        if code in (pycurl.E_URL_MALFORMAT, pycurl.E_UNSUPPORTED_PROTOCOL):
+        if code == pycurl.E_URL_MALFORMAT:
             return ConfigError(f"{shown(url)}: libcurl cannot take this url", field="url")
         if code == pycurl.E_PEER_FAILED_VERIFICATION and ("expired" in text or "match" in text):
             return failures.unreachable(url, "its certificate is not valid (expired, or of another name)")
@@ -235,22 +286,34 @@ class _Handle:
             sink = self._sink
             if sink is None:
                 sink = self._sink = self._begin()
+            self.received += len(piece)
+            if self.received > self._most:
+                raise self._too_much()
             sink(piece)
         except BaseException as error:  # noqa: BLE001 - raised again by `failed`: nothing passes through libcurl
             self.failure = error
             return -1
-        self.received += len(piece)
         return None
+
+    def _too_much(self) -> StoreError:
+        assert self._target is not None, "lent"
+        if self._sink == self._hear:
+            return self._refusal()
+        return failures.short_read(self._target.url, *self._range, self.received)
 
     def _begin(self) -> Take:
         """At the first byte: whether it is what was asked for, in the pinned version."""
         assert self._target is not None, "lent"
         assert self._take is not None, "lent"
-        status, headers = self._head()
         target, (start, stop) = self._target, self._range
+        self._most = stop - start
+        if self._is_as_expected():
+            return self._take
+        status, headers = self._head()
         if status == 206:
             _check_range(target, (start, stop), headers.get(b"content-range", b"").decode("latin-1"))
         elif status != 200:
+            self._most = _SAID_BYTES
             return self._hear
         elif (start, stop) != (0, target.size):
             raise StoreError(
@@ -258,6 +321,17 @@ class _Handle:
             )
         versions.require(target, _version(target, headers))
         return self._take
+
+    def _is_as_expected(self) -> bool:
+        """Whether the head has just the lines that most servers write: cheaper than to take it apart (4 us)."""
+        assert self._target is not None, "lent"
+        lines, tag, (start, stop) = self._lines, self._tag, self._range
+        return (
+            tag is not None
+            and lines[0].startswith(b"HTTP/1.1 206")
+            and f"ETag: {tag}\r\n".encode() in lines
+            and f"Content-Range: bytes {start}-{stop - 1}/{self._target.size}\r\n".encode() in lines
+        )
 
     def _head(self) -> tuple[int, dict[bytes, bytes]]:
         """Status and headers of the last answer; those of proxies and redirects come before it."""
@@ -272,17 +346,15 @@ class _Handle:
 
     def _hear(self, piece: bytes | memoryview) -> None:
         """What a store says instead of bytes."""
-        if len(self._said) < _SAID_BYTES:
-            self._said += piece
+        self._said += piece
 
     def _refusal(self) -> StoreError:
         assert self._target is not None, "lent"
         status, headers = self._head()
         if status == 412:
             return versions.changed(self._target, None)
-        code, after = _CODE.search(self._said), None
-        with suppress(ValueError):  # its date form is not used by object stores and is ignored
-            after = float(headers[b"retry-after"]) if b"retry-after" in headers else None
+        code, asked = _CODE.search(self._said), headers.get(b"retry-after", b"")
+        after = float(asked) if asked.isdigit() else None  # its date form is not used by object stores and is ignored
         return failures.error_of(self._target.url, failures.Answer(status, code[1].decode() if code else "", after))
 
 
@@ -291,9 +363,8 @@ def _easy(access: Access) -> pycurl.Curl:
     easy.setopt(pycurl.NOSIGNAL, 1)
     easy.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
     easy.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
-    easy.setopt(pycurl.REDIR_PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
-    easy.setopt(pycurl.FOLLOWLOCATION, int(access.redirects > 0))
-    easy.setopt(pycurl.MAXREDIRS, access.redirects)
+    if access.proxy is not None:
+        easy.setopt(pycurl.PROXY, access.proxy)
     easy.setopt(pycurl.BUFFERSIZE, _BUFFER_BYTES)
     easy.setopt(pycurl.TCP_KEEPALIVE, 1)
     easy.setopt(pycurl.CONNECTTIMEOUT_MS, int(access.connect_seconds * 1000))
@@ -327,9 +398,11 @@ def _version(target: ObjectRecord, headers: dict[bytes, bytes]) -> str:
         return versions.etag_version(tag.decode("latin-1"))
     if version := headers.get(b"x-amz-version-id"):
         return versions.VERSION + version.decode("latin-1")
-    modified = headers.get(b"last-modified")
-    moment = parsedate_to_datetime(modified.decode("latin-1")) if modified else None
-    return versions.stat_version(target.size, versions.nanoseconds(moment) if moment else 0)
+    modified = 0
+    with suppress(ValueError, KeyError):
+        moment = parsedate_to_datetime(headers[b"last-modified"].decode("latin-1"))
+        modified = versions.nanoseconds(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+    return versions.stat_version(target.size, modified)
 
 
 _REASONS = {
@@ -343,5 +416,7 @@ _REASONS = {
     pycurl.E_RECV_ERROR: "the connection broke",
     pycurl.E_GOT_NOTHING: "the connection broke",
     pycurl.E_PARTIAL_FILE: "the connection broke",
-    pycurl.E_TOO_MANY_REDIRECTS: "it redirects too often",
+    pycurl.E_UNSUPPORTED_PROTOCOL: "what answers does not speak HTTP",
+    pycurl.E_FTP_WEIRD_SERVER_REPLY: "what answers does not speak HTTP",  # 8, of any protocol
+    pycurl.E_SSL_CACERT_BADFILE: "the file of trusted certificates cannot be read (SSL_CERT_FILE)",
 }

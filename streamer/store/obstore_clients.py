@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -39,10 +40,17 @@ def make_client(address: Address, translation: Translation) -> ObjectStore:
     Raises:
         ConfigError: an option that obstore refuses, or an unreadable CA file; names the option's url, not its value.
     """
+    with options_refused(address, translation):
+        return _MAKERS[cast("str", family(address.scheme))](address, translation)
+
+
+@contextmanager
+def options_refused(address: Address, translation: Translation) -> Iterator[None]:
+    """What obstore raises when it makes a client, as a ConfigError that names the options and not their values."""
     from obstore.exceptions import BaseError
 
     try:
-        return _MAKERS[cast("str", family(address.scheme))](address, translation)
+        yield
     except ConfigError:
         raise
     except (BaseError, ValueError, TypeError) as error:
@@ -91,17 +99,18 @@ def s3_client(
         address: the bucket's.
         translation: of the options.
         keys: instead of the options'; None: those, or what obstore finds.
-        region: where the options say none; None: us-east-1.
+        region: where the options say none; None: AWS_REGION's, else us-east-1.
     """
     from obstore.store import S3Store
 
-    config = {"region": region or "us-east-1", **translation.config}
+    config = {**({} if region is None else {"region": region}), **translation.config}
     if isinstance(keys, Keys):
         config |= {"access_key_id": keys.key, "secret_access_key": keys.secret, "skip_signature": False}
     return S3Store(
         address.root.partition("://")[2],
         config=cast("S3Config", config),
-        client_options=_client_options(translation),
+        # An endpoint of the environment (AWS_ENDPOINT_URL) is plain where it says so, as one of the options is.
+        client_options={"allow_http": True, **_client_options(translation)},
         retry_config=_NO_RETRIES,
         credential_provider=None if isinstance(keys, Keys) else keys,
     )
