@@ -60,9 +60,6 @@ def reconcile(folder: Folder, catalog: Catalog) -> Contents:
 
     A file without a row, or of another length than its row says, is judged by its header. What is to be written is left
     to the caller: 100,000 rows take half as long as to read as many headers, and nobody needs to wait for it.
-
-    Raises:
-        CacheError: the catalog cannot be opened.
     """
     listed = catalog.open()
     found = Contents({}, listed.used)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streamer.cache.catalog import Catalog, CatalogRow, ForeignRowError, PlainDisk
+from streamer.cache.catalog import Catalog, CatalogRow, ForeignRowError
+from streamer.cache.plain_disk import PlainDisk
 from streamer.errors import CacheError
 
 KEY = bytes(range(16))
@@ -57,6 +58,16 @@ def test_rows_come_back(folder: Path) -> None:
     catalog.close()
     assert found.chunks == {KEY: CatalogRow(4711, "digest")}
     assert found.used["digest"] > 1.7e9
+
+
+def test_the_first_write_makes_it(tmp_path: Path) -> None:
+    """A first start finds nothing, and does not wait for a database."""
+    catalog = Catalog(tmp_path / "catalog")
+    assert catalog.open().chunks == {}
+    assert not (tmp_path / "catalog").exists()
+    catalog.write({KEY: CatalogRow(4711, "digest")})
+    catalog.close()
+    assert contents(tmp_path / "catalog") == {KEY: CatalogRow(4711, "digest")}
 
 
 def test_rows_are_removed(folder: Path) -> None:

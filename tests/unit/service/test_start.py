@@ -21,6 +21,8 @@ LATER = [
     "streamer.manifest.build",
     "streamer.formats.choosing",
     "nanoarrow",
+    "diskcache",
+    "sqlite3",
     "botocore",
     "aiohttp",
     "tomllib",
