@@ -264,7 +264,7 @@ class _Handle:
             raise failures.unreachable(self._target.url, "it redirects too often")
         self._redirects_left -= 1
         self._begin_again()
-        return quote(address.partition(b"#")[0], safe=_ASCII)
+        return quote(address, safe=_ASCII)
 
     def failed(self, error: pycurl.error) -> BaseException:
         """What ended it early, as ours."""

@@ -1,13 +1,22 @@
-"""Two chunk sources that must behave alike: an engine in this process, and one behind its socket."""
+"""Two chunk sources that must behave alike: an engine in this process, and one behind its socket; and a bucket.
+
+What lives as long as the session does not count as left over where it is there before the test: those who use it say
+so for the whole file.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import obstore
 import pytest
 
 from streamer.client.engine_client import EngineClient
@@ -177,3 +186,38 @@ def read_chunk():
         return [bytes(view) for view in found]
 
     return read
+
+
+@pytest.fixture(scope="session")
+def warm_runtime() -> None:
+    """The threads and descriptors of obstore's runtime live as long as the process."""
+    store = obstore.store.MemoryStore()
+    asyncio.run(_put(store))
+
+
+async def _put(store: obstore.store.MemoryStore) -> None:
+    await obstore.put_async(store, "warm", b"")
+
+
+@pytest.fixture(scope="session")
+def moto_endpoint() -> Iterator[str]:
+    """The url of a moto server."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield _announced(process)
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def _announced(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := re.search(r"Running on (http://127\.0\.0\.1:\d+)", line):
+            return found[1]
+    pytest.fail("moto's server ended before it listened")

@@ -6,16 +6,11 @@ small server that answers 403.
 
 from __future__ import annotations
 
-import asyncio
 import os
-import re
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import obstore
 import pytest
 from aiohttp import web
 
@@ -35,41 +30,7 @@ from streamer.store.local_store import LocalStore
 from streamer.store.obstore_store import ObstoreStore
 from tests.contract.store_contract import FILES, RAMP, Kind, StoreContract, listed, read
 
-
-@pytest.fixture(scope="session", autouse=True)
-def warm_runtime() -> None:
-    """The threads and descriptors of obstore's runtime live as long as the process."""
-    store = obstore.store.MemoryStore()
-    asyncio.run(_put(store))
-
-
-async def _put(store: obstore.store.MemoryStore) -> None:
-    await obstore.put_async(store, "warm", b"")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def moto_endpoint() -> Iterator[str]:
-    """The url of a moto server; started before the first test, so that it does not count as left over."""
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        yield _announced(process)
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
-
-
-def _announced(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if found := re.search(r"Running on (http://127\.0\.0\.1:\d+)", line):
-            return found[1]
-    pytest.fail("moto's server ended before it listened")
-
+pytestmark = pytest.mark.usefixtures("warm_runtime", "moto_endpoint")
 
 KINDS = ("local", "memory", "s3fs", "obstore", "curl")
 

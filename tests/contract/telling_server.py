@@ -1,0 +1,125 @@
+"""A server of HTTP that says what it is told, byte for byte, and writes down what it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+# Byte value = offset modulo 251: a misplaced byte names itself.
+RAMP = bytes(i % 251 for i in range(400_000))
+_RANGE = re.compile(rb"(?im)^Range: bytes=(\d+)-(\d+)\r$")
+# More than any test asks at once: what the kernel drops comes again after a second.
+_BACKLOG = 1024
+
+
+def answer(start: int, stop: int, *extra: str, tag: str = '"x"', body: bytes | None = None) -> bytes:
+    """What a good server says to a range of RAMP."""
+    body = RAMP[start:stop] if body is None else body
+    lines = [
+        "HTTP/1.1 206 Partial Content",
+        f"ETag: {tag}",
+        f"Content-Range: bytes {start}-{stop - 1}/{len(RAMP)}",
+        f"Content-Length: {len(body)}",
+        *extra,
+    ]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+@dataclass
+class Asked:
+    """One request as it came.
+
+    Attributes:
+        head: all of it, from the first line to the last header.
+        connection: number of the connection, from 1.
+    """
+
+    head: bytes
+    connection: int
+
+    @property
+    def path(self) -> str:
+        """As it was sent."""
+        return self.head.split(b" ", 2)[1].decode("latin-1")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """By name in lower case."""
+        lines = self.head.decode("latin-1").split("\r\n")[1:]
+        return {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines) if name}
+
+    def good(self) -> bytes:
+        """What a good server says to it."""
+        found = _RANGE.search(self.head)
+        assert found is not None, self.head
+        return answer(int(found[1]), int(found[2]) + 1)
+
+
+Script = Callable[[Asked, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class TellingServer:
+    """What it says is `script`'s; without one it serves RAMP under every name."""
+
+    script: Script | None = None
+    asked: list[Asked] = field(default_factory=list)
+    connections: int = 0
+    port: int = 0
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    connected: asyncio.Event = field(default_factory=asyncio.Event)
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def says(self, reply: bytes) -> None:
+        """The same to everybody."""
+
+        async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+            writer.write(reply)
+
+        self.script = script
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        self.connections += 1
+        number = self.connections
+        self.writers.append(writer)
+        self.connected.set()
+        with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            while True:
+                asked = Asked(await reader.readuntil(b"\r\n\r\n"), number)
+                self.asked.append(asked)
+                self.came.set()
+                if self.script is None:
+                    writer.write(asked.good())
+                else:
+                    await self.script(asked, writer)
+                await writer.drain()
+        writer.transport.abort()
+
+
+@asynccontextmanager
+async def telling(context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> AsyncIterator[TellingServer]:
+    """A server on a port of its own."""
+    told = TellingServer()
+    tasks: set[asyncio.Task[None]] = set()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(told.serve(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    server = await asyncio.start_server(connected, host, 0, ssl=context, backlog=_BACKLOG)
+    told.port = server.sockets[0].getsockname()[1]
+    try:
+        yield told
+    finally:
+        server.close()
+        for task in list(tasks):
+            task.cancel()
+        if tasks:
+            await asyncio.wait(list(tasks))
+        await server.wait_closed()
