@@ -208,11 +208,18 @@ def moto_endpoint() -> Iterator[str]:
         stderr=subprocess.STDOUT,
         text=True,
     )
+    endpoint = _announced(process)
+    assert process.stdout is not None
+    # It writes a line for each request, and would stand still where nobody reads them: after 64 KiB.
+    reader = threading.Thread(target=process.stdout.read, name="moto")
+    reader.start()
     try:
-        yield _announced(process)
+        yield endpoint
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.wait(60)
+        reader.join(60)
+        process.stdout.close()
 
 
 def _announced(process: subprocess.Popen[str]) -> str:
