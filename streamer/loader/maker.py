@@ -89,6 +89,7 @@ class BatchMaker:
         self._begin = begin
         self._staged = source if isinstance(source, StagedSource) else None
         self._seated = source if isinstance(source, SeatedSource) else None
+        self._load = self._seated.load_seat if self._seated is not None else lambda e, o, _: source.load(e, o)
         # What a user's collate_fn is given may be kept by it: never memory that is used again.
         takes_rows = self._seated is not None and self._seated.takes_rows and rules.collate_fn is None
         self._foresight = Foresight() if takes_rows else None
@@ -219,11 +220,6 @@ class BatchMaker:
         if (spent := time.perf_counter_ns() - started) > made.slowest[1]:
             made.slowest = ordinal, spent
         return True
-
-    def _load(self, epoch: int, ordinal: int, seat: int) -> object:
-        if self._seated is not None:
-            return self._seated.load_seat(epoch, ordinal, seat)
-        return self._source.load(epoch, ordinal)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,8 @@ class CachedBytes:
         """
         if place.start == place.stop:
             return memoryview(b"")
-        content = memoryview(bytearray(place.stop - place.start))
+        # Not a bytearray, which is filled with zeros first.
+        content = np.empty(place.stop - place.start, np.uint8).data
         self.read_into(place.chunk, [(place, [content])])
         return content
 
