@@ -118,11 +118,12 @@ class Questions:
         def progress(text: str, done: int, total: int) -> None:
             peer.send(IndexProgress(request.request, text, done, total))
 
+        options = self.options(peer, asker, request.options)
         digest = await self._engine.manifest(
             ManifestRequest(
                 urls=tuple(request.urls),
                 format=request.format,
-                options=self.options(peer, asker, request.options),
+                options=options,
                 manifest=request.manifest,
                 build=request.build,
                 chunk_bytes=request.chunk_bytes or None,
@@ -132,6 +133,7 @@ class Questions:
             progress,
         )
         peer.send(ManifestReady(request.request, digest))
+        await self._engine.expect(digest, options)
 
     async def _read(self, peer: Peer, asker: Asker, request: Read) -> None:
         """One at a time for each peer; its bytes stay reserved until the peer has taken them."""
