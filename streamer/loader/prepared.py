@@ -139,12 +139,18 @@ class Prepared:
 
     def share_session(self, epoch: int, share: Share, *, endless: bool) -> StepSession:
         """Opens a session for one worker's share of the rank's batches, from the share's first batch on."""
-        spec = self._session_spec(epoch, share)
+        # Once for the request and for the session's beginning: of 540 chunks 2 to 6 ms that the first batch waits.
+        begun = [self.schedule(epoch, share)]
+
+        def schedule(epoch: int, share: Share) -> tuple[EpochSchedule, int]:
+            return begun.pop() if begun else self.schedule(epoch, share)
+
+        spec = self._session_spec(epoch, share, begun[0][0])
         self._last_line = line = self._lines.take(self._last_line)
         on_close = partial(self._lines.give_back, line)
         try:
             self._check_room(spec, line.limit_bytes)
-            return StepSession(line, spec, self.schedule, (epoch, share), endless=endless, on_close=on_close)
+            return StepSession(line, spec, schedule, (epoch, share), endless=endless, on_close=on_close)
         except BaseException:
             on_close()
             raise
@@ -201,9 +207,8 @@ class Prepared:
         self._plans = Plans(self._recipe, self.manifest)
         return resume.epoch, resume.batch
 
-    def _session_spec(self, epoch: int, share: Share) -> SessionSpec:
+    def _session_spec(self, epoch: int, share: Share, schedule: EpochSchedule) -> SessionSpec:
         rank, worker = self.rank_config, f" worker {share.worker} of {share.workers}"
-        schedule, _ = self.schedule(epoch, share)
         return SessionSpec(
             dataset=self.manifest.digest,
             consumer=f"rank {rank.rank}{worker if share.workers > 1 else ''}",
