@@ -5,6 +5,7 @@ obstore's own chain does not read profiles, and libcurl has none.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -23,6 +24,12 @@ class Keys:
     key: str = field(repr=False)
     secret: str = field(repr=False)
     token: str | None = field(default=None, repr=False)
+
+
+def of_environment() -> Keys | None:
+    """Those of the environment; boto would find them, too, where it is installed."""
+    key, secret = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
+    return Keys(key, secret, os.environ.get("AWS_SESSION_TOKEN")) if key and secret else None
 
 
 class BotoKeys:

@@ -149,9 +149,10 @@ def make_access(address: Address, translation: Translation) -> Access | None:
         keys = Keys(str(config["access_key_id"]), str(config.get("secret_access_key", "")), token)
     elif not config.get("skip_signature"):
         found = boto_keys.find(translation.profile)
-        if found is None:
+        if found is not None:
+            ring, region = KeyRing(found.now), found.region
+        elif (keys := boto_keys.of_environment()) is None:
             return None
-        ring, region = KeyRing(found.now), found.region
     with options_refused(address, translation):
         base, region = _place(s3_client(address, translation, Keys("x", "x"), region))
     return Access(

@@ -9,6 +9,7 @@ import os
 import random
 import re
 import ssl
+import sys
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -203,8 +204,14 @@ async def test_anonymous_requests_are_not_signed() -> None:
         assert not {"authorization", "x-amz-date", "x-amz-security-token"} & set(server.asked[0].headers)
 
 
-async def test_endpoint_region_and_keys_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """AWS_ENDPOINT_URL, AWS_REGION and the three of the credentials, without an option; libcurl and obstore alike."""
+@pytest.mark.parametrize("boto", [True, False])
+async def test_endpoint_region_and_keys_of_the_environment(boto: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWS_ENDPOINT_URL, AWS_REGION and the three of the credentials, without an option; libcurl and obstore alike.
+
+    The sidecar's image has no botocore.
+    """
+    if not boto:
+        monkeypatch.setitem(sys.modules, "botocore.session", None)
     async with telling() as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
         monkeypatch.setenv("AWS_REGION", "eu-north-7")
@@ -215,6 +222,7 @@ async def test_endpoint_region_and_keys_of_the_environment(monkeypatch: pytest.M
             store = open_store("s3://bucket", {}, client=client)  # type: ignore[arg-type]
             assert await read(store, _record("s3://bucket/o"), 0, 9) == RAMP[:9]
             await store.aclose()
+    assert [asked.headers["user-agent"].partition("/")[0] for asked in server.asked] == ["streamer", "object_store"]
     for asked in server.asked:
         assert re.search(rf"Credential={KEY}/\d+/eu-north-7/s3/", asked.headers["authorization"])
         assert asked.headers["x-amz-security-token"] == TOKEN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,15 @@ def test_who_cannot_be_asked_now_is_worth_another_try(config: Path) -> None:
         boto_keys.find(None)
     assert type(caught.value) is StoreError
     assert "hidden" not in str(caught.value) + str(caught.value.__cause__)
+
+
+def test_the_environment_does_without_boto(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair is needed, a token is not; a profile is refused where botocore is missing."""
+    monkeypatch.setitem(sys.modules, "botocore.session", None)
+    assert boto_keys.find(None) is None
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    assert boto_keys.of_environment() is None
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    assert boto_keys.of_environment() == boto_keys.Keys("k", "s", None)
+    with pytest.raises(ConfigError, match="needs botocore"):
+        boto_keys.find("p")
