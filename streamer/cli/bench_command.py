@@ -28,8 +28,9 @@ HELP = "measure the link to a store and say what to set"
 
 DESCRIPTION = """\
 Reads ranges of the objects below a url, with more and more connections, and throws the bytes away: latency, rate of one
-connection and of many, CPU per GB, and obstore against fsspec. Each combination is read for --seconds; the reading is
-real, and so are its requests and, across regions, its price. --max-bytes bounds it.
+connection and of many, CPU per GB, and the clients that the url has (curl, obstore, fsspec) side by side. Each
+combination is read for --seconds; the reading is real, and so are its requests and, across regions, its price.
+--max-bytes bounds it.
 """
 
 EXAMPLES = """\
@@ -41,6 +42,8 @@ examples:
 """
 
 _LATENCY_REQUESTS = 20
+# What these read, fsspec reads as well: they are compared.
+_NATIVE = ("curl", "obstore")
 # Of each endpoint, in turns: the machine changes meanwhile.
 _TURNS = 2
 
@@ -129,7 +132,7 @@ class _Bench:
                 grid = await self._grid(store, objects, client, bar)
         finally:
             await store.aclose()
-        clients = await self._compare(url, objects, best(grid)) if client == "obstore" else ()
+        clients = await self._compare(url, objects, best(grid)) if client in _NATIVE else ()
         ways = await self._ways(url, objects, best(grid)) if self._arguments.other_endpoint else ()
         return LinkFigures(
             url=url, latency=latency, single=single, grid=tuple(grid), clients=tuple(clients), ways=tuple(ways)
@@ -150,15 +153,17 @@ class _Bench:
         return cells
 
     async def _compare(self, url: str, objects: Sequence[ObjectRecord], chosen: Cell) -> list[Cell]:
-        """The chosen combination by each client, one after the other."""
+        """The chosen combination by each client that there is for the url, one after the other."""
         from streamer.cli.link_meter import measure_latency
 
         found = []
-        for name in ("obstore", "fsspec"):
+        for name in (*_NATIVE, "fsspec"):
             try:
                 store, client = self._open(url, name)
             except (ImportError, ConfigError) as error:
                 self._terminal.note(f"{name} is left out: {error}")
+                continue
+            if client != name:  # libcurl reads s3 and http alone
                 continue
             try:
                 # The first request imports, signs in and connects: not what is compared.
@@ -202,17 +207,24 @@ class _Bench:
     def _open(self, url: str, client: str, options: Mapping[str, object] | None = None) -> tuple[ObjectStore, str]:
         """A store and what reads it; with the options of the command unless told otherwise."""
         from streamer.store import open_store
-        from streamer.store.fsspec_store import FsspecStore
-        from streamer.store.local_store import LocalStore
 
-        chosen: ObjectStore = open_store(
+        store = open_store(
             url,
             self._arguments.storage_options if options is None else options,
             client=client,  # type: ignore[arg-type]
         )
-        if isinstance(chosen, LocalStore):
-            return chosen, "file"
-        return chosen, "fsspec" if isinstance(chosen, FsspecStore) else "obstore"
+        return store, client_of(store)
+
+
+def client_of(store: ObjectStore) -> str:
+    """The name of what reads."""
+    from streamer.store.curl_store import CurlStore
+    from streamer.store.local_store import LocalStore
+    from streamer.store.obstore_store import ObstoreStore
+
+    # A store of libcurl is one of obstore, too.
+    kinds = {LocalStore: "file", CurlStore: "curl", ObstoreStore: "obstore"}
+    return kinds.get(type(store), "fsspec")
 
 
 def url_root(url: str) -> str:

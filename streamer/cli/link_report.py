@@ -25,7 +25,7 @@ class LinkFigures:
         url: what was read.
         latency: of a small range.
         single: one connection.
-        grid: combinations of connections and ranges with the usual client.
+        grid: combinations of connections and ranges with the client that "auto" takes here.
         clients: the same combination with each client; empty where there is only one.
         ways: the same combination over http and https; empty where only one was named.
     """
@@ -73,7 +73,7 @@ def advice(figures: LinkFigures) -> list[str]:
     ]
     lines += _settings(chosen, figures.grid)
     lines += _faults(figures.grid)
-    lines += _clients(figures.clients)
+    lines += _clients(figures.clients, figures.single.client)
     lines += _tls(figures.ways)
     return lines
 
@@ -130,15 +130,21 @@ def _faults(grid: Sequence[Cell]) -> list[str]:
     ]
 
 
-def _clients(clients: Sequence[Cell]) -> list[str]:
-    by_name = {cell.client: cell for cell in clients if cell.received_bytes}
-    if not {"obstore", "fsspec"} <= set(by_name):
+def _clients(clients: Sequence[Cell], auto: str) -> list[str]:
+    """The client that costs the least CPU of those that are about as fast as the fastest, and the one that is taken."""
+    served = [cell for cell in clients if cell.received_bytes]
+    if len(served) < 2:
         return []
-    fast, slow = by_name["obstore"], by_name["fsspec"]
-    return [
-        f"obstore has {fast.bytes_per_second / slow.bytes_per_second:.1f} x the rate of fsspec at "
-        f"{fast.cpu_seconds_per_gb / max(slow.cpu_seconds_per_gb, 1e-9):.2f} x its CPU per byte"
-    ]
+    fastest = max(cell.bytes_per_second for cell in served)
+    good = [cell for cell in served if cell.bytes_per_second >= _WORTH * fastest]
+    chosen = min(good, key=lambda cell: cell.cpu_seconds_per_gb)
+    others = ", ".join(
+        f"{cell.client} has {cell.bytes_per_second / chosen.bytes_per_second:.2f} x its rate at "
+        f"{cell.cpu_seconds_per_gb / max(chosen.cpu_seconds_per_gb, 1e-9):.2f} x its CPU per byte"
+        for cell in served
+        if cell is not chosen
+    )
+    return [f'{chosen.client} reads this link best: {others}; "auto", as the engine reads, takes {auto} here']
 
 
 def _tls(ways: Sequence[Way]) -> list[str]:

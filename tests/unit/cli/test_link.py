@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from streamer.cli.bench_command import at_endpoint, endpoint_of
+from streamer.cli.bench_command import at_endpoint, client_of, endpoint_of
 from streamer.cli.frame import main
 from streamer.cli.link_meter import Cell, Latency, Ranges, Way, find_objects, joined, measure_cell
 from streamer.cli.link_report import LinkFigures, advice, best, cell_row, save_plot
 from streamer.config import FetchConfig, MiB
 from streamer.errors import AccessDeniedError, ConfigError, ThrottledError
 from streamer.manifest.model import ObjectRecord
+from streamer.store import Client, open_store
 from streamer.store.base import Take
 from streamer.store.local_store import LocalStore
 
@@ -130,9 +131,40 @@ def test_clients_are_compared_where_both_received() -> None:
     """Rate and CPU as ratios; a client that got nothing is not divided by."""
     fast, slow, dead = (_cell(4, MiB, 4e8), _cell(4, MiB, 1e8, "fsspec", 2.0), _cell(4, MiB, 0, "fsspec"))
     compared = advice(_figures(_cell(4, MiB, 1e8), clients=(fast, slow)))
-    assert compared[-1] == "obstore has 4.0 x the rate of fsspec at 0.12 x its CPU per byte"
+    assert compared[-1] == (
+        "obstore reads this link best: fsspec has 0.25 x its rate at 8.00 x its CPU per byte; "
+        '"auto", as the engine reads, takes obstore here'
+    )
     assert not any("fsspec" in line for line in advice(_figures(_cell(4, MiB, 1e8), clients=(fast, dead))))
     assert cell_row(dead)[2] == "-"
+
+
+def test_the_cheapest_of_the_fast_clients_is_named() -> None:
+    """Half the CPU counts for more than 8 % of the rate, and for less than half of it; what "auto" takes is said."""
+    obstore = _cell(4, MiB, 4e8)
+    near, far = _cell(4, MiB, 3.7e8, "curl", 0.5), _cell(4, MiB, 2e8, "curl", 0.25)
+    (line,) = advice(_figures(_cell(4, MiB, 1e8), clients=(near, obstore)))[3:]
+    assert line.startswith("curl reads this link best: obstore has 1.08 x its rate at 1.85 x its CPU per byte;")
+    assert line.endswith("takes obstore here")
+    (line,) = advice(_figures(_cell(4, MiB, 1e8), clients=(far, obstore)))[3:]
+    assert line.startswith("obstore reads this link best: curl has 0.50 x its rate")
+
+
+@pytest.mark.parametrize(
+    ("url", "client", "name"),
+    [
+        ("s3://b", "curl", "curl"),
+        ("https://h", "curl", "curl"),
+        ("gs://b", "curl", "obstore"),
+        ("s3://b", "obstore", "obstore"),
+        ("s3://b", "fsspec", "fsspec"),
+        ("memory://x", "auto", "fsspec"),
+        ("/tmp", "auto", "file"),
+    ],
+)
+def test_the_client_is_named_after_what_reads(url: str, client: Client, name: str) -> None:
+    """A store of libcurl is no obstore, though it is one for listings."""
+    assert client_of(open_store(url, client=client)) == name
 
 
 def test_the_plot_is_a_file(tmp_path: Path) -> None:
