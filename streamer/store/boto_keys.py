@@ -6,6 +6,7 @@ obstore's own chain does not read profiles, and libcurl has none.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -26,10 +27,10 @@ class Keys:
     token: str | None = field(default=None, repr=False)
 
 
-def of_environment() -> Keys | None:
-    """Those of the environment; boto would find them, too, where it is installed."""
-    key, secret = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
-    return Keys(key, secret, os.environ.get("AWS_SESSION_TOKEN")) if key and secret else None
+def of_environment(variables: Mapping[str, str] = os.environ) -> Keys | None:
+    """Those in AWS's own variables; boto would find them, too, where it is installed."""
+    key, secret = variables.get("AWS_ACCESS_KEY_ID"), variables.get("AWS_SECRET_ACCESS_KEY")
+    return Keys(key, secret, variables.get("AWS_SESSION_TOKEN")) if key and secret else None
 
 
 class BotoKeys:

@@ -10,7 +10,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -180,9 +180,9 @@ def _headers(address: Address, translation: Translation) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _proxy(url: str) -> str | None:
+def _proxy(url: str, variables: Mapping[str, str] = os.environ) -> str | None:
     """libcurl knows HTTP_PROXY in lower case only, obstore both; all other names they share."""
-    return os.environ.get("http_proxy") or os.environ.get("HTTP_PROXY") if url.startswith("http://") else None
+    return variables.get("http_proxy") or variables.get("HTTP_PROXY") if url.startswith("http://") else None
 
 
 def _place(client: S3Store) -> tuple[str, str]:

@@ -60,9 +60,9 @@ def test_the_environment_does_without_boto(monkeypatch: pytest.MonkeyPatch) -> N
     """A pair is needed, a token is not; a profile is refused where botocore is missing."""
     monkeypatch.setitem(sys.modules, "botocore.session", None)
     assert boto_keys.find(None) is None
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
-    assert boto_keys.of_environment() is None
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
-    assert boto_keys.of_environment() == boto_keys.Keys("k", "s", None)
+    pair = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
+    assert boto_keys.of_environment({"AWS_ACCESS_KEY_ID": "k"}) is None
+    assert boto_keys.of_environment(pair) == boto_keys.Keys("k", "s", None)
+    assert boto_keys.of_environment({**pair, "AWS_SESSION_TOKEN": "t"}) == boto_keys.Keys("k", "s", "t")
     with pytest.raises(ConfigError, match="needs botocore"):
         boto_keys.find("p")
