@@ -16,6 +16,7 @@ from streamer.fetch.statistics import Tally
 from streamer.fetch.window import LATENCY_INFLATION, WindowControl, size_class
 from streamer.manifest.model import Extent
 from streamer.store.base import ObjectStore
+from streamer.store.urls import shown
 
 # Credentials are renewed once for all the requests that were refused together.
 _REFRESH_SECONDS = 1.0
@@ -66,7 +67,7 @@ class Endpoint:
         self._probed = float("-inf")
 
     def __repr__(self) -> str:
-        return f"Endpoint({self.root!r}, {self.control}, {self.gate})"
+        return f"Endpoint({shown(self.root)!r}, {self.control}, {self.gate})"
 
     def first_byte(self, length: int) -> Sampled:
         """Times to first byte of requests of about `length` bytes."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
 
 # Below this many samples a p95 says nothing.
 LEAST_SAMPLES = 20
@@ -61,6 +60,11 @@ class Sampled:
         """Whether there are enough samples for quantiles."""
         return len(self.values) >= LEAST_SAMPLES
 
+    @property
+    def middle(self) -> float:
+        """The upper median of however few there are; there is one."""
+        return sorted(self.values)[len(self.values) // 2]
+
     def quantile(self, share: float) -> float | None:
         """A quantile, `share` in [0, 1); None below 20 samples."""
         if self._fresh >= REFRESH_SAMPLES or not self._sorted:
@@ -81,7 +85,7 @@ def cold_duplicate_after(first_byte: Sampled) -> float:
     """
     if not first_byte.values:
         return COLD_SECONDS
-    return max(COLD_LEAST_SECONDS, COLD_FACTOR * median(first_byte.values))
+    return max(COLD_LEAST_SECONDS, COLD_FACTOR * first_byte.middle)
 
 
 def duplicate_after(first_byte: Sampled, *, soon: bool) -> float | None:

@@ -53,10 +53,14 @@ def pause_seconds(attempt: int, start: float, longest: float, draw: float) -> fl
     return float(draw * min(longest, start * 2.0 ** (attempt - 1)))
 
 
+# A store that asks for more is not believed: a wrong header would close the window for good.
+MOST_ASKED_SECONDS = 60.0
+
+
 def asked_seconds(error: StreamerError) -> float:
-    """What the store's Retry-After asked for; 0 without one."""
+    """What the store's Retry-After asked for, a minute at most; 0 without one, or one that is no duration."""
     asked = error.details.get("retry_after_seconds")
-    return float(asked) if isinstance(asked, (int, float)) else 0.0
+    return min(asked, MOST_ASKED_SECONDS) if isinstance(asked, (int, float)) and asked > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,9 +106,9 @@ def short_read(url: str, start: int, stop: int, received: int) -> ShortReadError
 def after_fork(root: str, opener: int) -> StoreError:
     """Threads and sockets of a client do not survive a fork: the child would hang."""
     return StoreError(
-        f"{root} was opened by process {opener} and used after a fork in {os.getpid()}; "
+        f"{shown(root)} was opened by process {opener} and used after a fork in {os.getpid()}; "
         "open stores in the process that reads",
-        url=root,
+        url=shown(root),
     )
 
 

@@ -49,7 +49,7 @@ class ObstoreStore:
         self._counters = Counters()
 
     def __repr__(self) -> str:
-        return f"ObstoreStore({self._root!r}, {self._counters})"
+        return f"ObstoreStore({urls.shown(self._root)!r}, {self._counters})"
 
     async def get(
         self,

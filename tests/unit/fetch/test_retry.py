@@ -125,3 +125,9 @@ def test_tokens_do_not_grow_beyond_their_capacity() -> None:
     for _ in range(1000):
         tokens.succeeded()
     assert sum(tokens.take(ThrottledError("x")) for _ in range(1000)) == 100
+
+
+@pytest.mark.parametrize(("said", "seconds"), [(None, 0.0), (7.0, 7.0), (1e9, 60.0), (-5.0, 0.0), (float("nan"), 0.0)])
+def test_retry_after_is_honoured_within_reason(said: float | None, seconds: float) -> None:
+    """A wrong header does not close the window for good."""
+    assert asked_seconds(ThrottledError("slow down", retry_after_seconds=said)) == seconds
