@@ -199,3 +199,15 @@ def test_no_room_is_a_config_error():
     """More than the machine has is refused at once, with the knob's name."""
     with pytest.raises(ConfigError, match="ring_bytes"):
         memory.create_sealed("test", 1 << 60)
+
+
+def test_the_last_slot_that_was_freed_is_taken_first():
+    """A trainer that keeps few batches uses few slots."""
+    ring = Ring(1, Shape(4, 4096), lambda: None)
+    for _ in range(3):
+        slot = ring.take()
+        assert slot == 0
+        ring.put_back(slot)
+    held = ring.take()
+    assert [ring.take(), held] == [1, 0]
+    ring.close()
