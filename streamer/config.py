@@ -1,4 +1,4 @@
-"""Every tunable, validated; the only reader of the environment and of TOML.
+"""Every tunable, validated; the only reader of TOML, and of streamer's own variables in the environment.
 
 Sizes are bytes, times are seconds. A default carries the measurement or document it comes from.
 """

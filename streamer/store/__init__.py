@@ -2,6 +2,7 @@
 
 base.py             the protocol
 curl_store.py       s3 and http by libcurl: the hot path where cores are few
+curl_handle.py      one request of it; curl_access.py, boto_keys.py: how it gets there
 obstore_store.py    s3, gs, az, http by obstore (Rust)
 fsspec_store.py     any url that fsspec knows
 local_store.py      files

@@ -12,39 +12,27 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from datetime import UTC
+from collections.abc import Callable
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 import pycurl
 
-from streamer.errors import ClosedError, ConfigError, ObjectChangedError, StoreError
+from streamer.errors import ClosedError, ObjectChangedError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.base import PIECE_BYTES, Take
 from streamer.store.curl_access import Access
+from streamer.store.curl_handle import Handle
 from streamer.store.obstore_store import ObstoreStore
 from streamer.store.urls import shown
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
 
-    from streamer.store.boto_keys import Keys
-
-# Read from a socket at once.
-_BUFFER_BYTES = 512 * 1024
 # Connections that wait for the next request, of all hosts; the window is smaller.
 _IDLE_CONNECTIONS = 1024
-# Of what a store says instead of bytes, as much is looked at for its code.
-_SAID_BYTES = 64 * 1024
-_CODE = re.compile(rb"<Code>(\w+)</Code>")
 # Where libcurl signs, it takes these out of a path: the key of another object would be read.
 _DOTS = re.compile(r"(?:^|/)\.\.?(?:/|$)")
-# Of the address that a redirect names, what is not among these is escaped.
-_ASCII = bytes(range(0x21, 0x7F)).decode()
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class CurlStore(ObstoreStore):
@@ -64,7 +52,7 @@ class CurlStore(ObstoreStore):
         self._seeking = asyncio.Lock()
         self._multi: pycurl.AsyncCurlMulti | None = None
         self._opened_by = 0
-        self._free: list[_Handle] = []
+        self._free: list[Handle] = []
 
     def __repr__(self) -> str:
         return f"CurlStore({shown(self._root)!r}, {self._counters})"
@@ -86,7 +74,7 @@ class CurlStore(ObstoreStore):
             await super().get(target, start, stop, take, piece_bytes=piece_bytes)
             return
         keys = access.keys if access.ring is None else await access.ring.keys()
-        multi, handle = self._running(), self._free.pop() if self._free else _Handle(access)
+        multi, handle = self._running(), self._free.pop() if self._free else Handle(access)
         self._counters.requests += 1
         handle.lend(target, (start, stop), take)
         address, headers = access.address(name), access.headers
@@ -152,273 +140,3 @@ class CurlStore(ObstoreStore):
         self._access, self._is_sought = None, False
         while self._free:
             self._free.pop().easy.close()
-
-
-class _Handle:
-    """An easy handle of libcurl, and the request that it is lent to.
-
-    Attributes:
-        received: bytes of the body.
-        failure: what was raised while libcurl called; it knows no exceptions.
-    """
-
-    __slots__ = (
-        "_fresh",
-        "_keys",
-        "_lines",
-        "_most",
-        "_range",
-        "_redirects",
-        "_redirects_left",
-        "_said",
-        "_sink",
-        "_tag",
-        "_take",
-        "_target",
-        "easy",
-        "failure",
-        "received",
-    )
-
-    def __init__(self, access: Access) -> None:
-        self._target: ObjectRecord | None = None
-        self._range = (0, 0)
-        self._tag: str | None = None
-        self._take: Take | None = None
-        self._sink: Take | None = None
-        self._lines: list[bytes] = []
-        self._said = b""
-        self._most = 0
-        self._redirects = self._redirects_left = access.redirects
-        self._keys: Keys | None = None
-        self._fresh = False
-        self.received = 0
-        self.failure: BaseException | None = None
-        self.easy = _easy(access)
-        self.easy.setopt(pycurl.HEADERFUNCTION, self._lines.append)
-        self.easy.setopt(pycurl.WRITEFUNCTION, self._write)
-
-    def lend(self, target: ObjectRecord, asked: tuple[int, int], take: Take) -> None:
-        """To one request, from now on until `take_back`."""
-        self._target, self._range, self._take = target, asked, take
-        self._redirects_left = self._redirects
-        tag = versions.if_match(target.version)
-        # libcurl would write a line break as it is. Unsent, it is still compared with what comes.
-        self._tag = tag if tag is not None and tag.isascii() and tag.isprintable() else None
-
-    def take_back(self) -> None:
-        """Nothing of the request is kept."""
-        self._target = self._take = None
-        self._begin_again()
-
-    def _begin_again(self) -> None:
-        self._sink = self.failure = None
-        self._lines.clear()
-        self._said = b""
-        self.received = 0
-
-    def prepare(self, address: str, headers: Sequence[str], keys: Keys | None, *, fresh: bool) -> None:
-        """Tells libcurl what to ask for; what has not changed since the last request is told already."""
-        easy, (start, stop) = self.easy, self._range
-        lines = [f"Range: bytes={start}-{stop - 1}", *headers]
-        if self._tag is not None:
-            lines.append(f"If-Match: {self._tag}")
-        if keys is not None and keys.token is not None:
-            lines.append(f"x-amz-security-token: {keys.token}")
-        easy.setopt(pycurl.URL, address)
-        easy.setopt(pycurl.HTTPHEADER, lines)
-        if keys is not None and keys is not self._keys:
-            easy.setopt(pycurl.USERNAME, keys.key)
-            easy.setopt(pycurl.PASSWORD, keys.secret)
-            self._keys = keys
-        if fresh is not self._fresh:
-            easy.setopt(pycurl.FRESH_CONNECT, int(fresh))
-            self._fresh = fresh
-
-    def finish(self) -> str:
-        """Judges the answer, which came to its end.
-
-        Returns:
-            Where to ask instead; empty when the range was received.
-
-        Raises:
-            StoreError: it is not the range.
-        """
-        assert self._target is not None, "lent"
-        if self._sink is None:  # an answer without a body
-            self._sink = self._begin()
-        if self._sink == self._hear:
-            return self._redirected()
-        start, stop = self._range
-        if self.received != stop - start:
-            raise failures.short_read(self._target.url, start, stop, self.received)
-        return ""
-
-    def _redirected(self) -> str:
-        assert self._target is not None, "lent"
-        address = self.easy.getinfo_raw(pycurl.REDIRECT_URL) if self._redirects else None
-        if not address:
-            raise self._refusal()
-        if not self._redirects_left:
-            raise failures.unreachable(self._target.url, "it redirects too often")
-        self._redirects_left -= 1
-        self._begin_again()
-        return quote(address, safe=_ASCII)
-
-    def failed(self, error: pycurl.error) -> BaseException:
-        """What ended it early, as ours."""
-        assert self._target is not None, "lent"
-        if self.failure is not None:
-            return self.failure
-        url, (start, stop), code, text = self._target.url, self._range, error.args[0], str(error.args[-1])
-        if code in (pycurl.E_PARTIAL_FILE, pycurl.E_RECV_ERROR, pycurl.E_GOT_NOTHING) and self._sink == self._take:
-            return failures.short_read(url, start, stop, self.received)
-        if code == pycurl.E_URL_MALFORMAT:
-            return ConfigError(f"{shown(url)}: libcurl cannot take this url", field="url")
-        if code == pycurl.E_PEER_FAILED_VERIFICATION and ("expired" in text or "match" in text):
-            return failures.unreachable(url, "its certificate is not valid (expired, or of another name)")
-        return failures.unreachable(url, _REASONS.get(code, f"the request failed (libcurl {code})"))
-
-    def _write(self, piece: bytes) -> int | None:
-        """libcurl has a piece of the body; another number than its length ends the request."""
-        try:
-            sink = self._sink
-            if sink is None:
-                sink = self._sink = self._begin()
-            self.received += len(piece)
-            if self.received > self._most:
-                raise self._too_much()
-            sink(piece)
-        except BaseException as error:  # noqa: BLE001 - raised again by `failed`: nothing passes through libcurl
-            self.failure = error
-            return -1
-        return None
-
-    def _too_much(self) -> StoreError:
-        assert self._target is not None, "lent"
-        if self._sink == self._hear:
-            return self._refusal()
-        return failures.short_read(self._target.url, *self._range, self.received)
-
-    def _begin(self) -> Take:
-        """At the first byte: whether it is what was asked for, in the pinned version."""
-        assert self._target is not None, "lent"
-        assert self._take is not None, "lent"
-        target, (start, stop) = self._target, self._range
-        self._most = stop - start
-        if self._is_as_expected():
-            return self._take
-        status, headers = self._head()
-        if status == 206:
-            _check_range(target, (start, stop), headers.get(b"content-range", b"").decode("latin-1"))
-        elif status != 200:
-            self._most = _SAID_BYTES
-            return self._hear
-        elif (start, stop) != (0, target.size):
-            raise StoreError(
-                f"{shown(target.url)}: the server does not serve ranges", url=shown(target.url), status=200
-            )
-        versions.require(target, _version(target, headers))
-        return self._take
-
-    def _is_as_expected(self) -> bool:
-        """Whether the head has just the lines that most servers write: cheaper than to take it apart (4 us)."""
-        assert self._target is not None, "lent"
-        lines, tag, (start, stop) = self._lines, self._tag, self._range
-        return (
-            tag is not None
-            and lines[0].startswith(b"HTTP/1.1 206")
-            and f"ETag: {tag}\r\n".encode() in lines
-            and f"Content-Range: bytes {start}-{stop - 1}/{self._target.size}\r\n".encode() in lines
-        )
-
-    def _head(self) -> tuple[int, dict[bytes, bytes]]:
-        """Status and headers of the last answer; those of proxies and redirects come before it."""
-        status, headers = 0, {}
-        for line in self._lines:
-            name, colon, value = line.partition(b":")
-            if colon:
-                headers[name.lower()] = value.strip()
-            elif line.startswith(b"HTTP/"):
-                status, headers = int(line.split()[1]), {}
-        return status, headers
-
-    def _hear(self, piece: bytes | memoryview) -> None:
-        """What a store says instead of bytes."""
-        self._said += piece
-
-    def _refusal(self) -> StoreError:
-        assert self._target is not None, "lent"
-        status, headers = self._head()
-        if status == 412:
-            return versions.changed(self._target, None)
-        code, asked = _CODE.search(self._said), headers.get(b"retry-after", b"")
-        after = float(asked) if asked.isdigit() else None  # its date form is not used by object stores and is ignored
-        return failures.error_of(self._target.url, failures.Answer(status, code[1].decode() if code else "", after))
-
-
-def _easy(access: Access) -> pycurl.Curl:
-    easy = pycurl.Curl()
-    easy.setopt(pycurl.NOSIGNAL, 1)
-    easy.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
-    easy.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
-    if access.proxy is not None:
-        easy.setopt(pycurl.PROXY, access.proxy)
-    easy.setopt(pycurl.BUFFERSIZE, _BUFFER_BYTES)
-    easy.setopt(pycurl.TCP_KEEPALIVE, 1)
-    easy.setopt(pycurl.CONNECTTIMEOUT_MS, int(access.connect_seconds * 1000))
-    easy.setopt(pycurl.USERAGENT, "streamer")
-    if access.bundle is not None:
-        easy.setopt(pycurl.CAINFO, access.bundle)
-    if access.folder is not None:
-        easy.setopt(pycurl.CAPATH, access.folder)
-    if access.region:
-        easy.setopt(pycurl.AWS_SIGV4, f"aws:amz:{access.region}:s3")
-    else:
-        easy.setopt(pycurl.PATH_AS_IS, 1)
-    return easy
-
-
-def _check_range(target: ObjectRecord, asked: tuple[int, int], said: str) -> None:
-    """Whatever the server made of the headers: the answer must begin where asked, of an object as large as known."""
-    start, stop = asked
-    if said == f"bytes {start}-{stop - 1}/{target.size}":
-        return
-    found = _RANGE.fullmatch(said)
-    if found is not None and int(found[3]) != target.size:
-        raise versions.changed(target, f"an object of {found[3]} bytes")
-    received = int(found[2]) + 1 - int(found[1]) if found is not None else 0
-    raise failures.short_read(target.url, start, stop, received)
-
-
-def _version(target: ObjectRecord, headers: dict[bytes, bytes]) -> str:
-    """What the answer is a version of, in the words of listings."""
-    if tag := headers.get(b"etag"):
-        return versions.etag_version(tag.decode("latin-1"))
-    if version := headers.get(b"x-amz-version-id"):
-        return versions.VERSION + version.decode("latin-1")
-    # Rare, and one of the slower imports of the engine's start (2 ms).
-    from email.utils import parsedate_to_datetime
-
-    modified = 0
-    with suppress(ValueError, KeyError):
-        moment = parsedate_to_datetime(headers[b"last-modified"].decode("latin-1"))
-        modified = versions.nanoseconds(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
-    return versions.stat_version(target.size, modified)
-
-
-_REASONS = {
-    pycurl.E_COULDNT_RESOLVE_HOST: "the name of the endpoint cannot be resolved",
-    pycurl.E_COULDNT_RESOLVE_PROXY: "the name of the proxy cannot be resolved",
-    pycurl.E_COULDNT_CONNECT: "no connection",
-    pycurl.E_OPERATION_TIMEDOUT: "no connection in time",
-    pycurl.E_PEER_FAILED_VERIFICATION: failures.UNTRUSTED,
-    pycurl.E_SSL_CONNECT_ERROR: "no TLS connection",
-    pycurl.E_SEND_ERROR: "the connection broke",
-    pycurl.E_RECV_ERROR: "the connection broke",
-    pycurl.E_GOT_NOTHING: "the connection broke",
-    pycurl.E_PARTIAL_FILE: "the connection broke",
-    pycurl.E_UNSUPPORTED_PROTOCOL: "what answers does not speak HTTP",
-    pycurl.E_FTP_WEIRD_SERVER_REPLY: "what answers does not speak HTTP",  # 8, of any protocol
-    pycurl.E_SSL_CACERT_BADFILE: "the file of trusted certificates cannot be read (SSL_CERT_FILE)",
-}

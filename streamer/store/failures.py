@@ -6,6 +6,7 @@ urls; its text, with secrets struck out, stays in `__cause__`.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -47,6 +48,24 @@ class Answer:
     status: int | None
     code: str = ""
     retry_after_seconds: float | None = None
+
+
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+
+
+def code_of(body: str) -> str:
+    """The store's own word in an XML answer; empty: none."""
+    found = _CODE.search(body)
+    return found[1] if found else ""
+
+
+def asked_seconds(retry_after: str | None) -> float | None:
+    """Retry-After in seconds; its date form is not used by object stores and is ignored."""
+    try:
+        seconds = float(retry_after) if retry_after else math.nan
+    except ValueError:
+        return None
+    return seconds if 0.0 <= seconds < math.inf else None
 
 
 def error_of(url: str, answer: Answer) -> StoreError:

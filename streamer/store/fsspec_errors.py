@@ -51,23 +51,15 @@ def _http_answer(error: BaseException) -> failures.Answer | None:
         metadata = response["ResponseMetadata"]
         headers = metadata.get("HTTPHeaders", {})
         code = str(response.get("Error", {}).get("Code", ""))
-        return failures.Answer(metadata.get("HTTPStatusCode"), code, _seconds(headers.get("retry-after")))
+        return failures.Answer(metadata.get("HTTPStatusCode"), code, failures.asked_seconds(headers.get("retry-after")))
     for name in ("status", "status_code", "code"):  # aiohttp, azure, gcsfs
         # aiohttp calls a truncated body "code 400" of its own making: `code` is a status only of gcsfs.
         is_status = name != "code" or type(error).__module__.startswith("gcsfs")
         status = getattr(error, name, None) if is_status else None
         if isinstance(status, int) and 300 <= status < 600:
             headers = getattr(error, "headers", None) or {}
-            return failures.Answer(status, "", _seconds(headers.get("Retry-After")))
+            return failures.Answer(status, "", failures.asked_seconds(headers.get("Retry-After")))
     return None
-
-
-def _seconds(text: str | None) -> float | None:
-    """Retry-After in seconds; its date form is not used by object stores and is ignored."""
-    try:
-        return float(text) if text else None
-    except ValueError:
-        return None
 
 
 def _status_of_type(error: BaseException | None) -> int | None:

@@ -10,7 +10,6 @@ from streamer.store import failures, versions
 
 # obstore 0.12 has no attribute for the status; its message begins "... status code: 503 Service Unavailable: <body>".
 _STATUS = re.compile(r"status code: (\d{3})")
-_CODE = re.compile(r"<Code>(\w+)</Code>")
 _STATUS_OF_TYPE = {
     "FileNotFoundError": 404,
     "NotFoundError": 404,
@@ -34,8 +33,7 @@ def _answer(error: Exception) -> failures.Answer:
     text = str(error)
     found = _STATUS.search(text.partition("\n\nDebug source")[0])
     status = int(found[1]) if found else _STATUS_OF_TYPE.get(type(error).__name__)
-    code = _CODE.search(text)
-    return failures.Answer(status, code[1] if code else "")
+    return failures.Answer(status, failures.code_of(text))
 
 
 def _unanswered(url: str, error: Exception) -> StoreError:

@@ -184,11 +184,7 @@ def _options(target: ObjectRecord, start: int, stop: int) -> GetOptions:
 
 
 def _version(meta: ObjectMeta) -> str:
-    if etag := meta["e_tag"]:
-        return versions.etag_version(etag)
-    if version := meta["version"]:
-        return versions.VERSION + version
-    return versions.stat_version(meta["size"], versions.nanoseconds(meta["last_modified"]))
+    return versions.of_answer(meta["e_tag"], meta["version"], meta["size"], meta["last_modified"])
 
 
 def _check(target: ObjectRecord, meta: ObjectMeta, got: tuple[int, int], asked: tuple[int, int]) -> None:

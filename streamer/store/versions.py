@@ -31,6 +31,15 @@ def nanoseconds(moment: datetime | float) -> int:
     return round(moment * 1e6) * 1000
 
 
+def of_answer(tag: str | None, version: str | None, size: int, modified: datetime | None) -> str:
+    """The version that an object store tells: its ETag, else its version id, else size and time."""
+    if tag:
+        return etag_version(tag)
+    if version:
+        return VERSION + version
+    return stat_version(size, nanoseconds(modified) if modified else 0)
+
+
 def of_listing(entry: Mapping[str, object]) -> str:
     """The version in an fsspec info, whatever the filesystem calls it."""
     for name in ("ETag", "etag", "e_tag"):
