@@ -21,9 +21,15 @@ def warm_runtime() -> None:
     asyncio.run(put())
 
 
+@pytest.fixture(params=["curl", "obstore"])
+def client(request: pytest.FixtureRequest) -> str:
+    """Who reads the server: the clients of the hot path; a test may name others."""
+    return str(request.param)
+
+
 @pytest.fixture
-async def server(warm_runtime: None) -> AsyncIterator[FakeS3]:
+async def server(warm_runtime: None, client: str) -> AsyncIterator[FakeS3]:
     """A store that works until a script says otherwise."""
-    fake = FakeS3()
+    fake = FakeS3(client)
     async with serving(fake):
         yield fake

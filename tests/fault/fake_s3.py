@@ -65,9 +65,14 @@ class Seen:
 
 
 class FakeS3:
-    """A bucket named `bucket`; `script(request number)` says what goes wrong."""
+    """A bucket named `bucket`; `script(request number)` says what goes wrong.
 
-    def __init__(self) -> None:
+    Args:
+        client: who reads it.
+    """
+
+    def __init__(self, client: str = "curl") -> None:
+        self.client = client
         self.objects: dict[str, bytes] = {"big": RAMP}
         self.versions: dict[str, int] = {}
         self.seen: list[Seen] = []
@@ -173,13 +178,12 @@ async def serving(server: FakeS3, port: int = 0) -> AsyncIterator[str]:
 @asynccontextmanager
 async def fetching(
     server: FakeS3,
-    client: str = "obstore",
     config: FetchConfig = CONFIG,
     options: Mapping[str, object] = MappingProxyType({"key": "k", "secret": "s"}),
 ) -> AsyncIterator[Fetcher]:
     """A fetcher on the server; at the end nothing is reserved, in flight or waiting."""
     told = {"endpoint_url": f"http://127.0.0.1:{server.port}", **options}
-    async with Fetcher(config, lambda url: open_store(url, told, client=client)) as fetcher:  # type: ignore[arg-type]
+    async with Fetcher(config, lambda url: open_store(url, told, client=server.client)) as fetcher:  # type: ignore[arg-type]
         yield fetcher
         after = fetcher.statistics()
     assert (after.reserved_bytes, after.in_flight, after.waiting) == (0, 0, 0)

@@ -25,11 +25,11 @@ PATIENCE_ELSEWHERE_SECONDS = 2.5
 AWAY_SECONDS = 1.3
 
 
-@pytest.mark.parametrize("client", ["obstore", "fsspec"])
-async def test_a_blocked_loop_abandons_no_request(server: FakeS3, client: str) -> None:
+@pytest.mark.parametrize("client", ["curl", "obstore", "fsspec"])
+async def test_a_blocked_loop_abandons_no_request(server: FakeS3) -> None:
     """Eight requests wait for their first byte while something holds the loop for longer than their patience."""
     config = replace(CONFIG, first_byte_seconds=PATIENCE_SECONDS)
-    async with fetching(server, client, config) as fetcher:
+    async with fetching(server, config) as fetcher:
         await fetched(fetcher, part(server, 0, 10))  # s3fs takes its time to start
         server.script = lambda seen, number: Act(wait_seconds=60)
         async with asyncio.TaskGroup() as group:

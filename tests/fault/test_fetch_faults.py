@@ -44,24 +44,23 @@ from tests.fault.fake_s3 import (
 pytestmark = pytest.mark.usefixtures("warm_runtime")
 
 
-@pytest.fixture(params=["obstore", "fsspec"])
-def client(request: pytest.FixtureRequest) -> str:
-    """Both clients for S3."""
-    return str(request.param)
+every_client = pytest.mark.parametrize("client", ["curl", "obstore", "fsspec"])
 
 
-async def test_without_faults_no_byte_is_asked_twice(server: FakeS3, client: str) -> None:
+@every_client
+async def test_without_faults_no_byte_is_asked_twice(server: FakeS3) -> None:
     """A large chunk is asked for as aligned ranges that tile it."""
-    async with fetching(server, client) as fetcher:
+    async with fetching(server) as fetcher:
         assert await fetched(fetcher, part(server, 5, 4 * MiB - 3)) == RAMP[5:-3]
     asked = sorted((seen.start, seen.stop) for seen in server.seen)
     assert asked == [(5, 2 * MiB), (2 * MiB, 4 * MiB - 3)]
 
 
-async def test_throttled_then_well(server: FakeS3, client: str) -> None:
+@every_client
+async def test_throttled_then_well(server: FakeS3) -> None:
     """A 503 is retried and counted."""
     server.script = once(Act(status=503, code="SlowDown"))
-    async with fetching(server, client) as fetcher:
+    async with fetching(server) as fetcher:
         assert await fetched(fetcher, part(server, 0, MiB)) == RAMP[:MiB]
         after = fetcher.statistics()
     assert (after.requests, after.retries, after.throttled, after.failures) == (2, 1, 1, 0)
@@ -77,18 +76,20 @@ async def test_reset_in_the_body_resumes_at_the_last_good_byte(server: FakeS3) -
     assert 256 * KiB <= second.start <= 768 * KiB
 
 
-async def test_truncated_body_resumes(server: FakeS3, client: str) -> None:
+@every_client
+async def test_truncated_body_resumes(server: FakeS3) -> None:
     """A body that ends early is not taken for whole."""
     server.script = once(Act(truncate_after=512 * KiB))
-    async with fetching(server, client) as fetcher:
+    async with fetching(server) as fetcher:
         assert await fetched(fetcher, part(server, 100, MiB)) == RAMP[100:MiB]
     assert len(server.seen) == 2
 
 
+@every_client
 @pytest.mark.parametrize("stall_after", [0, 512 * KiB])
 async def test_stalled_body_is_abandoned(server: FakeS3, client: str, stall_after: int) -> None:
     """A body that hangs for ever costs the progress deadline, not more."""
-    async with fetching(server, client, replace(CONFIG, first_byte_seconds=1.0)) as fetcher:
+    async with fetching(server, replace(CONFIG, first_byte_seconds=1.0)) as fetcher:
         await fetched(fetcher, part(server, 0, 10))  # s3fs takes its time to start
         server.script = at(0, Act(stall_after=stall_after))
         assert await fetched(fetcher, part(server, 0, MiB)) == RAMP[:MiB]
@@ -191,16 +192,17 @@ async def test_object_replaced_between_two_tries(server: FakeS3) -> None:
     assert caught.value.details["attempts"] == 2
 
 
+@every_client
 @pytest.mark.parametrize(
     ("status", "code", "error"),
     [(403, "AccessDenied", AccessDeniedError), (404, "NoSuchKey", ObjectNotFoundError), (400, "BadThing", StoreError)],
 )
 async def test_permanent_failures_are_not_retried(
-    server: FakeS3, client: str, status: int, code: str, error: type[StreamerError]
+    server: FakeS3, status: int, code: str, error: type[StreamerError]
 ) -> None:
     """One request, then the typed error with url, attempts and elapsed_seconds."""
     server.script = lambda seen, number: Act(status=status, code=code)
-    async with fetching(server, client) as fetcher:
+    async with fetching(server) as fetcher:
         with pytest.raises(error) as caught:
             await fetched(fetcher, part(server, 0, 1000))
         assert fetcher.statistics().failures == 1
@@ -210,12 +212,13 @@ async def test_permanent_failures_are_not_retried(
     assert isinstance(caught.value.details["elapsed_seconds"], float)
 
 
-async def test_one_object_that_never_works(server: FakeS3, client: str) -> None:
+@every_client
+async def test_one_object_that_never_works(server: FakeS3) -> None:
     """While others go through, one bad object has its tries and its time; the rest of its chunk is cancelled."""
     server.objects |= {f"o{i}": RAMP[i : i + 1000] for i in range(5)}
     server.script = lambda seen, number: Act(status=500) if seen.key == "o3" else None
     wanted = chunk(*(Extent(server.record(f"o{i}"), 0, 1000) for i in range(5)))
-    async with fetching(server, client) as fetcher:
+    async with fetching(server) as fetcher:
         with pytest.raises(StoreError, match="s3://bucket/o3") as caught:
             await fetched(fetcher, wanted)
         assert await fetched(fetcher, part(server, 0, 10)) == RAMP[:10]
@@ -223,17 +226,19 @@ async def test_one_object_that_never_works(server: FakeS3, client: str) -> None:
     assert float(str(caught.value.details["elapsed_seconds"])) >= CONFIG.failing_seconds
 
 
-async def test_small_objects_of_a_chunk_come_in_order(server: FakeS3, client: str) -> None:
+@every_client
+async def test_small_objects_of_a_chunk_come_in_order(server: FakeS3) -> None:
     """Many objects, a fifth of the requests refused: the concatenation is in the chunk's order."""
     contents = [RAMP[i * 100 : i * 100 + 50 + i] for i in range(60)]
     server.objects |= {f"o{i}": content for i, content in enumerate(contents)}
     server.script = lambda seen, number: Act(status=503, code="SlowDown") if number % 5 == 0 else None
     wanted = chunk(*(Extent(server.record(f"o{i}"), 0, len(content)) for i, content in enumerate(contents)))
-    async with fetching(server, client) as fetcher:
+    async with fetching(server) as fetcher:
         assert await fetched(fetcher, wanted) == b"".join(contents)
     assert len(server.seen) < 1.5 * len(contents)
 
 
+@pytest.mark.parametrize("client", ["curl", "fsspec"])
 async def test_retry_after_closes_the_window(server: FakeS3) -> None:
     """Nothing is sent before the time that the store asked for."""
     times: list[float] = []
@@ -243,11 +248,12 @@ async def test_retry_after_closes_the_window(server: FakeS3) -> None:
         return Act(status=503, code="SlowDown", headers={"Retry-After": "0.25"}) if number == 1 else None
 
     server.script = script
-    async with fetching(server, "fsspec") as fetcher:
+    async with fetching(server) as fetcher:
         assert await fetched(fetcher, part(server, 0, 100)) == RAMP[:100]
     assert times[1] - times[0] >= 0.25
 
 
+@pytest.mark.parametrize("client", ["obstore"])
 async def test_a_store_that_refuses_everything_is_asked_less_and_less(server: FakeS3) -> None:
     """Without Retry-After, which obstore does not pass on, the window and the pauses give way by themselves."""
     loop, begun = asyncio.get_running_loop(), list[float]()
@@ -319,6 +325,7 @@ async def test_endpoint_that_never_answered(unused_tcp_port: int) -> None:
     assert caught.value.details["attempts"] == CONFIG.attempts
 
 
+@every_client
 @pytest.mark.parametrize(
     ("status", "code", "said"),
     [(400, "ExpiredToken", "expired"), (401, "AuthenticationRequired", "check the credentials")],
@@ -329,7 +336,7 @@ async def test_expired_credentials_are_renewed_once(
 ) -> None:
     """ExpiredToken, and the 401 of Google and Azure, make the client anew, at once and only once."""
     server.script = lambda seen, number: Act(status=status, code=code) if number == 1 else None
-    async with fetching(server, client) as fetcher:
+    async with fetching(server) as fetcher:
         assert await fetched(fetcher, part(server, 0, 10)) == RAMP[:10]
         server.script = lambda seen, number: Act(status=status, code=code)
         with pytest.raises(AccessDeniedError, match=said):
@@ -337,14 +344,15 @@ async def test_expired_credentials_are_renewed_once(
     assert len(server.seen) == 4
 
 
+@every_client
 async def test_renewed_credentials_are_read_from_the_profile(
-    server: FakeS3, client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Credentials that expire in mid-run and lie renewed in their file: one refusal, then the new ones, no error."""
     profile = "[default]\naws_access_key_id = {}\naws_secret_access_key = s\n"
     (tmp_path / "credentials").write_text(profile.format("OLDKEY"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    async with fetching(server, client, options={"profile": "default"}) as fetcher:
+    async with fetching(server, options={"profile": "default"}) as fetcher:
         assert await fetched(fetcher, part(server, 0, 10)) == RAMP[:10]
         (tmp_path / "credentials").write_text(profile.format("NEWKEY"))
         server.script = lambda seen, number: Act(status=400, code="ExpiredToken") if seen.signer == "OLDKEY" else None
@@ -470,9 +478,10 @@ async def test_error_of_the_body_leaves_as_itself(server: FakeS3) -> None:
         await fails()
 
 
-async def test_read_of_an_extent(server: FakeS3, client: str) -> None:
+@every_client
+async def test_read_of_an_extent(server: FakeS3) -> None:
     """Small reads come as bytes."""
-    async with fetching(server, client) as fetcher:
+    async with fetching(server) as fetcher:
         assert await fetcher.read(Extent(server.record("big"), 10, 700_000)) == RAMP[10:700_000]
         assert await fetcher.read(Extent(server.record("big"), 10, 10)) == b""
 
