@@ -81,6 +81,7 @@ class Transfer:
         self._started = 0.0
         self._progressed = 0.0
         self._first_failure = 0.0
+        self._last_failure = 0.0
         self._served = float("-inf")
         self._refreshed = False
         self._was_late = False
@@ -155,13 +156,16 @@ class Transfer:
         return max(1, min(PIECE_BYTES, earned // 2)) if self._was_late else PIECE_BYTES
 
     def _patience_seconds(self, length: int) -> float:
-        """Longer each time, but not past the moment when a lone failure is judged."""
+        """Longer each time, but not past the moment when a lone failure is judged, unless the last one was.
+
+        Not as of now: who waited for the window until that moment had 9.8 s of patience for a third try (2026-11-22).
+        """
         known, most = self._endpoint.latency(length), self._config.first_byte_seconds
         first = hedge.patience_seconds(known, most, 1)
         if not self._fruitless:
             return first
         now = hedge.patience_seconds(known, most, self._fruitless + 1)
-        return within(now, self._config.failing_seconds, self._endpoint.time() - self._progressed, first)
+        return within(now, self._config.failing_seconds, self._last_failure - self._progressed, first)
 
     async def _recover(self, error: StreamerError) -> float:
         """Judges a failed try; returns the pause before the next one.
@@ -199,6 +203,7 @@ class Transfer:
             self._good, self._fruitless, self._first_failure = self._position, 0, self._endpoint.time()
             self._progressed = self._endpoint.time() if self._position > self._extent.start else self._started
         self._fruitless += 1
+        self._last_failure = self._endpoint.time()
 
     def _count_stall(self, error: StreamerError) -> None:
         if not isinstance(error, StoreTimeoutError) or error.details.get("outpaced"):

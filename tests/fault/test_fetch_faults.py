@@ -401,6 +401,25 @@ async def test_one_object_that_never_answers(server: FakeS3) -> None:
     assert 0.5 <= float(str(caught.value.details["elapsed_seconds"])) < config.outage_seconds
 
 
+@pytest.mark.timing
+async def test_waiting_for_the_window_lends_no_patience(server: FakeS3) -> None:
+    """Who has its next turn after the moment when it is judged is judged soon: it waits once more, and no longer."""
+    server.objects["mute"] = RAMP
+    server.script = lambda seen, number: Act(wait_seconds=60 if seen.key == "mute" else 0.1)
+    config = replace(CONFIG, window_start=1, window_min=1, window_max=1, first_byte_seconds=0.2, failing_seconds=0.9)
+    async with fetching(server, config=config) as fetcher, asyncio.TaskGroup() as group:
+        await fetched(fetcher, part(server, 0, 10))
+        begin = asyncio.get_running_loop().time()
+        mute = asyncio.create_task(fetcher.fetch(part(server, 0, 10, key="mute"), due=lambda: begin))
+        await until(lambda: sum(seen.key == "mute" for seen in server.seen) == 2)
+        for i in range(6):  # 0.6 s, after the 0.6 s of two tries
+            group.create_task(_fetch_due(fetcher, part(server, i, i + 1), lambda: begin - 1))
+        with pytest.raises(StoreError, match="s3://bucket/mute") as caught:
+            await mute
+    # Two tries, six others and 0.3 s; it was four times the first patience, 0.8 s.
+    assert 1.4 <= float(str(caught.value.details["elapsed_seconds"])) < 1.8
+
+
 async def test_one_object_that_never_answers_while_nobody_else_asks(server: FakeS3) -> None:
     """The last one on the way is not taken for an outage: a probe asks for a byte that was served before."""
     server.objects["mute"] = RAMP
