@@ -3,6 +3,7 @@
 base.py             the protocol
 curl_store.py       s3 and http by libcurl: the hot path where cores are few
 curl_handle.py      one request of it; curl_access.py, boto_keys.py: how it gets there
+curl_multi.py       many requests of it on an event loop
 obstore_store.py    s3, gs, az, http by obstore (Rust)
 fsspec_store.py     any url that fsspec knows
 local_store.py      files
@@ -12,6 +13,7 @@ urls, patterns, versions, options, failures     pure parts
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Literal
@@ -46,7 +48,7 @@ def open_store(
         url: any url below the root; only its root counts.
         storage_options: exactly as fsspec takes them.
         client: "auto" takes obstore where every option has a counterpart, else fsspec (said in the log); where cores
-            are few, libcurl reads instead of obstore from s3 and http. A name takes that one.
+            are few, libcurl reads instead of obstore from s3 and http (on Linux). A name takes that one.
 
     Raises:
         ConfigError: an empty url or one without a bucket.
@@ -76,7 +78,7 @@ def _native(address: Address, options: Mapping[str, object], client: Client) -> 
         )
         return None
     make = partial(make_client, address, translation)
-    if family(address.scheme) in _CURL_FAMILIES and (client == "curl" or (client == "auto" and _few_cores())):
+    if family(address.scheme) in _CURL_FAMILIES and (client == "curl" or (client == "auto" and _prefers_curl())):
         from streamer.store.curl_access import make_access
         from streamer.store.curl_store import CurlStore
 
@@ -84,5 +86,5 @@ def _native(address: Address, options: Mapping[str, object], client: Client) -> 
     return ObstoreStore(address.root, make)
 
 
-def _few_cores() -> bool:
-    return usable_cores() <= _CURL_CORES
+def _prefers_curl() -> bool:
+    return sys.platform == "linux" and usable_cores() <= _CURL_CORES

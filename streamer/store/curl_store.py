@@ -23,6 +23,7 @@ from streamer.store import failures, versions
 from streamer.store.base import PIECE_BYTES, Take
 from streamer.store.curl_access import Access
 from streamer.store.curl_handle import Handle
+from streamer.store.curl_multi import Multi
 from streamer.store.obstore_store import ObstoreStore
 from streamer.store.urls import shown
 
@@ -50,7 +51,7 @@ class CurlStore(ObstoreStore):
         self._access: Access | None = None
         self._is_sought = False
         self._seeking = asyncio.Lock()
-        self._multi: pycurl.AsyncCurlMulti | None = None
+        self._multi: Multi | None = None
         self._opened_by = 0
         self._free: list[Handle] = []
 
@@ -109,10 +110,9 @@ class CurlStore(ObstoreStore):
                 self._is_sought = True
         return self._access
 
-    def _running(self) -> pycurl.AsyncCurlMulti:
+    def _running(self) -> Multi:
         if self._multi is None:
-            self._multi = pycurl.AsyncCurlMulti()
-            self._multi.setopt(pycurl.M_MAXCONNECTS, _IDLE_CONNECTIONS)
+            self._multi = Multi(_IDLE_CONNECTIONS)
             self._opened_by = os.getpid()
         if self._opened_by != os.getpid():
             raise failures.after_fork(self._root, self._opened_by)
@@ -133,7 +133,7 @@ class CurlStore(ObstoreStore):
         if self._opened_by == os.getpid():
             multi, self._multi = self._multi, None
             if multi is not None:
-                await multi.aclose()
+                multi.close()
 
     def _forget(self) -> None:
         """The access, and the handles that were made for it."""

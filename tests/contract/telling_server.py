@@ -106,8 +106,12 @@ async def telling(context: ssl.SSLContext | None = None, host: str = "127.0.0.1"
     """A server on a port of its own."""
     told = TellingServer()
     tasks: set[asyncio.Task[None]] = set()
+    is_over = False
 
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if is_over:  # its client was content, or gone, before the handshake had ended here
+            writer.transport.abort()
+            return
         task = asyncio.get_running_loop().create_task(told.serve(reader, writer))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -117,6 +121,7 @@ async def telling(context: ssl.SSLContext | None = None, host: str = "127.0.0.1"
     try:
         yield told
     finally:
+        is_over = True
         server.close()
         for task in list(tasks):
             task.cancel()
