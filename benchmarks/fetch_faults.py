@@ -1,6 +1,6 @@
 """The fetcher under latency, narrow links and faults: one row per scenario with its bound, every byte compared.
 
-    S3SIM=/path/s3sim python benchmarks/fetch_faults.py                   all rows, about six minutes
+    S3SIM=/path/s3sim python benchmarks/fetch_faults.py                   all rows, about seven minutes
     S3SIM=/path/s3sim python benchmarks/fetch_faults.py link hedging      some of them
 
 Ends with 1 when a bound is missed. Times are of the reader's own clock, bytes and requests of the simulator's.
@@ -86,10 +86,13 @@ def _note(load: Load) -> str:
 
 
 async def latency(stage: Stage) -> list[Row]:
-    """The rate of an uncapped link (90 MB/s per connection) at 30 and 100 ms against that at none."""
+    """The rate of an uncapped link (90 MB/s per connection) at 30 and 100 ms against that at none: five turns each.
+
+    Without a link's limit it is the rate of one core, and so is the noise: 1,270-1,880 MB/s second by second.
+    """
     rates: dict[int, list[float]] = {0: [], 30: [], 100: []}
     with stage.simulator("--conn-mbps", "90") as store:
-        for _ in range(3):
+        for _ in range(5):
             for milliseconds, found in rates.items():
                 store.set(ttfb_ms=milliseconds, ttfb_sigma=0.5 if milliseconds else 0)
                 async with loading(stage.data, store.options) as load:
