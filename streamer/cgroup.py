@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Cgroup:
+
+class Cgroup(msgspec.Struct, frozen=True):
     """The group of this process; its files are read at each call.
 
     Attributes:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from streamer.cache.catalog import CatalogRow
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(msgspec.Struct, frozen=True):
     """A chunk that is readable now.
 
     Attributes:
@@ -39,8 +40,7 @@ class CacheStatistics:
     catalog_failures: int
 
 
-@dataclass(slots=True)
-class Counters:
+class Counters(msgspec.Struct):
     """What `CacheStatistics` counts since the start."""
 
     published_chunks: int = 0
@@ -52,14 +52,13 @@ class Counters:
     catalog_failures: int = 0
 
 
-@dataclass(slots=True)
-class Changes:
+class Changes(msgspec.Struct):
     """Rows that the catalog does not have yet, and datasets whose last use is not worth one any more."""
 
     added: dict[bytes, CatalogRow]
     removed: set[bytes]
     used: set[str]
-    forgotten: set[str] = field(default_factory=set)
+    forgotten: set[str] = msgspec.field(default_factory=set)
 
     def __bool__(self) -> bool:
         return bool(self.added or self.removed or self.used or self.forgotten)

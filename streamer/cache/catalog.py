@@ -12,9 +12,10 @@ import shutil
 import struct
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from streamer.cache.table import KEY_BYTES
 from streamer.errors import CacheError
@@ -36,8 +37,7 @@ class ForeignRowError(CacheError):
     """The catalog holds a row that this program does not write."""
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogRow:
+class CatalogRow(msgspec.Struct, frozen=True):
     """What the catalog says of a chunk file."""
 
     file_bytes: int
@@ -60,8 +60,7 @@ class CatalogRow:
         return cls(file_bytes, raw[_ROW.size :].decode(errors="replace"))
 
 
-@dataclass(slots=True)
-class CatalogContents:
+class CatalogContents(msgspec.Struct):
     """All rows: chunks by key, and when each dataset was last used (seconds since 1970)."""
 
     chunks: dict[bytes, CatalogRow]

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -203,7 +204,7 @@ class ChunkCache:
             chunks=len(self._chunks),
             layer_chunks=len(self._below),
             fallback_chunks=len(self._in_memory),
-            **{name: getattr(self._count, name) for name in Counters.__slots__},
+            **msgspec.structs.asdict(self._count),
         )
 
     # --- publish and evict -----------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,8 +21,7 @@ logger = logging.getLogger(__name__)
 DatasetFiles = tuple[str, Keys, NDArray[np.int64]]
 
 
-@dataclass(slots=True)
-class Contents:
+class Contents(msgspec.Struct):
     """The chunks found at start.
 
     Attributes:
@@ -35,8 +34,8 @@ class Contents:
 
     rows: dict[bytes, CatalogRow]
     used: dict[str, float]
-    added: dict[bytes, CatalogRow] = field(default_factory=dict)
-    removed: set[bytes] = field(default_factory=set)
+    added: dict[bytes, CatalogRow] = msgspec.field(default_factory=dict)
+    removed: set[bytes] = msgspec.field(default_factory=set)
     dropped: int = 0
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
+
 
 class Place(Enum):
     """Which part of the cache a chunk is admitted to."""
@@ -13,15 +15,13 @@ class Place(Enum):
     TRANSIT = "transit"
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(msgspec.Struct, frozen=True):
     """The chunk is on this machine already."""
 
     key: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Admit:
+class Admit(msgspec.Struct, frozen=True):
     """Fetch it: its bytes are reserved. Unlink `victims` first, then publish; end with `published` or `failed`.
 
     Attributes:
@@ -35,8 +35,7 @@ class Admit:
     victims: tuple[bytes, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True):
     """Not now: ask again when the policy has changed.
 
     Attributes:
@@ -51,8 +50,7 @@ class Wait:
 Answer = Hit | Admit | Wait
 
 
-@dataclass(frozen=True, slots=True)
-class Freed:
+class Freed(msgspec.Struct, frozen=True):
     """What an event set free.
 
     Attributes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from streamer.cache.decision import Admit, Answer, Hit, Place, PolicyStatistics, Wait
 from streamer.cache.emergency import Queues
@@ -14,8 +15,7 @@ from streamer.config import format_bytes
 from streamer.errors import CacheError, CacheFullError
 
 
-@dataclass(slots=True)
-class _Counters:
+class _Counters(msgspec.Struct):
     needs: int = 0
     hits: int = 0
     needed_bytes: int = 0
@@ -79,7 +79,7 @@ class Desk:
             evicted_chunks=room.evicted,
             promoted_chunks=room.promoted,
             due_evicted_chunks=room.due_evicted,
-            **{name: getattr(self._count, name) for name in _Counters.__slots__},
+            **msgspec.structs.asdict(self._count),
         )
 
     def _open_bytes(self) -> int:

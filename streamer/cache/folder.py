@@ -20,8 +20,9 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from streamer.errors import CacheError, CacheVersionError, ConfigError, IntegrityError
 from streamer.formats.chunkfile import HEADER_BYTES, SUFFIX, ChunkHeader, relative_path
@@ -43,8 +44,7 @@ NETWORK_FILESYSTEMS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(msgspec.Struct, frozen=True):
     """Modes of what is created, and the group that may read, if any."""
 
     folder_mode: int = 0o700
@@ -74,8 +74,7 @@ class Access:
             raise ConfigError(f"group={group!r} does not exist on this machine", field="group") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
+class Folder(msgspec.Struct, frozen=True):
     """An opened cache folder."""
 
     path: Path

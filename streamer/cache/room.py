@@ -6,9 +6,9 @@ The second part of the policy (see `policy` for the rule and its proof): knows c
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from itertools import chain
 
+import msgspec
 import numpy as np
 
 from streamer.cache.decision import Freed
@@ -26,12 +26,11 @@ STAGING_CHUNKS = 2
 STAGING_DEVIATIONS = 2.0
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(msgspec.Struct):
     """Rows that left and rows that were promoted during one event."""
 
-    victims: list[int] = field(default_factory=list)
-    promoted: list[int] = field(default_factory=list)
+    victims: list[int] = msgspec.field(default_factory=list)
+    promoted: list[int] = msgspec.field(default_factory=list)
 
 
 class Room:

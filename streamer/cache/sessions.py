@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,8 +13,7 @@ from streamer.config import format_bytes
 from streamer.errors import CacheFullError
 
 
-@dataclass(slots=True)
-class Session:
+class Session(msgspec.Struct):
     """One consumer: what it has ahead in this epoch, in look-ahead (in order of use) and open; uses counted by row.
 
     Attributes:
@@ -27,9 +26,9 @@ class Session:
     open_bytes: int
     lookahead_bytes: int
     due: NDArray[np.bool_]
-    ahead: dict[int, int] = field(default_factory=dict)
-    open: dict[int, int] = field(default_factory=dict)
-    answered: dict[int, int] = field(default_factory=dict)
+    ahead: dict[int, int] = msgspec.field(default_factory=dict)
+    open: dict[int, int] = msgspec.field(default_factory=dict)
+    answered: dict[int, int] = msgspec.field(default_factory=dict)
     silent: bool = False
 
     @property

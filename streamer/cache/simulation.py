@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,8 +18,7 @@ from streamer.cache.policy import CachePolicy
 Order = Callable[[int], NDArray[np.int64]]
 
 
-@dataclass(frozen=True, slots=True)
-class JobPlan:
+class JobPlan(msgspec.Struct, frozen=True):
     """A consumer that is simulated.
 
     Attributes:
@@ -43,8 +42,7 @@ class JobPlan:
     hang_at: int | None = None
 
 
-@dataclass(slots=True)
-class JobRun:
+class JobRun(msgspec.Struct):
     """A job under way; afterwards the result.
 
     Attributes:
@@ -63,7 +61,7 @@ class JobRun:
     asked: int = 0
     announced: int = 0
     waited_ticks: int = 0
-    open: deque[int] = field(default_factory=deque)
+    open: deque[int] = msgspec.field(default_factory=deque)
 
     @property
     def running(self) -> bool:

@@ -8,9 +8,9 @@ each decision costs a few microseconds whatever the number of chunks.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -80,8 +80,7 @@ def draw_ranks(keys: Keys, salt: int) -> NDArray[np.int64]:
     return (mixed >> np.uint64(64 - RANK_BITS)).astype(np.int64)
 
 
-@dataclass(slots=True)
-class Group:
+class Group(msgspec.Struct):
     """The chunks of one dataset: its rows, its share of the cache, its spent chunks by rank.
 
     Attributes:
@@ -94,7 +93,7 @@ class Group:
 
     index: int
     name: str
-    rows: Rows = field(default_factory=lambda: np.empty(0, np.int32))
+    rows: Rows = msgspec.field(default_factory=lambda: np.empty(0, np.int32))
     total_bytes: int = 0
     largest_bytes: int = 0
     kept_bytes: int = 0
@@ -102,8 +101,8 @@ class Group:
     least_rank: int = 1 << RANK_BITS
     last_used: int = 0
     epoch: int = -1
-    jobs: set[str] = field(default_factory=set)
-    heap: list[int] = field(default_factory=list)
+    jobs: set[str] = msgspec.field(default_factory=set)
+    heap: list[int] = msgspec.field(default_factory=list)
 
 
 class ChunkTable:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,8 +21,7 @@ _BUFFERS_PER_CALL = 1024
 Buffer = memoryview | bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkBytes:
+class ChunkBytes(msgspec.Struct, frozen=True):
     """A chunk that is to be published.
 
     Attributes:

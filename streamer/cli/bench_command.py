@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -177,6 +177,8 @@ class _Bench:
 
     async def _ways(self, url: str, objects: Sequence[ObjectRecord], chosen: Cell) -> list[Way]:
         """The chosen combination at both endpoints, in turns."""
+        from msgspec.structs import replace
+
         from streamer.cli.link_meter import Way, joined, measure_latency
 
         here = endpoint_of(url, self._arguments.storage_options)

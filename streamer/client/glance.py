@@ -9,8 +9,9 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.settings import ClientSettings
@@ -44,8 +45,7 @@ def glance(settings: ClientSettings, timeout_seconds: float) -> Mapping[str, obj
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """What a loader found out about its waiting.
 
     Attributes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 _ENTRIES_PER_FRAME = 200_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionSpec:
+class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Who consumes what.
 
     Attributes:
@@ -42,8 +41,7 @@ class SessionSpec:
     stream: str = ""
 
 
-@dataclass(frozen=True)
-class EpochSchedule:
+class EpochSchedule(msgspec.Struct, frozen=True):
     """The chunks of one epoch in order of first need; `first` and `last` are steps, both inclusive.
 
     Attributes:

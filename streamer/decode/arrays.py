@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,8 +43,7 @@ _SAFETENSORS_TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PlainArray:
+class PlainArray(msgspec.Struct, frozen=True):
     """An array as it stands in a file: a head, then nothing but its numbers in C order and native byte order.
 
     Attributes:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from streamer.config import DatasetConfig
 from streamer.errors import AccessDeniedError, ConfigError
@@ -18,12 +19,15 @@ from streamer.store.urls import shown, split
 Options = Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(msgspec.Struct, frozen=True):
     """A configured url as it is compared: "scheme root" and key, cut at slashes."""
 
     prefix: str
-    options: Options = field(repr=False)
+    options: Options
+
+    def __repr__(self) -> str:
+        # Not the options: they may be secret.
+        return f"_Place({self.prefix!r})"
 
 
 class Access:

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.engine.datasets import Dataset
@@ -19,8 +20,7 @@ logger = logging.getLogger(__name__)
 Landed = Callable[["Flight", StreamerError | None], None]
 
 
-@dataclass(slots=True)
-class Passenger:
+class Passenger(msgspec.Struct):
     """A session that waits for a flight, and the step at which it needs the chunk."""
 
     session: EngineSession
@@ -28,8 +28,7 @@ class Passenger:
     step: int
 
 
-@dataclass(slots=True)
-class Flight:
+class Flight(msgspec.Struct):
     """One chunk between store and SSD.
 
     Attributes:
@@ -39,7 +38,7 @@ class Flight:
     key: bytes
     dataset: Dataset
     chunk: int
-    passengers: list[Passenger] = field(default_factory=list)
+    passengers: list[Passenger] = msgspec.field(default_factory=list)
     task: asyncio.Task[None] | None = None
     limit_bytes: int | None = None
 

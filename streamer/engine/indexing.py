@@ -9,8 +9,9 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from streamer.cache.threads import in_thread
 from streamer.config import MiB, format_bytes
@@ -38,18 +39,21 @@ _PROBE_BYTES = 4 * MiB
 _LOOK_SECONDS = 2.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class ManifestRequest:
+class ManifestRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Which manifest; see `wire.messages.GetManifest`."""
 
     urls: tuple[str, ...]
     format: str = "auto"
-    options: Mapping[str, object] = field(default_factory=dict, repr=False)
+    options: Mapping[str, object] = msgspec.field(default_factory=dict)
     manifest: str = ""
     build: bool = True
     chunk_bytes: int | None = None
     limit_seconds: float = 600.0
     wait_seconds: float = 1800.0
+
+    def __repr__(self) -> str:
+        # Not the options: they may be secret.
+        return f"ManifestRequest({self.urls}, format={self.format!r}, manifest={self.manifest!r})"
 
     @property
     def identity(self) -> tuple[object, ...]:

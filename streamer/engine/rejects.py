@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from streamer.errors import IntegrityError
 
@@ -34,8 +35,7 @@ MAX_UNFOUNDED_IN_ALL = 32
 PROVED_SECONDS = 0.25
 
 
-@dataclass(slots=True)
-class _Reject:
+class _Reject(msgspec.Struct):
     session: EngineSession
     chunk: int
     reason: str

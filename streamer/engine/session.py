@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -24,20 +24,23 @@ _STEP_WEIGHT = 0.2
 _EPOCHS_COUNTED = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionRequest:
+class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a consumer says when it opens a session; see `wire.messages.OpenSession`."""
 
     job: str
     dataset: str
     consumer: str
-    options: Mapping[str, object] = field(default_factory=dict, repr=False)
+    options: Mapping[str, object] = msgspec.field(default_factory=dict)
     order_id: str = ""
     global_batch: int = 0
     world_size: int = 0
     start: int = 0
     open_bytes: int = 0
     stream: str = ""
+
+    def __repr__(self) -> str:
+        # Not the options: they may be secret.
+        return f"SessionRequest({self.consumer!r} of {self.job!r}, dataset={self.dataset}, stream={self.stream!r})"
 
     def check_agrees(self, other: SessionRequest) -> None:
         """Sessions of one job and stream read the same epoch in the same order.
@@ -61,8 +64,7 @@ class SessionRequest:
                 )
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(msgspec.Struct, frozen=True):
     """What the loader behind a session found out about its waiting, and when it said so (the engine's clock)."""
 
     waiting_share: float
@@ -71,8 +73,7 @@ class Told:
     at: float
 
 
-@dataclass(slots=True)
-class EpochCount:
+class EpochCount(msgspec.Struct):
     """What one session needed in one epoch."""
 
     needs: int = 0

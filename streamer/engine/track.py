@@ -13,8 +13,8 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, deque
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -26,8 +26,7 @@ _EPOCH_BYTES = 512
 Columns = tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Use:
+class Use(msgspec.Struct, frozen=True, order=True):
     """One entry of the schedule; ordered by first need. `number` counts the session's uses."""
 
     first: int

@@ -11,7 +11,8 @@ each sample lets a reader check just the bytes it uses (4 us per 100 KB, 2026-11
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+
+import msgspec
 
 from streamer.errors import IntegrityError
 from streamer.formats.checksum import crc32
@@ -27,8 +28,7 @@ _FIELDS = struct.Struct("<8sHHI16sQII")
 _CRC = struct.Struct("<I")
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkHeader:
+class ChunkHeader(msgspec.Struct, frozen=True):
     """What the first 64 bytes of a chunk file say.
 
     Attributes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from streamer.formats.base import Field, Indexing, SampleName, Span
 from streamer.manifest.model import ObjectRecord
@@ -12,8 +13,7 @@ from streamer.manifest.model import ObjectRecord
 NO_EXTENSION = "bin"
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
+class Folder(msgspec.Struct, frozen=True):
     """Raw files."""
 
     name: str = "folder"

@@ -8,10 +8,11 @@ range. Source: POSIX.1-2017 `pax`, "ustar Interchange Format" and "pax Extended 
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
 from struct import Struct
 from typing import NamedTuple
 from zlib import adler32
+
+import msgspec
 
 from streamer.manifest.ports import Need
 
@@ -65,13 +66,12 @@ class _Header(NamedTuple):
     name: str
 
 
-@dataclass(slots=True)
-class Parser:
+class Parser(msgspec.Struct):
     """Turns header blocks into members; remembers what long-name and PAX headers said of the next one."""
 
     _start: int | None = None
     _name: str | None = None
-    _pax: dict[str, str] = field(default_factory=dict)
+    _pax: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def idle(self) -> bool:

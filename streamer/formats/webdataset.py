@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from streamer.errors import DecodeError, ManifestError
 from streamer.formats.base import Field, Indexing, Need, SampleName, Span
@@ -33,8 +34,7 @@ _GAP_BYTES = 64 << 10
 _META_NAME = re.compile(r"__[^/]*__($|/)")
 
 
-@dataclass(frozen=True, slots=True)
-class WebDataset:
+class WebDataset(msgspec.Struct, frozen=True):
     """Uncompressed tars."""
 
     name: str = "webdataset"

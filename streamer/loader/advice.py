@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
+
+import msgspec
 
 from streamer.loader import causes
 from streamer.loader.counters import EngineView
@@ -41,8 +42,7 @@ class Verdict(StrEnum):
     DEVICE = "copy to the device"
 
 
-@dataclass(frozen=True, slots=True)
-class Straggler:
+class Straggler(msgspec.Struct, frozen=True):
     """One worker, or single samples, far slower than the rest.
 
     Attributes:
@@ -56,8 +56,7 @@ class Straggler:
     times: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
     """What a verdict is made from.
 
     Attributes:

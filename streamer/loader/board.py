@@ -6,7 +6,8 @@ import mmap
 import os
 import struct
 import time
-from dataclasses import dataclass
+
+import msgspec
 
 from streamer.loader import memory
 
@@ -15,8 +16,7 @@ _ROW = struct.Struct("<qqq")
 _ROW_BYTES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Doing:
+class Doing(msgspec.Struct, frozen=True):
     """One worker's row.
 
     Attributes:

@@ -13,8 +13,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
+
+import msgspec
 
 from streamer.loader.control import Stages
 
@@ -103,8 +105,7 @@ class Story:
         self.add(LOST, self.spent.pop(WORK, 0))
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(msgspec.Struct, frozen=True):
     """A batch's way to the trainer.
 
     Attributes:
@@ -174,8 +175,7 @@ class Turn:
     waited: int
 
 
-@dataclass(slots=True)
-class Ledger:
+class Ledger(msgspec.Struct):
     """The waiting by cause. Written by the trainer's thread, read by any.
 
     Attributes:
@@ -183,8 +183,8 @@ class Ledger:
         turns: the last batches.
     """
 
-    nanoseconds: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ALL, 0))
-    turns: Recent[Turn] = field(default_factory=Recent)
+    nanoseconds: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(ALL, 0))
+    turns: Recent[Turn] = msgspec.field(default_factory=Recent)
 
     def note(self, trace: Trace | None, waited: int, arrived_at: int) -> None:
         """The trainer waited so long for this batch, until then; None: it failed."""

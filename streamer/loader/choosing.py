@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -36,7 +36,7 @@ def choose(manifest: Manifest, choices: Sequence[Choice], spare: Path | None = N
         candidates = None if selection is None else selection.ordinals
         if indices is not None:
             candidates = pick(np.arange(manifest.samples) if candidates is None else candidates, indices)
-        selection = Selection.create(manifest, replace(where, indices=candidates), spare)
+        selection = Selection.create(manifest, msgspec.structs.replace(where, indices=candidates), spare)
     return selection
 
 

@@ -10,8 +10,9 @@ import os
 import select
 import socket
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+
+import msgspec
 
 # Below the kernel's default limit for one datagram (net.core.wmem_default = 212,992 bytes on Linux).
 MESSAGE_BYTES = 1 << 17
@@ -41,8 +42,7 @@ class Kind(IntEnum):
     PAYLOAD = 11
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(msgspec.Struct, frozen=True):
     """Make this batch, write it there.
 
     Attributes:
@@ -74,8 +74,7 @@ class Task:
         return cls(number, epoch, batch, ring, slot, struct.unpack(f"<{len(rest) // 8}q", rest))
 
 
-@dataclass(frozen=True, slots=True)
-class RingShape:
+class RingShape(msgspec.Struct, frozen=True):
     """A new ring; its memory comes with the message."""
 
     number: int
@@ -95,8 +94,7 @@ class RingShape:
         return cls(number, slots, slot_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
+class Payload(msgspec.Struct, frozen=True):
     """What to open and how batches are made; its memory comes with the message."""
 
     def encode(self) -> bytes:
@@ -109,8 +107,7 @@ class Payload:
         return cls()
 
 
-@dataclass(frozen=True, slots=True)
-class Stages:
+class Stages(msgspec.Struct, frozen=True):
     """Where a worker's time went for one batch, in nanoseconds.
 
     Attributes:
@@ -128,8 +125,7 @@ class Stages:
     write: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(msgspec.Struct, frozen=True):
     """A batch is in its slot, or in the memory that came with the message (`spilled`).
 
     Attributes:
@@ -189,8 +185,7 @@ class Made:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(msgspec.Struct, frozen=True):
     """UP, READY, NEED, FAILED, UNREADABLE, SKIPPED: a number or two and a text.
 
     Attributes:

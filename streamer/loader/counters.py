@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from streamer.client.glance import Finding
 from streamer.loader.causes import DEVICE, HAND_OVER, Ledger, Recent, Trace
 from streamer.loader.control import Made
@@ -143,8 +145,7 @@ class LoaderStats:
         return self.wait_seconds / total if total else 0.0
 
 
-@dataclass(slots=True)
-class FeedCounters:
+class FeedCounters(msgspec.Struct):
     """Counted by the feeder's thread (or inline); read by anybody."""
 
     batches: int = 0
@@ -154,7 +155,7 @@ class FeedCounters:
     pickled_bytes: int = 0
     respawns: int = 0
     rereads: int = 0
-    nanoseconds: list[int] = field(default_factory=lambda: [0] * 6)
+    nanoseconds: list[int] = msgspec.field(default_factory=lambda: [0] * 6)
 
     def made(self, made: Made) -> None:
         """A batch was made."""

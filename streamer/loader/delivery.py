@@ -5,9 +5,10 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -27,8 +28,7 @@ from streamer.loader.source import ChunkUnreadableError, PreparedStream, StepSes
 _REREADS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True):
     """A batch as the trainer gets it, with what the loader must know of it.
 
     Attributes:
@@ -48,11 +48,11 @@ class Delivery:
     nbytes: int = 0
     skipped: tuple[tuple[int, str], ...] = ()
     trace: Trace | None = None
-    memory: Bytes | None = field(default=None, repr=False)
+    memory: Bytes | None = None
 
     def with_content(self, content: object) -> Delivery:
         """The same batch, elsewhere: it holds the slot no longer."""
-        return replace(self, content=content, memory=None)
+        return msgspec.structs.replace(self, content=content, memory=None)
 
 
 class Supply(Protocol):
@@ -190,7 +190,7 @@ class InlineSupply:
         self._ahead = ahead
         self._source = prepared.recipe().open()
         collate_fn = rules.collate_fn or default_collate
-        self._maker = BatchMaker(self._source, replace(rules, collate_fn=collate_fn))
+        self._maker = BatchMaker(self._source, msgspec.structs.replace(rules, collate_fn=collate_fn))
         self._session: StepSession | None = None
         self._epoch = self._batch = 0
         self._story: Story | None = None
@@ -228,7 +228,7 @@ class InlineSupply:
             loaded, watch = self._load(epoch, batch, self._story)
             stages = self._maker.stages(watch.lap(), clock)
             content = self._maker.put_together(loaded.samples)
-        stages = replace(stages, collate=watch.lap())
+        stages = msgspec.structs.replace(stages, collate=watch.lap())
         self.counters.made(Made(0, 0, (0, 0), stages, 0, len(loaded.samples)))
         self._story.become(MADE)
         arrived()

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import torch
 
 from streamer.loader.fence import EventFence, Fence
@@ -40,8 +40,7 @@ class DeviceMemory(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Slot:
+class _Slot(msgspec.Struct):
     """One buffer, and what must be over before it is written again."""
 
     buffer: torch.Tensor | None = None

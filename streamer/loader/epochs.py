@@ -21,10 +21,10 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from multiprocessing import context, reduction
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -38,8 +38,7 @@ _ENTRY = np.dtype([("seed", "<i8"), ("round", "<i8"), ("epoch", "<i8"), ("joined
 _TABLE = np.dtype([("next_epoch", "<i8"), ("manifest", "S32"), ("iterations", "<i8"), ("entries", _ENTRY, (_ENTRIES,))])
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerTicket:
+class WorkerTicket(msgspec.Struct, frozen=True):
     """What tells the workers of one `iter(loader)` from those of another.
 
     Attributes:

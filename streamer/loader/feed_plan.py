@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+
+import msgspec
 
 from streamer.loader.keeper import RingRules
 from streamer.loader.pool import Crew
 
 
-@dataclass(frozen=True, kw_only=True)
-class FeedPlan:
+class FeedPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How the feeder works.
 
     Attributes:

@@ -8,7 +8,8 @@ import signal
 import subprocess
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from streamer.loader.board import Doing
 from streamer.loader.control import Channel, Made, Note, Payload, RingShape, Task
@@ -21,8 +22,7 @@ _FAREWELL_SECONDS = 0.5
 Answer = tuple[Made | Note, int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Obituary:
+class Obituary(msgspec.Struct, frozen=True):
     """How a worker ended.
 
     Attributes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from streamer.errors import StateError
 from streamer.loader.making import Place
@@ -17,8 +18,7 @@ from streamer.loader.steps import Share, StepSession
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class Progress:
+class Progress(msgspec.Struct):
     """How far an iterator has come; outlives it, so that a dataset can tell its state after a loop was left.
 
     Attributes:

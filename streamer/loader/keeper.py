@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from streamer.loader.control import EARLY, MEASURE, SPILL
 from streamer.loader.ring import Ring, Shape, fit
@@ -21,8 +22,7 @@ _OVERSIZE = 2
 _AT_ONCE_BYTES = 16 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class RingRules:
+class RingRules(msgspec.Struct, frozen=True, kw_only=True):
     """What a ring may be.
 
     Attributes:

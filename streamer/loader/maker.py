@@ -10,10 +10,10 @@ import pickle
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 import cloudpickle  # type: ignore[import-untyped]
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -38,8 +38,7 @@ class SampleFailedError(Exception):
         self.ordinal = ordinal
 
 
-@dataclass(frozen=True, slots=True)
-class MakerRules:
+class MakerRules(msgspec.Struct, frozen=True):
     """How batches are made; travels to the workers.
 
     Attributes:
@@ -55,8 +54,7 @@ class MakerRules:
     seed_globals: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True):
     """The samples of a batch, not yet put together.
 
     Attributes:
@@ -222,8 +220,7 @@ class BatchMaker:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
+class _Job(msgspec.Struct, frozen=True):
     """What `load` was asked for."""
 
     epoch: int
@@ -234,8 +231,7 @@ class _Job:
     memory: Bytes | None
 
 
-@dataclass(slots=True)
-class _Batch:
+class _Batch(msgspec.Struct):
     """A batch in the making."""
 
     epoch: int
@@ -243,8 +239,8 @@ class _Batch:
     ordinals: list[int]
     repeated: npt.NDArray[np.bool_]
     seeds: list[int]
-    samples: dict[int, object] = field(default_factory=dict)
-    skipped: list[tuple[int, BaseException]] = field(default_factory=list)
+    samples: dict[int, object] = msgspec.field(default_factory=dict)
+    skipped: list[tuple[int, BaseException]] = msgspec.field(default_factory=list)
     slowest: tuple[int, int] = (-1, 0)
 
 

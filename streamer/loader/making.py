@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -95,8 +95,7 @@ class CachedBytes:
             raise ChunkUnreadableError(chunk, f"wrong bytes: {error}") from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampleRules:
+class SampleRules(msgspec.Struct, frozen=True, kw_only=True):
     """What is done with a sample's bytes.
 
     Attributes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from streamer.loader.delivery import Delivery
@@ -17,8 +17,7 @@ _LEAST_SHARE = 0.9
 _SMALL_SHARE = 1 / 16
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(msgspec.Struct, frozen=True):
     """One run of bytes of a slot, and the batch that lies in it.
 
     Attributes:

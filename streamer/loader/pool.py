@@ -10,10 +10,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Literal
 
 import cloudpickle  # type: ignore[import-untyped]
+import msgspec
 
 from streamer.errors import ConfigError
 from streamer.loader import memory
@@ -45,8 +45,7 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@dataclass(frozen=True, slots=True)
-class Crew:
+class Crew(msgspec.Struct, frozen=True):
     """How many workers of what kind.
 
     Attributes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
 import numpy as np
 
 from streamer.client.engine_client import EngineClient
@@ -25,8 +25,7 @@ from streamer.order.spec import OrderSpec
 from streamer.order.state import Resume, State
 
 
-@dataclass(frozen=True, kw_only=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Who consumes.
 
     Attributes:
@@ -197,13 +196,13 @@ class Prepared:
         """Reads a state. Parts of the order that nobody fixed follow it: they were chosen for its global batch."""
         saved = State.from_dict(state)
         free = {part: getattr(saved.spec, part) for part in self._identity.free_parts}
-        spec = replace(self.spec, **free)
+        spec = msgspec.structs.replace(self.spec, **free)
         saved.check(spec)
-        self._recipe = replace(self._recipe, spec=spec)
+        self._recipe = msgspec.structs.replace(self._recipe, spec=spec)
         return saved
 
     def _continue(self, resume: Resume) -> tuple[int, int]:
-        self._recipe = replace(self._recipe, entry=(resume.epoch, resume.start))
+        self._recipe = msgspec.structs.replace(self._recipe, entry=(resume.epoch, resume.start))
         self._plans = Plans(self._recipe, self.manifest)
         return resume.epoch, resume.batch
 

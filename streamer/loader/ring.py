@@ -7,7 +7,8 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from streamer.loader import memory
 from streamer.loader.fence import Fence
@@ -21,8 +22,7 @@ HELD_SLOTS = 3
 _SLACK = 1.125
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(msgspec.Struct, frozen=True):
     """How many slots of how many bytes."""
 
     slots: int

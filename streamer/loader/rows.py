@@ -8,8 +8,8 @@ keep to: an array that comes from elsewhere, or with another shape, is copied as
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from streamer.decode.arrays import Array, Row
@@ -24,8 +24,7 @@ _LEAST_BYTES = 1024
 _PATIENCE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class RowShape:
+class RowShape(msgspec.Struct, frozen=True):
     """Dtype and shape of one sample's array."""
 
     dtype: np.dtype[np.generic]

@@ -7,8 +7,9 @@ import selectors
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from queue import SimpleQueue
+
+import msgspec
 
 from streamer.errors import StreamerError
 from streamer.loader.causes import NETWORK, WINDOW
@@ -17,8 +18,7 @@ from streamer.loader.source import PreparedStream, StepSession
 from streamer.loader.window import Course, Pending, Window
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True):
     """A batch ready to be opened by the trainer.
 
     Attributes:
@@ -39,8 +39,7 @@ class Finished:
             self.pending.ring.put_back(self.pending.slot)
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """A batch that could not be made.
 
     Attributes:

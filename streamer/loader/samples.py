@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 _PLANS_KEPT = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampleRecipe:
+class SampleRecipe(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker process needs to make samples; small, and free of torch unless the transform is not.
 
     Attributes:

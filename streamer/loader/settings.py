@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
+
+import msgspec
 
 from streamer.config import MiB, parse_bytes
 from streamer.errors import ConfigError
@@ -27,8 +28,7 @@ T = TypeVar("T")
 Pin = bool | Literal["auto"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoaderSettings:
+class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of `StreamingDataLoader`, which describes them.
 
     Attributes:

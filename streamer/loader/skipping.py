@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import msgspec
+
 from streamer.errors import DecodeError, StreamerError
 
 logger = logging.getLogger(__name__)
@@ -29,8 +31,7 @@ NOTICE_STEPS = 16
 _NAMED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class SkipRules:
+class SkipRules(msgspec.Struct, frozen=True):
     """What is done with samples that cannot be made.
 
     Attributes:
@@ -60,8 +61,7 @@ class Skipped:
         return f"sample {self.ordinal} ({self.key}): {self.cause}"
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """What a rank has written down for all.
 
     Attributes:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from streamer.cgroup import usable_cores
 from streamer.client.glance import Finding
 from streamer.errors import ConfigError
@@ -78,8 +80,7 @@ class Reported(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportRules:
+class ReportRules(msgspec.Struct, frozen=True, kw_only=True):
     """When the reporter speaks.
 
     Attributes:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -16,8 +17,7 @@ from streamer.client.session import EpochSchedule, Session, SessionSpec
 Integers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(msgspec.Struct, frozen=True):
     """The batches of a rank that one process makes: numbers `first + worker`, `first + worker + workers`, ...
 
     Attributes:
@@ -169,7 +169,7 @@ class StepSession:
         self._session.extend(EpochSchedule(epoch, schedule.chunk, schedule.first + base, schedule.last + base))
         self._steps = base + steps
         self._extend_at = base + (steps * 3) // 4
-        self._next_epoch, self._share = epoch + 1, replace(share, first=0)
+        self._next_epoch, self._share = epoch + 1, msgspec.structs.replace(share, first=0)
 
     def _forget_epochs_that_are_over(self) -> None:
         """All but the one that is being read and those after it: a job of a million epochs remembers three."""

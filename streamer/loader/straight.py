@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from streamer.decode.arrays import Row
@@ -44,8 +44,7 @@ class Scatter(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Hole:
+class Hole(msgspec.Struct, frozen=True):
     """An array inside a sample's bytes.
 
     Attributes:
@@ -71,8 +70,7 @@ class Hole:
         return self.first + self.shape.nbytes
 
 
-@dataclass(frozen=True)
-class Template:
+class Template(msgspec.Struct, frozen=True, dict=True):
     """Where the arrays stand in samples of one length.
 
     Attributes:
@@ -102,8 +100,7 @@ class Template:
         return cls(len(content), tuple(sorted(holes, key=lambda hole: hole.start))) if share >= _LEAST_SHARE else None
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """A sample that was read around its holes.
 
     Attributes:

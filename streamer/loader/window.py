@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+import msgspec
 
 from streamer.loader.causes import Story
 from streamer.loader.ring import Ring
@@ -13,8 +14,7 @@ from streamer.loader.ring import Ring
 Result = TypeVar("Result")
 
 
-@dataclass(eq=False, slots=True)
-class Pending:
+class Pending(msgspec.Struct, eq=False):
     """A batch that is being made.
 
     Attributes:
@@ -36,12 +36,12 @@ class Pending:
     task: int = 0
     ring: Ring | None = None
     slot: int = -1
-    left_out: set[int] = field(default_factory=set)
-    skipped: dict[int, str] = field(default_factory=dict)
+    left_out: set[int] = msgspec.field(default_factory=set)
+    skipped: dict[int, str] = msgspec.field(default_factory=dict)
     rereads: int = 0
-    strikes: dict[int, int] = field(default_factory=dict)
+    strikes: dict[int, int] = msgspec.field(default_factory=dict)
     abandoned: bool = False
-    story: Story = field(default_factory=Story)
+    story: Story = msgspec.field(default_factory=Story)
 
     def strike(self, ordinal: int) -> int:
         """One more worker died over this sample; returns how many have."""

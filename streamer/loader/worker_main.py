@@ -18,7 +18,8 @@ import signal
 import sys
 import threading
 import traceback
-from dataclasses import dataclass
+
+import msgspec
 
 from streamer.loader.board import Board
 from streamer.loader.control import Channel, Kind, Note, Payload
@@ -33,8 +34,7 @@ _KEEP_BYTES, _HEAP_BYTES = 1 << 30, 32 << 20
 _LIKELY = "streamer.loader.samples"
 
 
-@dataclass(frozen=True, slots=True)
-class Boot:
+class Boot(msgspec.Struct, frozen=True):
     """What a worker process is told at its start.
 
     Attributes:

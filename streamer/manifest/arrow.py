@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, Never
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,8 +29,7 @@ KEY_BYTES = 16
 _MAX_INT32 = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class BinaryColumn:
+class BinaryColumn(msgspec.Struct, frozen=True):
     """Byte strings of any length: value i is `content[offsets[i]:offsets[i + 1]]`.
 
     Attributes:

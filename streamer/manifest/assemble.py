@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,16 +17,14 @@ from streamer.manifest.packing import Cut, chunk_key
 Int64Array = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class PartRows:
+class PartRows(msgspec.Struct, frozen=True):
     """One part: its tables, and the number of each table's first row."""
 
     tables: dict[str, Table]
     first: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True):
     """A whole dataset, before it is written.
 
     Attributes:

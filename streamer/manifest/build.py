@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from streamer.errors import ConfigError, ManifestError
 from streamer.manifest.assemble import Rows, rows_of_containers, rows_of_objects
@@ -30,8 +31,7 @@ from streamer.manifest.table import Manifest
 from streamer.manifest.tasks import bounded_map
 
 
-@dataclass(frozen=True, kw_only=True)
-class BuildOptions:
+class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a manifest is built.
 
     Attributes:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,8 +25,7 @@ from streamer.manifest.tasks import plain_errors
 WINDOW_BYTES = 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True):
     """How many containers are in work together, and how many windows each reads ahead."""
 
     objects_at_once: int
@@ -49,8 +48,7 @@ class Budget:
         return cls(at_once, ahead)
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(msgspec.Struct, frozen=True):
     """One object to index, and how to cut it."""
 
     record: ObjectRecord
@@ -58,12 +56,11 @@ class Container:
     chunk_bytes: int
 
 
-@dataclass(slots=True)
-class _Spans:
+class _Spans(msgspec.Struct):
     """Samples found so far, as columns; grows by whole windows."""
 
-    starts: list[int] = field(default_factory=list)
-    stops: list[int] = field(default_factory=list)
+    starts: list[int] = msgspec.field(default_factory=list)
+    stops: list[int] = msgspec.field(default_factory=list)
 
     def since(self, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         return np.array(self.starts[first:], np.int64), np.array(self.stops[first:], np.int64)

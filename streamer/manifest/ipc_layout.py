@@ -7,9 +7,9 @@ the slots of those flatbuffers tables (field k stands at vtable offset 4 + 2 k).
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Never
 
+import msgspec
 from flatbuffers.table import Table
 
 from streamer.errors import ManifestCorruptError
@@ -24,16 +24,14 @@ _METADATA_LIMIT = 1 << 20
 _COLUMNS_LIMIT = 256
 
 
-@dataclass(frozen=True, slots=True)
-class FieldLayout:
+class FieldLayout(msgspec.Struct, frozen=True):
     """A column's name and type, e.g. "int64", "binary", "fixed_size_binary[16]"."""
 
     name: str
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLayout:
+class BatchLayout(msgspec.Struct, frozen=True):
     """The one record batch of a file: rows, columns and the byte ranges of all buffers in the file."""
 
     rows: int

@@ -6,9 +6,9 @@ import asyncio
 import os
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,8 +20,7 @@ from streamer.manifest.tasks import bounded_map
 _GLOB = "*?["
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(msgspec.Struct, frozen=True):
     """The objects of a dataset; the columns have one entry per object.
 
     Attributes:
@@ -54,8 +53,7 @@ class Listing:
         return _bytes(self.base) + self.keys[index]
 
 
-@dataclass(slots=True)
-class _Found:
+class _Found(msgspec.Struct):
     """The objects below one url, by key; `folder` is what their urls begin with."""
 
     url: str

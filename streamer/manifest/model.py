@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+
+import msgspec
 
 
 class Codec(IntEnum):
@@ -12,8 +13,7 @@ class Codec(IntEnum):
     IDENTITY = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectRecord:
+class ObjectRecord(msgspec.Struct, frozen=True):
     """A thing in the store.
 
     Attributes:
@@ -28,8 +28,7 @@ class ObjectRecord:
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(msgspec.Struct, frozen=True):
     """The half-open byte range `[start, stop)` of one object."""
 
     object: ObjectRecord
@@ -42,8 +41,7 @@ class Extent:
         return self.stop - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """Consecutive samples that are fetched, cached and evicted together.
 
     Attributes:
@@ -66,8 +64,7 @@ class Chunk:
     codec: Codec = Codec.IDENTITY
 
 
-@dataclass(frozen=True, slots=True)
-class SampleName:
+class SampleName(msgspec.Struct, frozen=True):
     """What the manifest knows of a sample besides its bytes (raw objects only).
 
     Attributes:

@@ -13,10 +13,10 @@ object only, can be cut while the object is still being read, and no small rest 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,8 +38,7 @@ CHUNK_BYTES_RANGE = (1 << 10, 1 << 30)
 _LEAF_FILL = 1.5
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True):
     """Samples cut into chunks; rows are samples, chunks or extents, in order.
 
     Attributes:

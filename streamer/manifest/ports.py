@@ -6,8 +6,9 @@ The builder knows no store and no format; it is handed a `Lister`, a `RangeReade
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
 
@@ -16,16 +17,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(msgspec.Struct, frozen=True):
     """An indexer asks for the bytes `[start, stop)` of the object it indexes; it gets them by `send`."""
 
     start: int
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """One sample in its object: the half-open byte range `[start, stop)`."""
 
     start: int
@@ -80,8 +79,7 @@ class RangeReader(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(msgspec.Struct, frozen=True):
     """What a build will cost, known after the listing.
 
     Attributes:
@@ -99,8 +97,7 @@ class Estimate:
     chunk_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True):
     """How far a build is.
 
     Attributes:
@@ -120,8 +117,7 @@ class Progress:
     samples: int
 
 
-@dataclass(frozen=True, slots=True)
-class IndexedChunk(Chunk):
+class IndexedChunk(Chunk, frozen=True):
     """A chunk whose bytes were read for the index, before its number is known.
 
     `index` and `first_sample` are -1: they depend on objects that are still being read. Key, extents, lengths

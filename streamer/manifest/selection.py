@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from fnmatch import translate
 from functools import cached_property, reduce
 from hashlib import blake2b
@@ -12,6 +11,7 @@ from pathlib import Path
 from re import compile as compile_pattern
 from typing import Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,8 +28,7 @@ _SUFFIX = ".arrows"
 _BLOCK_SAMPLES = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Where:
+class Where(msgspec.Struct, frozen=True, kw_only=True):
     """Which samples: all conditions together; None does not restrict.
 
     Attributes:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from streamer.order.hashing import TAG_CUT, TAG_LANE, Chunks, Integers, fold, fold_each
 from streamer.order.spec import OrderSpec
 
 
-@dataclass(frozen=True, eq=False)
-class LaneCut:
+class LaneCut(msgspec.Struct, frozen=True, eq=False):
     """The non-empty chunks in hashed order, concatenated and cut into L lanes of equal length.
 
     Lane l is `order[begin[l]:end[l]]`, where its first chunk starts at sample `head[l]` of the

@@ -11,8 +11,7 @@ pieces before g-k+1 and at most k-1 terms. No array over samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from streamer.order.hashing import Integers
@@ -21,8 +20,7 @@ from streamer.order.hashing import Integers
 _MATRIX = 1 << 16
 
 
-@dataclass(frozen=True, eq=False)
-class Slices:
+class Slices(msgspec.Struct, frozen=True, eq=False):
     """The slices of some groups, oldest piece first; a slice that is not there has no samples.
 
     Attributes:
@@ -39,8 +37,7 @@ class Slices:
     start: Integers
 
 
-@dataclass(frozen=True, eq=False)
-class Deal:
+class Deal(msgspec.Struct, frozen=True, eq=False):
     """The groups of all lanes of one epoch. Pieces are numbered through all lanes.
 
     Attributes:

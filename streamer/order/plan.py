@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from streamer.distinct import distinct
@@ -20,8 +19,7 @@ _BLOCK_SAMPLES = 4096
 _BLOCK_CELLS = 1 << 17
 
 
-@dataclass(frozen=True, eq=False)
-class BatchIndex:
+class BatchIndex(msgspec.Struct, frozen=True, eq=False):
     """One rank's samples of one batch.
 
     Attributes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from streamer.config import format_bytes
@@ -49,8 +49,7 @@ def bound_holds(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> 
     return global_batch <= spec.lanes * spec.lane_window * mean / 2
 
 
-@dataclass(frozen=True)
-class LaneSpread:
+class LaneSpread(msgspec.Struct, frozen=True):
     """How the lanes lie on the nodes.
 
     Attributes:

@@ -7,8 +7,8 @@ wider by less than one sample per open chunk, because slices are rounded up to w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from streamer.distinct import numbered
@@ -17,8 +17,7 @@ from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import Chunks, Integers
 
 
-@dataclass(frozen=True, eq=False)
-class Schedule:
+class Schedule(msgspec.Struct, frozen=True, eq=False):
     """The chunks a rank needs, each once, sorted by first need.
 
     Attributes:
@@ -34,8 +33,7 @@ class Schedule:
         return len(self.chunk)
 
 
-@dataclass(frozen=True)
-class Batches:
+class Batches(msgspec.Struct, frozen=True):
     """A run of batches of an epoch: batch g holds the positions start + [g B, (g+1) B).
 
     Attributes:

@@ -6,17 +6,16 @@ rank draws from few lanes and needs the chunks of few lanes. R only seats: the b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import gcd
 
+import msgspec
 import numpy as np
 
 from streamer.errors import ConfigError
 from streamer.order.hashing import Flags, Integers
 
 
-@dataclass(frozen=True)
-class Seating:
+class Seating(msgspec.Struct, frozen=True):
     """One rank's place in every global batch.
 
     Attributes:

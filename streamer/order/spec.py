@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
+import msgspec
 import numpy as np
 
 from streamer.errors import ConfigError, ManifestError
@@ -34,8 +34,7 @@ def shuffle_mode(shuffle: bool | str) -> Shuffle:
     raise ConfigError(f'shuffle={shuffle!r} is not one of True, False, "block", "sample", "none"', field="shuffle")
 
 
-@dataclass(frozen=True)
-class OrderSpec:
+class OrderSpec(msgspec.Struct, frozen=True, dict=True):
     """The parts of an order; equal parts give the same order on any machines, for every epoch.
 
     Attributes:

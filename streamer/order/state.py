@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from streamer.errors import ConfigError, StateError
 from streamer.order.plan import batch_count
@@ -34,8 +35,7 @@ _PARTS: dict[str, type] = {
 _PLACE: dict[str, type] = {"epoch": int, "position": int, "global_batch": int}
 
 
-@dataclass(frozen=True)
-class Resume:
+class Resume(msgspec.Struct, frozen=True):
     """Where batches go on.
 
     Attributes:
@@ -49,8 +49,7 @@ class Resume:
     batch: int
 
 
-@dataclass(frozen=True)
-class State:
+class State(msgspec.Struct, frozen=True):
     """The state of a run, the same on all ranks, for any number of them.
 
     Attributes:

@@ -7,7 +7,8 @@ import os
 import socket
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from streamer.config import CacheConfig, ServiceConfig, read_token
 from streamer.errors import ConfigError, EngineUnavailableError
@@ -20,8 +21,7 @@ _UCRED = struct.Struct("=iII")
 _GROUPS_AT_FIRST = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
+class Credentials(msgspec.Struct, frozen=True):
     """The other end of a connection as the kernel saw it at connect. pid 0: it lives in another PID namespace."""
 
     pid: int

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import resource
-from dataclasses import dataclass
+
+import msgspec
 
 from streamer.config import MiB, ServiceConfig
 from streamer.fetch.memory import budget_bytes
@@ -21,8 +22,7 @@ RESERVED_DESCRIPTORS = 512
 LEAST_PEERS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Of one service, all clients together.
 
     Attributes:

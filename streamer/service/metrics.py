@@ -8,8 +8,9 @@ any version. Nothing else in streamer makes up a name. Labels: `dataset` is the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from streamer.engine.statistics import Scalar, Table, Values
 
@@ -24,8 +25,7 @@ MOST_SESSIONS = 1000
 OTHERS = "others"
 
 
-@dataclass(frozen=True, slots=True)
-class Definition:
+class Definition(msgspec.Struct, frozen=True):
     """One metric.
 
     Attributes:

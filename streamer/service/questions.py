@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from streamer.engine.engine import Engine
 from streamer.engine.indexing import ManifestRequest
@@ -23,12 +24,11 @@ ANSWER_SECONDS = 10.0
 _NO_OPTIONS = (b"", b"{}")
 
 
-@dataclass(slots=True)
-class Asker:
+class Asker(msgspec.Struct):
     """What one peer has in work."""
 
     in_work: int = 0
-    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    reading: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     told_about_options: bool = False
 
 

@@ -7,8 +7,8 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from streamer.config import EngineConfig
@@ -55,13 +55,12 @@ logger = logging.getLogger(__name__)
 _MOST_LETTERS = 500
 
 
-@dataclass(slots=True)
-class _Conversation:
+class _Conversation(msgspec.Struct):
     """What one peer has going on."""
 
     job: str = ""
-    sessions: dict[int, EngineSession] = field(default_factory=dict)
-    asker: Asker = field(default_factory=Asker)
+    sessions: dict[int, EngineSession] = msgspec.field(default_factory=dict)
+    asker: Asker = msgspec.field(default_factory=Asker)
 
 
 class Server:

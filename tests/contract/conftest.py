@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import obstore
 import pytest
@@ -116,7 +117,7 @@ class InProcessSource:
         return Manifest.open(self.engine.cache.root / "manifests" / digest)
 
     def open_session(self, spec: SessionSpec) -> InProcessSession:
-        return InProcessSession(self, SessionRequest(job="job", **vars(spec)))
+        return InProcessSession(self, SessionRequest(job="job", **msgspec.structs.asdict(spec)))
 
     def read(self, dataset: str, chunk: int, start: int, stop: int) -> bytes:
         found = self.engine.read(dataset, {}, chunk, (start, stop))

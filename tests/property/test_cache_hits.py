@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -140,7 +140,7 @@ def test_hold_writes_almost_nothing_to_kept_chunks(share: float, order: Callable
         now, place = world.policy.statistics(), simulation.jobs[0].place
         written[-(-place // world.count)] = now.promoted_chunks / 1504 + now.admitted_kept_bytes / world.cost.sum()
 
-    plan = dataclasses.replace(
+    plan = msgspec.structs.replace(
         world.plan(order(1504), 3), open_chunks=window * 2 // 3, lookahead_chunks=window - window * 2 // 3
     )
     simulation = Simulation(world.policy, [plan], on_tick=watch)

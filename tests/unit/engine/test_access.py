@@ -6,6 +6,8 @@ import pytest
 
 from streamer.config import DatasetConfig
 from streamer.engine.access import Access
+from streamer.engine.indexing import ManifestRequest
+from streamer.engine.session import SessionRequest
 from streamer.errors import AccessDeniedError, ConfigError
 
 ONE, TWO = {"key": "one"}, {"key": "two"}
@@ -20,6 +22,20 @@ def access():
             DatasetConfig(url="gs://other", storage_options=TWO),
         ]
     )
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        vars(Access([DatasetConfig(url="s3://bucket/", storage_options={"secret": "hunter2"})])),
+        ManifestRequest(urls=("s3://bucket/",), options={"secret": "hunter2"}),
+        SessionRequest(job="job", dataset="digest", consumer="rank 0", options={"secret": "hunter2"}),
+    ],
+    ids=["access", "manifest", "session"],
+)
+def test_secrets_are_not_in_the_repr(holder):
+    """What holds storage options is printed in logs and tracebacks."""
+    assert "hunter2" not in repr(holder)
 
 
 def test_without_datasets_the_client_says_how():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 from collections import OrderedDict, namedtuple
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -74,7 +74,7 @@ def poisoned(samples: int, **arguments: object) -> StreamingDataLoader:
     """Freed slots are overwritten at once, so that a late read of one is seen."""
     settings = {"num_workers": 1, "worker_type": "thread", "prefetch_batches": 3, **arguments}
     loader = StreamingDataLoader(FakeDataset(samples, sample), 2, **settings)
-    loader._provision.settings = dataclasses.replace(loader._provision.settings, poison=True)
+    loader._provision.settings = msgspec.structs.replace(loader._provision.settings, poison=True)
     return loader
 
 

@@ -185,9 +185,9 @@ def check(device: torch.device, count: int, device_slots: int, late: bool) -> No
 
 
 def _poisoned(loader: StreamingDataLoader) -> object:
-    import dataclasses
+    import msgspec
 
-    return dataclasses.replace(loader._provision.settings, poison=True)
+    return msgspec.structs.replace(loader._provision.settings, poison=True)
 
 
 def test_the_users_own_copies_are_waited_for(device):

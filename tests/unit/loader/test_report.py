@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from streamer.loader.advice import Findings, Verdict, advise, judge, more_workers
@@ -129,7 +129,7 @@ def test_how_many_workers(share, workers, cores, expected):
 
 def test_workers_of_several_threads():
     """Two workers of four threads make eight batches at a time: one more of them is four more."""
-    found = dataclasses.replace(findings(0.5, 8, 12), threads=4)
+    found = msgspec.structs.replace(findings(0.5, 8, 12), threads=4)
     assert more_workers(found) == "1 more worker (num_workers=3) or "
 
 

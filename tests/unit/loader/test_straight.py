@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 import random
@@ -11,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -357,7 +357,7 @@ def test_the_rows_of_killed_workers_are_written_again(make_dataset, fake_engine,
         expected = [(b["__key__"], b["npy"].tolist()) for _ in range(12) for b in loader]
     chance = random.Random(3)
     loader = StreamingDataLoader(make_dataset(npy), 8, 2, prefetch_batches=4)
-    loader._provision.settings = dataclasses.replace(loader._provision.settings, poison=True)
+    loader._provision.settings = msgspec.structs.replace(loader._provision.settings, poison=True)
     with loader:
         found: list[object] = []
         for _ in range(12):

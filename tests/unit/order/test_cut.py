@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from itertools import chain
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -46,7 +46,7 @@ def test_a_fixed_cut_is_the_same_in_every_epoch() -> None:
 
 def test_a_redrawn_cut_deals_anew() -> None:
     """Each epoch has its own cut, and each still holds everything."""
-    spec = dataclasses.replace(SPEC, cut="redrawn")
+    spec = msgspec.structs.replace(SPEC, cut="redrawn")
     sizes = np.full(40, 5)
     first, second = _samples(spec, sizes, 0), _samples(spec, sizes, 1)
     assert first != second
@@ -55,7 +55,7 @@ def test_a_redrawn_cut_deals_anew() -> None:
 
 def test_more_lanes_than_samples_leave_lanes_empty() -> None:
     """With n < L the first n lanes have one sample each."""
-    spec = dataclasses.replace(SPEC, lanes=9)
+    spec = msgspec.structs.replace(SPEC, lanes=9)
     assert [len(lane) for lane in _samples(spec, np.array([2, 0, 1]))] == [1] * 3 + [0] * 6
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import numpy as np
 import pytest
 
@@ -31,7 +30,7 @@ def test_equal_parts_have_equal_ids() -> None:
 )
 def test_every_part_changes_the_id(change: dict[str, str | int]) -> None:
     """No part is left out of the digest."""
-    assert dataclasses.replace(SPEC, **change).order_id != SPEC.order_id  # type: ignore[arg-type]
+    assert msgspec.structs.replace(SPEC, **change).order_id != SPEC.order_id  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,7 @@ def test_no_samples_is_an_error_of_the_manifest() -> None:
 def test_a_part_outside_its_rule_is_named(change: dict[str, str | int], field: str) -> None:
     """The error has the field as the user writes it."""
     with pytest.raises(ConfigError, match=field) as caught:
-        dataclasses.replace(SPEC, **change)  # type: ignore[arg-type]
+        msgspec.structs.replace(SPEC, **change)  # type: ignore[arg-type]
     assert caught.value.details["field"] == field
 
 

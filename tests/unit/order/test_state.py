@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 
+import msgspec
 import pytest
 
 from streamer.errors import StateError
@@ -52,7 +52,7 @@ def test_a_state_of_another_order_names_the_part(change: dict[str, object], fiel
     """With both values and what to do."""
     STATE.check(SPEC)
     with pytest.raises(StateError, match=f"state does not fit: {field} was ") as caught:
-        STATE.check(dataclasses.replace(SPEC, **change))  # type: ignore[arg-type]
+        STATE.check(msgspec.structs.replace(SPEC, **change))  # type: ignore[arg-type]
     assert caught.value.details["field"] == field
     assert caught.value.details["saved"] != caught.value.details["found"]
 
