@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from streamer.manifest.model import SampleName
 from streamer.manifest.ports import Indexer, Indexing, Need, Span
@@ -11,7 +13,7 @@ from streamer.manifest.ports import Indexer, Indexing, Need, Span
 __all__ = ["Field", "Format", "Indexer", "Indexing", "Need", "SampleName", "Span"]
 
 
-class Field(NamedTuple):
+class Field(msgspec.Struct, frozen=True):
     """One field of a sample: its name (the extension, e.g. "jpg") and its bytes."""
 
     name: str

@@ -6,7 +6,7 @@ import inspect
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -30,21 +30,16 @@ Transform = Callable[..., object]
 Look = Callable[[memoryview, Sequence[Field]], None]
 
 
-class Place(NamedTuple):
+class Place(Wanted, frozen=True):
     """Where a sample lies.
 
     Attributes:
         ordinal: its number in the manifest.
         chunk: number of its chunk.
-        sample: its number in the chunk.
-        start, stop: chunk-local bytes, half-open.
     """
 
     ordinal: int
     chunk: int
-    sample: int
-    start: int
-    stop: int
 
 
 class ByteSource(Protocol):
@@ -87,7 +82,7 @@ class CachedBytes:
                 manifest.chunk_keys[chunk].tobytes(),
                 int(manifest.chunk_local_bytes[chunk]),
                 int(manifest.chunk_samples[chunk]),
-                [(Wanted(place.sample, place.start, place.stop), pieces) for place, pieces in targets],
+                targets,
             )
         except FileNotFoundError as error:
             raise ChunkUnreadableError(chunk, f"missing: {error.filename}") from error
@@ -135,7 +130,7 @@ class SampleMaker:
         """Locates samples by their numbers in the manifest."""
         chunks, starts, stops = self._manifest.locate(ordinals)
         samples = ordinals - self._manifest.chunk_first[chunks]
-        columns = (ordinals.tolist(), chunks.tolist(), samples.tolist(), starts.tolist(), stops.tolist())
+        columns = (samples.tolist(), starts.tolist(), stops.tolist(), ordinals.tolist(), chunks.tolist())
         return [Place(*row) for row in zip(*columns, strict=True)]
 
     @property

@@ -3,6 +3,7 @@
 import os
 import zlib
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -157,3 +158,72 @@ def test_a_swapped_file_is_found(root):
     """A good file of another chunk under this name: the header says so."""
     with pytest.raises(IntegrityError, match="manifest says"):
         ChunkReader([root]).read(KEY, LOCAL_BYTES + 1, len(SAMPLES), WANTED)
+
+
+def preads(monkeypatch):
+    """Offsets of all reads but those of samples, from now on."""
+    asked = []
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda descriptor, count, at: asked.append(at) or pread(descriptor, count, at))
+    return asked
+
+
+def read_by(reader, sample):
+    (found,) = reader.read(KEY, LOCAL_BYTES, len(SAMPLES), [WANTED[sample]])
+    return bytes(found)
+
+
+def test_header_and_checksums_are_read_once(root, monkeypatch):
+    """What the chunk must hold does not change."""
+    asked, reader = preads(monkeypatch), ChunkReader([root])
+    assert [read_by(reader, sample) for sample in (2, 0, 3)] == [SAMPLES[2], SAMPLES[0], SAMPLES[3]]
+    assert asked == [0, chunkfile.crc_offset(LOCAL_BYTES, 0)]
+
+
+def test_checksums_of_very_many_samples_are_read_each_time(root, monkeypatch):
+    """Only those of the samples that are read."""
+    monkeypatch.setattr(reader_module, "_KEPT_SAMPLES", 3)
+    asked, reader = preads(monkeypatch), ChunkReader([root])
+    assert [read_by(reader, sample) for sample in (2, 3)] == [SAMPLES[2], SAMPLES[3]]
+    assert asked == [at for sample in (2, 3) for at in (0, chunkfile.crc_offset(LOCAL_BYTES, sample))]
+
+
+def test_checksums_are_kept_of_some_chunks(root, monkeypatch):
+    """A reader of a million chunks does not grow."""
+    monkeypatch.setattr(reader_module, "_KEPT_TABLES", 2)
+    reader, path = ChunkReader([root]), root / chunkfile.relative_path(KEY)
+    for number in range(5):
+        key = bytes([number]) * 16
+        other = root / chunkfile.relative_path(key)
+        other.parent.mkdir(exist_ok=True)
+        content = path.read_bytes()
+        header = chunkfile.ChunkHeader.decode(content, "")
+        other.write_bytes(msgspec.structs.replace(header, key=key).encode() + content[chunkfile.HEADER_BYTES :])
+        assert bytes(reader.read(key, LOCAL_BYTES, len(SAMPLES), [WANTED[2]])[0]) == SAMPLES[2]
+        assert len(reader._tables) <= 2
+
+
+def test_a_file_that_was_swapped_since_is_found(root):
+    """A good file of another chunk under this name, of the same lengths: its bytes are not what was promised."""
+    reader, path = ChunkReader([root]), root / chunkfile.relative_path(KEY)
+    assert read_by(reader, 2) == SAMPLES[2]
+    other = b"".join([*SAMPLES[:2], SAMPLES[2].upper(), *SAMPLES[3:]])
+    crcs = np.array(
+        [zlib.crc32(bytes(other[OFFSETS[i] : OFFSETS[i + 1]])) for i in range(len(SAMPLES))], "<u4"
+    ).tobytes()
+    header = chunkfile.ChunkHeader(bytes(16), LOCAL_BYTES, len(SAMPLES), zlib.crc32(crcs), zlib.crc32(other)).encode()
+    path.write_bytes(header + other + crcs)
+    with pytest.raises(IntegrityError, match="does not match its checksum"):
+        read_by(reader, 2)
+
+
+def test_a_chunk_that_was_refused_and_fetched_again_is_read(root):
+    """What was kept of the broken file is forgotten."""
+    path = root / chunkfile.relative_path(KEY)
+    good = path.read_bytes()
+    damage(root, chunkfile.crc_offset(LOCAL_BYTES, 2), b"\0\0\0\0")
+    reader = ChunkReader([root])
+    with pytest.raises(IntegrityError):
+        read_by(reader, 2)
+    path.write_bytes(good)
+    assert read_by(reader, 2) == SAMPLES[2]
