@@ -45,7 +45,7 @@ def publish(rows: Rows, root: Path) -> Path:
                 runs[name] = Run(part.first[name], count, digest_of(table))
             parts.append(Part(runs))
         content = _content(rows, parts)
-        write_synced(place / ROOT_NAME, encode_root(content, rows.listing.urls, file_bytes))
+        (place / ROOT_NAME).write_bytes(encode_root(content, rows.listing.urls, file_bytes))
         return settle(place, root / content.digest())
 
 
@@ -84,12 +84,21 @@ def workplace(root: Path) -> Iterator[Path]:
         ) from error
 
 
-def settle(place: Path, target: Path) -> Path:
-    """Gives a finished folder its name; a good one under that name stays, a broken one is replaced."""
-    sync_folder(place)
+def settle(place: Path, target: Path, *, durable: bool = True) -> Path:
+    """Gives a finished folder its name; a good one under that name stays, a broken one is replaced.
+
+    Args:
+        place: its files.
+        target: its folder then.
+        durable: the disk is to have it all before it has its name.
+    """
+    if durable:
+        sync_all(place)
     if target.exists():
         with contextlib.suppress(ManifestError):
             Manifest.open(target, verify=True)
+            if durable:
+                sync_all(target)
             return target
         os.rename(target, place.with_name(place.name + ".broken"))
         shutil.rmtree(place.with_name(place.name + ".broken"))
@@ -98,14 +107,16 @@ def settle(place: Path, target: Path) -> Path:
     except OSError:
         # Another writer was first: the digest says that its content is ours.
         Manifest.open(target, verify=True)
-    sync_folder(target.parent)
+    if durable:
+        sync(target.parent)
     return target
 
 
 def settle_file(source: Path, target: Path) -> None:
     """Gives a finished file its name; one that is there already has the same content and is replaced."""
+    sync(source)
     os.replace(source, target)
-    sync_folder(target.parent)
+    sync(target.parent)
 
 
 def sweep(root: Path) -> list[Path]:
@@ -139,17 +150,15 @@ def _locked(path: Path) -> Iterator[None]:
                 path.unlink(missing_ok=True)
 
 
-def write_synced(path: Path, content: bytes | memoryview) -> None:
-    """Writes a file and waits until the disk has it."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def sync_all(folder: Path) -> None:
+    """Waits until the disk has a folder and its files."""
+    for path in (*folder.iterdir(), folder):
+        sync(path)
 
 
-def sync_folder(path: Path) -> None:
-    """Waits until the disk has the names in a folder."""
-    number = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Waits until the disk has the content of a file, or the names in a folder."""
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(number)
     finally:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import shutil
 
 import pytest
 
@@ -75,6 +77,19 @@ def test_a_lock_without_folder_is_swept(tmp_path):
     (tmp_path / ".building-x.lock").touch()
     assert len(sweep(tmp_path)) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_what_is_to_last_is_on_the_disk_before_it_has_its_name(tar_manifest, tmp_path, monkeypatch, durable):
+    """All files and their folder, then the name. A copy waits for no disk."""
+    place, target, synced = tmp_path / "place", tmp_path / "target", []
+    shutil.copytree(tar_manifest.path, place)
+    names = {str(path) for path in (place, *place.iterdir())}
+    monkeypatch.setattr(
+        os, "fsync", lambda number: synced.append((os.readlink(f"/proc/self/fd/{number}"), target.exists()))
+    )
+    settle(place, target, durable=durable)
+    assert set(synced) == ({(name, False) for name in names} | {(str(tmp_path), True)} if durable else set())
 
 
 async def test_the_slower_of_two_writers_takes_the_others_folder(tar_manifest, tmp_path):
