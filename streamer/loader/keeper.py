@@ -105,7 +105,7 @@ class RingKeeper:
         return self._build(largest)
 
     def build(self) -> None:
-        """A batch is made and on its way to the trainer: a large ring, put off until then, is built from now on."""
+        """The trainer has a batch: a large ring, put off until then, is built from now on."""
         if self._site is not None:
             self._site.begin()
 

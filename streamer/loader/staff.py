@@ -64,9 +64,11 @@ class Staff:
         self._selector = selector
         self._employer = employer
         self._ring = ring
-        # Until the first batch is made, only as many as may start together; a process costs something to start.
-        self._holds_back = crew.worker_type == "process"
+        # Until the trainer has its first batch, that is all there is to do.
+        self._alone = True
         self._alone_until = math.inf
+        # A process costs something to start.
+        self._processes = crew.worker_type == "process"
 
     def __repr__(self) -> str:
         return f"Staff({self.pool!r})"
@@ -78,7 +80,7 @@ class Staff:
         first ones start beside the engine; the next would start beside the making of the first batch, which is one
         worker's.
         """
-        if self._holds_back and self.pool.hosts:
+        if self._alone and self._processes and self.pool.hosts:
             return
         starting = sum(not host.up for host in self.pool.hosts.values())
         for number in self.pool.missing[: max(0, _STARTING - starting)]:
@@ -86,20 +88,25 @@ class Staff:
 
     def begin(self) -> None:
         """There is work: the first batch is being made."""
-        if self._holds_back and self._alone_until == math.inf:
+        if self._alone and self._alone_until == math.inf:
             self._alone_until = time.monotonic() + _ALONE_SECONDS
 
     @property
     def patience_seconds(self) -> float | None:
         """How long the feeder may sleep before `hire_the_rest`, though nothing happens; None: as long as it likes."""
-        waits = self._holds_back and self._alone_until < math.inf
+        waits = self._alone and self._alone_until < math.inf
         return max(0.0, self._alone_until - time.monotonic()) if waits else None
 
-    def hire_the_rest(self, *, made: bool) -> None:
-        """Whoever is missing may start, one after the other, once the first batch is made or has taken its time."""
-        if self._holds_back and (made or time.monotonic() >= self._alone_until):
-            self._holds_back = False
+    def hire_the_rest(self, *, taken: bool) -> bool:
+        """Whoever is missing may start, one after the other, once the first batch is taken or has had its time.
+
+        Returns:
+            Whether that is so.
+        """
+        if self._alone and (taken or time.monotonic() >= self._alone_until):
+            self._alone = False
             self.hire_missing()
+        return not self._alone
 
     def announce(self, ring: Ring | None) -> None:
         """Gives everybody a new ring."""

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from streamer.errors import BrokenError
+from streamer.loader import staff
 from streamer.loader.feed_plan import FeedPlan
 from streamer.loader.feeder import Feeder
 from streamer.loader.keeper import RingRules
@@ -75,4 +76,28 @@ def test_who_still_starts_is_given_nothing():
         assert sorted(handle.ready for handle in feeder._pool.handles) == [False, True]
     finally:
         prepared.made.others.set()
+        feeder.close()
+
+
+def test_the_ring_is_begun_when_the_first_batch_is_taken(monkeypatch):
+    """Not when it is made: the trainer is to have it first, and its taking wakes a feeder that waits for nothing."""
+    monkeypatch.setattr(staff, "_ALONE_SECONDS", 3600.0)
+    begun = threading.Event()
+    ring = RingRules(budget_bytes=1 << 20)
+    feeder = Feeder(FeedPlan(crew=Crew("thread"), span=2, planning=threading.Lock(), ring=ring))
+    feeder._keeper.build = begun.set
+    prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}, held_back=True).prepare(3, drop_last=False)
+    feeder.equip(prepared, MakerRules(prepared.seed))
+    run = feeder.run(0, 0)
+    feeder.start()
+    try:
+        deadline = time.monotonic() + 60
+        while not prepared.sessions and time.monotonic() < deadline:
+            time.sleep(0.001)
+        prepared.sessions[0].allow(0)
+        run.outcomes.get(timeout=60).discard()
+        assert not begun.is_set()
+        feeder.took(run, 0)
+        assert begun.wait(60)
+    finally:
         feeder.close()

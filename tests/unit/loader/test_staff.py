@@ -57,10 +57,10 @@ def test_only_the_first_workers_start_before_there_is_work(hired, make, monkeypa
     staff.begin()
     assert staff.patience_seconds is not None
     monkeypatch.setattr(staffs.time, "monotonic", lambda: 0.0)
-    staff.hire_the_rest(made=False)
+    staff.hire_the_rest(taken=False)
     assert hired == [0]
-    staff.hire_the_rest(made=True)
-    staff.hire_the_rest(made=True)
+    staff.hire_the_rest(taken=True)
+    staff.hire_the_rest(taken=True)
     assert hired == [0, 1]
     assert staff.patience_seconds is None
     come_up(staff, 1)
@@ -78,7 +78,7 @@ def test_a_first_batch_that_takes_long_gets_help(hired, make, monkeypatch):
     now[0] += staff.patience_seconds
     assert staff.patience_seconds == 0.0
     come_up(staff, 0)
-    staff.hire_the_rest(made=False)
+    staff.hire_the_rest(taken=False)
     assert hired == [0, 1]
 
 
