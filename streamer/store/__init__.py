@@ -2,7 +2,7 @@
 
 base.py             the protocol
 curl_store.py       s3 and http by libcurl: the hot path where cores are few
-curl_handle.py      one request of it; curl_access.py, boto_keys.py: how it gets there
+curl_handle.py      one request of it; curl_access.py, boto_keys.py, signature.py: how it gets there
 curl_multi.py       many requests of it on an event loop
 obstore_store.py    s3, gs, az, http by obstore (Rust)
 fsspec_store.py     any url that fsspec knows

@@ -10,7 +10,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +22,7 @@ from streamer.store import boto_keys, failures
 from streamer.store.boto_keys import Keys
 from streamer.store.obstore_clients import certificates, options_refused, s3_client
 from streamer.store.options import Translation, family
+from streamer.store.signature import Signer
 from streamer.store.urls import Address, shown
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Access:
 
     Attributes:
         base: what the escaped key is appended to; empty where objects are named by whole urls.
-        region: that requests are signed for; empty: they are not.
+        signer: None: requests are not signed.
         keys: that sign and do not end.
         ring: of keys that end.
         headers: of each request.
@@ -103,7 +104,7 @@ class Access:
     """
 
     base: str = ""
-    region: str = ""
+    signer: Signer | None = None
     keys: Keys | None = None
     ring: KeyRing | None = None
     headers: tuple[str, ...] = ()
@@ -118,6 +119,10 @@ class Access:
         if self.base:
             return self.base + quote(name, safe="/~")
         return quote(_NO_ESCAPE.sub("%25", name) if "%" in name else name, safe=_URL_SIGNS)
+
+    def signed(self, address: str, keys: Keys | None) -> Sequence[str]:
+        """The header lines of a request, with a signature where there are keys."""
+        return self.headers if self.signer is None or keys is None else self.signer.sign(address, keys)
 
 
 def make_access(address: Address, translation: Translation) -> Access | None:
@@ -144,6 +149,7 @@ def make_access(address: Address, translation: Translation) -> Access | None:
         )
     config = translation.config
     keys, ring, region = None, None, None
+    headers = ("x-amz-request-payer: requester",) if config.get("request_payer") else ()
     if "access_key_id" in config:
         token = cast("str | None", config.get("token"))
         keys = Keys(str(config["access_key_id"]), str(config.get("secret_access_key", "")), token)
@@ -157,10 +163,10 @@ def make_access(address: Address, translation: Translation) -> Access | None:
         base, region = _place(s3_client(address, translation, Keys("x", "x"), region))
     return Access(
         base=base,
-        region=region if keys or ring else "",
+        signer=Signer(base, region, headers) if keys or ring else None,
         keys=keys,
         ring=ring,
-        headers=("x-amz-request-payer: requester",) if config.get("request_payer") else (),
+        headers=headers,
         bundle=bundle,
         folder=folder,
         connect_seconds=connect_seconds,

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pycurl
@@ -17,9 +16,6 @@ from streamer.store import failures, versions
 from streamer.store.base import Take
 from streamer.store.curl_access import Access
 from streamer.store.urls import shown
-
-if TYPE_CHECKING:
-    from streamer.store.boto_keys import Keys
 
 # Read from a socket at once.
 _BUFFER_BYTES = 512 * 1024
@@ -40,7 +36,6 @@ class Handle:
 
     __slots__ = (
         "_fresh",
-        "_keys",
         "_lines",
         "_most",
         "_range",
@@ -66,7 +61,6 @@ class Handle:
         self._said = b""
         self._most = 0
         self._redirects = self._redirects_left = access.redirects
-        self._keys: Keys | None = None
         self._fresh = False
         self.received = 0
         self.failure: BaseException | None = None
@@ -93,20 +87,14 @@ class Handle:
         self._said = b""
         self.received = 0
 
-    def prepare(self, address: str, headers: Sequence[str], keys: Keys | None, *, fresh: bool) -> None:
+    def prepare(self, address: str, headers: Sequence[str], *, fresh: bool) -> None:
         """Tells libcurl what to ask for; what has not changed since the last request is told already."""
         easy, (start, stop) = self.easy, self._range
         lines = [f"Range: bytes={start}-{stop - 1}", *headers]
         if self._tag is not None:
             lines.append(f"If-Match: {self._tag}")
-        if keys is not None and keys.token is not None:
-            lines.append(f"x-amz-security-token: {keys.token}")
         easy.setopt(pycurl.URL, address)
         easy.setopt(pycurl.HTTPHEADER, lines)
-        if keys is not None and keys is not self._keys:
-            easy.setopt(pycurl.USERNAME, keys.key)
-            easy.setopt(pycurl.PASSWORD, keys.secret)
-            self._keys = keys
         if fresh is not self._fresh:
             easy.setopt(pycurl.FRESH_CONNECT, int(fresh))
             self._fresh = fresh
@@ -248,10 +236,7 @@ def _easy(access: Access) -> pycurl.Curl:
         easy.setopt(pycurl.CAINFO, access.bundle)
     if access.folder is not None:
         easy.setopt(pycurl.CAPATH, access.folder)
-    if access.region:
-        easy.setopt(pycurl.AWS_SIGV4, f"aws:amz:{access.region}:s3")
-    else:
-        easy.setopt(pycurl.PATH_AS_IS, 1)
+    easy.setopt(pycurl.PATH_AS_IS, 1)
     return easy
 
 

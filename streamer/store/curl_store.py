@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
 # Connections that wait for the next request, of all hosts; the window is smaller.
 _IDLE_CONNECTIONS = 1024
-# Where libcurl signs, it takes these out of a path: the key of another object would be read.
-_DOTS = re.compile(r"(?:^|/)\.\.?(?:/|$)")
 
 
 class CurlStore(ObstoreStore):
@@ -70,18 +67,18 @@ class CurlStore(ObstoreStore):
     ) -> None:
         """See ObjectStore.get; pieces are of 16 KiB, libcurl's own choice."""
         access = self._access if self._is_sought else await self._sought()
-        name = self._key(target.url) if self._is_plain else target.url
-        if access is None or target.version.startswith(versions.VERSION) or (access.region and _DOTS.search(name)):
+        if access is None or target.version.startswith(versions.VERSION):
             await super().get(target, start, stop, take, piece_bytes=piece_bytes)
             return
         keys = access.keys if access.ring is None else await access.ring.keys()
         multi, handle = self._running(), self._free.pop() if self._free else Handle(access)
         self._counters.requests += 1
         handle.lend(target, (start, stop), take)
-        address, headers = access.address(name), access.headers
+        address = access.address(self._key(target.url) if self._is_plain else target.url)
+        headers = access.signed(address, keys)
         try:
             while address:
-                handle.prepare(address, headers, keys, fresh=fresh)
+                handle.prepare(address, headers, fresh=fresh)
                 await multi.perform(handle.easy)
                 if (address := handle.finish()) and not address.startswith(self._prefix):
                     headers = ()  # the user's are for this host: libcurl would keep back no more than Authorization

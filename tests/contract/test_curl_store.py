@@ -115,19 +115,20 @@ def _as_boto_signs(asked: Asked, port: int) -> str:
 
 
 def _fits(key: str) -> bool:
-    return len(key.encode()) <= 1024 and not {".", ".."} & set(key.split("/"))
+    return len(key.encode()) <= 1024
 
 
 # fmt: off
 ODD_KEYS = (
     "a b", "a+b", "a&b=c", "a:b*c%d~e'f(g)", "ü", "🎉", "e\u0301", "a//b", "/leading", "//", "trailing/", "%2e%2e/x",
     "%41", "%", "a?x=1&y", "#y", "k" * 1024, "a\\b\"c<d>", "^`{|}", "a\tb", " ", "...", "a/...b", "a;b,c@d$e!f",
+    "a/./b", "a/../b", "..", "a/..", "../other", ".",
 )
 # fmt: on
 
 
 def test_every_key_is_asked_for_and_signed_as_boto_does() -> None:
-    """Path and signature, for keys of any characters but dots between slashes, with a session token."""
+    """Path and signature, for keys of any characters, with a session token."""
 
     async def asked_for(key: str) -> None:
         server.asked.clear()
@@ -135,8 +136,8 @@ def test_every_key_is_asked_for_and_signed_as_boto_does() -> None:
         (asked,) = server.asked
         assert asked.path == "/bucket/" + percent_encode(key, safe="/~")
         assert asked.headers["authorization"] == _as_boto_signs(asked, server.port)
-        assert {"if-match", "range", "x-amz-security-token"} <= set(
-            asked.headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
+        assert (
+            "SignedHeaders=host;x-amz-content-sha256;x-amz-date;x-amz-security-token," in asked.headers["authorization"]
         )
 
     @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40).filter(_fits))
@@ -152,15 +153,6 @@ def test_every_key_is_asked_for_and_signed_as_boto_does() -> None:
             signed()
         finally:
             runner.run(ends.__aexit__(None, None, None))
-
-
-@pytest.mark.parametrize("key", ["a/./b", "a/../b", "..", "a/..", "../other"])
-async def test_keys_that_libcurl_would_shorten_are_not_read_by_it(key: str) -> None:
-    """Another object's bytes never come: obstore is asked, which refuses them."""
-    async with bucket() as (server, store):
-        with pytest.raises(ConfigError, match="cannot take this url"):
-            await read(store, _record(f"s3://bucket/{key}"), 0, 4)
-        assert server.asked == []
 
 
 async def test_moto_takes_the_signature_and_no_other(moto_endpoint: str) -> None:
