@@ -8,7 +8,8 @@ duplicate then only adds to the queue that made the first one slow.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+
+import msgspec
 
 # Below this many samples a p95 says nothing.
 LEAST_SAMPLES = 20
@@ -42,12 +43,11 @@ BODY_FACTOR = 4.0
 BODY_LEAST_SECONDS = 0.3
 
 
-@dataclass(slots=True)
-class Sampled:
+class Sampled(msgspec.Struct):
     """The last samples of one quantity and their quantiles, sorted again every 32 samples."""
 
-    values: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
-    _sorted: list[float] = field(default_factory=list)
+    values: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
+    _sorted: list[float] = msgspec.field(default_factory=list)
     _fresh: int = 0
 
     def add(self, value: float) -> None:
@@ -133,8 +133,7 @@ def body_seconds(remaining_bytes: int, rates: Sampled) -> float | None:
     return None if not middle else max(BODY_LEAST_SECONDS, BODY_FACTOR * remaining_bytes / middle)
 
 
-@dataclass(slots=True)
-class HedgeBudget:
+class HedgeBudget(msgspec.Struct):
     """What duplicates may cost: a share of the requests and a share of the bytes.
 
     Args:

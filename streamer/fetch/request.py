@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from streamer.config import FetchConfig
 from streamer.errors import StoreError, StoreTimeoutError
@@ -22,8 +23,7 @@ from streamer.store.urls import shown
 Room = Callable[[], memoryview]
 
 
-@dataclass(slots=True)  # frozen it would cost 1.2 us more of 70 for a small object (2026-11-22)
-class Order:
+class Order(msgspec.Struct, frozen=True):
     """What is asked for, where and under which terms.
 
     Attributes:

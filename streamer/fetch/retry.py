@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from streamer.config import FetchConfig
 from streamer.errors import (
@@ -63,8 +63,7 @@ def asked_seconds(error: StreamerError) -> float:
     return min(asked, MOST_ASKED_SECONDS) if isinstance(asked, (int, float)) and asked > 0 else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Failing:
+class Failing(msgspec.Struct, frozen=True):
     """How a range fails. A body that comes on in pieces is no failure, unless it stalls while others' do not.
 
     Attributes:
@@ -106,8 +105,7 @@ def within(seconds: float, failing_seconds: float, idle_seconds: float, least: f
     return min(seconds, max(left, least)) if left > 0 else seconds
 
 
-@dataclass(slots=True)
-class RetryTokens:
+class RetryTokens(msgspec.Struct):
     """The budget of one endpoint: it bounds the extra load of an outage."""
 
     tokens: float = CAPACITY_TOKENS

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from streamer.fetch.hedge import Sampled
 
@@ -50,8 +52,7 @@ class FetchStatistics:
     first_byte_p99_seconds: float
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(msgspec.Struct):
     """Mutable counts; one owner, one loop."""
 
     requests: int = 0
@@ -63,7 +64,7 @@ class Tally:
     stalled: int = 0
     outpaced: int = 0
     failures: int = 0
-    first_byte: Sampled = field(default_factory=Sampled)
+    first_byte: Sampled = msgspec.field(default_factory=Sampled)
 
     def received(self, piece: bytes | memoryview) -> None:
         """Counts bytes that nobody keeps."""

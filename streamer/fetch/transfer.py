@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from streamer.errors import StoreError, StoreTimeoutError, StreamerError, ThrottledError
 from streamer.fetch import hedge
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
 FRUIT_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(msgspec.Struct, frozen=True):
     """What the ranges of one fetch share.
 
     Attributes:

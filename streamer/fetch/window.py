@@ -10,8 +10,9 @@ a permitted rate with 0.3-1 % refused, 99 % of a link that refuses a fifth of th
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from statistics import median
+
+import msgspec
 
 INTERVAL_SECONDS = 0.25
 INTERVAL_SAMPLES = 8
@@ -56,8 +57,7 @@ INDIFFERENT_SECONDS = 10.0
 BASE_SECONDS = 20.0
 
 
-@dataclass(slots=True)
-class Interval:
+class Interval(msgspec.Struct):
     """What happened between two decisions."""
 
     start: float
@@ -66,7 +66,7 @@ class Interval:
     contended: int = 0
     samples: int = 0
     total_seconds: float = 0.0
-    seconds: dict[int, list[float]] = field(default_factory=dict)
+    seconds: dict[int, list[float]] = msgspec.field(default_factory=dict)
 
     def add(self, seconds: float, length: int, *, contended: bool) -> None:
         """A request that ended well."""
@@ -94,8 +94,7 @@ class Interval:
         return elapsed >= 2 * self.mean_seconds() and self.samples + self.refused >= needed
 
 
-@dataclass(frozen=True, slots=True)
-class Yield:
+class Yield(msgspec.Struct, frozen=True):
     """An interval in which the window gave way to refusals: requests at once, served per second, share refused."""
 
     size: float

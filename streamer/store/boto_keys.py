@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from streamer.errors import ConfigError, StoreError
 from streamer.store import failures
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
     from botocore.credentials import Credentials
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(msgspec.Struct, frozen=True):
     """What requests are signed with; never shown."""
 
-    key: str = field(repr=False)
-    secret: str = field(repr=False)
-    token: str | None = field(default=None, repr=False)
+    key: str
+    secret: str
+    token: str | None = None
+
+    def __repr__(self) -> str:
+        return "Keys()"
 
 
 def of_environment(variables: Mapping[str, str] = os.environ) -> Keys | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from streamer.store.base import StoreStatistics
 
 
-@dataclass(slots=True)
-class Counters:
+class Counters(msgspec.Struct):
     """Mutable twin of StoreStatistics; one owner, one loop."""
 
     requests: int = 0

@@ -11,11 +11,12 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import parse_qs, quote, urlsplit
+
+import msgspec
 
 from streamer.errors import ConfigError
 from streamer.store import boto_keys, failures
@@ -87,8 +88,7 @@ class KeyRing:
         self._next = time.monotonic() + seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class Access(msgspec.Struct, frozen=True, kw_only=True):
     """How one root is read.
 
     Attributes:

@@ -11,7 +11,8 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+import msgspec
 
 from streamer.errors import (
     AccessDeniedError,
@@ -35,8 +36,7 @@ _SECRET = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What a store said instead of bytes.
 
     Attributes:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from streamer.store.urls import Address
 
@@ -44,8 +45,7 @@ _WITHOUT_EFFECT = frozenset(
 _CONFIG_WITHOUT_EFFECT = frozenset(["retries", "max_pool_connections", "read_timeout", "tcp_keepalive"])
 
 
-@dataclass(slots=True)
-class Translation:
+class Translation(msgspec.Struct):
     """The outcome.
 
     Attributes:
@@ -56,11 +56,11 @@ class Translation:
         unknown: options without a counterpart; empty means that obstore can serve.
     """
 
-    config: dict[str, object] = field(default_factory=dict)
-    client: dict[str, object] = field(default_factory=dict)
+    config: dict[str, object] = msgspec.field(default_factory=dict)
+    client: dict[str, object] = msgspec.field(default_factory=dict)
     profile: str | None = None
     ca_file: str | None = None
-    unknown: list[str] = field(default_factory=list)
+    unknown: list[str] = msgspec.field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"Translation({sorted(self.config)}, unknown={self.unknown})"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from streamer.errors import ConfigError
 
@@ -56,8 +57,7 @@ def _choices(inside: str, whole: str) -> list[str]:
     return [f"{number:0{width}d}" for number in range(first, last + 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(msgspec.Struct, frozen=True):
     """What to list for a url and which of it to keep.
 
     Attributes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from urllib.parse import unquote
+
+import msgspec
 
 from streamer.errors import ConfigError
 
@@ -12,8 +13,7 @@ FILE_SCHEMES = ("file", "local")
 HTTP_SCHEMES = ("http", "https")
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(msgspec.Struct, frozen=True):
     """A url in its parts.
 
     Attributes:
