@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 
 from streamer.errors import StreamerError
-from streamer.fetch.clock import Alarm
 from streamer.fetch.request import Order, Request
 
 
@@ -25,10 +24,9 @@ class Attempt:
     def __init__(self, order: Order, group: asyncio.TaskGroup) -> None:
         self._order = order
         self._group = group
-        self._first = Request(order, self._claim)
+        self._first = Request(order, self._claim, self._launch)
         self._task: asyncio.Task[object] | None = None
         self._winner: Request | None = None
-        self._timer: Alarm | None = None
         self._duplicate: asyncio.Task[None] | None = None
         self._failure: StreamerError | None = None
 
@@ -43,9 +41,8 @@ class Attempt:
         Raises:
             StoreError: this try failed; what was received is good.
         """
-        self._task = asyncio.current_task()
+        self._task = asyncio.current_task(self._order.endpoint.clock.loop)
         self._order.endpoint.budget.earned(self._order.extent.length)
-        self._arm()
         try:
             await self._first.receive()
         except StreamerError as error:
@@ -55,7 +52,7 @@ class Attempt:
                 raise
             await self._duplicate_ended()
         finally:
-            self._disarm()
+            self._drop_duplicate()
             await self._duplicate_ended()
         if self._failure is not None:
             raise self._failure
@@ -68,27 +65,19 @@ class Attempt:
         if request is self._first:
             if self._duplicate is not None:
                 self._order.endpoint.budget.lost()
-            self._disarm()
+            self._drop_duplicate()
         elif self._task is not None:
             self._order.tally.hedge_wins += 1
             self._order.endpoint.budget.won()
             self._task.cancel()
         return True
 
-    def _arm(self) -> None:
-        order = self._order
-        after = order.endpoint.duplicate_after(order.extent.length, order.due)
-        if after is not None:
-            clock = order.endpoint.clock
-            self._timer = Alarm(clock, clock.time() + after, self._launch)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    def _drop_duplicate(self) -> None:
         if self._duplicate is not None:
             self._duplicate.cancel()
 
     def _launch(self) -> None:
+        """The first byte is late: a duplicate, if it may help."""
         if self._task is None or self._task.cancelling():  # the group takes no more tasks
             return
         if self._winner is None and self._order.endpoint.may_duplicate(self._order.extent.length):

@@ -40,6 +40,11 @@ class Deadline(Alarm):
         if not self.expired:
             super().move(moment)
 
+    def cancel(self) -> None:
+        """See Alarm.cancel; nor is anybody asked for more."""
+        super().cancel()
+        self._more = _none
+
     def taken_back(self) -> bool:
         """Whether the cancellation just caught came from here, and only from here; it is undone then."""
         return self.expired and self._task.uncancel() <= self._cancelling

@@ -76,10 +76,9 @@ class Endpoint:
             sampled = self._first_byte[kind] = Sampled()
         return sampled
 
-    def latency(self, length: int) -> Sampled:
-        """Times to first byte of about `length` bytes; while they are too few, those of the size class best known."""
-        own = self.first_byte(length)
-        return own if own.known else max(self._first_byte.values(), key=_samples)
+    def best_known(self, own: Sampled) -> Sampled:
+        """Times to first byte of a size class; while they are too few, those of the size class best known."""
+        return own if own.quantiles is not None else max(self._first_byte.values(), key=_samples)
 
     def succeeded(self, now: float, seconds: float, length: int) -> None:
         """A request went through in `seconds`, just `now`."""
@@ -108,19 +107,18 @@ class Endpoint:
             and self.budget.take(length)
         )
 
-    def duplicate_after(self, length: int, due: float) -> float | None:
+    def duplicate_after(self, first_byte: Sampled, due: float) -> float | None:
         """Seconds until a request without a first byte is due for a duplicate; None: no hedging.
 
         Args:
-            length: of the request, in bytes.
+            first_byte: times of its size class.
             due: when its chunk is needed, on the loop's clock.
         """
         if not self._hedging:
             return None
-        sampled = self.first_byte(length)
-        after = hedge.duplicate_after(sampled, soon=hedge.due_soon(due - self.clock.loop.time(), sampled))
+        after = hedge.duplicate_after(first_byte, soon=hedge.due_soon(due - self.clock.loop.time(), first_byte))
         if after is None:
-            after = hedge.cold_duplicate_after(self.latency(length))
+            after = hedge.cold_duplicate_after(self.best_known(first_byte))
         return after * self.budget.delay
 
     @property

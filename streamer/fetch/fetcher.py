@@ -152,6 +152,7 @@ class Fetcher:
     def statistics(self) -> FetchStatistics:
         """Counts since it was opened, gauges now."""
         endpoints, tally = self._endpoints.values(), self._tally
+        first_byte = tally.first_byte_seconds()
         return FetchStatistics(
             requests=tally.requests,
             received_bytes=tally.received_bytes,
@@ -167,9 +168,9 @@ class Fetcher:
             waiting=sum(endpoint.gate.waiting for endpoint in endpoints) + self._memory.waiting,
             reserved_bytes=self._memory.used,
             reserved_peak_bytes=self._memory.peak,
-            first_byte_p50_seconds=tally.first_byte_seconds(0.5),
-            first_byte_p95_seconds=tally.first_byte_seconds(0.95),
-            first_byte_p99_seconds=tally.first_byte_seconds(0.99),
+            first_byte_p50_seconds=first_byte.p50,
+            first_byte_p95_seconds=first_byte.p95,
+            first_byte_p99_seconds=first_byte.p99,
         )
 
     async def _fetch_all(self, ranges: Sequence[Extent], line: Line, room: Room) -> None:

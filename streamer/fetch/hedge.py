@@ -8,6 +8,7 @@ duplicate then only adds to the queue that made the first one slow.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,7 +16,6 @@ import msgspec
 LEAST_SAMPLES = 20
 # Enough for a p99 (5 samples of 512), few enough to follow the link within seconds.
 MOST_SAMPLES = 512
-# Sorting 512 samples for each request would cost as much as the request.
 REFRESH_SAMPLES = 32
 # Duplicates in a row before the budget's share is felt.
 BURST_REQUESTS = 4.0
@@ -43,35 +43,43 @@ BODY_FACTOR = 4.0
 BODY_LEAST_SECONDS = 0.3
 
 
+class Quantiles(msgspec.Struct, frozen=True):
+    """The middle and the high end of what was seen."""
+
+    p50: float
+    p95: float
+    p99: float
+
+
 class Sampled(msgspec.Struct):
-    """The last samples of one quantity and their quantiles, sorted again every 32 samples."""
+    """The last samples of one quantity.
+
+    Attributes:
+        values: the last 512.
+        quantiles: computed with every 32nd sample: to sort 512 for each request would cost as much as the request.
+            None below 20 samples.
+    """
 
     values: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
-    _sorted: list[float] = msgspec.field(default_factory=list)
+    quantiles: Quantiles | None = None
     _fresh: int = 0
 
     def add(self, value: float) -> None:
         """One more sample."""
         self.values.append(value)
         self._fresh += 1
-
-    @property
-    def known(self) -> bool:
-        """Whether there are enough samples for quantiles."""
-        return len(self.values) >= LEAST_SAMPLES
+        if self._fresh >= REFRESH_SAMPLES or (self.quantiles is None and self._fresh >= LEAST_SAMPLES):
+            self.quantiles, self._fresh = _quantiles(sorted(self.values)), 0
 
     @property
     def middle(self) -> float:
         """The upper median of however few there are; there is one."""
         return sorted(self.values)[len(self.values) // 2]
 
-    def quantile(self, share: float) -> float | None:
-        """A quantile, `share` in [0, 1); None below 20 samples."""
-        if self._fresh >= REFRESH_SAMPLES or not self._sorted:
-            if not self.known:
-                return None
-            self._sorted, self._fresh = sorted(self.values), 0
-        return self._sorted[int(share * len(self._sorted))]
+
+def _quantiles(ordered: Sequence[float]) -> Quantiles:
+    count = len(ordered)
+    return Quantiles(ordered[int(0.5 * count)], ordered[int(0.95 * count)], ordered[int(0.99 * count)])
 
 
 def cold_duplicate_after(first_byte: Sampled) -> float:
@@ -95,10 +103,9 @@ def duplicate_after(first_byte: Sampled, *, soon: bool) -> float | None:
         first_byte: of the same size class.
         soon: the chunk is due within two p95; others wait for the p99.
     """
-    middle, high = first_byte.quantile(0.5), first_byte.quantile(0.95 if soon else 0.99)
-    if middle is None or high is None:
+    if (seen := first_byte.quantiles) is None:
         return None
-    return max(high, 2.0 * middle)
+    return max(seen.p95 if soon else seen.p99, 2.0 * seen.p50)
 
 
 def patience_seconds(first_byte: Sampled, most_seconds: float, attempt: int) -> float:
@@ -111,15 +118,15 @@ def patience_seconds(first_byte: Sampled, most_seconds: float, attempt: int) -> 
         most_seconds: for the first try, and while nothing is known.
         attempt: 1, 2, ...
     """
-    high = first_byte.quantile(0.99)
-    first = most_seconds if high is None else min(max(PATIENCE_LEAST_SECONDS, PATIENCE_FACTOR * high), most_seconds)
+    first, seen = most_seconds, first_byte.quantiles
+    if seen is not None:
+        first = min(max(PATIENCE_LEAST_SECONDS, PATIENCE_FACTOR * seen.p99), most_seconds)
     return float(first * min(PATIENCE_GROWTH, 2.0 ** (attempt - 1)))
 
 
 def due_soon(seconds_left: float, first_byte: Sampled) -> bool:
     """Whether a chunk is needed within two p95 of a first byte."""
-    high = first_byte.quantile(0.95)
-    return high is not None and seconds_left <= SOON_FACTOR * high
+    return first_byte.quantiles is not None and seconds_left <= SOON_FACTOR * first_byte.quantiles.p95
 
 
 def body_seconds(remaining_bytes: int, rates: Sampled) -> float | None:
@@ -129,8 +136,9 @@ def body_seconds(remaining_bytes: int, rates: Sampled) -> float | None:
         remaining_bytes: still to come.
         rates: bytes per second of other bodies.
     """
-    middle = rates.quantile(0.5)
-    return None if not middle else max(BODY_LEAST_SECONDS, BODY_FACTOR * remaining_bytes / middle)
+    if rates.quantiles is None:
+        return None
+    return max(BODY_LEAST_SECONDS, BODY_FACTOR * remaining_bytes / rates.quantiles.p50)
 
 
 class HedgeBudget(msgspec.Struct):

@@ -14,6 +14,7 @@ from streamer.fetch import hedge
 from streamer.fetch.clock import Alarm
 from streamer.fetch.deadline import Deadline
 from streamer.fetch.endpoint import QUEUED_SECONDS, RATE_LEAST_BYTES, Endpoint
+from streamer.fetch.hedge import Sampled
 from streamer.fetch.statistics import Tally
 from streamer.manifest.model import Extent
 from streamer.store.base import PIECE_BYTES
@@ -28,8 +29,9 @@ class Order(msgspec.Struct, frozen=True):
 
     Attributes:
         extent: what is still missing of a range.
-        due: when its chunk is needed, on the loop's clock.
+        first_byte: the times of others of its size class.
         first_byte_seconds: patience until the first byte.
+        duplicate_seconds: until a first byte is late enough for a duplicate; None: no hedging.
         room: where the bytes go.
         at: place of the extent's first byte there.
         piece_bytes: how much comes at once.
@@ -40,12 +42,17 @@ class Order(msgspec.Struct, frozen=True):
     endpoint: Endpoint
     config: FetchConfig
     tally: Tally
-    due: float
+    first_byte: Sampled
     first_byte_seconds: float
+    duplicate_seconds: float | None
     room: Room
     at: int
     piece_bytes: int = PIECE_BYTES
     fresh: bool = False
+
+
+def _is_nobodys(_: Request) -> bool:
+    return False
 
 
 class Request:
@@ -54,14 +61,16 @@ class Request:
     Args:
         order: its terms.
         claim: asked at the first byte, whether this request delivers the body.
+        late: told once when the first byte is late enough for a duplicate.
 
     Attributes:
         received: bytes that landed in order.
     """
 
-    def __init__(self, order: Order, claim: Callable[[Request], bool]) -> None:
+    def __init__(self, order: Order, claim: Callable[[Request], bool], late: Callable[[], None] | None = None) -> None:
         self._order = order
         self._claim = claim
+        self._late = late
         self._into: memoryview | None = None
         self._lost = False
         self._deadline: Deadline | None = None
@@ -83,7 +92,7 @@ class Request:
         self._started = order.endpoint.time()
         order.tally.requests += 1
         extent = order.extent
-        deadline = Deadline(order.endpoint.clock, self._started + order.first_byte_seconds, self._more_seconds)
+        deadline = Deadline(order.endpoint.clock, self._started + self._first_look(), self._more_seconds)
         self._deadline = deadline
         try:
             await order.endpoint.store.get(
@@ -97,16 +106,30 @@ class Request:
             deadline.cancel()
             if self._pace is not None:
                 self._pace.cancel()
-            self._into = None
+            self._into = self._late = None
+            self._claim = _is_nobodys  # so that attempt and request are no cycle
             self._tell()
         if not self._lost:
             self._succeeded(order.endpoint.time())
+
+    def _first_look(self) -> float:
+        """Seconds until the first byte is late, for a duplicate or for good."""
+        patience, late = self._order.first_byte_seconds, self._order.duplicate_seconds
+        if self._late is None or late is None or late >= patience:
+            self._late = None
+            return patience
+        return late
 
     def _more_seconds(self) -> float:
         """More patience: for a body that came on meanwhile, or a first byte that is late because the link is full."""
         order = self._order
         if self.received:
             return 0.0 if self._outpaced else self._due - order.endpoint.time()
+        if self._late is not None:
+            late, self._late = self._late, None
+            late()
+            if (left := self._started + order.first_byte_seconds - order.endpoint.time()) > 0.0:
+                return left
         return QUEUED_SECONDS if order.endpoint.queued(self._started, order.first_byte_seconds) else 0.0
 
     def _take(self, piece: bytes | memoryview) -> None:
@@ -120,8 +143,8 @@ class Request:
             raise StoreError(f"{url}: more bytes than the {len(into)} that were asked for", url=url)
         into[at:stop] = piece
         self.received = stop
-        if stop < len(into) and (at == 0 or stop - self._told >= self._order.piece_bytes):
-            self._watch(first=at == 0)
+        if stop - self._told >= self._order.piece_bytes and stop < len(into):
+            self._watch()
 
     def _begun(self) -> memoryview | None:
         """Where the bytes go, at the first of them; None when another request was first, which cancels this one."""
@@ -130,6 +153,7 @@ class Request:
             self._lost = True
             return None
         self._into = order.room()[order.at : order.at + order.extent.length]
+        self._watch_body()
         return self._into
 
     def _is_first(self) -> bool:
@@ -138,7 +162,7 @@ class Request:
         order, now = self._order, self._order.endpoint.time()
         self._first_byte_at = now
         order.endpoint.newest_answered = max(order.endpoint.newest_answered, self._started)
-        order.endpoint.first_byte(order.extent.length).add(now - self._started)
+        order.first_byte.add(now - self._started)
         order.tally.first_byte.add(now - self._started)
         return True
 
@@ -148,17 +172,24 @@ class Request:
         self._order.tally.received_bytes += news
         return news
 
-    def _watch(self, *, first: bool) -> None:
+    def _watch_body(self) -> None:
+        """From the first byte on the deadline is on progress."""
+        deadline = self._deadline
+        assert deadline is not None, "set before the body begins"
+        self._due = self._first_byte_at + self._order.config.progress_seconds
+        if self._due < deadline.moment:  # later ones are asked for when it rings
+            deadline.move(self._due)
+        if self._order.extent.length >= RATE_LEAST_BYTES:
+            self._watch_pace(deadline)
+
+    def _watch(self) -> None:
         """Moves the deadline by the time that a piece takes at the floor, to `progress_seconds` from now at most."""
         config, deadline = self._order.config, self._deadline
         assert deadline is not None, "set before the body begins"
-        latest = self._order.endpoint.time() + config.progress_seconds
         earned = self._tell() / max(1, config.progress_floor_bytes_per_second)
-        self._due = latest if first else min(latest, self._due + earned)
-        if self._due < deadline.moment and not self._outpaced:  # later ones are asked for when it rings
+        self._due = min(self._order.endpoint.time() + config.progress_seconds, self._due + earned)
+        if self._due < deadline.moment and not self._outpaced:
             deadline.move(self._due)
-        if first and self._order.extent.length >= RATE_LEAST_BYTES:
-            self._watch_pace(deadline)
 
     def _watch_pace(self, deadline: Deadline) -> None:
         order = self._order

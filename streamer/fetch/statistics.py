@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from streamer.fetch.hedge import Sampled
+from streamer.fetch.hedge import Quantiles, Sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,6 @@ class Tally(msgspec.Struct):
         """Counts bytes that nobody keeps."""
         self.received_bytes += len(piece)
 
-    def first_byte_seconds(self, share: float) -> float:
-        """A quantile of the time to first byte; 0 while unknown."""
-        return self.first_byte.quantile(share) or 0.0
+    def first_byte_seconds(self) -> Quantiles:
+        """Of the time to first byte; 0 while unknown."""
+        return self.first_byte.quantiles or Quantiles(0.0, 0.0, 0.0)

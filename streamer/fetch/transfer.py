@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from streamer.config import FetchConfig
     from streamer.fetch.endpoint import Endpoint
     from streamer.fetch.gate import Line
+    from streamer.fetch.hedge import Sampled
     from streamer.fetch.statistics import Tally
 
 
@@ -132,14 +133,15 @@ class Transfer:
         extent = self._extent
         if self._position > extent.start:
             extent = Extent(extent.object, self._position, extent.stop)
-        patience = self._patience_seconds(extent.length)
+        first_byte = self._endpoint.first_byte(extent.length)
         return Order(
             extent,
             self._endpoint,
             self._config,
             self._fetch.tally,
-            self._fetch.line.due(),
-            patience,
+            first_byte,
+            self._patience_seconds(first_byte),
+            self._endpoint.duplicate_after(first_byte, self._fetch.line.due()),
             self._fetch.room,
             self._offset + extent.start,
             self._piece_bytes(),
@@ -155,12 +157,12 @@ class Transfer:
         earned = int(config.progress_floor_bytes_per_second * config.progress_seconds)
         return max(1, min(PIECE_BYTES, earned // 2)) if self._was_late else PIECE_BYTES
 
-    def _patience_seconds(self, length: int) -> float:
+    def _patience_seconds(self, first_byte: Sampled) -> float:
         """Longer each time, but not past the moment when a lone failure is judged, unless the last one was.
 
         Not as of now: who waited for the window until that moment had 9.8 s of patience for a third try (2026-11-22).
         """
-        known, most = self._endpoint.latency(length), self._config.first_byte_seconds
+        known, most = self._endpoint.best_known(first_byte), self._config.first_byte_seconds
         first = hedge.patience_seconds(known, most, 1)
         if not self._fruitless:
             return first

@@ -106,9 +106,9 @@ async def test_slow_body_is_outpaced(server: FakeS3) -> None:
     config = replace(HEDGED, range_bytes=4 * MiB, hedge_bytes_share=1.0)
     async with fetching(server, config=config) as fetcher:
         await warmed(fetcher, server)
-        usual = fetcher._endpoint("s3://bucket/big").rates.quantile(0.5)
+        usual = fetcher._endpoint("s3://bucket/big").rates.quantiles
         assert usual is not None
-        server.script = at(FRESH, Act(bytes_per_second=int(min(MiB // 2, usual / 20))))
+        server.script = at(FRESH, Act(bytes_per_second=int(min(MiB // 2, usual.p50 / 20))))
         assert await fetched(fetcher, part(server, FRESH, 4 * MiB)) == RAMP[FRESH:]
         assert fetcher.statistics().outpaced == 1
     assert server.seen[-1].start > FRESH
