@@ -80,6 +80,14 @@ class ObjectStore(Protocol):
         """Counts since the store was opened."""
         ...
 
+    async def prepare(self) -> None:
+        """Looks for what the first request needs besides the network: address, credentials, a client.
+
+        Raises:
+            ConfigError, StoreError: as that request would; it tries again.
+        """
+        ...
+
     async def refresh(self) -> None:
         """Forgets client and credentials (they expired); they are made anew at the next request."""
         ...

@@ -115,6 +115,14 @@ class CurlStore(ObstoreStore):
             raise failures.after_fork(self._root, self._opened_by)
         return self._multi
 
+    async def prepare(self) -> None:
+        """See ObjectStore.prepare."""
+        access = await self._sought()
+        if access is None:
+            await super().prepare()
+        elif access.ring is not None:
+            await access.ring.keys()
+
     async def refresh(self) -> None:
         """See ObjectStore.refresh; requests under way keep the old keys."""
         await super().refresh()

@@ -103,6 +103,9 @@ class FsspecStore:
         """See ObjectStore.statistics."""
         return self._counters.frozen()
 
+    async def prepare(self) -> None:
+        """Nothing: what fsspec imports may take a second of the loop."""
+
     async def refresh(self) -> None:
         """See ObjectStore.refresh; the old session stays open for the requests under way, until `aclose`."""
         if self._files is not None:

@@ -64,6 +64,9 @@ class LocalStore:
         """See ObjectStore.statistics."""
         return self._counters.frozen()
 
+    async def prepare(self) -> None:
+        """Nothing is needed."""
+
     async def refresh(self) -> None:
         """Nothing expires."""
 

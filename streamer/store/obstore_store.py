@@ -148,6 +148,10 @@ class ObstoreStore:
         """See ObjectStore.statistics."""
         return self._counters.frozen()
 
+    async def prepare(self) -> None:
+        """See ObjectStore.prepare."""
+        self._connected()
+
     async def refresh(self) -> None:
         """See ObjectStore.refresh; requests under way keep the old client."""
         self._client = None

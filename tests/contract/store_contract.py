@@ -75,6 +75,17 @@ class StoreContract:
         record = await record_of(kind, "train/a/0.bin")
         assert await read(kind.store, record, start, stop) == RAMP[start:stop]
 
+    async def test_prepared_it_reads_as_ever(self, kind: Kind) -> None:
+        """What is found before the first request serves it; to prepare again, or after a refresh, is harmless."""
+        record = await record_of(kind, "train/a/1.bin")
+        await kind.store.refresh()
+        await kind.store.prepare()
+        await kind.store.prepare()
+        assert await read(kind.store, record, 10, 90) == RAMP[10:90]
+        await kind.store.refresh()
+        await kind.store.prepare()
+        assert await read(kind.store, record, 10, 90) == RAMP[10:90]
+
     async def test_many_gets_at_once(self, kind: Kind) -> None:
         """Concurrent ranges of one object do not mix."""
         record = await record_of(kind, "train/a/0.bin")

@@ -39,6 +39,16 @@ def test_what_a_worker_imports_is_free_of_torch():
     assert fresh(code) == "[]"
 
 
+def test_what_an_engine_imports_until_it_listens_is_little():
+    """A trainer waits for it: clients of stores, builders of manifests and the web come when they are needed."""
+    code = (
+        "import sys, streamer.service.embedded, streamer.service.lifecycle;"
+        "print([m for m in ('torch', 'obstore', 'pycurl', 'fsspec', 'aiohttp', 'nanoarrow', 'diskcache')"
+        " if m in sys.modules])"
+    )
+    assert fresh(code) == "[]"
+
+
 def test_without_torch_the_error_says_what_to_install():
     """Not which of our files imports it."""
     code = (
