@@ -177,8 +177,11 @@ class StreamingDataLoader:
         if self._epoch is not None:
             self._epoch.supersede()
         self._clock.pause()
-        self._running_supply()
+        reporter = self._begin_supply()
         self._provision.enter(epoch, batch, self._batches)
+        if reporter is not None:
+            # Not before a batch is asked for: where all cores are busy a thread takes 6 ms to start (2026-11-22).
+            reporter.start()
         s, left = self._settings, self._batches(epoch) - batch
         self._epoch = EpochIterator(_Course(self), left, self._clock, self._provision.mover, s.device_transform)
         return self._epoch
@@ -276,14 +279,17 @@ class StreamingDataLoader:
     def _supply(self) -> Supply | None:
         return self._provision.supply
 
-    def _running_supply(self) -> None:
-        if self._supply is None:
-            prepared = self._prepare()
-            self._provision.begin(prepared)
-            reporter = StallReporter(self, self._settings.reports, rank_of(prepared))
-            self._provision.until_end(reporter.stop)
-            if self._settings.reports.seconds is not None:
-                reporter.start()
+    def _begin_supply(self) -> StallReporter | None:
+        """The supply begins, if it has not; returns who is to report on it."""
+        if self._supply is not None:
+            return None
+        prepared, rules = self._prepare(), self._settings.reports
+        self._provision.begin(prepared)
+        if rules.seconds is None:
+            return None
+        reporter = StallReporter(self, rules, rank_of(prepared), self.snapshot())
+        self._provision.until_end(reporter.stop)
+        return reporter
 
     def _arrived(self, delivery: Delivery) -> None:
         """The next batch is here; it is delivered unless too much was skipped."""
@@ -373,7 +379,6 @@ class _Course:
 
     def next_delivery(self) -> Delivery:
         """See `Course`."""
-        self._loader._running_supply()
         return self._loader._provision.take(self._loader._clock)
 
     def delivered(self, delivery: Delivery) -> None:

@@ -101,13 +101,14 @@ class StallReporter:
         loader: what it reports on.
         rules: when.
         rank: the first one speaks always, others when they wait for more than `LOUD_SHARE`.
+        before: from where the first report counts.
     """
 
-    def __init__(self, loader: Reported, rules: ReportRules, rank: int) -> None:
+    def __init__(self, loader: Reported, rules: ReportRules, rank: int, before: Snapshot | None = None) -> None:
         self._loader = weakref.ref(loader)
         self._rules = rules
         self._rank = rank
-        self._before = Snapshot()
+        self._before = before or Snapshot()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._live, name="streamer-report", daemon=True)
 
@@ -116,9 +117,7 @@ class StallReporter:
 
     def start(self) -> None:
         """From now on."""
-        if (loader := self._loader()) is not None:
-            self._before = loader.snapshot()
-            self._thread.start()
+        self._thread.start()
 
     def stop(self) -> None:
         """No line after this; idempotent."""
