@@ -20,6 +20,7 @@ _WATCHED = {
 }
 # Sockets that are served in one turn of the loop; more wait for the next.
 _MOST_AT_ONCE = 256
+_NEVER = float("inf")
 
 
 class Multi:
@@ -33,7 +34,8 @@ class Multi:
         self._loop = asyncio.get_running_loop()
         self._pending: dict[pycurl.Curl, asyncio.Future[None]] = {}
         self._busy: set[int] = set()
-        self._timer: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._rings_at = _NEVER
         self._epoll = select.epoll()
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_MAXCONNECTS, idle_connections)
@@ -72,7 +74,8 @@ class Multi:
         for easy in list(self._pending):
             self._take_out(easy).cancel()
         self._multi.close()
-        self._call_after(-1)
+        if self._timer is not None:
+            self._timer.cancel()
         self._epoll.close()
 
     def _watch(self, what: int, descriptor: int, _multi: object, _assigned: object) -> None:
@@ -96,18 +99,19 @@ class Multi:
         self._resolve()
 
     def _call_after(self, milliseconds: int) -> None:
-        """libcurl wants to be called after a while; -1: no more."""
+        """libcurl wants to be called after a while, which changes twice per request; -1: no more.
+
+        When it is called too early it says again how long, so that a timer is only ever moved to earlier.
+        """
+        moment = self._loop.time() + milliseconds / 1000
+        if milliseconds < 0 or moment >= self._rings_at:
+            return
         if self._timer is not None:
             self._timer.cancel()
-        if milliseconds < 0:
-            self._timer = None
-        elif milliseconds == 0:
-            self._timer = self._loop.call_soon(self._time_is_up)
-        else:
-            self._timer = self._loop.call_later(milliseconds / 1000, self._time_is_up)
+        self._timer, self._rings_at = self._loop.call_at(moment, self._time_is_up), moment
 
     def _time_is_up(self) -> None:
-        self._timer = None
+        self._timer, self._rings_at = None, _NEVER
         self._act(pycurl.SOCKET_TIMEOUT, 0)
         self._resolve()
 
