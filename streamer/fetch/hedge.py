@@ -8,7 +8,7 @@ duplicate then only adds to the queue that made the first one slow.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -51,6 +51,13 @@ class Quantiles(msgspec.Struct, frozen=True):
     p99: float
 
 
+def quantiles(values: Iterable[float]) -> Quantiles:
+    """Of a few values at least."""
+    ordered = sorted(values)
+    p50, p95, p99 = (ordered[int(share * len(ordered))] for share in (0.5, 0.95, 0.99))
+    return Quantiles(p50, p95, p99)
+
+
 class Sampled(msgspec.Struct):
     """The last samples of one quantity.
 
@@ -69,17 +76,12 @@ class Sampled(msgspec.Struct):
         self.values.append(value)
         self._fresh += 1
         if self._fresh >= REFRESH_SAMPLES or (self.quantiles is None and self._fresh >= LEAST_SAMPLES):
-            self.quantiles, self._fresh = _quantiles(sorted(self.values)), 0
+            self.quantiles, self._fresh = quantiles(self.values), 0
 
     @property
     def middle(self) -> float:
         """The upper median of however few there are; there is one."""
         return sorted(self.values)[len(self.values) // 2]
-
-
-def _quantiles(ordered: Sequence[float]) -> Quantiles:
-    count = len(ordered)
-    return Quantiles(ordered[int(0.5 * count)], ordered[int(0.95 * count)], ordered[int(0.99 * count)])
 
 
 def cold_duplicate_after(first_byte: Sampled) -> float:

@@ -163,7 +163,7 @@ class Request:
         self._first_byte_at = now
         order.endpoint.newest_answered = max(order.endpoint.newest_answered, self._started)
         order.first_byte.add(now - self._started)
-        order.tally.first_byte.add(now - self._started)
+        order.tally.first_byte.append(now - self._started)
         return True
 
     def _tell(self) -> int:

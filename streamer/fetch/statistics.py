@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import msgspec
 
-from streamer.fetch.hedge import Quantiles, Sampled
+from streamer.fetch.hedge import LEAST_SAMPLES, MOST_SAMPLES, Quantiles, quantiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Tally(msgspec.Struct):
     stalled: int = 0
     outpaced: int = 0
     failures: int = 0
-    first_byte: Sampled = msgspec.field(default_factory=Sampled)
+    first_byte: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
 
     def received(self, piece: bytes | memoryview) -> None:
         """Counts bytes that nobody keeps."""
@@ -72,4 +73,5 @@ class Tally(msgspec.Struct):
 
     def first_byte_seconds(self) -> Quantiles:
         """Of the time to first byte; 0 while unknown."""
-        return self.first_byte.quantiles or Quantiles(0.0, 0.0, 0.0)
+        enough = len(self.first_byte) >= LEAST_SAMPLES
+        return quantiles(self.first_byte) if enough else Quantiles(0.0, 0.0, 0.0)
