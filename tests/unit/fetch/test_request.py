@@ -1,0 +1,108 @@
+"""One GET: when its first byte is late for a duplicate, and when for good."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from streamer.config import FetchConfig
+from streamer.errors import StoreTimeoutError
+from streamer.fetch.endpoint import Endpoint
+from streamer.fetch.hedge import Sampled
+from streamer.fetch.request import Order, Request
+from streamer.fetch.statistics import Tally
+from streamer.manifest.model import Extent, ObjectRecord
+from streamer.store.base import Take
+from streamer.store.local_store import LocalStore
+
+BODY = bytes(range(200))
+MS = 0.001
+
+
+class Store(LocalStore):
+    """Answers as it is told."""
+
+    def __init__(self, answer: Callable[[Take], Awaitable[None]]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    async def get(
+        self,
+        target: ObjectRecord,
+        start: int,
+        stop: int,
+        take: Take,
+        *,
+        piece_bytes: int = 0,
+        fresh: bool = False,
+    ) -> None:
+        """Whatever is asked for."""
+        await self._answer(take)
+
+
+async def _received(
+    answer: Callable[[Take], Awaitable[None]],
+    late: Callable[[], None],
+    *,
+    patience_seconds: float = 3600.0,
+    duplicate_seconds: float = MS,
+) -> bytes:
+    config, landed = FetchConfig(), bytearray(len(BODY))
+    endpoint = Endpoint("s3://bucket", Store(answer), config)
+    order = Order(
+        Extent(ObjectRecord("s3://bucket/o", len(BODY), "etag:1"), 0, len(BODY)),
+        endpoint,
+        config,
+        Tally(),
+        Sampled(),
+        patience_seconds,
+        duplicate_seconds,
+        lambda: memoryview(landed),
+        0,
+    )
+    await Request(order, lambda request: True, late).receive()
+    return bytes(landed)
+
+
+async def test_late_for_a_duplicate() -> None:
+    """It is told once, and the request goes on."""
+    told: list[None] = []
+    is_late = asyncio.Event()
+
+    def late() -> None:
+        told.append(None)
+        is_late.set()
+
+    async def answer(take: Take) -> None:
+        await is_late.wait()
+        await asyncio.sleep(5 * MS)
+        take(BODY)
+
+    assert await _received(answer, late) == BODY
+    assert told == [None]
+
+
+async def test_late_for_good() -> None:
+    """A request that is given up before a duplicate would be due has none."""
+    told: list[None] = []
+
+    async def answer(take: Take) -> None:
+        await asyncio.sleep(3600)
+
+    with pytest.raises(StoreTimeoutError, match="0 of 200 bytes"):
+        await _received(answer, lambda: told.append(None), patience_seconds=MS, duplicate_seconds=2 * MS)
+    assert told == []
+
+
+async def test_whole_body_of_a_store_that_has_not_said_so() -> None:
+    """What came in one piece is not given up when the moment for a duplicate comes before the store's return."""
+    told: list[None] = []
+
+    async def answer(take: Take) -> None:
+        take(BODY)
+        await asyncio.sleep(20 * MS)
+
+    assert await _received(answer, lambda: told.append(None)) == BODY
+    assert told == []
