@@ -100,10 +100,10 @@ class Endpoint:
 
     def may_duplicate(self, length: int) -> bool:
         """Decides on a duplicate (or an early end) of `length` bytes and pays for it."""
-        since = self.time() - self._pushback
+        now = self.time()
         return (
             self._hedging
-            and hedge.worthwhile(inflation=self.control.inflation, seconds_since_pushback=since)
+            and hedge.worthwhile(inflation=self.control.inflation_at(now), seconds_since_pushback=now - self._pushback)
             and self.budget.take(length)
         )
 
@@ -124,7 +124,7 @@ class Endpoint:
     @property
     def congested(self) -> bool:
         """Whether everybody's requests take longer than they did."""
-        return self.control.inflation > LATENCY_INFLATION
+        return self.control.inflation_at(self.time()) > LATENCY_INFLATION
 
     def queued(self, started: float, patience: float) -> bool:
         """Whether a request without a first byte may stand in a line: others are served, but none that came later.

@@ -53,6 +53,11 @@ VAIN_SHARE = 0.5
 REFUSED_LEAST = 2.0
 # Refusals that do not depend on the window are not fought for this long, twice as long each time it is found.
 INDIFFERENT_SECONDS = 10.0
+# An inflation says nothing of now when it was measured so long ago, and so many mean durations. That of a burst, after
+# which nobody asked any more, made an object that never answers look like a full link: named after minutes instead of
+# 10 s, one time in four (2026-11-22).
+STALE_SECONDS = 5.0
+STALE_FACTOR = 4.0
 # The base is the least interval median of this long; a queue of our own making must drain within it once.
 BASE_SECONDS = 20.0
 
@@ -130,6 +135,7 @@ class WindowControl:
         self._indifferent_seconds = INDIFFERENT_SECONDS
         self._indifferent_until = 0.0
         self.inflation = 1.0
+        self._known_until = float("inf")
 
     def __repr__(self) -> str:
         phase = "slow start" if self._slow_start else "steady"
@@ -139,6 +145,10 @@ class WindowControl:
     def size(self) -> int:
         """Requests at once. Fractions count in turn: 6.3 is 7 in three intervals of ten."""
         return self._whole
+
+    def inflation_at(self, now: float) -> float:
+        """By how much requests take longer than on an idle link, as far as it is known; 1: not at all."""
+        return self.inflation if now < self._known_until else 1.0
 
     def finished(self, now: float, seconds: float, length: int, *, contended: bool) -> None:
         """A request of `length` bytes took `seconds`; `contended`: others waited for its place."""
@@ -180,6 +190,7 @@ class WindowControl:
     def _decide(self, interval: Interval, now: float) -> None:
         if interval.samples:
             self.inflation = self._measure(interval, now)
+            self._known_until = now + max(STALE_SECONDS, STALE_FACTOR * interval.mean_seconds())
         if interval.refused_share > REFUSED_SHARE and now >= self._indifferent_until:
             self._yield(interval, now)
             return

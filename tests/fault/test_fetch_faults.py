@@ -21,7 +21,7 @@ from streamer.errors import (
     StreamerError,
     ThrottledError,
 )
-from streamer.fetch import Fetcher
+from streamer.fetch import Fetcher, window
 from streamer.manifest.model import Chunk, Extent
 from tests.fault.fake_s3 import (
     CONFIG,
@@ -431,6 +431,26 @@ async def test_one_object_that_never_answers_while_nobody_else_asks(server: Fake
             await fetched(fetcher, part(server, 0, 10, key="mute"))
     assert float(str(caught.value.details["elapsed_seconds"])) < config.outage_seconds
     assert {(seen.start, seen.stop) for seen in server.seen[1:] if seen.key == "big"} == {(5, 6)}
+
+
+async def test_one_object_that_never_answers_after_a_burst(server: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That everybody was slow before, until nobody asked any more, is no excuse for it."""
+    monkeypatch.setattr(window, "STALE_SECONDS", 0.2)
+    server.objects["mute"] = RAMP
+    waits = {"mute": 60.0}
+    server.script = lambda seen, number: Act(wait_seconds=waits[seen.key])
+    config = replace(CONFIG, first_byte_seconds=0.3, failing_seconds=0.8, attempts=100, outage_seconds=60.0)
+    async with fetching(server, config=config) as fetcher:
+        for waits["big"] in (0.001, 0.1):
+            for _ in range(3):
+                await asyncio.gather(*(fetched(fetcher, part(server, i, i + 10)) for i in range(16)))
+        endpoint = fetcher._endpoint("s3://bucket/big")
+        assert endpoint.congested
+        waits["big"] = 0.001
+        with pytest.raises(StoreError, match="s3://bucket/mute") as caught:
+            await fetched(fetcher, part(server, 0, 10, key="mute"))
+        assert not endpoint.congested
+    assert int(str(caught.value.details["attempts"])) <= 5
 
 
 async def _keep_fetching(fetcher: Fetcher, server: FakeS3, length: int = 10) -> None:

@@ -224,3 +224,16 @@ def test_size_classes_are_powers_of_two() -> None:
     """Latencies of 100 KB and of 8 MiB are not compared with each other."""
     assert size_class(8 * MiB) == size_class(9 * MiB)
     assert size_class(100_000) != size_class(8 * MiB)
+
+
+def test_an_inflation_is_known_for_a_while() -> None:
+    """As long as intervals of such requests may take; then it says nothing of now."""
+    control, now = WindowControl(8, 4, 64), 0.0
+    while now < 1.0:
+        now += 0.02
+        control.finished(now, 0.1, 1000, contended=True)
+    while now < 15.0:
+        now += 0.5
+        control.finished(now, 2.0, 1000, contended=True)
+    assert control.inflation_at(20.0) > 2.0
+    assert control.inflation_at(24.0) == 1.0
