@@ -113,13 +113,13 @@ class Fetcher:
             ClosedError: the fetcher is not open.
         """
         ranges = plan.requests(chunk.extents, self._config.range_bytes)
-        line = Line(due or _asked_now(), owner)
+        due = due or _asked_now()
         reserved = sum(extent.length for extent in ranges)
-        charged = await self._memory.acquire(line, reserved)
+        charged = await self._memory.acquire(Line(due, owner), reserved)
         landing = Landing(self._slabs, reserved)
         give_back = partial(self._give_back, charged)
         try:
-            await self._fetch_all(ranges, line, landing.room)
+            await self._fetch_all(ranges, partial(Line, due, owner), landing.room)
             return Fetched(landing, give_back)
         except BaseException:
             give_back(landing)
@@ -135,12 +135,12 @@ class Fetcher:
         Raises:
             StoreError, ClosedError: as fetch.
         """
-        line = Line(due or _asked_now())
-        await self._memory.acquire(line, extent.length)
+        make_line = partial(Line, due or _asked_now())
+        await self._memory.acquire(make_line(), extent.length)
         try:
             ranges = plan.requests([extent], self._config.range_bytes)
             content = bytearray(sum(extent.length for extent in ranges))
-            await self._fetch_all(ranges, line, lambda: memoryview(content))
+            await self._fetch_all(ranges, make_line, lambda: memoryview(content))
             return bytes(content)
         finally:
             self._memory.release(extent.length)
@@ -173,14 +173,17 @@ class Fetcher:
             first_byte_p99_seconds=first_byte.p99,
         )
 
-    async def _fetch_all(self, ranges: Sequence[Extent], line: Line, room: Room) -> None:
+    async def _fetch_all(self, ranges: Sequence[Extent], make_line: Callable[[], Line], room: Room) -> None:
         """Fetches ranges at once; each lands at its place in their concatenation."""
-        at = 0
+        at, fetches = 0, dict[str, Fetch]()
         try:
             async with asyncio.TaskGroup() as group:
-                fetch = Fetch(line, room, group, self._config, self._tally)
                 for extent in ranges:
-                    group.create_task(Transfer(extent, self._endpoint(extent.object.url), fetch, at).run())
+                    endpoint = self._endpoint(extent.object.url)
+                    if (fetch := fetches.get(endpoint.root)) is None:  # each has a window, and lines, of its own
+                        fetch = Fetch(make_line(), room, group, self._config, self._tally)
+                        fetches[endpoint.root] = fetch
+                    group.create_task(Transfer(extent, endpoint, fetch, at).run())
                     at += extent.length
         except BaseExceptionGroup as failures:
             first = failures.exceptions[0]

@@ -28,7 +28,7 @@ _FRESH_SECONDS = 0.01
 
 
 class Line:
-    """The waiters of one chunk, served first in, first out.
+    """The waiters of one chunk at one gate, served first in, first out.
 
     Args:
         due: when the chunk's first reader needs it, in seconds on the loop's clock; may change.

@@ -40,7 +40,7 @@ FRUIT_BYTES = 64 << 10
 
 
 class Fetch(msgspec.Struct, frozen=True):
-    """What the ranges of one fetch share.
+    """What the ranges of one fetch from one endpoint share.
 
     Attributes:
         line: where they wait for the window.
@@ -164,10 +164,16 @@ class Transfer:
         """
         known, most = self._endpoint.best_known(first_byte), self._config.first_byte_seconds
         first = hedge.patience_seconds(known, most, 1)
-        if not self._fruitless:
+        idle = self._last_failure - self._progressed
+        if not self._fruitless or self._is_judged_next(idle):
             return first
         now = hedge.patience_seconds(known, most, self._fruitless + 1)
-        return within(now, self._config.failing_seconds, self._last_failure - self._progressed, first)
+        return within(now, self._config.failing_seconds, idle, first)
+
+    def _is_judged_next(self, idle: float) -> bool:
+        """Whether more silence is the end: its time is over, and somebody, or a probe, was served since the last."""
+        served = self._endpoint.newest_served >= self._last_failure and not self._endpoint.congested
+        return served and idle >= self._config.failing_seconds
 
     async def _recover(self, error: StreamerError) -> float:
         """Judges a failed try; returns the pause before the next one.

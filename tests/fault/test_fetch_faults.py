@@ -420,16 +420,20 @@ async def test_waiting_for_the_window_lends_no_patience(server: FakeS3) -> None:
     assert 1.4 <= float(str(caught.value.details["elapsed_seconds"])) < 1.8
 
 
+@pytest.mark.timing
 async def test_one_object_that_never_answers_while_nobody_else_asks(server: FakeS3) -> None:
-    """The last one on the way is not taken for an outage: a probe asks for a byte that was served before."""
+    """The last one on the way is not taken for an outage: a probe asks for a byte that was served before.
+
+    Three tries are as long as the first; the third was four times as long where two had taken all the time.
+    """
     server.objects["mute"] = RAMP
     server.script = lambda seen, number: Act(wait_seconds=60) if seen.key == "mute" else None
-    config = replace(CONFIG, first_byte_seconds=0.2, failing_seconds=1.0, outage_seconds=30.0)
+    config = replace(CONFIG, first_byte_seconds=0.6, failing_seconds=1.0, outage_seconds=30.0)
     async with fetching(server, config=config) as fetcher:
         await fetched(fetcher, part(server, 5, 10))
         with pytest.raises(StoreError, match="s3://bucket/mute") as caught:
             await fetched(fetcher, part(server, 0, 10, key="mute"))
-    assert float(str(caught.value.details["elapsed_seconds"])) < config.outage_seconds
+    assert 1.7 <= float(str(caught.value.details["elapsed_seconds"])) < 3.0
     assert {(seen.start, seen.stop) for seen in server.seen[1:] if seen.key == "big"} == {(5, 6)}
 
 

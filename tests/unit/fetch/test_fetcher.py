@@ -1,0 +1,49 @@
+"""Chunks over several endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from streamer.config import FetchConfig
+from streamer.fetch import Fetcher
+from streamer.manifest.model import Chunk, Extent, ObjectRecord
+from streamer.store.base import PIECE_BYTES, Take
+
+
+class MemoryStore:
+    """Objects that hold their own url; an answer takes one turn of the loop."""
+
+    async def get(
+        self,
+        target: ObjectRecord,
+        start: int,
+        stop: int,
+        take: Take,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+        fresh: bool = False,
+    ) -> None:
+        """See ObjectStore."""
+        await asyncio.sleep(0)
+        take(target.url.encode()[start:stop])
+
+    async def aclose(self) -> None:
+        """See ObjectStore."""
+
+
+@pytest.mark.parametrize("buckets", ["ab", "ba"])
+async def test_the_windows_of_two_buckets_are_told_apart(buckets: str) -> None:
+    """A chunk of objects in two buckets, more than either window takes at once: all bytes, and nothing is left."""
+    urls = [f"s3://{bucket}/{number:02}" for number in range(10) for bucket in buckets]
+    extents = tuple(Extent(ObjectRecord(url, len(url), ""), 0, len(url)) for url in urls)
+    count = sum(map(len, urls))
+    config = FetchConfig(window_start=2, window_min=1, window_max=2)
+    async with Fetcher(config, lambda root: MemoryStore()) as fetcher:  # type: ignore[arg-type, return-value]
+        async with asyncio.timeout(10):
+            for index in range(3):
+                with await fetcher.fetch(Chunk(index, bytes(16), extents, 0, len(urls), count, count)) as got:
+                    assert b"".join(got.parts) == "".join(urls).encode()
+        assert [endpoint.gate.used for endpoint in fetcher._endpoints.values()] == [0, 0]
+        assert fetcher.statistics().waiting == 0
