@@ -305,6 +305,8 @@ def _turns(root: Path, server: Simulator, arguments: argparse.Namespace) -> dict
             cache = root / "cache"
             shutil.rmtree(cache, ignore_errors=True)
             pages.fill()
+            # What the turn before left to the disk is written now, not beside the first batch of this one.
+            os.sync()
             rows[f"streamer, turn {turn + 1}"] = measure(
                 "streamer",
                 "--manifest",
