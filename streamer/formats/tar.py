@@ -160,8 +160,7 @@ def _plain_member(block: bytes, offset: int) -> Member | None:
         return None
     text = _text(name)
     content = offset + BLOCK
-    stop = content + length
-    return Member(text, text[-1:] != "/", offset, content, stop, stop + -length % BLOCK)
+    return Member(text, text[-1:] != "/", offset, content, content + length, content + padded(length))
 
 
 def parse_header(block: bytes, offset: int) -> _Header:
