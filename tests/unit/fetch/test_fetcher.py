@@ -9,28 +9,14 @@ import pytest
 from streamer.config import FetchConfig
 from streamer.fetch import Fetcher
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
-from streamer.store.base import PIECE_BYTES, Take
+from streamer.store.base import Take
+from tests.unit.fetch.answering_store import AnsweringStore
 
 
-class MemoryStore:
-    """Objects that hold their own url; an answer takes one turn of the loop."""
-
-    async def get(
-        self,
-        target: ObjectRecord,
-        start: int,
-        stop: int,
-        take: Take,
-        *,
-        piece_bytes: int = PIECE_BYTES,
-        fresh: bool = False,
-    ) -> None:
-        """See ObjectStore."""
-        await asyncio.sleep(0)
-        take(target.url.encode()[start:stop])
-
-    async def aclose(self) -> None:
-        """See ObjectStore."""
+async def _own_url(asked: Extent, take: Take) -> None:
+    """Objects hold their own url; an answer takes one turn of the loop."""
+    await asyncio.sleep(0)
+    take(asked.object.url.encode()[asked.start : asked.stop])
 
 
 @pytest.mark.parametrize("buckets", ["ab", "ba"])
@@ -40,7 +26,7 @@ async def test_the_windows_of_two_buckets_are_told_apart(buckets: str) -> None:
     extents = tuple(Extent(ObjectRecord(url, len(url), ""), 0, len(url)) for url in urls)
     count = sum(map(len, urls))
     config = FetchConfig(window_start=2, window_min=1, window_max=2)
-    async with Fetcher(config, lambda root: MemoryStore()) as fetcher:  # type: ignore[arg-type, return-value]
+    async with Fetcher(config, lambda root: AnsweringStore(_own_url)) as fetcher:
         async with asyncio.timeout(10):
             for index in range(3):
                 with await fetcher.fetch(Chunk(index, bytes(16), extents, 0, len(urls), count, count)) as got:

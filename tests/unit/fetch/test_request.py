@@ -15,31 +15,10 @@ from streamer.fetch.request import Order, Request
 from streamer.fetch.statistics import Tally
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.store.base import Take
-from streamer.store.local_store import LocalStore
+from tests.unit.fetch.answering_store import AnsweringStore
 
 BODY = bytes(range(200))
 MS = 0.001
-
-
-class Store(LocalStore):
-    """Answers as it is told."""
-
-    def __init__(self, answer: Callable[[Take], Awaitable[None]]) -> None:
-        super().__init__()
-        self._answer = answer
-
-    async def get(
-        self,
-        target: ObjectRecord,
-        start: int,
-        stop: int,
-        take: Take,
-        *,
-        piece_bytes: int = 0,
-        fresh: bool = False,
-    ) -> None:
-        """Whatever is asked for."""
-        await self._answer(take)
 
 
 async def _received(
@@ -50,7 +29,7 @@ async def _received(
     duplicate_seconds: float = MS,
 ) -> bytes:
     config, landed = FetchConfig(), bytearray(len(BODY))
-    endpoint = Endpoint("s3://bucket", Store(answer), config)
+    endpoint = Endpoint("s3://bucket", AnsweringStore(lambda asked, take: answer(take)), config)
     order = Order(
         Extent(ObjectRecord("s3://bucket/o", len(BODY), "etag:1"), 0, len(BODY)),
         endpoint,

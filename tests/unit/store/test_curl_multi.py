@@ -71,6 +71,14 @@ def easy(port: int) -> tuple[pycurl.Curl, list[bytes]]:
     return handle, pieces
 
 
+async def unanswered(multi: Multi, server: Server) -> asyncio.Future[None]:
+    """A request that the server has and says nothing to."""
+    server.answers = False
+    task = asyncio.ensure_future(multi.perform(easy(server.port)[0]))
+    await server.asked.wait()
+    return task
+
+
 async def test_many_at_once(multi: Multi) -> None:
     """Each has its body, and the connections serve again."""
     async with serving() as server:
@@ -101,9 +109,7 @@ async def test_idle_connection_that_the_server_closes(multi: Multi) -> None:
 async def test_cancelled(multi: Multi) -> None:
     """Nothing is left of a request that nobody waits for."""
     async with serving() as server:
-        server.answers = False
-        task = asyncio.ensure_future(multi.perform(easy(server.port)[0]))
-        await server.asked.wait()
+        task = await unanswered(multi, server)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -114,9 +120,7 @@ async def test_cancelled(multi: Multi) -> None:
 async def test_closed(multi: Multi) -> None:
     """Whoever waits is cancelled; a second time does nothing."""
     async with serving() as server:
-        server.answers = False
-        task = asyncio.ensure_future(multi.perform(easy(server.port)[0]))
-        await server.asked.wait()
+        task = await unanswered(multi, server)
         multi.close()
         multi.close()
         with pytest.raises(asyncio.CancelledError):

@@ -1,0 +1,34 @@
+"""A store without a network: the fetcher's other side in unit tests."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from streamer.manifest.model import Extent, ObjectRecord
+from streamer.store.base import PIECE_BYTES, Take
+from streamer.store.local_store import LocalStore
+
+
+class AnsweringStore(LocalStore):
+    """Answers as it is told.
+
+    Args:
+        answer: awaited for each request, with what is asked for and where the bytes go.
+    """
+
+    def __init__(self, answer: Callable[[Extent, Take], Awaitable[None]]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    async def get(
+        self,
+        target: ObjectRecord,
+        start: int,
+        stop: int,
+        take: Take,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+        fresh: bool = False,
+    ) -> None:
+        """See ObjectStore.get."""
+        await self._answer(Extent(target, start, stop), take)
