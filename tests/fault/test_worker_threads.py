@@ -200,9 +200,10 @@ def test_a_thread_that_cannot_open_its_source_is_given_nothing(tmp_path):
     dataset = Unlucky(40, sample)
     dataset.mark = str(tmp_path / "mark")
     with StreamingDataLoader(dataset, 8, 1, threads_per_worker=2) as loader:
+        # The other thread may make whole epochs before this one has said so.
+        epochs = (list(loader) for _ in range(1000))
         with pytest.raises(OSError, match="no memory just now"):
-            for _ in range(1000):  # the other thread may make whole epochs before this one has said so
-                list(loader)
+            list(epochs)
         assert len(list(loader)) == 5
 
 
