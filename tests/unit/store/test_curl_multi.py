@@ -7,10 +7,12 @@ import select
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pycurl
 import pytest
 
+from streamer.store import curl_multi
 from streamer.store.curl_multi import Multi
 
 BODY = bytes(range(256)) * 400
@@ -25,6 +27,7 @@ class Server:
     port: int = 0
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
+    heard: int = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
@@ -33,6 +36,7 @@ class Server:
             while True:
                 await reader.readuntil(b"\r\n\r\n")
                 self.asked.set()
+                self.heard += 1
                 if self.answers:
                     writer.write(ANSWER)
 
@@ -87,6 +91,26 @@ async def test_many_at_once(multi: Multi) -> None:
             await asyncio.gather(*(multi.perform(handle) for handle, _ in handles))
             assert all(b"".join(pieces) == BODY for _, pieces in handles)
         assert len(server.writers) == 5
+        multi.close()
+
+
+async def test_the_loop_has_its_turn(multi: Multi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits at many sockets is taken over several turns, between which others have theirs."""
+    monkeypatch.setattr(curl_multi, "_TURN_SECONDS", 0.0)
+    async with serving() as server:
+        server.answers = False
+        handles = [easy(server.port) for _ in range(12)]
+        tasks = [asyncio.ensure_future(multi.perform(handle)) for handle, _ in handles]
+        while server.heard < len(handles):
+            await asyncio.sleep(0.001)
+        for writer in server.writers:
+            writer.write(ANSWER)
+        served = [0]
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0)
+            served.append(sum(bool(pieces) for _, pieces in handles))
+        assert all(b"".join(pieces) == BODY for _, pieces in handles)
+        assert max(now - then for then, now in pairwise(served)) <= curl_multi._AT_ONCE
         multi.close()
 
 
