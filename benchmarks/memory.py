@@ -23,6 +23,15 @@ def free_bytes() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def forget(folder: Path) -> None:
+    """Drops the files of a folder from the page cache: the next who reads them reads the disk."""
+    os.sync()  # what is not on the disk yet cannot be dropped
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 class PageCache:
     """Fills the page cache with zeros read from a file without blocks; the file goes with this object.
 
