@@ -3,8 +3,8 @@
     S3SIM=path/to/s3sim python benchmarks/stream.py [--samples 10000] [--workers 2] [--keep FOLDER]
 
 10,000 samples of 110 KB in tars on a simulated S3 (first byte 30 ms, 90 MB/s a connection), raw bytes, batch 64, the
-manifest present, a fresh cache. Beside it a stock DataLoader over the same samples as files on the local disk: its first
-epoch reads the disk, as everything does that is larger than memory, the others read what is in memory by then.
+manifest present, a fresh cache. Beside it a stock DataLoader over the same samples as files on the local disk: its
+first epoch reads the disk, as everything does that is larger than memory, the others what is in memory by then.
 Store, engine, rank and workers share the cores of one machine: what each of them took of the CPU is in the table.
 A cold epoch lasts two seconds, of which the start is a sixth: --samples 40000 for what it is without.
 Each turn has a cache of its own, and all are removed in the end: for minutes after many files were removed ext4 looks
@@ -238,9 +238,9 @@ def bounds(rows: dict[str, list[dict[str, float]]]) -> str:
     first = statistics.median(epochs[0]["first_batch_seconds"] for epochs in ours)
     shown = (
         (cold >= 4000, f"cold epoch: {cold:,.0f} samples/s (>= 4,000), the engine's start included"),
-        (cold >= 0.9 * disk, f"cold epoch: {cold / disk:.2f} of the rate of local files, read from the disk (>= 0.9)"),
-        (cold >= 0.9 * local, f"cold epoch: {cold / local:.2f} of the rate of local files that are in memory (>= 0.9)"),
-        (warm >= 2.5 * local, f"warm epochs: {warm / local:.2f} of the rate of local files that are in memory (>= 2.5)"),
+        (cold >= 0.9 * disk, f"cold epoch: {cold / disk:.2f} of local files' rate from the disk (>= 0.9)"),
+        (cold >= 0.9 * local, f"cold epoch: {cold / local:.2f} of local files' rate from memory (>= 0.9)"),
+        (warm >= 2.5 * local, f"warm epochs: {warm / local:.2f} of local files' rate from memory (>= 2.5)"),
         (first <= 0.3, f"first batch of the cold epoch: {first:.2f} s after iter() (<= 0.3), engine's start included"),
     )
     lines = [f"{'ok  ' if met else 'MISS'} {text}" for met, text in shown]
@@ -263,7 +263,7 @@ def budget(cold: list[dict[str, float]], local: float) -> Iterator[str]:
     rate = cold[0]["samples"] * busy / ours
     yield (
         f"with the store elsewhere and {busy:.2f} cores as busy: {cold[0]['samples']:.0f} samples / ({ours:.2f} CPU s /"
-        f" {busy:.2f}) = {rate:,.0f} samples/s, {rate / local:.2f} of local files from the disk (computed, not measured)"
+        f" {busy:.2f}) = {rate:,.0f} samples/s, {rate / local:.2f} of theirs from the disk (computed, not measured)"
     )
 
 

@@ -76,7 +76,7 @@ class Session:
         self.number = number
         self.spec = spec
         self._epochs: list[EpochSchedule] = []
-        self._done = 0
+        self._done = self._told = 0
         self._want = -1
         self._ready = -1
         self._rejects = 0
@@ -109,14 +109,14 @@ class Session:
         self._check_open()
         if step > self._want:
             self._want = step
-            self._client.post(Advance(self.number, self._done, self._want))
+            self._advance()
 
-    def done(self, step: int) -> None:
-        """Gives back the steps below `step`."""
+    def done(self, step: int, *, at_once: bool = True) -> None:
+        """Gives back the steps below `step`; not `at_once`: when something else is said."""
         self._check_open()
-        if step > self._done:
-            self._done = step
-            self._client.post(Advance(self.number, self._done, self._want))
+        self._done = max(self._done, step)
+        if at_once and self._done > self._told:
+            self._advance()
 
     def wait(self, step: int, timeout_seconds: float | None = None) -> None:
         """Blocks until `ready >= step`.
@@ -159,6 +159,7 @@ class Session:
         spec = self.spec
         self._ready = self._done - 1
         self._rejects = 0
+        self._told = self._done
         yield OpenSession(
             session=self.number,
             job=job,
@@ -176,6 +177,10 @@ class Session:
             yield from _extend_messages(self.number, schedule.from_step(self._done))
         if self._want >= 0 or self._done > 0:
             yield Advance(self.number, self._done, self._want)
+
+    def _advance(self) -> None:
+        self._told = self._done
+        self._client.post(Advance(self.number, self._done, self._want))
 
     def _check_open(self) -> None:
         if self._closed:

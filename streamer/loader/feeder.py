@@ -179,7 +179,8 @@ class Feeder:
         self._scene.deliver()
         for key, _ in self._selector.select(self._patience_seconds):
             key.data()
-        self._scene.deliver()
+        # The next turn begins at once, and mostly asks for a batch: one message for both.
+        self._scene.deliver(tell=False)
         for handle in self._overtime.stuck() if self._scene.open else ():
             self._end_stuck(handle)
 

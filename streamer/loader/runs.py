@@ -170,14 +170,14 @@ class Scene:
         except StreamerError as error:
             self.stop(error)
 
-    def deliver(self) -> None:
-        """Hands on what is finished, and tells the engine what is read."""
+    def deliver(self, *, tell: bool = True) -> None:
+        """Hands on what is finished, and tells the engine what is read; not `tell`: with the next thing it is asked."""
         if self.run is None or self._session is None:
             return
         for outcome in self.window.deliver():
             self.run.outcomes.put(outcome)
         try:
-            self._session.done(self.window.unread)
+            self._session.done(self.window.unread, at_once=tell)
         except StreamerError as error:
             self.stop(error)
 

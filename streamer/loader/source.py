@@ -153,8 +153,8 @@ class StepSession(Protocol):
         """
         ...
 
-    def done(self, step: int) -> None:
-        """The steps below this one are consumed."""
+    def done(self, step: int, *, at_once: bool = True) -> None:
+        """The steps below this one are consumed; not `at_once`: the engine hears it with the next `want`."""
         ...
 
     def reject(self, chunk: int, reason: str) -> None:

@@ -124,10 +124,10 @@ class StepSession:
         self._look_ahead(step)
         self._session.wait(step, timeout_seconds)
 
-    def done(self, step: int) -> None:
-        """The steps below this one are consumed."""
+    def done(self, step: int, *, at_once: bool = True) -> None:
+        """The steps below this one are consumed; not `at_once`: the engine hears it with the next `want`."""
         self._done = step
-        self._session.done(step)
+        self._session.done(step, at_once=at_once)
 
     def reject(self, chunk: int, reason: str) -> None:
         """A reader found this chunk gone or wrong; `ready` goes back until it is right."""

@@ -134,7 +134,7 @@ class FakeSession:
         while self.ready < step:
             self.pump(timeout_seconds if timeout_seconds is not None else -1)
 
-    def done(self, step: int) -> None:
+    def done(self, step: int, *, at_once: bool = True) -> None:
         """Remembers it."""
         self.consumed = max(self.consumed, step)
 

@@ -183,7 +183,7 @@ class FakeSession:
     def wait(self, step: int, timeout_seconds: float | None = None) -> None:
         self.want(step)
 
-    def done(self, step: int) -> None:
+    def done(self, step: int, *, at_once: bool = True) -> None:
         self.low = max(self.low, step)
         self._keep()
 

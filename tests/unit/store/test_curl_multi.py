@@ -28,6 +28,7 @@ class Server:
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     heard: int = 0
+    expected: int = 1
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
@@ -35,8 +36,9 @@ class Server:
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 await reader.readuntil(b"\r\n\r\n")
-                self.asked.set()
                 self.heard += 1
+                if self.heard >= self.expected:
+                    self.asked.set()
                 if self.answers:
                     writer.write(ANSWER)
 
@@ -98,11 +100,10 @@ async def test_the_loop_has_its_turn(multi: Multi, monkeypatch: pytest.MonkeyPat
     """What waits at many sockets is taken over several turns, between which others have theirs."""
     monkeypatch.setattr(curl_multi, "_TURN_SECONDS", 0.0)
     async with serving() as server:
-        server.answers = False
         handles = [easy(server.port) for _ in range(12)]
+        server.answers, server.expected = False, len(handles)
         tasks = [asyncio.ensure_future(multi.perform(handle)) for handle, _ in handles]
-        while server.heard < len(handles):
-            await asyncio.sleep(0.001)
+        await server.asked.wait()
         for writer in server.writers:
             writer.write(ANSWER)
         served = [0]
