@@ -6,8 +6,12 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+import pytest
+
 from streamer.errors import BrokenError
+from streamer.loader import feeder as feeder_module
 from streamer.loader import staff
+from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.feed_plan import FeedPlan
 from streamer.loader.feeder import Feeder
 from streamer.loader.keeper import RingRules
@@ -55,6 +59,27 @@ class Late(FakeRecipe):
         if not self.first.acquire(blocking=False):
             self.others.wait()
         return super().open()
+
+
+@pytest.mark.parametrize(("small_bytes", "depth"), [(0, 1), (1 << 30, 2)])
+def test_large_batches_are_not_queued(monkeypatch, small_bytes, depth):
+    """A batch that waits at a worker holds a slot: only where slots are small."""
+    deepest = []
+    send = Feeder._send
+
+    def watched(self, handle, pending):
+        send(self, handle, pending)
+        if self.ring is not None and self.ring.free:
+            deepest.append(len(handle.tasks))
+
+    monkeypatch.setattr(Feeder, "_send", watched)
+    monkeypatch.setattr(feeder_module, "_SMALL_BYTES", small_bytes)
+    dataset = FakeDataset(10_000, lambda epoch, ordinal: {"x": ordinal})
+    with StreamingDataLoader(dataset, 10, 1, worker_type="thread") as loader:
+        batches = iter(loader)
+        for _ in range(300):
+            next(batches)
+    assert max(deepest[20:]) == depth
 
 
 def test_who_still_starts_is_given_nothing():
