@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -23,13 +24,13 @@ def free_bytes() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def forget(folder: Path) -> None:
-    """Drops the files of a folder from the page cache: the next who reads them reads the disk."""
-    os.sync()  # what is not on the disk yet cannot be dropped
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+def drop(paths: Iterable[Path]) -> None:
+    """Takes these files out of the page cache: the next who reads them reads the disk."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)  # what is not on the disk yet cannot be dropped
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
 
 
 class PageCache:

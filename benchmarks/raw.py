@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from bounds import Bounds
 from loader_ways import all_ready
-from memory import PageCache
+from memory import PageCache, drop
 from report import kept
 from torch.utils.data import DataLoader, Dataset
 
@@ -74,15 +74,6 @@ def make_data(folder: Path, megabytes: int, kilobytes: int) -> None:
     rng = np.random.default_rng(0)
     for number in range(megabytes * 1000 // kilobytes):
         np.save(folder / f"{number:06}.npy", rng.standard_normal((kilobytes * 250 // 100, 100), np.float32))
-
-
-def drop(paths: list[Path]) -> None:
-    """Takes these files out of the page cache."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
 
 
 def dd(joined: Path) -> Row:

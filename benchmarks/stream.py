@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 from bytecode import compile_streamer
-from memory import PageCache, forget
+from memory import PageCache, drop
 from report import kept
 from s3sim import S3_PROFILE, Simulator, simulator
 
@@ -247,12 +247,12 @@ def bounds(rows: dict[str, list[dict[str, float]]]) -> str:
     return "\n".join([*lines, *budget([epochs[0] for epochs in ours], disk)])
 
 
-def budget(cold: list[dict[str, float]], local: float) -> Iterator[str]:
+def budget(cold: list[dict[str, float]], disk: float) -> Iterator[str]:
     """Where the CPU of a cold epoch went, and what the same seconds make without the store's, which is no trainer's.
 
     Args:
         cold: the first epochs.
-        local: samples per second of local files that the disk reads.
+        disk: samples per second of local files that the disk reads.
     """
     total = statistics.median(map(_cpu, cold))
     spent = {who: statistics.median(row[f"{who}_cpu"] for row in cold) for who in PROCESSES}
@@ -263,7 +263,7 @@ def budget(cold: list[dict[str, float]], local: float) -> Iterator[str]:
     rate = cold[0]["samples"] * busy / ours
     yield (
         f"with the store elsewhere and {busy:.2f} cores as busy: {cold[0]['samples']:.0f} samples / ({ours:.2f} CPU s /"
-        f" {busy:.2f}) = {rate:,.0f} samples/s, {rate / local:.2f} of theirs from the disk (computed, not measured)"
+        f" {busy:.2f}) = {rate:,.0f} samples/s, {rate / disk:.2f} of theirs from the disk (computed, not measured)"
     )
 
 
@@ -325,7 +325,7 @@ def _turns(root: Path, server: Simulator, arguments: argparse.Namespace) -> dict
                 *common,
                 server=server,
             )
-            forget(root / "files")
+            drop((root / "files").rglob("*.jpg"))
             rows[f"stock DataLoader, local files, {turn + 1}"] = measure(
                 "local", "--files", str(root / "files"), *common
             )

@@ -61,27 +61,6 @@ class Late(FakeRecipe):
         return super().open()
 
 
-@pytest.mark.parametrize(("small_bytes", "depth"), [(0, 1), (1 << 30, 2)])
-def test_large_batches_are_not_queued(monkeypatch, small_bytes, depth):
-    """A batch that waits at a worker holds a slot: only where slots are small."""
-    deepest = []
-    send = Feeder._send
-
-    def watched(self, handle, pending):
-        send(self, handle, pending)
-        if self.ring is not None and self.ring.free:
-            deepest.append(len(handle.tasks))
-
-    monkeypatch.setattr(Feeder, "_send", watched)
-    monkeypatch.setattr(feeder_module, "_SMALL_BYTES", small_bytes)
-    dataset = FakeDataset(10_000, lambda epoch, ordinal: {"x": ordinal})
-    with StreamingDataLoader(dataset, 10, 1, worker_type="thread") as loader:
-        batches = iter(loader)
-        for _ in range(300):
-            next(batches)
-    assert max(deepest[20:]) == depth
-
-
 def test_who_still_starts_is_given_nothing():
     """Of two workers one never comes up: the other makes every batch, the first one included."""
     ring = RingRules(budget_bytes=1 << 20)
@@ -102,6 +81,27 @@ def test_who_still_starts_is_given_nothing():
     finally:
         prepared.made.others.set()
         feeder.close()
+
+
+@pytest.mark.parametrize(("small_bytes", "depth"), [(0, 1), (1 << 30, 2)])
+def test_large_batches_are_not_queued(monkeypatch, small_bytes, depth):
+    """A batch that waits at a worker holds a slot: only where slots are small."""
+    deepest = []
+    send = Feeder._send
+
+    def watched(self, handle, pending):
+        send(self, handle, pending)
+        if self.ring is not None and self.ring.free:
+            deepest.append(len(handle.tasks))
+
+    monkeypatch.setattr(Feeder, "_send", watched)
+    monkeypatch.setattr(feeder_module, "_SMALL_BYTES", small_bytes)
+    dataset = FakeDataset(10_000, lambda epoch, ordinal: {"x": ordinal})
+    with StreamingDataLoader(dataset, 10, 1, worker_type="thread") as loader:
+        batches = iter(loader)
+        for _ in range(300):
+            next(batches)
+    assert max(deepest[20:]) == depth
 
 
 def test_the_ring_is_begun_when_the_first_batch_is_taken(monkeypatch):
