@@ -1,0 +1,3 @@
+from collections.abc import Sequence
+
+def copy_rows(memory: object, rows: Sequence[object]) -> None: ...
