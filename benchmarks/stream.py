@@ -7,6 +7,8 @@ manifest present, a fresh cache. Beside it a stock DataLoader over the same samp
 first epoch reads the disk, as everything does that is larger than memory, the others what is in memory by then.
 Store, engine, rank and workers share the cores of one machine: what each of them took of the CPU is in the table.
 A cold epoch lasts two seconds, of which the start is a sixth: --samples 40000 for what it is without.
+A first epoch takes pages for all that it reads, ours and the stock loader's: from a reserve that this machine holds
+(`memory.py`), because many hosts hand pages out at the first touch, which then costs more CPU than all the rest.
 Each turn has a cache of its own, and all are removed in the end: for minutes after many files were removed ext4 looks
 at their inodes one by one for each file that it makes (5 % of the engine's CPU, 2026-11-22).
 Prints a table and keeps it in benchmarks/results/stream-<date>.txt.
@@ -33,7 +35,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 from bytecode import compile_streamer
-from memory import PageCache, drop
+from memory import Reserve, bring, drop
 from report import kept
 from s3sim import S3_PROFILE, Simulator, simulator
 
@@ -74,7 +76,6 @@ def run_streamer(arguments: argparse.Namespace) -> Iterator[dict[str, float]]:
     """One trainer; a line per epoch."""
     from streamer import StreamingDataLoader, StreamingDataset
 
-    begun = time.perf_counter()
     dataset = StreamingDataset(
         "s3://bucket/train/",
         manifest=arguments.manifest,
@@ -85,8 +86,7 @@ def run_streamer(arguments: argparse.Namespace) -> Iterator[dict[str, float]]:
     )
     with StreamingDataLoader(dataset, batch_size=BATCH, num_workers=arguments.workers) as loader:
         for epoch in range(arguments.epochs):
-            yield from _measure(loader, epoch, begun, lambda: _engine_of(arguments.cache))
-            begun = time.perf_counter()
+            yield from _measure(loader, epoch, lambda: _engine_of(arguments.cache))
 
 
 def _engine_of(cache_dir: str) -> int:
@@ -111,7 +111,7 @@ def run_local(arguments: argparse.Namespace) -> Iterator[dict[str, float]]:
         collate_fn=as_columns,
     )
     for epoch in range(arguments.epochs):
-        yield from _measure(loader, epoch, time.perf_counter())
+        yield from _measure(loader, epoch)
 
 
 class LocalFiles:
@@ -133,23 +133,21 @@ def as_columns(samples: list[dict[str, object]]) -> dict[str, list[object]]:
     return {name: [sample[name] for sample in samples] for name in samples[0]}
 
 
-def _measure(
-    loader: object, epoch: int, begun: float, engine: Callable[[], int] = lambda: _NOBODY
-) -> Iterator[dict[str, float]]:
-    before = _spent(engine() if epoch else _NOBODY)
-    started, count, size, first = time.perf_counter(), 0, 0, 0.0
-    for batch in loader:  # type: ignore[attr-defined]
-        first = first or time.perf_counter() - started
-        count += len(batch["jpg"])
-        size += sum(map(len, batch["jpg"]))
-    seconds = time.perf_counter() - started
+def _measure(loader: object, epoch: int, engine: Callable[[], int] = lambda: _NOBODY) -> Iterator[dict[str, float]]:
+    with contextlib.nullcontext() if epoch else Reserve():
+        before = _spent(engine() if epoch else _NOBODY)
+        started, count, size, first = time.perf_counter(), 0, 0, 0.0
+        for batch in loader:  # type: ignore[attr-defined]
+            first = first or time.perf_counter() - started
+            count += len(batch["jpg"])
+            size += sum(map(len, batch["jpg"]))
+        seconds = time.perf_counter() - started
     after = _spent(engine())
     yield {
         "epoch": epoch + 1,
         "samples_per_second": count / seconds,
         "seconds": seconds,
         "first_batch_seconds": first,
-        "set_up_seconds": started - begun,
         "samples": count,
         "bytes": size,
         **{f"{who}_cpu": after[who] - before[who] for who in after},
@@ -309,26 +307,23 @@ def _turns(root: Path, server: Simulator, arguments: argparse.Namespace) -> dict
     caches = root / "caches"
     shutil.rmtree(caches, ignore_errors=True)
     common = ("--workers", str(arguments.workers), "--epochs", str(arguments.epochs))
-    with PageCache(root) as pages:
-        for turn in range(arguments.turns):
-            pages.fill()
-            # What the turn before left to the disk is written now, not beside the first batch of this one.
-            os.sync()
-            rows[f"streamer, turn {turn + 1}"] = measure(
-                "streamer",
-                "--manifest",
-                str(manifest),
-                "--cache",
-                str(caches / str(turn + 1)),
-                "--options",
-                options,
-                *common,
-                server=server,
-            )
-            drop((root / "files").rglob("*.jpg"))
-            rows[f"stock DataLoader, local files, {turn + 1}"] = measure(
-                "local", "--files", str(root / "files"), *common
-            )
+    for turn in range(arguments.turns):
+        bring((root / "bucket" / "train").iterdir())
+        # What the turn before left to the disk is written now, not beside the first batch of this one.
+        os.sync()
+        rows[f"streamer, turn {turn + 1}"] = measure(
+            "streamer",
+            "--manifest",
+            str(manifest),
+            "--cache",
+            str(caches / str(turn + 1)),
+            "--options",
+            options,
+            *common,
+            server=server,
+        )
+        drop((root / "files").rglob("*.jpg"))
+        rows[f"stock DataLoader, local files, {turn + 1}"] = measure("local", "--files", str(root / "files"), *common)
     shutil.rmtree(caches)
     return rows
 
