@@ -59,7 +59,7 @@ class Reserve:
     """
 
     def __init__(self, nbytes: int = 4 << 30) -> None:
-        self._pieces = [mmap.mmap(-1, _PIECE_BYTES) for _ in range(nbytes // _PIECE_BYTES)]
+        self._pieces = [mmap.mmap(-1, _PIECE_BYTES, mmap.MAP_PRIVATE) for _ in range(nbytes // _PIECE_BYTES)]
         for piece in self._pieces:
             piece.madvise(mmap.MADV_HUGEPAGE)
             piece.madvise(_MADV_POPULATE_WRITE)
