@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 import time
@@ -41,7 +40,7 @@ class Board:
     def __init__(self, workers: int, descriptor: int | None = None) -> None:
         count = memory.page_aligned(workers * _ROW_BYTES)
         self.descriptor = memory.create_sealed("streamer-board", count) if descriptor is None else descriptor
-        self._mapping: mmap.mmap = memory.map_shared(self.descriptor, count)
+        self._mapping = memory.map_shared(self.descriptor, count)
 
     def begin(self, row: int, task: int, ordinal: int) -> None:
         """The worker of this row begins a sample."""

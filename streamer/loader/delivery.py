@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -161,7 +160,7 @@ def _memory_of(finished: Finished) -> Bytes:
         return finished.pending.ring.lend(finished.pending.slot)
     try:
         count = memory.page_aligned(finished.made.nbytes)
-        mapping: mmap.mmap = memory.map_shared(finished.spill, count)
+        mapping = memory.map_shared(finished.spill, count)
     finally:
         os.close(finished.spill)
     return memory.window(mapping, 0, count)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import weakref
 from collections import deque
@@ -148,7 +147,7 @@ class RingView:
 
     def __init__(self, descriptor: int, shape: Shape) -> None:
         self._shape = shape
-        self._mapping: mmap.mmap = memory.map_shared(descriptor, shape.nbytes)
+        self._mapping = memory.map_shared(descriptor, shape.nbytes)
 
     @property
     def slot_bytes(self) -> int:

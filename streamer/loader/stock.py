@@ -108,7 +108,7 @@ class _WorkerRing:
 
     def write(self, packed: PackedBatch) -> _Reference | None:
         """Writes a batch; None: no slot is free."""
-        slot = self._mapping.find(_FREE, 0, self.shape.slots)
+        slot = bytes(self._mapping[: self.shape.slots]).find(_FREE)
         if slot < 0:
             return None
         self._mapping[slot : slot + 1] = _TAKEN

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from streamer.errors import ConfigError
 from streamer.loader import memory
 from streamer.loader.leaves import ArrayLeaf
 from streamer.loader.ring import HELD_SLOTS, POISON, Ring, RingView, Shape, fit
@@ -170,35 +169,11 @@ def test_worker_reads_what_the_rank_wrote(ring):
     assert ring.lend(2)[:4].tolist() == [1, 2, 3, 4]
 
 
-def test_a_large_ring_is_taken_in_pieces(monkeypatch):
-    """While 133 MB were taken at once nobody could map the first batch: it was delivered 1.1 s after it was made."""
-    taken = []
-
-    class Libc:
-        def __init__(self, name):
-            self.madvise = lambda address, size, advice: taken.append((address.value, size.value)) or 0
-
-    monkeypatch.setattr(memory.ctypes, "CDLL", Libc)
-    count = 3 * (4 << 20) + 4096
-    descriptor = os.memfd_create("test")
-    os.ftruncate(descriptor, count)
-    with memory.map_shared(descriptor, count):
-        os.close(descriptor)
-    assert [size for _, size in taken] == [4 << 20, 4 << 20, 4 << 20, 4096]
-    assert [address - taken[0][0] for address, _ in taken] == [0, 4 << 20, 8 << 20, 12 << 20]
-
-
 def test_fit():
     """Slots are whole pages with room for a little more, as many as wanted and allowed, at least two."""
     assert fit(1000, 8, 1 << 20) == Shape(8 + HELD_SLOTS, 4096)
     assert fit(100_000, 8, 500_000) == Shape(4, 114_688)
     assert fit(100_000, 8, 200_000) is None
-
-
-def test_no_room_is_a_config_error():
-    """More than the machine has is refused at once, with the knob's name."""
-    with pytest.raises(ConfigError, match="ring_bytes"):
-        memory.create_sealed("test", 1 << 60)
 
 
 def test_the_last_slot_that_was_freed_is_taken_first():
