@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 from pathlib import Path
@@ -80,15 +79,15 @@ def test_it_goes_with_the_last_view(count):
     """The mapping, and what was mapped to find it a place."""
     descriptor = memory.create_sealed("test-gone", count)
     before = address_space()
-    view = memory.window(memory.map_shared(descriptor, count), 16, 64)[8:]
-    os.close(descriptor)
-    gc.collect()
+    for _ in range(20):
+        view = memory.window(memory.map_shared(descriptor, count), 16, 64)[8:]
+        view[:] = 7
     assert mapped("test-gone")[0] >= count >> 10
-    view[:] = 7
+    os.close(descriptor)
     del view
-    gc.collect()
     assert mapped("test-gone") == (0, 0)
-    assert abs(address_space() - before) < 512
+    if count >= HUGE:  # half of what 20 would take; the test's process may take some for itself
+        assert (address_space() - before) * 4096 < 10 * count
 
 
 @pytest.mark.parametrize("count", [4096, HUGE])
