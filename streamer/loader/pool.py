@@ -27,9 +27,9 @@ from streamer.loader.worker_main import Boot
 
 # glibc copies more than 2 KiB by `rep movsb` where a CPU claims to be good at it. By vector moves 38.5 MB of images are
 # written in 3.3 ms instead of 3.8, 153.6 MB in 12.7 instead of 15.4, and copies within the CPU's caches take the same
-# (Intel Xeon, glibc 2.36, 2026-11-22). Non-temporal moves for more than 128 KiB (2.1 ms) are no choice: what a
-# transform copies and goes on with leaves the caches, 45 instead of 11 us to copy and sum 147 KiB. Unknown elsewhere
-# and to other C libraries: ignored.
+# (Intel Xeon, glibc 2.36, 2026-11-22). Past the caches (for more than 128 KiB: 2.1 ms) go only the rows of a batch, by
+# `_copy.c`: what a transform copies and goes on with would leave them, 45 instead of 11 us to copy and sum 147 KiB.
+# Unknown elsewhere and to other C libraries: ignored.
 _LARGE_COPIES = "glibc.cpu.x86_rep_movsb_threshold=0x40000000"
 
 WorkerType = Literal["process", "thread"]
