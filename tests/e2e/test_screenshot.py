@@ -34,7 +34,8 @@ def test_top_shows_what_metrics_say(screenshot, tmp_path):
         waiting, hits, loader = [cell for cell in row.split() if cell.endswith("%")][:3]
         assert loader != waiting
         assert float(hits.rstrip("%")) > 0
-    assert "transform" in shown
+    # On a machine that is busy enough, one sample takes so long that it is named instead.
+    assert "transform" in shown or "such samples" in shown
 
 
 def test_a_figure_that_differs_is_found(screenshot):
