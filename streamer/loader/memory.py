@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from streamer.errors import ConfigError
-from streamer.loader.leaves import Bytes
+from streamer.loader.leaves import Bytes, address
 
 _PAGE = mmap.PAGESIZE
 # What has as much lies in huge pages, where Linux can make them of shared memory (6.1): 133 MB are taken in 9 ms of CPU
@@ -133,8 +133,8 @@ def map_shared(descriptor: int, count: int) -> memoryview:
 def _map_aligned(descriptor: int, size: int) -> memoryview:
     """Maps to where a huge page may begin: over a part of a mapping of nothing, with which it goes."""
     nothing = memoryview(mmap.mmap(-1, size + _HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE))
-    start = -_address(nothing) % _HUGE
-    place, protection = _address(nothing) + start, mmap.PROT_READ | mmap.PROT_WRITE
+    start = -address(nothing) % _HUGE
+    place, protection = address(nothing) + start, mmap.PROT_READ | mmap.PROT_WRITE
     if _LIBC.mmap(place, size, protection, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) != place:
         raise OSError(ctypes.get_errno(), f"cannot map {size} bytes of shared memory")
     return nothing[start : start + size]
@@ -142,11 +142,7 @@ def _map_aligned(descriptor: int, size: int) -> memoryview:
 
 def _advise(mapping: memoryview, start: int, count: int, advice: int) -> bool:
     """Whether the kernel took the advice for this part of the mapping."""
-    return bool(_LIBC.madvise(_address(mapping) + start, count, advice) == 0)
-
-
-def _address(mapping: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    return bool(_LIBC.madvise(address(mapping) + start, count, advice) == 0)
 
 
 def window(mapping: memoryview, start: int, count: int) -> Bytes:

@@ -12,7 +12,7 @@ from streamer.errors import ConfigError
 from streamer.loader import memory
 
 HUGE = 2 << 20
-# Smaller than a huge page, one, one and a byte, a ring's.
+# Smaller than a huge page, one, one and a page, a ring's.
 SIZES = [4096, HUGE - 4096, HUGE, HUGE + 4096, 9 * HUGE - 4096]
 
 
