@@ -22,6 +22,8 @@ def screenshot():
     return module
 
 
+# What a rank waits for is judged by its clock: on a machine that is busy enough a slow sample, not the transform.
+@pytest.mark.timing
 def test_top_shows_what_metrics_say(screenshot, tmp_path):
     """A job of two ranks at work: drawn from the engine's statistics and from a scrape, the picture is the same."""
     with socket.socket() as probe:
@@ -34,8 +36,7 @@ def test_top_shows_what_metrics_say(screenshot, tmp_path):
         waiting, hits, loader = [cell for cell in row.split() if cell.endswith("%")][:3]
         assert loader != waiting
         assert float(hits.rstrip("%")) > 0
-    # On a machine that is busy enough, one sample takes so long that it is named instead.
-    assert "transform" in shown or "such samples" in shown
+    assert "transform" in shown
 
 
 def test_a_figure_that_differs_is_found(screenshot):
