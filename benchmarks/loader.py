@@ -2,15 +2,17 @@
 
     python benchmarks/loader.py [--only image,kinds,jpeg,complaint,straggler,wake-ups] [--rounds 5] [--batches 60]
 
-image, kinds: two workers hand batches over whose samples cost nothing to produce: they are there already.
+image, kinds: workers hand batches over whose samples cost nothing to produce: they are there already. The images by
+one worker, to which the bounds belong, and by two; the others by two.
 
     image   256 x (224, 224, 3) uint8, 38.5 MB       float   128 x (1000, 150) float64, 153.6 MB
     tokens  64 x (2048,) int64, 1 MB                 raw     256 x 110 KB bytes, decoded by nobody, 28 MB
 
 Ways: `ring` is StreamingDataLoader without any code of the user's; in `ring+user` each sample is what a function of the
 user's returns, which may draw from Python's and numpy's generators and does not; in `ring+draws` it draws one number
-from each, so both are seeded for each sample. `bare` has no loader: two processes call the same function and copy each
-sample once into memory that is there already, which nobody can do without. `stock` is DataLoader with default_collate;
+from each, so both are seeded for each sample; in `ring+torch` its module has imported torch, whose generator is seeded
+for each sample. `bare` has no loader: so many processes call the same function and copy each sample once into memory
+that is there already, which nobody can do without. `stock` is DataLoader with default_collate;
 `stock+copy` makes one tensor first (apex, timm); `stock numpy` returns arrays; `stock+ring` is DataLoader with our
 `RingCollate`. CPU is user + system of the main process and of all workers; faults are minor page faults; both from when
 the ring is there and ten batches have warmed it. The ways run in turn, `--rounds` times; medians are printed.
@@ -32,7 +34,7 @@ import torch
 from bounds import Bounds
 from loader_jpeg import jpeg
 from loader_steps import complaint, straggler, wake_ups
-from loader_ways import DRAWS, WAYS, WORKERS, Row, faults_of_each
+from loader_ways import DRAWS, TORCH, WAYS, Row, faults_of_each
 from report import kept
 
 Rows = dict[tuple[str, str], list[Row]]
@@ -40,19 +42,20 @@ Rows = dict[tuple[str, str], list[Row]]
 FAULT_BATCHES = 500
 _HEADS = ("CPU", "main", "workers", "faults main", "workers", "pickled B", "wall")
 # Arrays only, and no ring: slow, and not in any bound.
-_LEFT_OUT = {("raw", way) for way in ("stock+copy", "stock numpy", "spdl pool", DRAWS)} | {("float", "stock numpy")}
+_ARRAYS_ONLY = "stock+copy", "stock numpy", "spdl pool", DRAWS, TORCH
+_LEFT_OUT = {("raw", way) for way in _ARRAYS_ONLY} | {("float", "stock numpy")}
 
 
-def hand_over(kinds: list[str], options: argparse.Namespace) -> Rows:
+def hand_over(kinds: list[str], workers: int, options: argparse.Namespace) -> Rows:
     """Prints the table of these kinds."""
     found: Rows = {}
     for turn in range(options.rounds):
         for kind in kinds:
             for way, run in WAYS.items():
                 if (kind, way) not in _LEFT_OUT:
-                    found.setdefault((kind, way), []).append(run(kind, options.batches))
+                    found.setdefault((kind, way), []).append(run(kind, workers, options.batches))
         print(f"round {turn + 1} of {options.rounds}", file=sys.stderr)
-    print(f"\nCPU and wall in ms per batch, {WORKERS} workers, medians of {options.rounds} in turn")
+    print(f"\nCPU and wall in ms per batch, workers: {workers}, medians of {options.rounds} in turn")
     print(f"{'batch':8}{'way':13}" + "".join(f"{head:>12}" for head in _HEADS))
     for (kind, way), rows in found.items():
         figures = (of(rows, get) for get in _COLUMNS)
@@ -79,24 +82,30 @@ def of(rows: list[Row], get: Callable[[Row], float]) -> float:
 
 def image(options: argparse.Namespace, bounds: Bounds) -> None:
     """Point 1: 38.5 MB."""
-    rows = hand_over(["image"], options)
-    bare, mine, drawn, stock = (of(rows["image", way], CPU) for way in ("bare", "ring+user", DRAWS, "stock"))
-    faults = faults_of_each("image", FAULT_BATCHES)
-    print(
-        f"\nring+user costs {mine - bare:.2f} ms more than the user's function and one copy, which cost {bare:.2f} ms"
-    )
-    print(f"samples that draw from the global generators cost {drawn - mine:.2f} ms more: the generators' seeding")
-    bounds.add("hand-over of 38.5 MB, CPU of all processes, no user code", of(rows["image", "ring"], CPU), 2.5, " ms")
-    bounds.add("hand-over of 38.5 MB, CPU of all processes, user code", mine, 2.5, " ms")
+    image_by(2, options)
+    cpu, pickled = image_by(1, options)
+    faults = faults_of_each("image", 2, FAULT_BATCHES)
+    bounds.add("hand-over of 38.5 MB, CPU of all processes, no user code", cpu["ring"], 2.5, " ms")
+    bounds.add("hand-over of 38.5 MB, CPU of all processes, user code", cpu["ring+user"], 2.5, " ms")
     bounds.add(f"page faults a batch, all processes, median of {FAULT_BATCHES}", statistics.median(faults), 0)
     bounds.add(f"page faults a batch, all processes, mean of {FAULT_BATCHES}", statistics.mean(faults), 1)
-    bounds.add("pickled bytes a batch", of(rows["image", "ring+user"], lambda row: row.pickled), 512)
-    bounds.add("CPU of the stock loader's hand-over, against ours", stock / mine, 8, "x", least=True)
+    bounds.add("pickled bytes a batch", pickled, 512)
+    bounds.add("CPU of the stock loader's hand-over, against ours", cpu["stock"] / cpu["ring+user"], 8, "x", least=True)
+
+
+def image_by(workers: int, options: argparse.Namespace) -> tuple[dict[str, float], float]:
+    """Prints the table; returns CPU by way, and pickled bytes."""
+    rows = hand_over(["image"], workers, options)
+    cpu = {way: of(found, CPU) for (_, way), found in rows.items()}
+    more = {way: cpu[way] - cpu["ring+user"] for way in ("bare", DRAWS, TORCH)}
+    print(f"\nring+user costs {-more['bare']:.2f} ms more than the user's function and one copy: {cpu['bare']:.2f} ms;")
+    print(f"to seed the generators that samples draw from, {more[DRAWS]:.2f} ms more; torch's, {more[TORCH]:.2f} ms")
+    return cpu, of(rows["image", "ring+user"], lambda row: row.pickled)
 
 
 def kinds(options: argparse.Namespace, bounds: Bounds) -> None:
     """Points 2 and 3: 153.6 MB of arrays; and two more kinds to look at."""
-    rows = hand_over(["float", "tokens", "raw"], options)
+    rows = hand_over(["float", "tokens", "raw"], 2, options)
     mine, stock = (of(rows["float", way], lambda row: row.wall_milliseconds) for way in ("ring+user", "stock"))
     bounds.add("hand-over of 153.6 MB of float64, wall", mine, 10, " ms")
     bounds.add("rate of raw tensors, against stock", stock / mine, 5, "x", least=True)

@@ -1,9 +1,11 @@
 """JPEGs of 500 x 375 to 224 x 224: CPU an image, ours beside torch's loader with the same decoder.
 
-Same decoder: simplejpeg at full size, then OpenCV's INTER_AREA. `alone` has no loader: two processes read, decode and
-resize file after file at the same time; `in place` as well, into memory that is used again. They are what no loader
-with this decoder can save: `in place` divided by the best stock loader is the least that can be reached. `ring, 5/8`
-lets the decoder scale while it decodes (`ImageDecoder(min_height=224, min_width=224)`): other pixels, so in no bound.
+Same decoder: simplejpeg at full size. Then OpenCV scales, as `cv2.resize` does unless it is told otherwise
+(INTER_LINEAR: a tenth of the decoder's time), and in a table of its own by areas (INTER_AREA: as long as the decoder
+takes, so there is less that a loader could save). `alone` has no loader: two processes read, decode and resize file
+after file at the same time; `in place` as well, into memory that is used again. They are what no loader with this
+decoder can save: `in place` divided by the best stock loader is the least that can be reached. `ring, 5/8` lets the
+decoder scale while it decodes (`ImageDecoder(min_height=224, min_width=224)`): other pixels, so in no bound.
 """
 
 from __future__ import annotations
@@ -22,15 +24,16 @@ import numpy as np
 import simplejpeg
 import torch
 from bounds import Bounds
-from loader_ways import WARM_UP, WORKERS, Usage, all_ready, answer, apart, children, collate_copy, collate_numpy
-from memory import PageCache
+from loader_ways import WARM_UP, Usage, all_ready, answer, apart, children, collate_copy, collate_numpy
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.decode.images import ImageDecoder
 from streamer.decode.transforms import OnField, Resize
 
-IMAGES, BATCH, BATCHES = 1024, 64, 24
+IMAGES, BATCH, BATCHES, WORKERS = 1024, 64, 24, 2
+# OpenCV's, by what `Resize` calls it.
+INTERPOLATION = {False: cv2.INTER_LINEAR, True: cv2.INTER_AREA}
 
 
 def make_pictures(folder: Path) -> list[Path]:
@@ -49,8 +52,9 @@ def make_pictures(folder: Path) -> list[Path]:
 class Files(Dataset[object]):
     """The same for a stock loader: read, decode by simplejpeg, resize by OpenCV."""
 
-    def __init__(self, paths: list[Path]) -> None:
+    def __init__(self, paths: list[Path], antialias: bool) -> None:
         self.paths = [str(path) for path in paths]
+        self.interpolation = INTERPOLATION[antialias]
 
     def __len__(self) -> int:
         return 1 << 30
@@ -59,16 +63,16 @@ class Files(Dataset[object]):
         cv2.setNumThreads(1)
         with open(self.paths[number % len(self.paths)], "rb") as file:
             picture = simplejpeg.decode_jpeg(file.read(), "RGB")
-        return {"jpg": cv2.resize(picture, (224, 224), interpolation=cv2.INTER_AREA), "label": number % 4}
+        return {"jpg": cv2.resize(picture, (224, 224), interpolation=self.interpolation), "label": number % 4}
 
 
-def ours(url: str, cache: Path, decode: dict[str, ImageDecoder] | None = None) -> float:
+def ours(antialias: bool, url: str, cache: Path, decode: dict[str, ImageDecoder] | None = None) -> float:
     """CPU milliseconds an image of trainer, workers and engine."""
     dataset = StreamingDataset(
         url,
         cache_dir=cache,
         cache_bytes="2GB",
-        transform=OnField("jpg", Resize((224, 224))),
+        transform=OnField("jpg", Resize((224, 224), antialias)),
         decode=decode or "auto",  # type: ignore[arg-type]
         batch_size=BATCH,
     )
@@ -84,20 +88,20 @@ def ours(url: str, cache: Path, decode: dict[str, ImageDecoder] | None = None) -
     return spent
 
 
-def alone(way: str, folder: Path) -> float:
+def alone(antialias: bool, way: str, folder: Path) -> float:
     """CPU milliseconds an image without any loader."""
-    processes = [apart(way, str(folder), file=__file__) for _ in range(WORKERS)]
+    processes = [apart(way, str(folder), str(int(antialias)), file=__file__) for _ in range(WORKERS)]
     return statistics.mean(answer(process)[0] for process in processes)
 
 
-def measure_alone(way: str, folder: Path) -> float:
-    files, images = Files(sorted(folder.rglob("*.jpg"))), BATCH * BATCHES
+def measure_alone(way: str, folder: Path, antialias: bool) -> float:
+    files, images = Files(sorted(folder.rglob("*.jpg")), antialias), BATCH * BATCHES
     place, row = np.empty((375, 500, 3), np.uint8), np.empty((224, 224, 3), np.uint8)
 
     def in_place(number: int) -> None:
         with open(files.paths[number % len(files.paths)], "rb") as file:
             simplejpeg.decode_jpeg(file.read(), "RGB", buffer=place)
-        cv2.resize(place, (224, 224), dst=row, interpolation=cv2.INTER_AREA)
+        cv2.resize(place, (224, 224), dst=row, interpolation=files.interpolation)
 
     make = in_place if way == "in place" else files.__getitem__
     for number in range(WARM_UP * BATCH):
@@ -108,10 +112,10 @@ def measure_alone(way: str, folder: Path) -> float:
     return (Usage.of(os.getpid()).cpu - before) / images
 
 
-def stock(collate: Callable[[list[object]], object], paths: list[Path]) -> float:
+def stock(antialias: bool, collate: Callable[[list[object]], object], paths: list[Path]) -> float:
     """CPU milliseconds an image of trainer and workers."""
     loader = DataLoader(
-        Files(paths), BATCH, num_workers=WORKERS, collate_fn=collate, multiprocessing_context="forkserver"
+        Files(paths, antialias), BATCH, num_workers=WORKERS, collate_fn=collate, multiprocessing_context="forkserver"
     )
     batches = iter(loader)
     for _ in range(IMAGES // BATCH + WARM_UP):
@@ -135,33 +139,41 @@ def cpu_of(batches: Iterator[object], pids: list[int]) -> float:
 
 
 def jpeg(rounds: int, bounds: Bounds) -> None:
-    """Prints the table."""
-    scaled = {"jpg": ImageDecoder(min_height=224, min_width=224)}
-    stocks = {"stock": default_collate, "stock+copy": collate_copy, "stock numpy": collate_numpy}
-    with tempfile.TemporaryDirectory() as name, PageCache(Path(name)) as pages:
+    """Prints both tables."""
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         paths = make_pictures(folder / "pictures")
         os.environ["STREAMER_RUNTIME_DIR"] = f"{folder}/run"
-        ways: dict[str, Callable[[], float]] = {
-            "in place": partial(alone, "in place", folder),
-            "alone": partial(alone, "alone", folder),
-            "ring": partial(ours, f"{folder}/pictures/", folder / "cache"),
-            "ring, 5/8": partial(ours, f"{folder}/pictures/", folder / "cache", scaled),
-            **{kind: partial(stock, collate, paths) for kind, collate in stocks.items()},
-        }
-        found: dict[str, list[float]] = {way: [] for way in ways}
-        for _ in range(rounds):
-            pages.fill()
-            for way, run in ways.items():
-                found[way].append(run())
+        shares = table(False, rounds, folder, paths)
+        table(True, rounds, folder, paths)
+    bounds.add("JPEG to 224 x 224: CPU an image, against the best stock loader", shares["ring"], 0.88, "x")
+    bounds.add("the least that can be reached: decoder alone, in place", shares["in place"], 0.88, "x")
+
+
+def table(antialias: bool, rounds: int, folder: Path, paths: list[Path]) -> dict[str, float]:
+    """Prints one; returns each way's CPU as a share of the best stock loader's."""
+    url, cache = f"{folder}/pictures/", folder / "cache"
+    scaled = {"jpg": ImageDecoder(min_height=224, min_width=224)}
+    stocks = {"stock": default_collate, "stock+copy": collate_copy, "stock numpy": collate_numpy}
+    ways: dict[str, Callable[[], float]] = {
+        "in place": partial(alone, antialias, "in place", folder),
+        "alone": partial(alone, antialias, "alone", folder),
+        "ring": partial(ours, antialias, url, cache),
+        "ring, 5/8": partial(ours, antialias, url, cache, scaled),
+        **{kind: partial(stock, antialias, collate, paths) for kind, collate in stocks.items()},
+    }
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, run in ways.items():
+            found[way].append(run())
     medians = {way: statistics.median(values) for way, values in found.items()}
     best = min(medians[way] for way in stocks)
-    print(f"\nJPEG 500 x 375 -> 224 x 224, CPU ms an image of all processes, medians of {rounds} in turn")
+    how = "by areas" if antialias else "between four pixels"
+    print(f"\nJPEG 500 x 375 -> 224 x 224 {how}, CPU ms an image of all processes, medians of {rounds} in turn")
     for way, value in medians.items():
         print(f"{way:13}{value:8.3f}{value / best:8.2f} of the best stock loader")
-    bounds.add("JPEG to 224 x 224: CPU an image, against the best stock loader", medians["ring"] / best, 0.88, "x")
-    bounds.add("the least that can be reached: decoder alone, in place", medians["in place"] / best, 0.88, "x")
+    return {way: value / best for way, value in medians.items()}
 
 
 if __name__ == "__main__":
-    print(json.dumps([measure_alone(sys.argv[1], Path(sys.argv[2]))]), flush=True)
+    print(json.dumps([measure_alone(sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "1")]), flush=True)

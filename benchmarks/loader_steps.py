@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 from bounds import Bounds
-from loader_ways import KINDS, Mapped, warmed_up
+from loader_samples import KINDS
+from loader_ways import Mapped, warmed_up
 from torch.utils.data import DataLoader
 
 from streamer.loader.dataloader import StreamingDataLoader

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
+from loader_samples import KINDS, Drawing, Make
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from streamer.loader import memory
@@ -30,45 +30,17 @@ try:
 except ImportError:
     spdl = None
 
-WORKERS = 2
 WARM_UP = 10
-DRAWS = "ring+draws"
-
-Make = Callable[[int, int], object]
+DRAWS, TORCH = "ring+draws", "ring+torch"
 
 
-class Ready:
-    """Samples that cost nothing to produce: what remains is the hand-over."""
-
-    def __init__(self, samples: list[object]) -> None:
-        self.samples = samples
-
-    def __call__(self, epoch: int, ordinal: int) -> object:
-        return self.samples[ordinal % len(self.samples)]
-
-
-def constant(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    return np.random.default_rng(1).integers(0, 100, shape).astype(dtype)
-
-
-# name -> how a sample is made, samples a batch
-KINDS: dict[str, tuple[Make, int]] = {
-    "image": (Ready([{"x": constant((224, 224, 3), "u1"), "y": 5}]), 256),
-    "float": (Ready([{"x": constant((1000, 150), "f8"), "y": 5}]), 128),
-    "tokens": (Ready([{"x": constant((2048,), "i8")}]), 64),
-    "raw": (Ready([{"jpg": os.urandom(110_000), "__key__": f"{n:08}", "cls": 5} for n in range(256)]), 256),
-}
-
-
-class Drawing:
-    """The same from a function that draws."""
+class BesideTorch:
+    """The same from a function whose module imports torch, and so from a worker that has: its generator is seeded."""
 
     def __init__(self, make: Make) -> None:
         self.make = make
 
     def __call__(self, epoch: int, ordinal: int) -> object:
-        random.random()
-        np.random.random_sample()
         return self.make(epoch, ordinal)
 
 
@@ -182,23 +154,23 @@ def children() -> list[int]:
     return found
 
 
-def ours(make: Make, batch_size: int, count: int, *, draws: bool = True) -> Row:
+def ours(make: Make, batch_size: int, workers: int, count: int, *, draws: bool = True) -> Row:
     others = set(children())
-    with StreamingDataLoader(FakeDataset(10**9, make, draws=draws), batch_size, WORKERS) as loader:
+    with StreamingDataLoader(FakeDataset(10**9, make, draws=draws), batch_size, workers) as loader:
         measured = measure(warmed_up(loader), lambda: sorted(set(children()) - others), count)
         stats = loader.stats()
         return Row(*measured, stats.pickled_bytes / max(stats.batches, 1))
 
 
-def drawing(make: Make, batch_size: int, count: int) -> Row:
-    return ours(Drawing(make), batch_size, count)
+def wrapped(wrapper: Callable[[Make], Make], make: Make, batch_size: int, workers: int, count: int) -> Row:
+    return ours(wrapper(make), batch_size, workers, count)
 
 
-def faults_of_each(kind: str, count: int) -> list[int]:
+def faults_of_each(kind: str, workers: int, count: int) -> list[int]:
     """Page faults of trainer and workers together over each of so many batches."""
     make, batch_size = KINDS[kind]
     others = set(children())
-    with StreamingDataLoader(FakeDataset(10**9, make), batch_size, WORKERS) as loader:
+    with StreamingDataLoader(FakeDataset(10**9, make), batch_size, workers) as loader:
         batches = warmed_up(loader)
         pids, found = [os.getpid(), *(set(children()) - others)], []
         for _ in range(count + 1):
@@ -208,10 +180,10 @@ def faults_of_each(kind: str, count: int) -> list[int]:
     return differences
 
 
-def stock(collate: Callable[[list[object]], object], make: Make, batch_size: int, count: int) -> Row:
+def stock(collate: Callable[[list[object]], object], make: Make, batch_size: int, workers: int, count: int) -> Row:
     samples = batch_size * (WARM_UP + count + 20)
     loader = DataLoader(
-        Mapped(make, samples), batch_size, num_workers=WORKERS, collate_fn=collate, multiprocessing_context="forkserver"
+        Mapped(make, samples), batch_size, num_workers=workers, collate_fn=collate, multiprocessing_context="forkserver"
     )
     batches = iter(loader)
     return Row(*measure(batches, lambda: [w.pid for w in batches._workers], count))  # type: ignore[attr-defined]
@@ -231,11 +203,11 @@ def answer(process: subprocess.Popen[str]) -> list[float]:
     return found
 
 
-def bare(kind: str, count: int) -> Row:
+def bare(kind: str, workers: int, count: int) -> Row:
     """The floor: so many processes as there are workers produce and copy at the same time."""
-    rows = [answer(process) for process in [apart("bare", kind, str(count)) for _ in range(WORKERS)]]
+    rows = [answer(process) for process in [apart("bare", kind, str(count)) for _ in range(workers)]]
     cpu, faults, wall = (statistics.mean(column) for column in zip(*rows, strict=True))
-    return Row(Usage(0, 0), Usage(cpu, faults), wall / WORKERS)  # type: ignore[arg-type]
+    return Row(Usage(0, 0), Usage(cpu, faults), wall / workers)  # type: ignore[arg-type]
 
 
 def measure_bare(kind: str, count: int) -> list[float]:
@@ -283,7 +255,7 @@ class Collated:
             yield collate_numpy(samples)
 
 
-def spdl_pool(kind: str, count: int) -> Row:
+def spdl_pool(kind: str, _workers: int, count: int) -> Row:
     """SPDL's best, in a process of its own: its resource tracker writes a traceback for each segment at the end."""
     main_cpu, main_faults, cpu, faults, wall = answer(apart("spdl", kind, str(count)))
     return Row(Usage(main_cpu, main_faults), Usage(cpu, faults), wall)  # type: ignore[arg-type]
@@ -300,17 +272,19 @@ def measure_spdl(kind: str, count: int) -> list[float]:
     return [main.cpu, main.faults, workers.cpu, workers.faults, wall]
 
 
-def of_kind(run: Callable[[Make, int, int], Row]) -> Way:
-    return lambda kind, count: run(*KINDS[kind], count)
+def of_kind(run: Callable[[Make, int, int, int], Row]) -> Way:
+    return lambda kind, workers, count: run(*KINDS[kind], workers, count)
 
 
-Way = Callable[[str, int], Row]
+# Kind of batch, workers, batches to measure.
+Way = Callable[[str, int, int], Row]
 
 WAYS: dict[str, Way] = {
     "bare": bare,
     "ring": of_kind(partial(ours, draws=False)),
     "ring+user": of_kind(ours),
-    DRAWS: of_kind(drawing),
+    DRAWS: of_kind(partial(wrapped, Drawing)),
+    TORCH: of_kind(partial(wrapped, BesideTorch)),
     "stock+ring": of_kind(partial(stock, RingCollate())),
     "stock": of_kind(partial(stock, default_collate)),
     "stock+copy": of_kind(partial(stock, collate_copy)),

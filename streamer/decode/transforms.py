@@ -97,16 +97,18 @@ class Resize:
 
     Attributes:
         size: (height, width), or the length of the shorter side.
+        antialias: see `resize`.
     """
 
     size: int | tuple[int, int]
+    antialias: bool = True
 
     def __call__(
         self, picture: Picture, *, rng: np.random.Generator | None = None, out: Picture | None = None
     ) -> Picture:
         """Scales; uses no randomness."""
         height, width = self._target(picture)
-        return resize(picture, height, width, out)
+        return resize(picture, height, width, out, antialias=self.antialias)
 
     def _target(self, picture: Picture) -> tuple[int, int]:
         if isinstance(self.size, tuple):
@@ -151,17 +153,19 @@ class RandomResizedCrop:
         width: columns of the result; 0: as many as rows.
         scale: least and largest share of the picture's area.
         ratio: least and largest width / height of the box.
+        antialias: see `resize`.
     """
 
     height: int
     width: int = 0
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    antialias: bool = True
 
     def __call__(self, picture: Picture, *, rng: np.random.Generator, out: Picture | None = None) -> Picture:
         """Cuts and scales in one step, into `out`."""
         box = self.draw(picture.shape[0], picture.shape[1], rng)
-        return resize(crop(picture, box), self.height, self.width or self.height, out)
+        return resize(crop(picture, box), self.height, self.width or self.height, out, antialias=self.antialias)
 
     def draw(self, height: int, width: int, rng: np.random.Generator) -> Box:
         """Draws a box inside a picture of this size.
@@ -201,7 +205,7 @@ class HorizontalFlip:
         return flip(picture, out)
 
 
-def resize(picture: Picture, height: int, width: int, out: Picture | None = None) -> Picture:
+def resize(picture: Picture, height: int, width: int, out: Picture | None = None, *, antialias: bool = True) -> Picture:
     """Scales to height x width: pixel areas are averaged when shrinking, interpolated when growing.
 
     Args:
@@ -209,20 +213,23 @@ def resize(picture: Picture, height: int, width: int, out: Picture | None = None
         height: rows of the result.
         width: columns of the result.
         out: written and returned if it is C-contiguous and of the result's shape.
+        antialias: False interpolates between four pixels when shrinking, too, as `cv2.resize` does unless it is told
+            otherwise: 500 x 375 to 224 x 224 in 0.1 ms instead of 1.1, as long as the decoder takes (2026-11-22). To
+            less than half its size, a picture loses pixels.
     """
     if picture.shape[:2] == (height, width):
         return _copied(picture, out)
     fits = out is not None and out.shape == (height, width, 3) and out.flags.c_contiguous
     cv2 = library("cv2")
     if cv2 is None:
-        return place(_resize_by_pillow(picture, height, width), out if fits else None)
-    shrinks = height * width < picture.shape[0] * picture.shape[1]
+        return place(_resize_by_pillow(picture, height, width, antialias), out if fits else None)
+    averages = antialias and height * width < picture.shape[0] * picture.shape[1]
     # OpenCV takes another array in silence where `dst` does not fit: hence `fits`.
     scaled: Picture = cv2.resize(
         picture,
         (width, height),
         dst=out if fits else None,
-        interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR,
+        interpolation=cv2.INTER_AREA if averages else cv2.INTER_LINEAR,
     )
     return out if fits and out is not None else scaled
 
@@ -255,10 +262,14 @@ def _copied(picture: Picture, out: Picture | None) -> Picture:
     return picture if picture.base is None and picture.flags.c_contiguous else picture.copy()
 
 
-def _resize_by_pillow(picture: Picture, height: int, width: int) -> Picture:
+def _resize_by_pillow(picture: Picture, height: int, width: int, antialias: bool) -> Picture:
     image = library("PIL.Image")
     if image is None:
         raise ConfigError("resizing needs OpenCV or Pillow; `pip install 'streamer[images]'`", field="transform")
-    shrinks = height * width < picture.shape[0] * picture.shape[1]
-    how = image.Resampling.BOX if shrinks else image.Resampling.BILINEAR
-    return np.array(image.fromarray(np.ascontiguousarray(picture)).resize((width, height), how))
+    source, (rows, columns) = image.fromarray(np.ascontiguousarray(picture)), picture.shape[:2]
+    bilinear = image.Resampling.BILINEAR
+    if not antialias:  # which `Image.resize` always does
+        steps = (columns / width, 0, 0, 0, rows / height, 0)
+        return np.array(source.transform((width, height), image.Transform.AFFINE, steps, bilinear))
+    how = image.Resampling.BOX if height * width < rows * columns else bilinear
+    return np.array(source.resize((width, height), how))

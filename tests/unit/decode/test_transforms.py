@@ -47,6 +47,30 @@ def test_resize_keeps_what_a_smooth_picture_shows(picture):
     assert np.abs(small - mean).max() <= 2
 
 
+@pytest.mark.usefixtures("_resizer")
+@pytest.mark.parametrize("size", [(23, 31), (29, 80), (75, 99)])
+def test_without_antialiasing_each_pixel_lies_between_four(size):
+    """Bilinear between the nearest four, whether it shrinks or grows; two levels for fixed-point weights."""
+    noise = rng().integers(0, 256, (60, 80, 3), np.uint8)
+    found = resize(noise, *size, antialias=False)
+    assert np.abs(found - bilinear(noise, *size)).max() <= 2
+    assert np.array_equal(Resize(size, antialias=False)(noise), found)
+    whole = RandomResizedCrop(*size, scale=(1, 1), ratio=(4 / 3, 4 / 3), antialias=False)
+    assert np.array_equal(whole(noise, rng=rng()), found)
+
+
+def bilinear(picture: np.ndarray, height: int, width: int) -> np.ndarray:
+    """By the definition: between the centres of pixels, the border repeated."""
+    for axis, length in enumerate((height, width)):
+        last = picture.shape[axis] - 1
+        at = np.clip((np.arange(length) + 0.5) * picture.shape[axis] / length - 0.5, 0, last)
+        below = at.astype(int)
+        share = np.expand_dims(at - below, (1, 2) if axis == 0 else (0, 2))
+        above = np.minimum(below + 1, last)
+        picture = picture.take(below, axis) * (1 - share) + picture.take(above, axis) * share
+    return picture
+
+
 def test_resize_by_the_shorter_side(picture):
     """The other side keeps the shape."""
     assert Resize(30)(picture).shape == (30, 40, 3)
