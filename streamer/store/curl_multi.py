@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import select
+import threading
 import time
 from contextlib import suppress
 
@@ -26,6 +27,8 @@ _TURN_SECONDS = 0.001
 # Sockets that are served before the clock is looked at.
 _AT_ONCE = 2
 _NEVER = float("inf")
+# libcurl waits for a name that it is just looking up, 10 to 20 s where no resolver answers; nobody waits for it longer.
+_CLOSE_SECONDS = 1.0
 
 
 class Multi:
@@ -71,17 +74,26 @@ class Multi:
             if easy in self._pending:
                 self._take_out(easy)
 
-    def close(self) -> None:
-        """Closes all connections and cancels what is pending; idempotent."""
+    async def close(self) -> None:
+        """Cancels what is pending and closes all connections; idempotent."""
         if self.closed:
             return
         self._loop.remove_reader(self._epoll.fileno())
         for easy in list(self._pending):
             self._take_out(easy).cancel()
-        self._multi.close()
         if self._timer is not None:
             self._timer.cancel()
+        self._rings_at = -_NEVER
         self._epoll.close()
+        gone = self._loop.create_future()
+        threading.Thread(target=self._hang_up, args=[gone], name="streamer-curl-close", daemon=True).start()
+        await asyncio.wait([gone], timeout=_CLOSE_SECONDS)
+
+    def _hang_up(self, gone: asyncio.Future[None]) -> None:
+        """On a thread of its own, on which it may take long; nothing else uses libcurl's object any more."""
+        self._multi.close()
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            self._loop.call_soon_threadsafe(gone.set_result, None)
 
     def _watch(self, what: int, descriptor: int, _multi: object, _assigned: object) -> None:
         """libcurl waits for something at a socket, or no longer: it then stays watched, until it is closed."""

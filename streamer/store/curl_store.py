@@ -138,7 +138,7 @@ class CurlStore(ObstoreStore):
         if self._opened_by == os.getpid():
             multi, self._multi = self._multi, None
             if multi is not None:
-                multi.close()
+                await multi.close()
 
     def _forget(self) -> None:
         """The access, and the handles that were made for it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -83,7 +83,14 @@ def certificates(path: str) -> bytes:
 def _s3(address: Address, translation: Translation) -> ObjectStore:
     provider: S3CredentialProvider | None = None
     region: str | None = None
-    if not {"access_key_id", "skip_signature"} & translation.config.keys():
+    config = translation.config
+    if {"access_key_id", "secret_access_key"} <= config.keys():
+        # By a provider: of the options alone, obstore would add the environment's session token to them.
+        keys = Keys(
+            str(config["access_key_id"]), str(config["secret_access_key"]), cast("str | None", config.get("token"))
+        )
+        provider = partial(_credential, keys)
+    elif not {"access_key_id", "skip_signature"} & config.keys():
         found = boto_keys.find(translation.profile)
         if found is not None:
             provider, region = partial(_provide, found), found.region
@@ -117,13 +124,11 @@ def s3_client(
 
 
 def _provide(found: boto_keys.BotoKeys) -> S3Credential:
-    keys = found.now()
-    return {
-        "access_key_id": keys.key,
-        "secret_access_key": keys.secret,
-        "token": keys.token,
-        "expires_at": found.expires_at,
-    }
+    return _credential(found.now(), found.expires_at)
+
+
+def _credential(keys: Keys, ends: datetime | None = None) -> S3Credential:
+    return {"access_key_id": keys.key, "secret_access_key": keys.secret, "token": keys.token, "expires_at": ends}
 
 
 def _google(address: Address, translation: Translation) -> ObjectStore:

@@ -220,6 +220,26 @@ async def test_endpoint_region_and_keys_of_the_environment(boto: bool, monkeypat
         assert asked.headers["x-amz-security-token"] == TOKEN
 
 
+@pytest.mark.parametrize("token", [None, "mine"])
+async def test_keys_of_the_options_come_with_their_own_token_only(
+    token: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AWS_SESSION_TOKEN belongs to the environment's keys; libcurl and obstore alike."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "another")
+    async with telling() as server:
+        options = {"key": KEY, "secret": SECRET, "token": token, "endpoint_url": f"http://127.0.0.1:{server.port}"}
+        for client in ("curl", "obstore"):
+            store = open_store("s3://bucket", options, client=client)  # type: ignore[arg-type]
+            assert await read(store, _record("s3://bucket/o"), 0, 9) == RAMP[:9]
+            await store.aclose()
+    assert len(server.asked) == 2
+    for asked in server.asked:
+        assert f"Credential={KEY}/" in asked.headers["authorization"]
+        assert asked.headers.get("x-amz-security-token") == token
+
+
 async def test_a_profile_has_keys_and_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As boto finds them; a refresh finds those that were written meanwhile, also for requests by the same handles."""
     file = tmp_path / "config"

@@ -65,7 +65,7 @@ async def multi() -> AsyncIterator[Multi]:
     """Closed in the end."""
     made = Multi(10)
     yield made
-    made.close()
+    await made.close()
 
 
 def easy(port: int) -> tuple[pycurl.Curl, list[bytes]]:
@@ -93,7 +93,7 @@ async def test_many_at_once(multi: Multi) -> None:
             await asyncio.gather(*(multi.perform(handle) for handle, _ in handles))
             assert all(b"".join(pieces) == BODY for _, pieces in handles)
         assert len(server.writers) == 5
-        multi.close()
+        await multi.close()
 
 
 async def test_the_loop_has_its_turn(multi: Multi, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ async def test_the_loop_has_its_turn(multi: Multi, monkeypatch: pytest.MonkeyPat
             served.append(sum(bool(pieces) for _, pieces in handles))
         assert all(b"".join(pieces) == BODY for _, pieces in handles)
         assert max(now - then for then, now in pairwise(served)) <= curl_multi._AT_ONCE
-        multi.close()
+        await multi.close()
 
 
 async def test_idle_connection_that_the_server_closes(multi: Multi) -> None:
@@ -128,7 +128,7 @@ async def test_idle_connection_that_the_server_closes(multi: Multi) -> None:
         await multi.perform(handle)
         assert b"".join(pieces) == BODY
         assert len(server.writers) == 2
-        multi.close()
+        await multi.close()
 
 
 async def test_cancelled(multi: Multi) -> None:
@@ -139,15 +139,15 @@ async def test_cancelled(multi: Multi) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert repr(multi) == "Multi(0 pending)"
-        multi.close()
+        await multi.close()
 
 
 async def test_closed(multi: Multi) -> None:
     """Whoever waits is cancelled; a second time does nothing."""
     async with serving() as server:
         task = await unanswered(multi, server)
-        multi.close()
-        multi.close()
+        await multi.close()
+        await multi.close()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert multi.closed
