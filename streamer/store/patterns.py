@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from streamer.errors import ConfigError
+from streamer.store.urls import shown
 
 _BRACE = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -30,9 +31,16 @@ def without_globs(url: str) -> str:
     """The url, where nothing can be listed.
 
     Raises:
-        ConfigError: it has a glob or names a folder.
+        ConfigError: it has a glob, names a folder, or is signed.
     """
-    if re.search(r"[*?\[]", url.partition("?")[0]) or url.endswith("/"):
+    path, query, _ = url.partition("?")
+    if query and not re.search(r"[*\[]", path):
+        raise ConfigError(
+            f"{shown(url)} with a query (?...): a signed url ends, and a manifest would keep its signature; name the "
+            "object's own url, and give keys or headers in storage_options",
+            field="url",
+        )
+    if re.search(r"[*?\[]", url) or url.endswith("/"):
         raise ConfigError(f"{url!r}: a web server cannot be listed; name files, or use {{000..127}}", field="url")
     return url
 

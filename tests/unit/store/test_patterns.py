@@ -70,3 +70,10 @@ def test_web_servers_cannot_be_listed(url: str) -> None:
     with pytest.raises(ConfigError, match=r"000\.\.127"):
         without_globs(url)
     assert without_globs("https://h/a/{0..3}.tar") == "https://h/a/{0..3}.tar"
+
+
+def test_a_signed_url_is_no_dataset():
+    """It would end, and be kept on the disk; its signature is not shown."""
+    with pytest.raises(ConfigError, match=r"https://h/a\.tar with a query .* signed url ends") as caught:
+        without_globs("https://h/a.tar?X-Amz-Signature=hush")
+    assert "hush" not in repr(caught.value)
