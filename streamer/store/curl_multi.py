@@ -83,7 +83,7 @@ class Multi:
             self._take_out(easy).cancel()
         if self._timer is not None:
             self._timer.cancel()
-        self._rings_at = -_NEVER
+        self._rings_at = -_NEVER  # no timer from the other thread
         self._epoll.close()
         gone = self._loop.create_future()
         threading.Thread(target=self._hang_up, args=[gone], name="streamer-curl-close", daemon=True).start()

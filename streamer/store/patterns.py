@@ -41,7 +41,7 @@ def without_globs(url: str) -> str:
             field="url",
         )
     if re.search(r"[*?\[]", url) or url.endswith("/"):
-        raise ConfigError(f"{url!r}: a web server cannot be listed; name files, or use {{000..127}}", field="url")
+        raise ConfigError(f"{shown(url)}: a web server cannot be listed; name files, or use {{000..127}}", field="url")
     return url
 
 
