@@ -83,9 +83,9 @@ def test_who_still_starts_is_given_nothing():
         feeder.close()
 
 
-@pytest.mark.parametrize(("small_bytes", "depth"), [(0, 1), (1 << 30, 2)])
-def test_large_batches_are_not_queued(monkeypatch, small_bytes, depth):
-    """A batch that waits at a worker holds a slot: only where slots are small."""
+@pytest.mark.parametrize(("short_nanoseconds", "depth"), [(0, 1), (1 << 60, 2)])
+def test_short_batches_are_queued(monkeypatch, short_nanoseconds, depth):
+    """One waits at a worker that makes another; a long one would wait there too long."""
     deepest = []
     send = Feeder._send
 
@@ -95,7 +95,7 @@ def test_large_batches_are_not_queued(monkeypatch, small_bytes, depth):
             deepest.append(len(handle.tasks))
 
     monkeypatch.setattr(Feeder, "_send", watched)
-    monkeypatch.setattr(feeder_module, "_SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(feeder_module, "_SHORT_NANOSECONDS", short_nanoseconds)
     dataset = FakeDataset(10_000, lambda epoch, ordinal: {"x": ordinal})
     with StreamingDataLoader(dataset, 10, 1, worker_type="thread") as loader:
         batches = iter(loader)
