@@ -97,7 +97,7 @@ class Multi:
 
     def _watch(self, what: int, descriptor: int, _multi: object, _assigned: object) -> None:
         """libcurl waits for something at a socket, or no longer: it then stays watched, until it is closed."""
-        if (events := _WATCHED.get(what)) is None:
+        if (events := _WATCHED.get(what)) is None or self.closed:  # closed: it says goodbye, on the other thread
             self._busy.discard(descriptor)
             return
         self._busy.add(descriptor)
