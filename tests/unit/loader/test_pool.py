@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import select
+import subprocess
 import sys
 import threading
+import time
 
 import cloudpickle
 import pytest
@@ -45,6 +48,29 @@ def make():
     yield pool
     while made:
         made.pop().close()
+
+
+def test_nobody_forks_while_a_process_is_started(make, monkeypatch):
+    """A fork of another thread would keep the pipe open on which Popen waits; torch's loader forks."""
+    begun, ended, start = threading.Event(), threading.Event(), subprocess.Popen
+
+    def slow(*arguments: object, **options: object) -> object:
+        begun.set()
+        time.sleep(0.3)
+        try:
+            return start(*arguments, **options)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr("streamer.loader.pool.subprocess.Popen", slow)
+    pool = make("process", 1)
+    starting = threading.Thread(target=pool.start, args=[0])
+    starting.start()
+    assert begun.wait(20)
+    if (child := os.fork()) == 0:
+        os._exit(0 if ended.is_set() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    starting.join()
 
 
 def test_crew_counts_hosts_and_rows():
