@@ -36,6 +36,15 @@ def of_environment(variables: Mapping[str, str] = os.environ) -> Keys | None:
     return Keys(key, secret, variables.get("AWS_SESSION_TOKEN")) if key and secret else None
 
 
+def of_options(config: Mapping[str, object]) -> Keys | None:
+    """Those of the translated options, with their own token or none."""
+    if "access_key_id" not in config:
+        return None
+    token = config.get("token")
+    secret = str(config.get("secret_access_key", ""))
+    return Keys(str(config["access_key_id"]), secret, None if token is None else str(token))
+
+
 class BotoKeys:
     """Credentials that boto found, renewed as it says.
 

@@ -150,12 +150,9 @@ def make_access(address: Address, translation: Translation) -> Access | None:
             proxy=_proxy(address.root),
         )
     config = translation.config
-    keys, ring, region = None, None, None
+    keys, ring, region = boto_keys.of_options(config), None, None
     headers = ("x-amz-request-payer: requester",) if config.get("request_payer") else ()
-    if "access_key_id" in config:
-        token = cast("str | None", config.get("token"))
-        keys = Keys(str(config["access_key_id"]), str(config.get("secret_access_key", "")), token)
-    elif not config.get("skip_signature"):
+    if keys is None and not config.get("skip_signature"):
         found = boto_keys.find(translation.profile)
         if found is not None:
             ring, region = KeyRing(found.now), found.region

@@ -84,13 +84,11 @@ def _s3(address: Address, translation: Translation) -> ObjectStore:
     provider: S3CredentialProvider | None = None
     region: str | None = None
     config = translation.config
-    if {"access_key_id", "secret_access_key"} <= config.keys():
+    keys = boto_keys.of_options(config)
+    if keys is not None and keys.secret:
         # By a provider: of the options alone, obstore would add the environment's session token to them.
-        keys = Keys(
-            str(config["access_key_id"]), str(config["secret_access_key"]), cast("str | None", config.get("token"))
-        )
         provider = partial(_credential, keys)
-    elif not {"access_key_id", "skip_signature"} & config.keys():
+    elif keys is None and "skip_signature" not in config:
         found = boto_keys.find(translation.profile)
         if found is not None:
             provider, region = partial(_provide, found), found.region
