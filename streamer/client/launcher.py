@@ -21,6 +21,7 @@ from streamer import errors
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.settings import ClientSettings
 from streamer.errors import ConfigError, EngineUnavailableError
+from streamer.forks import unforked
 
 logger = logging.getLogger(__name__)
 
@@ -109,43 +110,41 @@ def _spawn_lock(settings: ClientSettings) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        # To close it is not enough: somebody forked meanwhile would keep it locked.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
 def _start(settings: ClientSettings) -> None:
-    """Starts an engine and waits until it listens. The configuration goes by stdin: nothing secret in `ps`."""
-    ready_read, ready_write = os.pipe()
+    """Starts an engine and waits until it listens."""
+    with unforked():
+        ready_read, ready_write = os.pipe()
+        try:
+            process = _spawn(settings, ready_write)
+        except BaseException:
+            os.close(ready_read)
+            raise
+        finally:
+            os.close(ready_write)
     try:
-        with open(log_path(settings), "ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "streamer.service", str(ready_write)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                pass_fds=(ready_write,),
-                start_new_session=True,
-                cwd="/",
-                env=_engine_environment(),
-            )
-        os.close(ready_write)
-        ready_write = -1
-        _send_configuration(process, settings)
         _await_ready(ready_read, process, settings)
     finally:
         os.close(ready_read)
-        if ready_write >= 0:
-            os.close(ready_write)
 
 
-def _engine_environment() -> dict[str, str]:
-    # The engine imports the same streamer as the trainer, also when it was found through sys.path only.
-    paths = [path or os.getcwd() for path in sys.path]
-    # The engine does no algebra; OpenBLAS would start a thread per core, which spin: 26 ticks of CPU until the engine
-    # listens instead of 13, while the workers start beside it on the same two cores (2026-11-20).
-    return {"OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
-
-
-def _send_configuration(process: subprocess.Popen[bytes], settings: ClientSettings) -> None:
+def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
+    """An engine with its configuration, which goes by stdin: nothing secret in `ps`."""
+    with open(log_path(settings), "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "streamer.service", str(ready)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=(ready,),
+            start_new_session=True,
+            cwd="/",
+            env=_engine_environment(),
+        )
     configuration = {
         "cache_dir": str(settings.cache_dir),
         "cache_bytes": settings.cache_bytes,
@@ -156,6 +155,15 @@ def _send_configuration(process: subprocess.Popen[bytes], settings: ClientSettin
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(json.dumps(configuration).encode())
+    return process
+
+
+def _engine_environment() -> dict[str, str]:
+    # The engine imports the same streamer as the trainer, also when it was found through sys.path only.
+    paths = [path or os.getcwd() for path in sys.path]
+    # The engine does no algebra; OpenBLAS would start a thread per core, which spin: 26 ticks of CPU until the engine
+    # listens instead of 13, while the workers start beside it on the same two cores (2026-11-20).
+    return {"OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
 def _await_ready(descriptor: int, process: subprocess.Popen[bytes], settings: ClientSettings) -> None:

@@ -16,6 +16,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import msgspec
 
 from streamer.errors import ConfigError
+from streamer.forks import unforked
 from streamer.loader import memory
 from streamer.loader.board import Board, Doing
 from streamer.loader.control import Channel
@@ -33,11 +34,6 @@ from streamer.loader.worker_main import Boot
 _LARGE_COPIES = "glibc.cpu.x86_rep_movsb_threshold=0x40000000"
 
 WorkerType = Literal["process", "thread"]
-
-# Held while a process is started, and over every fork of this one: Popen waits for the end of a pipe that closes when
-# the new program runs, and whom another thread forks meanwhile (a worker of torch's) would hold its other end for good.
-_starting = threading.RLock()
-os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_starting.release)
 
 
 @contextmanager
@@ -182,7 +178,7 @@ class Pool:
         descriptors = (self._board.descriptor, self._boot, *(end.fileno() for end in ends))
         # -P: a file random.py in the working directory is not to shadow the standard library's at start.
         command = [sys.executable, "-P", "-m", "streamer.loader.worker_main", *map(str, (first_row, *descriptors))]
-        with _starting, _uninterrupted():
+        with unforked(), _uninterrupted():
             return subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, env=self._environment)
 
     def _serve(self, row: int, channel: Channel) -> None:

@@ -3,6 +3,9 @@
 import os
 import select
 import signal
+import subprocess
+import threading
+import time
 
 import pytest
 
@@ -68,3 +71,34 @@ def test_a_selector_hears_that_somebody_hung_up(client):
     assert not poll.poll(0)
     with pytest.raises(ClosedError):
         client.fileno()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_an_engine_starts_while_somebody_forks(client, monkeypatch):
+    """A child that lives on, as a worker of torch's does, holds no pipe that was to close, and no lock."""
+    begun, children, start = threading.Event(), [], subprocess.Popen
+
+    def slow(*arguments: object, **options: object) -> object:
+        process = start(*arguments, **options)
+        begun.set()
+        time.sleep(0.3)
+        return process
+
+    def fork() -> None:
+        assert begun.wait(20)
+        if (child := os.fork()) == 0:
+            signal.pause()
+        children.append(child)
+
+    monkeypatch.setattr("streamer.client.launcher.subprocess.Popen", slow)
+    forking = threading.Thread(target=fork)
+    forking.start()
+    try:
+        os.kill(client._connected().welcome.pid, signal.SIGKILL)
+        forking.join()
+        assert client.statistics()["needs"] == 0
+        assert os.waitpid(children[0], os.WNOHANG) == (0, 0)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)

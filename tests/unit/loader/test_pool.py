@@ -50,6 +50,7 @@ def make():
         made.pop().close()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_nobody_forks_while_a_process_is_started(make, monkeypatch):
     """A fork of another thread would keep the pipe open on which Popen waits; torch's loader forks."""
     begun, ended, start = threading.Event(), threading.Event(), subprocess.Popen
