@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chunk-bytes",
         type=size_or_auto,
         metavar="SIZE",
-        help="how much is fetched and cached together (default: auto)",
+        help="how much is fetched and cached together (default: auto; for jobs to find another, tell them manifest=)",
     )
     parser.add_argument(
         "--explain",

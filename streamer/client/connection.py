@@ -42,10 +42,13 @@ class Connection:
         self.pid = os.getpid()
         self._decoder = event_decoder()
         self._pending: list[Event] = []
+        self._patience_seconds = patience_seconds or _SEND_SECONDS
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            self._socket.settimeout(patience_seconds or _SEND_SECONDS)
+            self._socket.settimeout(self._patience_seconds)
             self._socket.connect(str(path))
+            # Not a timeout of its own: Python asks with poll(2) before each call whether it would wait.
+            self._socket.setblocking(False)
             self.welcome = self._hello(job, token, patience_seconds or _HELLO_SECONDS)
         except StreamerError:
             # The engine answered, with a refusal: trying again does not help. Some of ours are OSErrors, too.
@@ -77,8 +80,14 @@ class Connection:
         Raises:
             DisconnectedError: the engine went away.
         """
+        rest = memoryview(encode(message))
         try:
-            self._socket.sendall(encode(message))
+            while rest:
+                try:
+                    rest = rest[self._socket.send(rest) :]
+                except BlockingIOError:
+                    if not self._wait(select.POLLOUT, self._patience_seconds):
+                        raise DisconnectedError(f"takes nothing for {self._patience_seconds:g} s") from None
         except OSError as error:
             raise DisconnectedError(str(error)) from error
 
@@ -91,15 +100,16 @@ class Connection:
         if self._pending:
             events, self._pending = self._pending, []
             return events
-        # Not select(2): it fails for descriptors above 1023, and a trainer may have that many.
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        if not poll.poll(None if timeout_seconds is None else timeout_seconds * 1000):
-            return []
-        try:
-            received = self._socket.recv(_RECEIVE_BYTES)
-        except OSError as error:
-            raise DisconnectedError(str(error)) from error
+        while True:
+            try:
+                received = self._socket.recv(_RECEIVE_BYTES)
+            except BlockingIOError:
+                if not self._wait(select.POLLIN, timeout_seconds):
+                    return []
+            except OSError as error:
+                raise DisconnectedError(str(error)) from error
+            else:
+                break
         if not received:
             raise DisconnectedError("the engine closed the connection")
         return list(self._decoder.feed(received))
@@ -112,6 +122,13 @@ class Connection:
     def close(self) -> None:
         """Idempotent."""
         self._socket.close()
+
+    def _wait(self, event: int, timeout_seconds: float | None) -> bool:
+        """Whether the socket can be read, or written, before the time is over; None: waits for ever."""
+        # Not select(2): it fails for descriptors above 1023, and a trainer may have that many.
+        poll = select.poll()
+        poll.register(self._socket, event)
+        return bool(poll.poll(None if timeout_seconds is None else timeout_seconds * 1000))
 
     def _hello(self, job: str, token: str, patience_seconds: float) -> Welcome:
         self.send(Hello(PROTOCOL, VERSION, self.pid, job, token))

@@ -174,14 +174,14 @@ class Feeder:
         if self._staff.hire_the_rest(taken=self._taken):
             self._keeper.build()
         self._staff.announce(self._keeper.collect())
+        # What follows mostly asks for a batch: one message for both.
+        self._scene.note_read()
         # Set before looking: a slot freed after the look rings the bell.
         self._bell.hungry = True
         self._bell.hungry = self._dispatch()
         self._scene.deliver()
         for key, _ in self._selector.select(self._patience_seconds):
             key.data()
-        # The next turn begins at once, and mostly asks for a batch: one message for both.
-        self._scene.deliver(tell=False)
         for handle in self._overtime.stuck() if self._scene.open else ():
             self._end_stuck(handle)
 

@@ -129,9 +129,10 @@ class Scene:
             self._session = None
 
     def stop(self, error: BaseException) -> None:
-        """Nothing comes after this error."""
+        """Nothing comes after this error; what is finished comes before it."""
         if self.run is not None and not self._stopped:
             self._stopped = True
+            self._hand_on(self.run)
             self.run.outcomes.put(Failed(error, final=True))
 
     def next(self, idle: bool) -> Pending | None:
@@ -170,14 +171,25 @@ class Scene:
         except StreamerError as error:
             self.stop(error)
 
-    def deliver(self, *, tell: bool = True) -> None:
-        """Hands on what is finished, and tells the engine what is read; not `tell`: with the next thing it is asked."""
-        if self.run is None or self._session is None:
-            return
+    def note_read(self) -> None:
+        """What is read by now: the engine hears of it with the next thing it is asked."""
+        self._done(at_once=False)
+
+    def deliver(self) -> None:
+        """Hands on what is finished, and tells the engine what is read."""
+        if self.run is not None:
+            self._hand_on(self.run)
+            self._done(at_once=True)
+
+    def _hand_on(self, run: Run) -> None:
         for outcome in self.window.deliver():
-            self.run.outcomes.put(outcome)
+            run.outcomes.put(outcome)
+
+    def _done(self, *, at_once: bool) -> None:
+        if self._session is None:
+            return
         try:
-            self._session.done(self.window.unread, at_once=tell)
+            self._session.done(self.window.unread, at_once=at_once)
         except StreamerError as error:
             self.stop(error)
 

@@ -8,6 +8,7 @@ import selectors
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import Protocol
 
 from streamer.cgroup import usable_cores
@@ -144,11 +145,12 @@ class Staff:
         # Buried by an earlier event of the same turn?
         if self.pool.hosts.get(handle.host.number) is not handle.host:
             return
-        for answer in handle.answers():
+        # One: the selector says so if there is another, and to ask takes as long as to hear.
+        for answer in islice(handle.answers(), 1):
             if answer is None:
                 self.lose(handle.host)
-                return
-            self._take(handle, *answer)
+            else:
+                self._take(handle, *answer)
 
     def _take(self, handle: Handle, message: Made | Note, descriptor: int | None) -> None:
         if isinstance(message, Made):

@@ -1,0 +1,108 @@
+"""A connection whose other end is a plain socket here: what it does when that is slow, silent or gone."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from streamer.client.connection import Connection, DisconnectedError
+from streamer.wire.frames import encode, request_decoder
+from streamer.wire.messages import PROTOCOL, Extend, Hello, Message, Ready, Welcome
+
+# More than a socket takes by itself.
+LARGE = Extend(session=1, epoch=0, chunk=bytes(4 << 20), first=b"", last=b"", complete=True)
+Pair = tuple[Connection, socket.socket]
+
+
+@pytest.fixture
+def connect(tmp_path: Path) -> Iterator[Callable[[float | None], Pair]]:
+    """Makes connections, with the other end of each, which has said welcome."""
+    ends: list[Connection | socket.socket] = []
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "sock"))
+    listener.listen()
+
+    def accept() -> None:
+        end = listener.accept()[0]
+        ends.append(end)
+        assert isinstance(next(request_decoder().feed(end.recv(65536))), Hello)
+        end.sendall(encode(Welcome(PROTOCOL, "1", 1, "/", "id")))
+
+    def made(patience_seconds: float | None = None) -> Pair:
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        connection = Connection(tmp_path / "sock", "job", patience_seconds=patience_seconds)
+        accepting.join()
+        end = ends[-1]
+        assert isinstance(end, socket.socket)
+        ends.append(connection)
+        return connection, end
+
+    yield made
+    for end in (*ends, listener):
+        end.close()
+
+
+def heard(end: socket.socket) -> Message:
+    """The next message at the other end."""
+    decoder = request_decoder()
+    while True:
+        for message in decoder.feed(end.recv(65536)):
+            return message
+
+
+def test_a_message_larger_than_the_socket_arrives_whole(connect):
+    """The sender waits for a reader that comes late."""
+    connection, end = connect(None)
+    found: list[Message] = []
+
+    def read() -> None:
+        time.sleep(0.1)
+        found.append(heard(end))
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    connection.send(LARGE)
+    reading.join()
+    assert found == [LARGE]
+
+
+def test_an_engine_that_takes_nothing_is_gone(connect):
+    """After the connection's patience, not never."""
+    connection, _ = connect(0.2)
+    begun = time.monotonic()
+    with pytest.raises(DisconnectedError, match=r"nothing for 0\.2 s"):
+        connection.send(LARGE)
+    assert 0.2 <= time.monotonic() - begun < 10
+
+
+def test_receive_waits_as_long_as_it_is_told(connect):
+    """Not at all, for a while, and until something comes."""
+    connection, end = connect(None)
+    assert connection.receive(0.0) == []
+    begun = time.monotonic()
+    assert connection.receive(0.1) == []
+    assert time.monotonic() - begun >= 0.1
+    event = Ready(session=1, through=3, rejects=0)
+    telling = threading.Timer(0.1, end.sendall, [encode(event)])
+    telling.start()
+    assert connection.receive(None) == [event]
+    telling.join()
+
+
+@pytest.mark.parametrize("end_of_it", ["they close", "we hang up"])
+def test_the_end_is_heard(connect, end_of_it):
+    """By whoever waits, from either side; and by the next one who sends."""
+    connection, end = connect(None)
+    ending = threading.Timer(0.1, end.close if end_of_it == "they close" else connection.hang_up)
+    ending.start()
+    with pytest.raises(DisconnectedError):
+        connection.receive(None)
+    ending.join()
+    with pytest.raises(DisconnectedError):
+        connection.send(LARGE)
