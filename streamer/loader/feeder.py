@@ -25,8 +25,9 @@ from streamer.loader.counters import FeedCounters
 from streamer.loader.feed_plan import FeedPlan
 from streamer.loader.handles import Handle, Host, Obituary
 from streamer.loader.keeper import RingKeeper, release
-from streamer.loader.maker import MakerRules, thaw_error
+from streamer.loader.maker import MakerRules
 from streamer.loader.overtime import Overtime
+from streamer.loader.remote_errors import thaw_error
 from streamer.loader.ring import Ring
 from streamer.loader.runs import Failed, Finished, Run, Scene
 from streamer.loader.source import PreparedStream

@@ -5,14 +5,10 @@ The same code in a worker process, in a worker thread and, with `num_workers=0`,
 
 from __future__ import annotations
 
-import logging
-import pickle
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 
-import cloudpickle  # type: ignore[import-untyped]
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +22,6 @@ from streamer.loader.seeding import GlobalDraws, sample_seeds
 from streamer.loader.skipping import OnError, may_skip
 from streamer.loader.slots import PackedBatch
 from streamer.loader.source import BatchSource, ChunkUnreadableError, Collate, SeatedSource, StagedSource
-
-logger = logging.getLogger(__name__)
 
 
 class SampleFailedError(Exception):
@@ -78,10 +72,12 @@ class BatchMaker:
     Args:
         source: where samples come from.
         rules: how they are put together.
-        begin: called before each sample with (task, ordinal), so that somebody else can name it.
+        begin: called before each sample with (task, ordinal, monotonic nanoseconds), so that somebody else can name it.
     """
 
-    def __init__(self, source: BatchSource, rules: MakerRules, begin: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self, source: BatchSource, rules: MakerRules, begin: Callable[[int, int, int], object] | None = None
+    ) -> None:
         self._source = source
         self._rules = rules
         self._begin = begin
@@ -143,16 +139,14 @@ class BatchMaker:
         rows = self._rows(job.memory, job.ordinals.size) if not job.left_out else None
         if self._seated is not None:
             self._seated.begin(job.ordinals, rows, partial(self._at, job.task))
-        made = _Batch(job.epoch, job.task, job.ordinals.tolist(), job.repeated.copy(), seeds)
+        draws = self._draws if self._draws is not None and self._draws.each else None
+        made = _Batch(job.epoch, job.task, job.ordinals.tolist(), job.repeated.copy(), seeds, draws)
         for seat, ordinal in enumerate(made.ordinals):
             if ordinal not in job.left_out:
                 self._take(made, seat, seat)
-        missing = [seat for seat in range(len(made.ordinals)) if seat not in made.samples]
-        # In turn over the seats: what a plain DataLoader gets, too.
-        for seat in missing:
-            self._fill(made, seat, missing)
-        samples = [made.samples[seat] for seat in range(len(made.ordinals))]
-        return Loaded(samples, made.repeated, made.skipped, made.slowest, rows)
+        if len(made.samples) < len(made.ordinals):
+            self._fill_all(made)
+        return Loaded(list(made.samples.values()), made.repeated, made.skipped, made.slowest, rows)
 
     def pack(self, loaded: Loaded) -> PackedBatch:
         """Collates, and finds everything its place; what stands in rows stays there."""
@@ -180,6 +174,14 @@ class BatchMaker:
     def _rows(self, memory: Bytes | None, seats: int) -> Rows | None:
         return self._foresight.rows(memory, seats) if self._foresight is not None and memory is not None else None
 
+    def _fill_all(self, made: _Batch) -> None:
+        """Gives every seat a sample; in turn over the seats: what a plain DataLoader gets, too."""
+        made.draws = self._draws  # out of their order
+        missing = [seat for seat in range(len(made.ordinals)) if seat not in made.samples]
+        for seat in missing:
+            self._fill(made, seat, missing)
+        made.samples = dict(sorted(made.samples.items()))
+
     def _fill(self, made: _Batch, seat: int, missing: list[int]) -> None:
         """Gives a seat the next sample of the batch that can be made; made again, so that nobody shares it."""
         count = len(made.ordinals)
@@ -196,16 +198,16 @@ class BatchMaker:
 
     def _at(self, task: int, ordinal: int) -> None:
         if self._begin is not None:
-            self._begin(task, ordinal)
+            self._begin(task, ordinal, time.monotonic_ns())
 
     def _take(self, made: _Batch, seat: int, source: int) -> bool:
         """Makes the sample of seat `source` for `seat`."""
         epoch, ordinal = made.epoch, made.ordinals[source]
+        started = time.monotonic_ns()
         if self._begin is not None:
-            self._begin(made.task, ordinal)
-        if self._draws is not None:
-            self._draws.sample(made.seeds[source])
-        started = time.perf_counter_ns()
+            self._begin(made.task, ordinal, started)
+        if made.draws is not None:
+            made.draws.sample(made.seeds[source])
         try:
             made.samples[seat] = self._load(epoch, ordinal, seat)
         except ChunkUnreadableError:
@@ -215,7 +217,7 @@ class BatchMaker:
                 raise SampleFailedError(ordinal) from error
             made.skipped.append((ordinal, error))
             return False
-        if (spent := time.perf_counter_ns() - started) > made.slowest[1]:
+        if (spent := time.monotonic_ns() - started) > made.slowest[1]:
             made.slowest = ordinal, spent
         return True
 
@@ -232,13 +234,20 @@ class _Job(msgspec.Struct, frozen=True):
 
 
 class _Batch(msgspec.Struct):
-    """A batch in the making."""
+    """A batch in the making.
+
+    Attributes:
+        seeds: of the samples, if their own code may draw.
+        draws: hears of each sample; None: need not.
+        samples: by seat, in order once all are there.
+    """
 
     epoch: int
     task: int
     ordinals: list[int]
     repeated: npt.NDArray[np.bool_]
     seeds: list[int]
+    draws: GlobalDraws | None
     samples: dict[int, object] = msgspec.field(default_factory=dict)
     skipped: list[tuple[int, BaseException]] = msgspec.field(default_factory=list)
     slowest: tuple[int, int] = (-1, 0)
@@ -254,37 +263,3 @@ class Stopwatch:
         """Since the last look."""
         last, self._last = self._last, time.perf_counter_ns()
         return self._last - last
-
-
-class RemoteTracebackError(Exception):
-    """Carries a worker's traceback as text: the cause of an error that was raised there."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
-    def __str__(self) -> str:
-        return f"\n{self.text}"
-
-
-def freeze_error(error: BaseException, limit: int) -> bytes:
-    """An error with its traceback, for the pipe; one that cannot be pickled becomes a WorkerError with its text."""
-    text = "".join(traceback.format_exception(error))[-limit // 4 :]
-    for candidate in (error, WorkerError(f"{type(error).__name__}: {str(error)[: limit // 8]}")):
-        try:
-            frozen: bytes = cloudpickle.dumps((candidate, text))
-            pickle.loads(frozen)  # noqa: S301 - made one line above; some errors pickle but do not come back
-        except Exception:
-            logger.debug("an error of type %s does not pickle", type(error).__name__, exc_info=True)
-        else:
-            if len(frozen) <= limit:
-                return frozen
-    return cloudpickle.dumps((WorkerError(f"{type(error).__name__}: its text is too long"), text))  # type: ignore[no-any-return]
-
-
-def thaw_error(frozen: bytes) -> BaseException:
-    """The error as it was raised, its cause the worker's traceback as text."""
-    error, text = pickle.loads(frozen)  # noqa: S301 - from this trainer's own worker (law 7)
-    error.__cause__ = RemoteTracebackError(text)
-    assert isinstance(error, BaseException)
-    return error

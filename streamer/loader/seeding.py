@@ -87,7 +87,7 @@ class GlobalDraws:
     seeds the two once and sees at its end whether they still stand there. If not, it is made again with every sample
     seeded, as is all that follows: what a sample draws depends on seed, epoch and sample in any case. A function that
     puts a generator back as it found it is not seen; torch's generator, for which that is common (`fork_rng`), is
-    seeded for each sample.
+    seeded for each sample. A batch over which torch was imported is made again: what drew from it was not seeded.
     """
 
     def __init__(self) -> None:
@@ -96,6 +96,7 @@ class GlobalDraws:
         self._pays = False
         self._watching = False
         self._trying = False
+        self._torch = False
         self._first = (0.0, 0.0)
         self._last = 0
 
@@ -107,9 +108,14 @@ class GlobalDraws:
         """Whether batches are watched as a whole from now on."""
         return not self._drawn and self._trials == 0
 
+    @property
+    def each(self) -> bool:
+        """Whether `sample` has to be called for each sample of the batch in order."""
+        return not self._watching or self._torch
+
     def begin(self, seeds: Sequence[int]) -> None:
         """A batch of samples with these seeds begins."""
-        self._trying = False
+        self._trying, self._torch, self._last = False, "torch" in sys.modules, seeds[-1]
         self._pays = len(seeds) >= _LEAST_SAMPLES
         self._watching = self._pays and self.watches
         if self._watching:
@@ -132,13 +138,14 @@ class GlobalDraws:
 
     def finish(self) -> bool:
         """The samples are made. False: one has drawn what was not its own, all of them have to be made again."""
+        imported = not self._torch and "torch" in sys.modules
         if not self._watching:
-            return True
+            return not imported
         self._watching = False
         self._drawn = self._touched()
         # What a collate function draws comes after the last sample.
         _seed_plain(self._last)
-        return not self._drawn
+        return not self._drawn and not imported
 
     def _judge(self) -> None:
         """Looks at what the sample before has left."""

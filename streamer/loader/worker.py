@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -23,7 +24,8 @@ from streamer.loader.control import (
     Task,
 )
 from streamer.loader.leaves import Bytes
-from streamer.loader.maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch, freeze_error
+from streamer.loader.maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
+from streamer.loader.remote_errors import freeze_error
 from streamer.loader.ring import RingView, Shape
 from streamer.loader.slots import PackedBatch
 from streamer.loader.source import BatchSource, ChunkUnreadableError
@@ -154,7 +156,7 @@ class Worker:
         watch, clock, faults = Stopwatch(), self._maker.clock(), minor_faults()
         loaded = self._maker.load(task.epoch, task.batch, task.number, frozenset(task.left_out), self._slot(task))
         stages = self._maker.stages(watch.lap(), clock)
-        self._board.begin(self._row, task.number, -1)
+        self._board.begin(self._row, task.number, -1, time.monotonic_ns())
         for ordinal, error in loaded.skipped:
             cause = f"{type(error).__name__}: {error}"
             self._say(Note(Kind.SKIPPED, task.number, ordinal, cause.encode(errors="replace")[:_CAUSE_BYTES]))

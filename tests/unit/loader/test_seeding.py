@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -151,6 +152,55 @@ def test_what_nobody_draws_from_is_not_seeded_for_each_sample(monkeypatch):
         assert len(by_torch) == BATCH
     assert counts[0] >= BATCH
     assert counts[2:] == [3, 3]
+
+
+@pytest.mark.usefixtures("own_generators")
+@pytest.mark.parametrize("first", [0, 3, 16, 50])
+def test_what_is_drawn_from_torch_by_the_sample_that_imports_it(monkeypatch, first):
+    """Its generator could not be seeded before: the batch is made again, and only that one."""
+    calls: list[int] = []
+
+    def imports(epoch: int, ordinal: int) -> object:
+        calls.append(ordinal)
+        if ordinal < first:
+            return None
+        sys.modules["torch"] = torch
+        return float(torch.rand(1))
+
+    expected = seeded(imports)
+    monkeypatch.delitem(sys.modules, "torch")
+    calls.clear()
+    maker = maker_of(imports)
+    assert made(maker) == expected
+    assert made(maker) == expected
+    assert len(calls) == 2 * SAMPLES + BATCH
+
+
+@pytest.mark.usefixtures("own_generators")
+@pytest.mark.parametrize("bad", [0, 5, BATCH - 1])
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_what_a_collate_function_draws_after_a_skipped_sample(monkeypatch, bad, has_torch):
+    """It goes on where the sample that took its place has stopped, watched or seeded one by one."""
+
+    def fails(epoch: int, ordinal: int) -> object:
+        if ordinal % BATCH == bad:
+            raise ValueError(str(ordinal))
+        return ordinal
+
+    def drawn(maker: BatchMaker) -> list[object]:
+        batches = [maker.load(0, batch) for batch in range(SAMPLES // BATCH)]
+        assert [len(batch.skipped) for batch in batches] == [1] * len(batches)
+        return [(maker.put_together(maker.load(0, batch).samples), batches[batch].samples) for batch in range(4)]
+
+    if not has_torch:
+        monkeypatch.delitem(sys.modules, "torch")
+    rules = MakerRules(17, lambda samples: (samples, random.random(), float(np.random.rand())), on_error="skip")
+    watching, seeding = (BatchMaker(FakeRecipe(SAMPLES, BATCH, fails).open(), rules) for _ in range(2))
+    assert seeding._draws is not None
+    seeding._draws._drawn = True
+    assert drawn(watching) == drawn(seeding)
+    assert watching._draws is not None
+    assert watching._draws.watches
 
 
 @pytest.mark.usefixtures("own_generators")

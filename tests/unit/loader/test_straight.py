@@ -273,7 +273,7 @@ def test_what_is_left_out_is_not_read_with_the_others(make_dataset, fake_engine,
     """A batch in which a sample has ended workers is read one by one, without it."""
     batches = Batches(make_dataset(npy).prepare(8, False), fake_engine, {"npy": SHAPE})
     begun: list[int] = []
-    maker = BatchMaker(batches.reader, MakerRules(17), lambda task, ordinal: begun.append(ordinal))
+    maker = BatchMaker(batches.reader, MakerRules(17), lambda task, ordinal, since: begun.append(ordinal))
     for batch in range(3):  # the first says what it looks like, the second where
         loaded = maker.load(0, batch, memory=np.zeros(1 << 17, np.uint8))
         maker.pack(loaded)
