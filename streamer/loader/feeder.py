@@ -180,6 +180,7 @@ class Feeder:
         # Set before looking: a slot freed after the look rings the bell.
         self._bell.hungry = True
         self._bell.hungry = self._dispatch()
+        # After it: a trainer that is woken before asks for the GIL whenever this thread asks the kernel for something.
         self._scene.deliver()
         for key, _ in self._selector.select(self._patience_seconds):
             key.data()
