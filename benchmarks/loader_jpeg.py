@@ -70,16 +70,21 @@ class Files(Dataset[object]):
         return {"jpg": cv2.resize(picture, (224, 224), interpolation=self.interpolation), "label": number % 4}
 
 
-def index(url: str, folder: Path) -> None:
-    """Builds the manifest."""
-    command = [sys.executable, "-m", "streamer", "index", url, "--chunk-bytes", "8MB", "--out", str(folder / "index")]
-    subprocess.run([*command, "--cache-dir", str(folder / "cache")], check=True, stdout=subprocess.DEVNULL)
+def index(folder: Path) -> None:
+    """Builds the manifest of its pictures."""
+    command = [sys.executable, "-m", "streamer", "index", url_of(folder), "--chunk-bytes", "8MB"]
+    places = ["--out", str(folder / "index"), "--cache-dir", str(folder / "cache")]
+    subprocess.run([*command, *places], check=True, stdout=subprocess.DEVNULL)
 
 
-def ours(antialias: bool, url: str, folder: Path, decode: dict[str, ImageDecoder] | None = None) -> float:
+def url_of(folder: Path) -> str:
+    return f"{folder}/pictures/"
+
+
+def ours(antialias: bool, folder: Path, decode: dict[str, ImageDecoder] | None = None) -> float:
     """CPU milliseconds an image of trainer, workers and engine."""
     dataset = StreamingDataset(
-        url,
+        url_of(folder),
         manifest=folder / "index",
         cache_dir=folder / "cache",
         cache_bytes="2GB",
@@ -155,7 +160,7 @@ def jpeg(rounds: int, bounds: Bounds) -> None:
         folder = Path(name)
         paths = make_pictures(folder / "pictures")
         os.environ["STREAMER_RUNTIME_DIR"] = f"{folder}/run"
-        index(f"{folder}/pictures/", folder)
+        index(folder)
         shares = table(False, rounds, folder, paths)
         table(True, rounds, folder, paths)
     bounds.add("JPEG to 224 x 224: CPU an image, against the best stock loader", shares["ring"], 0.88, "x")
@@ -164,14 +169,13 @@ def jpeg(rounds: int, bounds: Bounds) -> None:
 
 def table(antialias: bool, rounds: int, folder: Path, paths: list[Path]) -> dict[str, float]:
     """Prints one; returns each way's CPU as a share of the best stock loader's."""
-    url = f"{folder}/pictures/"
     scaled = {"jpg": ImageDecoder(min_height=224, min_width=224)}
     stocks = {"stock": default_collate, "stock+copy": collate_copy, "stock numpy": collate_numpy}
     ways: dict[str, Callable[[], float]] = {
         "in place": partial(alone, antialias, "in place", folder),
         "alone": partial(alone, antialias, "alone", folder),
-        "ring": partial(ours, antialias, url, folder),
-        "ring, 5/8": partial(ours, antialias, url, folder, scaled),
+        "ring": partial(ours, antialias, folder),
+        "ring, 5/8": partial(ours, antialias, folder, scaled),
         **{kind: partial(stock, antialias, collate, paths) for kind, collate in stocks.items()},
     }
     found: dict[str, list[float]] = {way: [] for way in ways}

@@ -117,19 +117,15 @@ def _spawn_lock(settings: ClientSettings) -> Iterator[None]:
 
 def _start(settings: ClientSettings) -> None:
     """Starts an engine and waits until it listens."""
-    with unforked():
-        ready_read, ready_write = os.pipe()
-        try:
-            process = _spawn(settings, ready_write)
-        except BaseException:
-            os.close(ready_read)
-            raise
-        finally:
-            os.close(ready_write)
-    try:
+    with contextlib.ExitStack() as on_exit:
+        with unforked():
+            ready_read, ready_write = os.pipe()
+            on_exit.callback(os.close, ready_read)
+            try:
+                process = _spawn(settings, ready_write)
+            finally:
+                os.close(ready_write)
         _await_ready(ready_read, process, settings)
-    finally:
-        os.close(ready_read)
 
 
 def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:

@@ -43,7 +43,7 @@ class Board:
         self._mapping = memory.map_shared(self.descriptor, count)
 
     def begin(self, row: int, task: int, ordinal: int, since: int) -> None:
-        """The worker of this row begins a sample, now: as `time.monotonic_ns` says, which it has read anyway."""
+        """The worker of this row begins a sample; `since`: what `time.monotonic_ns` has just told it."""
         _ROW.pack_into(self._mapping, row * _ROW_BYTES, task, ordinal, since)
 
     def rest(self, row: int) -> None:

@@ -172,8 +172,6 @@ class Feeder:
     def _turn(self) -> None:
         while self._asked:
             self._change_run(self._asked.popleft())
-        if self._staff.hire_the_rest(taken=self._taken):
-            self._keeper.build()
         self._staff.announce(self._keeper.collect())
         # What follows mostly asks for a batch: one message for both.
         self._scene.note_read()
@@ -182,6 +180,8 @@ class Feeder:
         self._bell.hungry = self._dispatch()
         # After it: a trainer that is woken before asks for the GIL whenever this thread asks the kernel for something.
         self._scene.deliver()
+        if self._staff.hire_the_rest(taken=self._taken):
+            self._keeper.build()
         for key, _ in self._selector.select(self._patience_seconds):
             key.data()
         for handle in self._overtime.stuck() if self._scene.open else ():
