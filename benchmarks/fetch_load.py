@@ -43,10 +43,21 @@ class Data:
         # An object of its own for faults that strike just one.
         (root / BUCKET / "bad").mkdir()
         (root / BUCKET / "bad" / "one.tar").write_bytes(random.bytes(16 * MiB))
+        (root / BUCKET / "raw").mkdir()
+        self._random = random
         self._views: dict[str, np.ndarray] = {}
+
+    def add_raw(self, files: int, file_bytes: int) -> None:
+        """Adds small objects, once."""
+        folder = self.root / BUCKET / "raw"
+        for number in range(len(list(folder.iterdir())), files):
+            (folder / f"{number:05}.jpg").write_bytes(self._random.bytes(file_bytes))
 
     def same(self, chunk: Chunk, parts: list[memoryview]) -> bool:
         """Whether the parts are the chunk's bytes."""
+        if len(chunk.extents) > 1:
+            wanted = b"".join((self.root / e.object.url.removeprefix("s3://")).read_bytes() for e in chunk.extents)
+            return b"".join(parts) == wanted
         (extent,) = chunk.extents
         wanted, position = self._view(extent.object.url)[extent.start : extent.stop], 0
         for part in parts:
@@ -113,7 +124,14 @@ class Load:
             (record, start) for record in self._records[folder] for start in range(0, record.size - length + 1, length)
         ]
         for record, start in itertools.cycle(ranges):
-            yield _chunk(next(self._count), Extent(record, start, start + length))
+            yield _chunk(next(self._count), (Extent(record, start, start + length),))
+
+    def raw_chunks(self, objects: int = 76) -> Iterator[Chunk]:
+        """Chunks of whole small objects, each object once; 76 of 110 KB are the 8 MiB of a usual chunk."""
+        records = self._records["raw"]
+        for at in range(0, len(records), objects):
+            extents = tuple(Extent(record, 0, record.size) for record in records[at : at + objects])
+            yield _chunk(next(self._count), extents)
 
     async def read(self, chunks: Iterator[Chunk], *, width: int = 64, into: Deliveries | None = None) -> Deliveries:
         """Fetches the chunks, `width` at once, earliest first."""
@@ -154,15 +172,16 @@ class Load:
             found.lengths.append(chunk.fetch_bytes)
 
 
-def _chunk(index: int, extent: Extent) -> Chunk:
-    return Chunk(index, index.to_bytes(16, "little"), (extent,), 0, 1, extent.length, extent.length)
+def _chunk(index: int, extents: tuple[Extent, ...]) -> Chunk:
+    length = sum(extent.length for extent in extents)
+    return Chunk(index, index.to_bytes(16, "little"), extents, 0, len(extents), length, length)
 
 
 @asynccontextmanager
 async def loading(data: Data, options: Mapping[str, object], config: FetchConfig | None = None) -> AsyncIterator[Load]:
     """A fetcher of its own on an endpoint; at the end nothing is reserved or in flight."""
     async with Fetcher(config or FetchConfig(), lambda url: open_store(url, options)) as fetcher:
-        records = {folder: await _listed(fetcher, f"s3://{BUCKET}/{folder}/") for folder in ("tars", "bad")}
+        records = {folder: await _listed(fetcher, f"s3://{BUCKET}/{folder}/") for folder in ("tars", "bad", "raw")}
         yield Load(data, fetcher, records)
         after = fetcher.statistics()
     assert (after.reserved_bytes, after.in_flight, after.waiting) == (0, 0, 0), after

@@ -4,8 +4,9 @@
 
 Prints its endpoint, then serves until its standard input ends; then prints what it counted. A process of its own: what
 it costs is not the reader's. Keys of the ration, all optional but `upstream`: per_second (requests granted, with a
-burst of as many as a second's; beyond it 503), retry_after (seconds, said with each 503), expired_key (an access key
-whose requests are answered ExpiredToken after `expires_after` of them).
+burst of as many as a second's; beyond it 503), begins_after (seconds from the first request until that holds),
+known_after (seconds from then on, after which grants and refusals are counted as late), retry_after (seconds, said with
+each 503), expired_key (an access key whose requests are answered ExpiredToken after `expires_after` of them).
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Ration:
 
     upstream: str
     per_second: float = 0.0
+    begins_after: float = 0.0
+    known_after: float = 10.0
     retry_after: float = 0.0
     expired_key: str = ""
     expires_after: int = 0
@@ -43,6 +46,8 @@ class Counted:
     granted: int = 0
     refused: int = 0
     expired: int = 0
+    late_granted: int = 0
+    late_refused: int = 0
 
 
 class RationedStore:
@@ -50,7 +55,8 @@ class RationedStore:
 
     def __init__(self, ration: Ration, upstream: aiohttp.ClientSession) -> None:
         self._ration, self._upstream = ration, upstream
-        self._tokens, self._filled = ration.per_second, time.monotonic()
+        self._tokens, self._filled = ration.per_second, 0.0
+        self._first = 0.0
         self.counted = Counted()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -59,11 +65,14 @@ class RationedStore:
             if self._is_expired(request):
                 self.counted.expired += 1
                 return _refusal(400, "ExpiredToken", {})
-            if not self._take():
+            late, granted = self._is_late(), self._take()
+            if not granted:
                 self.counted.refused += 1
+                self.counted.late_refused += late
                 asked = {"Retry-After": f"{self._ration.retry_after:g}"} if self._ration.retry_after else {}
                 return _refusal(503, "SlowDown", asked)
             self.counted.granted += 1
+            self.counted.late_granted += late
         return await self._passed_on(request)
 
     def _is_expired(self, request: web.Request) -> bool:
@@ -71,10 +80,16 @@ class RationedStore:
         old = bool(key) and f"Credential={key}/" in request.headers.get("Authorization", "")
         return old and self.counted.granted >= self._ration.expires_after
 
-    def _take(self) -> bool:
-        if not self._ration.per_second:
-            return True
+    def _is_late(self) -> bool:
         now = time.monotonic()
+        self._first = self._first or now
+        return now - self._first >= self._ration.begins_after + self._ration.known_after
+
+    def _take(self) -> bool:
+        now = time.monotonic()
+        if not self._ration.per_second or now - self._first < self._ration.begins_after:
+            return True
+        self._filled = self._filled or now
         earned = (now - self._filled) * self._ration.per_second
         self._tokens, self._filled = min(self._ration.per_second, self._tokens + earned), now
         if self._tokens < 1:

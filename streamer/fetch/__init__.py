@@ -2,6 +2,7 @@
 
 plan.py        which ranges a chunk needs (pure)
 window.py      how many at once (pure)
+pacing.py      how many per second, where a store limits that (pure)
 retry.py       whether and when again (pure)
 gate.py        who is next, bounded in requests and bytes
 transfer.py    one range over tries

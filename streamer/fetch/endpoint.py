@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from contextlib import suppress
 
 from streamer.config import FetchConfig
@@ -11,12 +13,15 @@ from streamer.fetch import hedge
 from streamer.fetch.clock import Clock
 from streamer.fetch.gate import Gate
 from streamer.fetch.hedge import HedgeBudget, Sampled
+from streamer.fetch.pacing import Pacing
 from streamer.fetch.retry import RetryTokens, asked_seconds
 from streamer.fetch.statistics import Tally
 from streamer.fetch.window import LATENCY_INFLATION, WindowControl, size_class
 from streamer.manifest.model import Extent
 from streamer.store.base import ObjectStore
 from streamer.store.urls import shown
+
+logger = logging.getLogger(__name__)
 
 # Credentials are renewed once for all the requests that were refused together.
 _REFRESH_SECONDS = 1.0
@@ -47,6 +52,7 @@ class Endpoint:
         self.time = self.clock.time
         self.store = store
         self.control = WindowControl(config.window_start, config.window_min, config.window_max)
+        self.pacing = Pacing(lambda: self.control.climbing, self.time())
         self.gate = Gate(self.control.size)
         self.tokens = RetryTokens()
         self.budget = HedgeBudget(config.hedge_requests_share, config.hedge_bytes_share)
@@ -59,10 +65,10 @@ class Endpoint:
         self.newest_answered = float("-inf")
         # When the youngest of those that were served was sent.
         self.newest_served = float("-inf")
+        self._told_limit = False
         self._outage_seconds = config.outage_seconds
         self._hedging = config.hedge
         self._first_byte: dict[int, Sampled] = {}
-        self._pushback = float("-inf")
         self._refreshed = float("-inf")
         self._probed = float("-inf")
 
@@ -84,26 +90,26 @@ class Endpoint:
         """A request went through in `seconds`, just `now`."""
         self.last_success = now
         self.newest_served = max(self.newest_served, now - seconds)
-        self.tokens.succeeded()
+        self.tokens.give_back(1)
         self.control.finished(now, seconds, length, contended=self.gate.contended)
-        self._resize()
+        self.pacing.served(now - seconds, now)
+        self._apply()
 
-    def failed(self, error: StreamerError) -> None:
-        """A request failed; pushback lowers the window, Retry-After closes it for a while."""
+    def failed(self, error: StreamerError, sent: float) -> None:
+        """A request that was sent at `sent` failed; a refusal may lower the rate, Retry-After stops all for a while."""
         if not isinstance(error, ThrottledError):
             return
-        self._pushback = now = self.time()
-        self.control.refused(now)
+        self.pacing.refused(sent, self.time())
         if pause := asked_seconds(error):
             self.gate.close_until(self.clock.loop.time() + pause)
-        self._resize()
+        self._apply()
 
     def may_duplicate(self, length: int) -> bool:
         """Decides on a duplicate (or an early end) of `length` bytes and pays for it."""
-        now = self.time()
+        inflation = self.control.inflation_at(self.time())
         return (
             self._hedging
-            and hedge.worthwhile(inflation=self.control.inflation_at(now), seconds_since_pushback=now - self._pushback)
+            and hedge.worthwhile(inflation=inflation, limited=self.pacing.limited)
             and self.budget.take(length)
         )
 
@@ -180,7 +186,17 @@ class Endpoint:
             self._refreshed = self.time()
             await self.store.refresh()
 
-    def _resize(self) -> None:
+    def _apply(self) -> None:
+        """Hands what control and pacing decided to the gate."""
+        self.gate.per_second = self.pacing.per_second
+        if not self._told_limit and self.pacing.measured_limit < math.inf:
+            self._told_limit = True
+            logger.warning(
+                "%s permits about %.0f requests/s and refuses more (429 or 503): it is asked no faster. Samples in tar "
+                "files need fewer requests than objects of their own",
+                shown(self.root),
+                self.pacing.measured_limit,
+            )
         if self.gate.limit != self.control.size:
             self.gate.resize(self.control.size)
 

@@ -164,6 +164,7 @@ class Fetcher:
             outpaced=tally.outpaced,
             failures=tally.failures,
             window=sum(endpoint.control.size for endpoint in endpoints),
+            limited_per_second=sum(endpoint.pacing.per_second for endpoint in endpoints if endpoint.pacing.limited),
             in_flight=sum(endpoint.gate.used for endpoint in endpoints),
             waiting=sum(endpoint.gate.waiting for endpoint in endpoints) + self._memory.waiting,
             reserved_bytes=self._memory.used,

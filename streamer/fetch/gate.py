@@ -8,6 +8,7 @@ less; among equals the line that is due first. Nothing is kept free: a job that 
 from __future__ import annotations
 
 import asyncio
+import math
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable
@@ -26,6 +27,8 @@ def nobody() -> str:
 # (2026-11-22).
 _FEW_LINES = 8
 _FRESH_SECONDS = 0.05
+# Timers are late by a millisecond or more, and a loop that is busy by tens: a rate is kept over as long as this.
+_CATCH_UP_SECONDS = 0.02
 
 
 class Line:
@@ -52,6 +55,9 @@ class Gate:
 
     Args:
         limit: how much may be used at once; may be changed by `resize`.
+
+    Attributes:
+        per_second: how many grants a second; inf: as many as fit.
     """
 
     def __init__(self, limit: int) -> None:
@@ -62,7 +68,9 @@ class Gate:
         self._lines: list[Line] = []
         self._queues: dict[str, list[Line]] = {}
         self._fresh_until = float("-inf")
-        self._closed_until = 0.0
+        self.per_second = math.inf
+        self._not_before = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._own_loop: asyncio.AbstractEventLoop | None = None
 
     def __repr__(self) -> str:
@@ -75,8 +83,8 @@ class Gate:
 
     @property
     def contended(self) -> bool:
-        """Whether somebody waits."""
-        return bool(self._lines)
+        """Whether the limit makes somebody wait, and not the rate."""
+        return bool(self._lines) and self.used >= self.limit
 
     async def acquire(self, line: Line, amount: int = 1) -> str:
         """Waits for `amount`; a cancelled waiter holds nothing.
@@ -85,7 +93,7 @@ class Gate:
             Whose share it was taken from, for `release`.
         """
         if not self._lines and self._fits(amount):
-            return self._take(amount, line.owner())
+            return self._granted(amount, line.owner())
         granted: asyncio.Future[str] = self._loop.create_future()
         self._join(line, granted, amount)
         self._grant()
@@ -114,9 +122,7 @@ class Gate:
 
     def close_until(self, moment: float) -> None:
         """Grants nothing before `moment` on the loop's clock (Retry-After)."""
-        if moment > self._closed_until:
-            self._closed_until = moment
-            self._loop.call_at(moment, self._grant)
+        self._not_before = max(self._not_before, moment)
 
     @property
     def _loop(self) -> asyncio.AbstractEventLoop:
@@ -126,9 +132,17 @@ class Gate:
         return self._own_loop
 
     def _fits(self, amount: int) -> bool:
-        if self._closed_until and self._loop.time() < self._closed_until:
-            return False
-        return self.used == 0 or self.used + amount <= self.limit
+        return self._is_open and (self.used == 0 or self.used + amount <= self.limit)
+
+    @property
+    def _is_open(self) -> bool:
+        return not self._not_before or self._loop.time() >= self._not_before
+
+    def _granted(self, amount: int, owner: str) -> str:
+        """Takes `amount`, and its turn."""
+        if self.per_second < math.inf:
+            self._not_before = max(self._not_before, self._loop.time() - _CATCH_UP_SECONDS) + 1.0 / self.per_second
+        return self._take(amount, owner)
 
     def _take(self, amount: int, owner: str) -> str:
         self.used += amount
@@ -159,7 +173,13 @@ class Gate:
             if not line.waiters:
                 self._lines.remove(line)
             if not granted.done():
-                granted.set_result(self._take(amount, line.owner()))
+                granted.set_result(self._granted(amount, line.owner()))
+        if self._lines and not self._is_open and self._timer is None:
+            self._timer = self._loop.call_at(self._not_before, self._open)
+
+    def _open(self) -> None:
+        self._timer = None
+        self._grant()
 
     def _next(self) -> Line:
         """The line whose turn it is; there is one."""

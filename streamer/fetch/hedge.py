@@ -34,7 +34,6 @@ COLD_SECONDS = 1.0
 COLD_LEAST_SECONDS = 0.5
 COLD_FACTOR = 4.0
 FULL_INFLATION = 1.5
-PUSHBACK_SECONDS = 5.0
 SOON_FACTOR = 2.0
 PATIENCE_LEAST_SECONDS = 2.0
 PATIENCE_FACTOR = 4.0
@@ -188,6 +187,6 @@ class HedgeBudget(msgspec.Struct):
         self.delay = max(self.delay * WON_DELAY, 1.0)
 
 
-def worthwhile(*, inflation: float, seconds_since_pushback: float) -> bool:
-    """Whether duplicates may help at all: the link has room and the store does not push back."""
-    return inflation <= FULL_INFLATION and seconds_since_pushback >= PUSHBACK_SECONDS
+def worthwhile(*, inflation: float, limited: bool) -> bool:
+    """Whether duplicates may help at all: the link has room and the store does not limit the rate of requests."""
+    return inflation <= FULL_INFLATION and not limited

@@ -22,7 +22,9 @@ _PERMANENT = (AccessDeniedError, ObjectNotFoundError, ObjectChangedError, Config
 _RETRIED_CLIENT_ERRORS = (408, 425, 429)
 
 # The token budget of aws-c-io's standard retry strategy: 500, a transient failure costs 10, a throttle 5, each
-# success pays 1 back. It bounds the extra load of an outage; the first tries of new requests need no token.
+# success pays 1 back, and a range that comes in after retries what its last retry cost. It bounds the extra load of an
+# outage; the first tries of new requests need no token. Without the last rule 5 % each of 503, resets and short bodies
+# spend it in 4 s, and each retry then waits 2 s (200 instead of 2,000 objects/s, 2026-11-22).
 CAPACITY_TOKENS = 500
 TRANSIENT_TOKENS = 10
 THROTTLE_TOKENS = 5
@@ -108,17 +110,17 @@ def within(seconds: float, failing_seconds: float, idle_seconds: float, least: f
 class RetryTokens(msgspec.Struct):
     """The budget of one endpoint: it bounds the extra load of an outage."""
 
-    tokens: float = CAPACITY_TOKENS
+    tokens: int = CAPACITY_TOKENS
 
-    def take(self, error: StreamerError) -> bool:
-        """Pays for a retry; False when the budget is spent: the retry then waits the longest pause."""
+    def take(self, error: StreamerError) -> int:
+        """Pays for a retry; returns the price. 0: the budget is spent, and the retry waits the longest pause."""
         throttled = isinstance(error, (ThrottledError, StoreTimeoutError))
         price = THROTTLE_TOKENS if throttled else TRANSIENT_TOKENS
         if self.tokens < price:
-            return False
+            return 0
         self.tokens -= price
-        return True
+        return price
 
-    def succeeded(self) -> None:
-        """A request went through: one token back."""
-        self.tokens = min(CAPACITY_TOKENS, self.tokens + 1)
+    def give_back(self, tokens: int) -> None:
+        """A request went through (1), or a range after retries (what its last retry cost)."""
+        self.tokens = min(CAPACITY_TOKENS, self.tokens + tokens)

@@ -25,6 +25,7 @@ class FetchStatistics:
         outpaced: bodies abandoned for being four times slower than the others.
         failures: ranges given up.
         window: requests allowed at once, over all endpoints.
+        limited_per_second: requests per second sent to endpoints that limit them, over all of those; 0: none does.
         in_flight: requests sent and not ended.
         waiting: requests and chunks that wait for the window or for memory.
         reserved_bytes: memory given to chunks that are fetched or not yet closed.
@@ -44,6 +45,7 @@ class FetchStatistics:
     outpaced: int
     failures: int
     window: int
+    limited_per_second: float
     in_flight: int
     waiting: int
     reserved_bytes: int

@@ -83,7 +83,9 @@ class Transfer:
         self._progressed = 0.0
         self._first_failure = 0.0
         self._last_failure = 0.0
+        self._sent = 0.0
         self._served = float("-inf")
+        self._paid_tokens = 0
         self._refreshed = False
         self._was_late = False
         self._fresh = False
@@ -104,6 +106,7 @@ class Transfer:
                 pause = await self._try()
                 if pause > 0.0:
                     await asyncio.sleep(pause)
+            self._endpoint.tokens.give_back(self._paid_tokens)
         finally:
             clock.end()
 
@@ -112,6 +115,7 @@ class Transfer:
         gate = self._endpoint.gate
         self._attempts += 1
         owner = await gate.acquire(self._fetch.line)
+        self._sent = self._endpoint.time()
         self._served = self._endpoint.newest_served
         try:
             attempt = Attempt(self._order(), self._fetch.group)
@@ -120,11 +124,7 @@ class Transfer:
             finally:
                 self._position += attempt.received
         except StreamerError as error:
-            pause = await self._recover(error)
-            if not isinstance(error, ThrottledError):
-                return pause
-            # What was refused keeps its place while it waits: another in its stead would be refused as well.
-            await asyncio.sleep(pause)
+            return await self._recover(error)
         finally:
             gate.release(owner=owner)
         return 0.0
@@ -183,7 +183,7 @@ class Transfer:
         """
         self._count_failure()
         self._count_stall(error)
-        self._endpoint.failed(error)
+        self._endpoint.failed(error, self._sent)
         self._fetch.tally.throttled += isinstance(error, ThrottledError)
         # Whoever refuses answers well: its connection is as good as another.
         self._fresh = not isinstance(error, ThrottledError)
@@ -241,7 +241,8 @@ class Transfer:
 
     def _pause(self, error: StreamerError) -> float:
         config = self._config
-        if self._endpoint.tokens.take(error):
+        if paid := self._endpoint.tokens.take(error):
+            self._paid_tokens = paid
             pause = pause_seconds(
                 self._fruitless, config.backoff_start_seconds, config.backoff_max_seconds, random.random()
             )

@@ -125,11 +125,11 @@ def test_price_of_a_large_one_is_what_is_under_way() -> None:
     assert not budget.take(64 << 20)
 
 
-def test_never_into_a_full_link_or_against_pushback() -> None:
-    """Off above 1.5 times the base latency and for 5 s after a 503."""
-    assert worthwhile(inflation=1.5, seconds_since_pushback=5.0)
-    assert not worthwhile(inflation=1.6, seconds_since_pushback=100.0)
-    assert not worthwhile(inflation=1.0, seconds_since_pushback=4.9)
+def test_never_into_a_full_link_or_against_a_limit() -> None:
+    """Off above 1.5 times the base latency and while the store limits the rate of requests."""
+    assert worthwhile(inflation=1.5, limited=False)
+    assert not worthwhile(inflation=1.6, limited=False)
+    assert not worthwhile(inflation=1.0, limited=True)
 
 
 @pytest.mark.parametrize(("sigma", "expected"), [(0.3, 0.15), (0.5, 0.2), (0.8, 0.33)])

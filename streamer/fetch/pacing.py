@@ -1,0 +1,284 @@
+"""How many requests per second one endpoint is sent, once it is known to limit them.
+
+A pure state machine; time is an argument. A store refuses requests (429, 503) for one of two reasons: by chance, a
+share of them at any rate, as S3 does with 0.1 to 1 %; or because they come faster than it permits. The refusals look
+the same, so a trial decides: for a moment only nine tenths of what was just served is sent. A limit then refuses
+nothing; chance refuses the same share as before. A limit is kept to; chance costs the retries of what was refused.
+
+Simulated with 30 ms latency and objects of 110 KB (2026-11-23): refusals by chance leave 0.92 to 1.0 of the rate at 1
+to 5 %, 0.83 to 1.0 at 20 %; limits of 100 to 3,500 requests/s are used to 0.93 to 1.0 with less than 1 % refused, and
+to 0.83 to 1.0 with 5 % chance on top. To shrink the number of requests in flight instead is too coarse: 200 requests/s
+are 6 in flight, so that one more is 17 %, and a slow answer counts as room (0.69 of the limit with 5 % chance on top).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+
+import msgspec
+
+INTERVAL_SECONDS = 0.25
+# Rates are measured over at least this many mean durations of a request: the first answers are those of quick ones.
+INTERVAL_DURATIONS = 4.0
+# A tally that shows nothing unusual becomes part of what is known as chance after this long.
+TALLY_SECONDS = 5.0
+# Refusals beyond chance that start a trial, as a share of the answers and in number. 1 % by chance is common.
+NOTICED_SHARE = 0.02
+NOTICED_REFUSALS = 8.0
+# While more and more requests are in flight anyway, each step tells as much as a trial: a limit refuses a third at the
+# next one. More than this share refused is a limit without waiting for it.
+CLIMBING_SHARE = 0.25
+# More is never taken for chance: a store that refuses this many is not helped by full speed.
+CHANCE_MOST = 0.4
+# Older answers fade: what is known as chance is an average over about this many.
+CHANCE_ANSWERS = 10_000
+# What was found to be chance is tried again after this long, then after twice as long: the trial may have been wrong.
+REPEAT_SECONDS = 30.0
+TRIAL_FACTOR = 0.9
+# Of a limit that was measured, what is sent.
+LIMIT_FACTOR = 0.97
+# A limit may rise, and the one that was measured included what the store allows in a burst.
+HOLD_SECONDS = 15.0
+RAISE_SECONDS = 2.0
+RAISE_FACTOR = 1.1
+# After a trial that found no limit, and after an outage, the rate doubles each interval.
+RESUME_FACTOR = 2.0
+# Sent to a store that refuses everything, to see when that ends.
+LEAST_PER_SECOND = 16.0
+# No store is asked as often: the same as no pace.
+MOST_PER_SECOND = 1e6
+
+
+class Verdict(enum.Enum):
+    """What a trial shows."""
+
+    CHANCE = "the same share is refused at another rate"
+    LIMIT = "no more is refused than by chance"
+    NEITHER = "the rate before the trial was not what the store permits: a burst, an outage"
+
+
+class Tally(msgspec.Struct):
+    """Answers to requests that were sent since a moment.
+
+    Attributes:
+        since: the moment.
+        served: requests that ended well.
+        refused: requests that were refused.
+        served_seconds: how long they took together.
+        refused_seconds: how long they took together.
+        looked_at: when it was last looked at.
+        served_then: by that moment.
+    """
+
+    since: float
+    served: int = 0
+    refused: int = 0
+    served_seconds: float = 0.0
+    refused_seconds: float = 0.0
+    looked_at: float = 0.0
+    served_then: int = 0
+
+    @property
+    def answers(self) -> int:
+        """Of both kinds."""
+        return self.served + self.refused
+
+    def served_lately(self, now: float) -> float:
+        """Per second, since the last look: before, what the store allows in a burst may have been served as well."""
+        if self.looked_at:
+            return (self.served - self.served_then) / max(now - self.looked_at, 1e-3)
+        return self._served_per_second(now)
+
+    def look(self, now: float) -> None:
+        """Remembers what was served by now."""
+        self.looked_at, self.served_then = now, self.served
+
+    def _served_per_second(self, now: float) -> float:
+        """Of an answer that takes a while, only requests sent that long ago can have been counted."""
+        return self.served / max(now - self.since - self._mean_seconds, 1e-3)
+
+    def refused_share(self, now: float) -> float:
+        """Of the requests: answers of each kind per second in which they could be counted."""
+        served = self._served_per_second(now)
+        refused = self.refused / max(now - self.since - self.refused_seconds / max(1, self.refused), 1e-3)
+        return refused / max(served + refused, 1e-9)
+
+    def complete(self, now: float) -> bool:
+        """Long enough for its rates to mean something."""
+        elapsed = now - self.since
+        return elapsed >= INTERVAL_SECONDS and elapsed >= INTERVAL_DURATIONS * self._mean_seconds
+
+    @property
+    def _mean_seconds(self) -> float:
+        return self.served_seconds / max(1, self.served)
+
+
+class Chance(msgspec.Struct):
+    """The share of the requests that is refused at any rate, and from how many answers it is known."""
+
+    share: float = 0.0
+    answers: float = 0.0
+
+    def learn(self, share: float, answers: int) -> None:
+        """Adds answers to the average."""
+        total = self.answers + answers
+        self.share += (share - self.share) * answers / max(total, 1.0)
+        self.answers = min(total, float(CHANCE_ANSWERS))
+
+    def excess(self, share: float, answers: int) -> float:
+        """Refusals among the answers that chance does not explain; 0 when they may well be chance."""
+        expected = self.share * answers
+        variance = expected + answers * expected / max(self.answers, 1.0)
+        excess = share * answers - expected
+        return excess if excess >= 3.0 * math.sqrt(variance) else 0.0
+
+
+class Pacing:
+    """The rate at which one endpoint is asked.
+
+    Args:
+        climbing: whether the number of requests in flight grows quickly just now.
+        now: the moment; all moments are of one clock.
+
+    Attributes:
+        per_second: requests to be sent per second; inf: as many as there are places for.
+        measured_limit: requests per second that the store was found to permit; inf: it limits nothing.
+    """
+
+    def __init__(self, climbing: Callable[[], bool], now: float) -> None:
+        self.per_second = self.measured_limit = math.inf
+        self._climbing = climbing
+        self._chance = Chance()
+        self._tally = Tally(now)
+        self._next_look = now
+        # The share refused before the running trial; None: there is none.
+        self._tried_share: float | None = None
+        self._repeat_at = now
+        self._repeat_seconds = REPEAT_SECONDS
+        self._raise_at = math.inf
+        self._raise_seconds = RAISE_SECONDS
+        self._raise_factor = RAISE_FACTOR
+
+    def __repr__(self) -> str:
+        state = "trial" if self._tried_share is not None else "limited" if self.limited else "open"
+        return f"Pacing({state}, per_second={self.per_second:.0f}, chance={self._chance.share:.3f})"
+
+    @property
+    def limited(self) -> bool:
+        """Whether requests are held back."""
+        return self.per_second < math.inf
+
+    def served(self, sent: float, now: float) -> None:
+        """A request that was sent at `sent` ended well."""
+        if sent >= self._tally.since:
+            self._tally.served += 1
+            self._tally.served_seconds += now - sent
+            self._look(now)
+
+    def refused(self, sent: float, now: float) -> None:
+        """A request that was sent at `sent` was answered 429 or 503."""
+        if sent >= self._tally.since:
+            self._tally.refused += 1
+            self._tally.refused_seconds += now - sent
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        if now < self._next_look or not self._tally.complete(now):
+            return
+        self._next_look = now + INTERVAL_SECONDS
+        tally = self._tally
+        if self._tried_share is not None:
+            self._judge(self._tried_share, now)
+        else:
+            self._watch(now)
+        tally.look(now)
+
+    def _watch(self, now: float) -> None:
+        """Looks for refusals that chance does not explain; otherwise learns, and raises a rate that is due for it."""
+        tally, share = self._tally, self._tally.refused_share(now)
+        if self._chance.share > NOTICED_SHARE and now >= self._repeat_at and not self.limited:
+            self._chance = Chance()
+        excess = self._chance.excess(share, tally.answers)
+        if excess >= NOTICED_REFUSALS and excess > NOTICED_SHARE * tally.answers:
+            if share > CLIMBING_SHARE + self._chance.share or not self._climbing():
+                self._try(share, now)
+            else:
+                self._tally = Tally(now)
+            return
+        if not tally.refused or now - tally.since >= TALLY_SECONDS:
+            self._learn(share, now)
+        if now >= self._raise_at:
+            self._raise(now)
+
+    def _try(self, share: float, now: float) -> None:
+        """Starts a trial."""
+        self._tried_share = share
+        self.per_second = max(TRIAL_FACTOR * self._tally.served_lately(now), LEAST_PER_SECOND)
+        self._tally = Tally(now)
+
+    def _judge(self, before: float, now: float) -> None:
+        """Ends the trial when it shows something.
+
+        Args:
+            before: the share that was refused before it.
+            now: the moment.
+        """
+        tally, share = self._tally, self._tally.refused_share(now)
+        predicted = (before - self._chance.share) * tally.answers
+        excess = (share - self._chance.share) * tally.answers
+        if max(predicted, excess) < NOTICED_REFUSALS:
+            return
+        verdict = _verdict(predicted, excess, share)
+        if verdict is Verdict.NEITHER:
+            self._try(share, now)
+            return
+        self._tried_share = None
+        if verdict is Verdict.LIMIT:
+            self._keep_to_limit(now)
+        else:
+            self._chance = Chance()
+            self._learn(share, now)
+            self._repeat_at, self._repeat_seconds = now + self._repeat_seconds, 2 * self._repeat_seconds
+            self._resume(now)
+
+    def _keep_to_limit(self, now: float) -> None:
+        if self.per_second <= LEAST_PER_SECOND:  # an outage that is over: nothing was measured
+            self._resume(now)
+            return
+        self.measured_limit = self.per_second / TRIAL_FACTOR
+        self.per_second = LIMIT_FACTOR * self.measured_limit
+        self._raise_at, self._raise_seconds, self._raise_factor = now + HOLD_SECONDS, RAISE_SECONDS, RAISE_FACTOR
+        self._tally = Tally(now)
+
+    def _resume(self, now: float) -> None:
+        """Back to full speed, quickly, but not at once: a limit shows before it is exceeded many times."""
+        self._raise_seconds, self._raise_factor = INTERVAL_SECONDS, RESUME_FACTOR
+        self._raise(now)
+
+    def _raise(self, now: float) -> None:
+        self.per_second *= self._raise_factor
+        self._raise_at = now + self._raise_seconds
+        if self.per_second > MOST_PER_SECOND:
+            self.per_second = self.measured_limit = self._raise_at = math.inf
+        self._tally = Tally(now)
+
+    def _learn(self, share: float, now: float) -> None:
+        self._chance.learn(share, self._tally.answers)
+        self._tally = Tally(now)
+
+
+def _verdict(predicted: float, excess: float, share: float) -> Verdict:
+    """What a trial shows.
+
+    Args:
+        predicted: refusals of the trial beyond known chance, if its share is that of before.
+        excess: those that there were.
+        share: of its requests that were refused.
+    """
+    if excess < predicted / 2:
+        return Verdict.LIMIT
+    if share <= CHANCE_MOST and abs(excess - predicted) <= 2.0 * math.sqrt(max(predicted, 0.0)) + 1.0:
+        return Verdict.CHANCE
+    return Verdict.NEITHER
