@@ -27,7 +27,7 @@ class ClientSettings:
         cache_bytes: limit for an engine started by this client; None lets it choose.
         storage_options: as fsspec takes them; sent to the engine, never logged.
         job: the same text for all ranks of a job; "" if nothing tells.
-        connect_seconds: how long an engine may stay away before it is an error.
+        connect_seconds: how long an engine that this client does not start may stay away before it is an error.
         token_file: holds what the engine asks for; read at each connect, so it may be renewed.
         grace_seconds: how long an engine started by this client stays after its last connection.
     """
