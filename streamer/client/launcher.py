@@ -171,7 +171,6 @@ def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
     configuration = {
         "cache_dir": str(settings.cache_dir),
         "cache_bytes": settings.cache_bytes,
-        "eviction": settings.eviction,
         "socket": str(settings.socket_path),
         "grace_seconds": settings.grace_seconds,
     }

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from streamer.config import Environment, Eviction, read_token
+from streamer.config import Environment, read_token
 from streamer.errors import ConfigError
 
 # sun_path has 108 bytes including the final zero (unix(7)).
@@ -36,7 +36,6 @@ class ClientSettings:
     runtime_dir: Path
     engine: str | None = None
     cache_bytes: int | None = None
-    eviction: Eviction = "hold"
     storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
     job: str = ""
     connect_seconds: float = 60.0

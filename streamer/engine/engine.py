@@ -70,7 +70,7 @@ class Engine:
             await stack.enter_async_context(self.fetchers)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             self.datasets = Datasets(self.cache.root, self.fetchers.access)
-            self.policy = CachePolicy(self.cache.limit_bytes, self.config.cache.eviction, settling=True)
+            self.policy = CachePolicy(self.cache.limit_bytes, settling=True)
             self.pump = Pump(self.policy, self.sessions, Pages(self.cache, tasks), self._loop)
             self.flights = self.pump.flights = Flights(self.cache, self.fetchers, tasks, self.pump.landed)
             self.indexing = Indexing(self)

@@ -38,9 +38,7 @@ def on_event(event, arguments):
 if "streamer.service" in sys.orig_argv:
     with open({starts!r}, "a") as starts:
         starts.write("started\\n")
-    number = sum(1 for _ in open({starts!r}))
-    if number > {good_starts}:
-        crash() if {event!r} == "start" else sys.addaudithook(on_event)
+    crash() if {event!r} == "start" else sys.addaudithook(on_event)
 """
 
 
@@ -52,10 +50,10 @@ class Saboteur:
         self._starts = folder / "starts.txt"
         self._monkeypatch = monkeypatch
 
-    def crash(self, event: str, fragment: str = "", good_starts: int = 0) -> None:
-        """Engines after the first `good_starts` are killed at an audit event whose first argument has a fragment."""
+    def crash(self, event: str, fragment: str = "") -> None:
+        """Every engine from now on is killed at an audit event whose first argument has a fragment; or at its start."""
         self._folder.mkdir()
-        names = {"event": event, "fragment": fragment, "good_starts": good_starts, "starts": str(self._starts)}
+        names = {"event": event, "fragment": fragment, "starts": str(self._starts)}
         (self._folder / "sitecustomize.py").write_text(_CRASH.format(**names))
         self._monkeypatch.syspath_prepend(str(self._folder))
 
