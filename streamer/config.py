@@ -118,9 +118,6 @@ class EngineConfig:
     silent_seconds: float = 60.0
     # Look-ahead covers the tail of the latency: 2 x p99.9 at full link speed.
     lookahead_bytes: int = 512 * MiB
-    lookahead_chunks: int = 64
-    # An index that would take longer than this is not built in passing.
-    index_limit_seconds: float = 600.0
     # What a service serves and with which credentials; empty: any url, with the options that the client sends.
     datasets: tuple[DatasetConfig, ...] = ()
     service: ServiceConfig = field(default_factory=lambda: ServiceConfig())

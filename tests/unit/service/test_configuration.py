@@ -90,6 +90,8 @@ def test_options_count_more_than_variables_and_these_more_than_the_file(tmp_path
         ("[fetch]\nwindow_max = 2.5", "window_max"),
         ("[cache]\neviction = 'lru'", "eviction"),
         ("[cache]\nlayers = 3", "layers"),
+        ("[engine]\nlookahead_chunks = 64", "lookahead_chunks"),
+        ("[engine]\nindex_limit_seconds = 60", "index_limit_seconds"),
         ("[[datasets]]\nurl = 's3://b/'\nsecret = 'x'", "secret"),
         ("[[datasets]]\nstorage_options = {}", "url"),
         ("[[datasets]]\nurl = 's3://b/'\nstorage_options = 3", "storage_options"),
