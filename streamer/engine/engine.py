@@ -15,7 +15,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import Self
 
 from streamer.cache.chunk_cache import ChunkCache
@@ -99,18 +99,6 @@ class Engine:
         await self.cache.measure()
         self.limit_changed(self.cache.limit_bytes)
         return digest
-
-    async def expect(self, digest: str, options: Mapping[str, object]) -> None:
-        """A session of a manifest's data is likely to come: opens what its first chunk needs.
-
-        To open a store, import its client and find its address takes 16 ms, which an engine that was just started has
-        now, while the client makes its order (2026-11-22). What cannot be opened is the session's error.
-        """
-        with suppress(StreamerError):
-            dataset = self.datasets.get(digest, options)
-            async with self.fetchers.of(dataset.options) as fetcher:
-                for url in dataset.manifest.urls:
-                    await fetcher.store(url).prepare()
 
     async def read(self, digest: str, options: Mapping[str, object], chunk: int, span: tuple[int, int]) -> bytes:
         """The chunk-local bytes `[start, stop)` straight from the store, for looking at a sample."""
