@@ -18,7 +18,8 @@ from streamer.config import MiB, format_bytes
 from streamer.engine.shelf import Shelf
 from streamer.errors import CacheError, ManifestError, ObjectNotFoundError
 from streamer.formats import chunkfile
-from streamer.manifest import Manifest, export_files, install_files
+from streamer.manifest.table import Manifest
+from streamer.manifest.transfer import export_files, install_files
 from streamer.manifest.model import Extent, ObjectRecord
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class Indexing:
         if (known := self.shelf.find(request.source, listing)) is not None:
             return known
         # Only here: an engine that finds its manifests starts 8 ms sooner.
-        from streamer.formats import chooser
+        from streamer.formats.choosing import chooser
         from streamer.manifest.build import BuildOptions, build
 
         await self._check_cost(request, lister, fetcher, report)
@@ -203,7 +204,7 @@ class Indexing:
 
     async def _check_cost(self, request: ManifestRequest, lister: _Recorder, fetcher: Fetcher, report: Report) -> None:
         """Says what the index costs; refuses one that takes too long in passing."""
-        from streamer.formats import chooser
+        from streamer.formats.choosing import chooser
 
         total = sum(record.size for record in lister.records)
         chosen = chooser(request.format)(record.url for record in lister.records)
