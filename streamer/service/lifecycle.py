@@ -22,6 +22,7 @@ from pathlib import Path
 from streamer.cgroup import usable_cores
 from streamer.config import EngineConfig
 from streamer.engine.engine import Engine
+from streamer.engine.maintenance import maintained
 from streamer.errors import CacheError, ConfigError, StreamerError
 from streamer.fetch.allocator import collect_rarely, keep_freed_memory
 from streamer.service.admission import group_id
@@ -92,7 +93,7 @@ class Life:
             os.umask(0o022)
         with _only_engine(config.cache.directory, LOCK_SECONDS + config.service.drain_seconds):
             self._phases.end("lock")
-            async with Engine(config) as engine, asyncio.TaskGroup() as tasks:
+            async with Engine(config) as engine, maintained(engine), asyncio.TaskGroup() as tasks:
                 self._phases.end("cache")
                 server = Server(config, engine, tasks, self._leave.set)
                 async with serving(config.service.http, server.statistics, self._not_ready):
