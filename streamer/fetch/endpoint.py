@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from contextlib import suppress
 
 from streamer.config import FetchConfig
@@ -189,7 +188,7 @@ class Endpoint:
     def _apply(self) -> None:
         """Hands what control and pacing decided to the gate."""
         self.gate.per_second = self.pacing.per_second
-        if not self._told_limit and self.pacing.measured_limit < math.inf:
+        if self.pacing.confirmations >= 2 and not self._told_limit:
             self._told_limit = True
             logger.warning(
                 "%s permits about %.0f requests/s and refuses more (429 or 503): it is asked no faster. Samples in tar "

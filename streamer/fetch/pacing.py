@@ -145,10 +145,12 @@ class Pacing:
     Attributes:
         per_second: requests to be sent per second; inf: as many as there are places for.
         measured_limit: requests per second that the store was found to permit; inf: it limits nothing.
+        confirmations: trials that found a limit since one last found chance.
     """
 
     def __init__(self, climbing: Callable[[], bool], now: float) -> None:
         self.per_second = self.measured_limit = math.inf
+        self.confirmations = 0
         self._climbing = climbing
         self._chance = Chance()
         self._tally = Tally(now)
@@ -238,6 +240,7 @@ class Pacing:
         if verdict is Verdict.LIMIT:
             self._keep_to_limit(now)
         else:
+            self.confirmations = 0
             self._chance = Chance()
             self._learn(share, now)
             self._repeat_at, self._repeat_seconds = now + self._repeat_seconds, 2 * self._repeat_seconds
@@ -248,6 +251,7 @@ class Pacing:
             self._resume(now)
             return
         self.measured_limit = self.per_second / TRIAL_FACTOR
+        self.confirmations += 1
         self.per_second = LIMIT_FACTOR * self.measured_limit
         self._raise_at, self._raise_seconds, self._raise_factor = now + HOLD_SECONDS, RAISE_SECONDS, RAISE_FACTOR
         self._tally = Tally(now)

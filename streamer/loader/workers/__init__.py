@@ -1,0 +1,1 @@
+"""Worker processes and threads, and the process that they are forked from."""

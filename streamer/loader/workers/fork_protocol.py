@@ -1,0 +1,157 @@
+"""The messages between a rank and its fork server: datagrams, with descriptors beside them; no pickles.
+
+The rank has one control socket, and a socket of its own for each pool of workers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TypeVar
+
+import msgspec
+
+# Below the kernel's default limit for one datagram (net.core.wmem_default = 212,992 bytes on Linux).
+MESSAGE_BYTES = 1 << 17
+# The socket of a pool, or the descriptors of a worker.
+_DESCRIPTORS = 4
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What a fork server is told at its start.
+
+    Attributes:
+        parent: pid of the rank.
+        path: the rank's `sys.path`.
+        modules: to be imported before the first worker is forked.
+    """
+
+    parent: int
+    path: list[str]
+    modules: list[str]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where workers are to run: as the rank does when it makes their pool.
+
+    Attributes:
+        folder: the working directory.
+        path: `sys.path`.
+        environment: all variables.
+    """
+
+    folder: str
+    path: list[str]
+    environment: dict[str, str]
+
+
+class Import(msgspec.Struct, frozen=True, tag=True):
+    """Import these modules before the next worker is forked (control socket)."""
+
+    modules: list[str]
+
+
+class Connect(msgspec.Struct, frozen=True, tag=True):
+    """Serve another pool; its socket and its `Place` (a memory file) come with the message (control socket)."""
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Fork a worker; its channel and its status page come with the message.
+
+    Attributes:
+        number: of the worker, unique in its pool's life.
+        row: its row of the status page.
+        rows: how many that page has.
+    """
+
+    number: int
+    row: int
+    rows: int
+
+
+class Kill(msgspec.Struct, frozen=True, tag=True):
+    """End a worker by SIGKILL."""
+
+    number: int
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """A worker was forked."""
+
+    number: int
+    pid: int
+
+
+class Exited(msgspec.Struct, frozen=True, tag=True):
+    """A worker has ended.
+
+    Attributes:
+        number: of the worker.
+        code: its exit code, or minus the signal that ended it.
+        peak_bytes: its largest resident size.
+    """
+
+    number: int
+    code: int
+    peak_bytes: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A worker was not forked: forks of this server would not be safe.
+
+    Attributes:
+        number: of the worker.
+        reason: which module made it so, and how.
+    """
+
+    number: int
+    reason: str
+
+
+Control = Import | Connect
+Request = Start | Kill
+Reply = Started | Exited | Refused
+CONTROL: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
+REQUEST: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+REPLY: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_Message = TypeVar("_Message")
+
+
+def send(end: socket.socket, message: Control | Request | Reply, descriptors: list[int] | None = None) -> bool:
+    """Sends a message; False: the other end is gone."""
+    try:
+        socket.send_fds(end, [msgspec.msgpack.encode(message)], descriptors or [], socket.MSG_NOSIGNAL)
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    return True
+
+
+def receive(end: socket.socket, decoder: msgspec.msgpack.Decoder[_Message]) -> tuple[_Message, list[int]] | None:
+    """The next message with its descriptors; None: the other end is gone.
+
+    Args:
+        end: the socket.
+        decoder: of the messages that arrive there.
+
+    Raises:
+        BlockingIOError: the socket does not block, and nothing is there.
+    """
+    try:
+        raw, descriptors, _, _ = socket.recv_fds(end, MESSAGE_BYTES, _DESCRIPTORS)
+    except ConnectionResetError:
+        return None
+    return (decoder.decode(raw), descriptors) if raw else None
+
+
+def memory_file(name: str, content: msgspec.Struct) -> int:
+    """Writes settings to nameless memory; returns its descriptor. They may be larger than a datagram."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.pwrite(descriptor, msgspec.msgpack.encode(content), 0)
+    return descriptor
+
+
+def read_memory_file(descriptor: int) -> bytes:
+    """Reads it whole, and closes it."""
+    content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    os.close(descriptor)
+    return content

@@ -1,0 +1,285 @@
+"""The fork server of a rank: imports what workers need, once, and forks them.
+
+`python -P -m streamer.loader.workers.fork_server_main CONTROL SETTINGS`, both descriptors. It never runs user code but
+for the top level of modules, has one thread, no connection and no CUDA context. It ends with its rank: at the end of
+the control socket, or by PR_SET_PDEATHSIG in the middle of an import. Its workers end with it in the same way.
+
+A module may start threads or open sockets when it is imported: a fork would copy locks that nothing releases, or share
+a connection. Then no worker is forked; the rank starts them as new interpreters instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterable
+
+import msgspec
+
+from streamer.loader.workers.fork_protocol import (
+    CONTROL,
+    REQUEST,
+    Connect,
+    Exited,
+    Import,
+    Kill,
+    Place,
+    Refused,
+    Reply,
+    Settings,
+    Start,
+    Started,
+    read_memory_file,
+    receive,
+    send,
+)
+
+_PR_SET_PDEATHSIG = 1
+# What nearly every worker needs.
+_ALWAYS = ("numpy", "streamer.loader.samples", "streamer.loader.worker_main")
+
+
+class Pool:
+    """The workers of one loader.
+
+    Attributes:
+        end: the socket to the rank.
+        place: where they run.
+        pids: of those that live, by number.
+    """
+
+    def __init__(self, end: socket.socket, place: Place) -> None:
+        self.end = end
+        self.place = place
+        self.pids: dict[int, int] = {}
+
+    def say(self, reply: Reply) -> None:
+        """Tells the rank; one that is gone is noticed by the end of its socket."""
+        send(self.end, reply)
+
+    def kill(self, numbers: Iterable[int]) -> None:
+        """Ends workers that were not reaped yet, so that their pids are theirs."""
+        for number in numbers:
+            if (pid := self.pids.get(number)) is not None:
+                os.kill(pid, signal.SIGKILL)
+
+
+class Imports:
+    """What was imported, and whether a fork is still safe.
+
+    Attributes:
+        unsafe: why it is not; "" while it is.
+    """
+
+    def __init__(self) -> None:
+        self.unsafe = ""
+        self._sockets = _sockets()
+
+    def add(self, modules: Iterable[str]) -> None:
+        """Imports modules. One that fails is left to the worker, which reports the error."""
+        for name in modules:
+            try:
+                importlib.import_module(name)
+            except BaseException:  # noqa: BLE001 - also SystemExit: a script without a guard that ends its process
+                if os.environ.get("STREAMER_LOG") == "debug":
+                    traceback.print_exc()
+            self.unsafe = self.unsafe or self._danger(name)
+        # Pages that the collector does not touch stay shared: 49 instead of 93 MB a worker with torch (2026-11-22).
+        gc.collect()
+        gc.freeze()
+
+    def probe(self) -> None:
+        """Asks a child whether CUDA would work there: initialised in the parent, it does not."""
+        if self.unsafe or "torch" not in sys.modules:
+            return
+        child = os.fork()
+        if child == 0:
+            os._exit(bool(sys.modules["torch"].cuda._is_in_bad_fork()))
+        if os.waitpid(child, 0)[1]:
+            self.unsafe = "a module initialises CUDA when it is imported"
+
+    def _danger(self, name: str) -> str:
+        if (threads := len(os.listdir("/proc/self/task"))) > 1:
+            return f"importing {name} starts {threads - 1} thread(s)"
+        return f"importing {name} opens a socket" if _sockets() > self._sockets else ""
+
+
+def _sockets() -> int:
+    """How many descriptors of this process are sockets."""
+    found = 0
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            found += os.readlink(f"/proc/self/fd/{entry}").startswith("socket:")
+        except FileNotFoundError:  # the descriptor of the listing itself
+            continue
+    return found
+
+
+class ForkServer:
+    """Serves one rank until its control socket ends.
+
+    Args:
+        control: to the rank.
+        imports: what is imported already.
+    """
+
+    def __init__(self, control: socket.socket, imports: Imports) -> None:
+        self._control = control
+        self._imports = imports
+        self._pools: dict[int, Pool] = {}
+        # Readable when a child has ended.
+        self._ended, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._poll.register(self._ended, select.POLLIN)
+
+    def serve(self) -> None:
+        """Serves; returns when the rank is gone."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        while True:
+            for ready, _ in self._poll.poll():
+                if ready == self._ended:
+                    os.read(self._ended, 4096)
+                    self._reap()
+                elif ready == self._control.fileno():
+                    if not self._obey():
+                        return
+                elif ready in self._pools:
+                    self._attend(self._pools[ready])
+
+    def _obey(self) -> bool:
+        """One message of the control socket; False: the rank is gone."""
+        if (received := receive(self._control, CONTROL)) is None:
+            return False
+        message, descriptors = received
+        if isinstance(message, Import):
+            self._imports.add(message.modules)
+            self._imports.probe()
+        elif isinstance(message, Connect):
+            end, place = descriptors
+            pool = Pool(socket.socket(fileno=end), msgspec.msgpack.decode(read_memory_file(place), type=Place))
+            self._pools[end] = pool
+            self._poll.register(end, select.POLLIN)
+        return True
+
+    def _attend(self, pool: Pool) -> None:
+        """One message of a pool; when its socket has ended its workers end, too."""
+        if (received := receive(pool.end, REQUEST)) is None:
+            self._poll.unregister(pool.end)
+            del self._pools[pool.end.fileno()]
+            pool.kill(list(pool.pids))
+            pool.end.close()
+            return
+        message, descriptors = received
+        if isinstance(message, Start):
+            self._start(pool, message, descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif isinstance(message, Kill):
+            pool.kill([message.number])
+
+    def _start(self, pool: Pool, start: Start, descriptors: list[int]) -> None:
+        if self._imports.unsafe:
+            pool.say(Refused(start.number, self._imports.unsafe))
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(server, pool.place, start, descriptors)
+        pool.pids[start.number] = pid
+        pool.say(Started(start.number, pid))
+
+    def _reap(self) -> None:
+        numbers = {pid: (pool, number) for pool in self._pools.values() for number, pid in pool.pids.items()}
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in numbers:
+                pool, number = numbers[pid]
+                del pool.pids[number]
+                pool.say(Exited(number, os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10))
+
+    def _become_worker(self, server: int, place: Place, start: Start, descriptors: list[int]) -> None:
+        """Never returns: no code of this process's own may run after a worker's."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            end_with_parent(server)
+            self._close_all()
+            _settle(place)
+            from streamer.loader import worker_main
+
+            worker_main.serve(start.row, start.rows, *descriptors)
+            code = 0
+        except BaseException:  # noqa: BLE001 - the rank sees the process end
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _close_all(self) -> None:
+        self._control.close()
+        for pool in self._pools.values():
+            pool.end.close()
+        os.close(self._ended)
+        os.close(self._wakeup)
+
+
+def _settle(place: Place) -> None:
+    """Makes a fork of this process what a new process of the rank's would be."""
+    gc.enable()
+    os.environ.clear()
+    os.environ.update(place.environment)
+    if place.folder:
+        os.chdir(place.folder)
+    sys.path[:] = place.path
+    # Python reseeds its own generator after a fork; all forks would draw the same from the others.
+    sys.modules["numpy"].random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.random.default_generator.seed()
+        # This process has imported with one thread, whatever the variable says.
+        torch.set_num_threads(int(place.environment.get("OMP_NUM_THREADS") or 1))
+
+
+def end_with_parent(parent: int) -> None:
+    """Ends this process with the thread that started it, even in the middle of an import or a transform."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def main() -> None:
+    """Runs the server of the command line."""
+    control, settings = map(int, sys.argv[1:])
+    told = msgspec.msgpack.decode(read_memory_file(settings), type=Settings)
+    # Ctrl-C is the rank's to handle. It starts this process with the signal blocked.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    end_with_parent(told.parent)
+    sys.path[:] = told.path
+    os.set_inheritable(control, False)
+    gc.disable()
+    imports = Imports()
+    imports.add([*_ALWAYS, *told.modules])
+    imports.probe()
+    ForkServer(socket.socket(fileno=control), imports).serve()
+
+
+if __name__ == "__main__":
+    main()

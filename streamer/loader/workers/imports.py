@@ -1,0 +1,86 @@
+"""Which modules user code needs, found without running it."""
+
+from __future__ import annotations
+
+import pickletools
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Iterator
+
+import cloudpickle  # type: ignore[import-untyped]
+
+# A fork server has these, or must not have them.
+_EXCLUDED = frozenset(["__main__", "__mp_main__", "builtins", "sys"])
+_LIBRARIES = tuple(filter(None, map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))))
+
+
+def needed_modules(objects: Iterable[object]) -> list[str]:
+    """Finds the modules that the objects need where they are unpickled and called.
+
+    Only what this process has imported itself is considered, so that nothing is imported in vain. Found are: modules
+    and attributes that the pickle refers to; those that a function imports in its body, where its code is part of the
+    pickle or of a module that the pickle refers to and that is no installed library.
+
+    Args:
+        objects: transforms, collate functions, decoders. What cannot be pickled needs nothing.
+
+    Returns:
+        Names of modules, in the order in which this process imported them.
+    """
+    words: set[str] = set()
+    for thing in objects:
+        words.update(_words(thing))
+    referred = _imported(words)
+    inside = {word for name in referred if not _is_library(name) for word in _imported_by_functions(name)}
+    names = {name for name in referred | _imported(inside) if not name.startswith("streamer.")}
+    order = {name: at for at, name in enumerate(sys.modules)}
+    return sorted(names - _EXCLUDED, key=order.__getitem__)
+
+
+def _words(thing: object) -> Iterator[str]:
+    """All texts of an object's pickle: names of modules and attributes are among them."""
+    try:
+        # Out of band: a transform may carry gigabytes of arrays, which name no modules.
+        pickled = cloudpickle.dumps(thing, protocol=5, buffer_callback=lambda _: None)
+    except Exception:  # noqa: BLE001 - the error is reported when the object is sent
+        return
+    for opcode, argument, _ in pickletools.genops(pickled):
+        if isinstance(argument, str):
+            yield from argument.split(" ") if opcode.name == "GLOBAL" else (argument,)
+
+
+def _imported(words: Iterable[str]) -> set[str]:
+    """The words that are names of modules which can be imported elsewhere."""
+    modules = ((word, sys.modules.get(word)) for word in words)
+    return {word for word, module in modules if getattr(module, "__spec__", None) is not None}
+
+
+def _is_library(name: str) -> bool:
+    file = getattr(sys.modules[name], "__file__", None)
+    return not file or file.startswith(_LIBRARIES)
+
+
+def _imported_by_functions(name: str) -> Iterator[str]:
+    """What the functions and methods of a module import when they are called."""
+    for value in list(vars(sys.modules[name]).values()):
+        for code in _codes(value, name):
+            yield from code.co_names
+
+
+def _codes(value: object, module: str) -> Iterator[types.CodeType]:
+    value = getattr(value, "__func__", value)
+    if getattr(value, "__module__", None) != module:
+        return
+    if isinstance(value, types.FunctionType):
+        yield from _nested(value.__code__)
+    elif isinstance(value, type):
+        for member in list(vars(value).values()):
+            yield from _codes(member, module)
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _nested(constant)
