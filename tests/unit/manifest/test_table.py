@@ -8,15 +8,16 @@ import tarfile
 import numpy as np
 import pytest
 
-from streamer import formats
 from streamer.errors import ManifestCorruptError, ManifestError, ManifestVersionError
+from streamer.formats import choosing
+from streamer.manifest.checks import open_verified
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.table import Manifest
 
 
 def opened(manifest, store) -> dict[str, dict[str, bytes]]:
     """Every sample by key, read through chunks and offsets."""
-    kind = formats.find_format(manifest.format)
+    kind = choosing.find_format(manifest.format)
     found = {}
     for c in range(manifest.chunks):
         chunk = manifest.chunk(c)
@@ -67,13 +68,13 @@ def test_locate_agrees_with_the_chunks(tar_manifest, file_manifest):
         assert [len(a) for a in manifest.locate(np.empty(0, np.int64))] == [0, 0, 0]
 
 
-def test_sample_extents_are_the_samples_bytes(tar_manifest, file_manifest, tars, files, store):
+def test_the_extents_of_a_sample_are_its_bytes(tar_manifest, file_manifest, tars, files, store):
     """One sample can be read from the store without its chunk."""
     for manifest, source in ((tar_manifest, store(tars)), (file_manifest, store(files))):
         for ordinal in range(0, manifest.samples, 13):
             chunk, start, stop = (int(a[0]) for a in manifest.locate(np.array([ordinal])))
             whole = source.bytes_of(manifest.chunk(chunk).extents)
-            assert source.bytes_of(manifest.sample_extents(ordinal)) == whole[start:stop]
+            assert source.bytes_of(manifest.chunk(chunk).extents_of(start, stop)) == whole[start:stop]
 
 
 def test_numbers_agree(tar_manifest, file_manifest):
@@ -157,7 +158,7 @@ def test_verify_finds_a_flipped_bit(tar_manifest):
     victim.write_bytes(raw)
     Manifest.open(tar_manifest.path)
     with pytest.raises(ManifestCorruptError, match=r"samples-00000\.arrows: content has digest"):
-        Manifest.open(tar_manifest.path, verify=True)
+        open_verified(tar_manifest.path)
 
 
 def test_exchanged_tables(tar_manifest):
