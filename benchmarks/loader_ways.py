@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from streamer.loader import memory
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.stock import RingCollate
 from streamer.loader.testing import FakeDataset
 
 try:
@@ -285,7 +284,6 @@ WAYS: dict[str, Way] = {
     "ring+user": of_kind(ours),
     DRAWS: of_kind(partial(wrapped, Drawing)),
     TORCH: of_kind(partial(wrapped, BesideTorch)),
-    "stock+ring": of_kind(partial(stock, RingCollate())),
     "stock": of_kind(partial(stock, default_collate)),
     "stock+copy": of_kind(partial(stock, collate_copy)),
     "stock numpy": of_kind(partial(stock, collate_numpy)),
