@@ -14,7 +14,7 @@ import numpy.typing as npt
 from streamer.errors import ClosedError, StreamerError
 from streamer.loader.counters import LoaderStats, TrainerClock
 from streamer.loader.delivery import Delivery, Supply
-from streamer.loader.device import check_device, check_slots
+from streamer.loader.device import check_device
 from streamer.loader.epoch_iterator import EpochIterator
 from streamer.loader.pool import WorkerType
 from streamer.loader.provision import Provision
@@ -59,8 +59,6 @@ class StreamingDataLoader:
         device: where batches are wanted; copies run on a stream of their own, two batches ahead. None: leave them
             where they are.
         device_transform: called with each batch on the device, e.g. `streamer.loader.device.Normalize`.
-        device_slots: batches of CUDA memory that are used again and again, instead of asking torch's allocator for each
-            batch; at least 4, one more for each batch that the training keeps. 0: none.
         collate_fn: list of samples -> batch; default: as `default_collate`. Runs in the workers.
         threads_per_worker: batches that each worker process makes at the same time, in threads: for transforms that
             release the GIL or wait for something. Same batches; each thread has a copy of the transform. Above 1 only
@@ -91,7 +89,6 @@ class StreamingDataLoader:
         drop_last: bool = False,
         device: str | torch.device | None = None,
         device_transform: Callable[[object], object] | None = None,
-        device_slots: int = 0,
         collate_fn: Collate | None = None,
         threads_per_worker: int = 1,
         worker_type: WorkerType = "process",
@@ -112,7 +109,6 @@ class StreamingDataLoader:
             drop_last=drop_last,
             device=check_device(device),
             device_transform=device_transform,
-            device_slots=check_slots(device_slots),
             collate_fn=collate_fn,
             span=span_of(prefetch_batches, crew),
             ring_bytes=ring_bytes_of(ring_bytes),

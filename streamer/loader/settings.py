@@ -42,7 +42,6 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
     drop_last: bool
     device: torch.device | None
     device_transform: Callable[[object], object] | None
-    device_slots: int
     collate_fn: Collate | None
     span: int
     ring_bytes: int
