@@ -126,7 +126,7 @@ def warmed_up(loader: StreamingDataLoader) -> Iterator[object]:
 
 def all_ready(loader: StreamingDataLoader) -> bool:
     pool = loader._supply.feeder._pool  # type: ignore[union-attr]
-    return not pool.missing and all(handle.ready for handle in pool.handles)
+    return not pool.missing and all(handle.ready for handle in pool.workers.values())
 
 
 def measure(batches: Iterator[object], pids: Callable[[], list[int]], count: int) -> tuple[Usage, Usage, float]:
