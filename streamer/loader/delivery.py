@@ -226,7 +226,7 @@ class InlineSupply:
         with kept_globals():
             loaded, watch = self._load(epoch, batch, self._story)
             stages = self._maker.stages(watch.lap(), clock)
-            content = self._maker.put_together(loaded.samples)
+            content = self._maker.put_together(loaded)
         stages = msgspec.structs.replace(stages, collate=watch.lap())
         self.counters.made(Made(0, 0, (0, 0), stages, 0, len(loaded.samples)))
         self._story.become(MADE)
