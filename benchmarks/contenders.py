@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.writer import checksums
 from streamer.config import CacheConfig, FetchConfig
-from streamer.fetch import Fetcher, collect_rarely, keep_freed_memory
+from streamer.fetch import Fetcher
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
+from streamer.process_memory import collect_rarely, keep_freed_memory
 from streamer.store import ObjectStore, open_store
 
 MiB = 1 << 20

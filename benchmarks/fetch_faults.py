@@ -30,7 +30,8 @@ from s3sim import S3_PROFILE, Simulator, simulator
 
 from streamer.config import FetchConfig
 from streamer.errors import StreamerError
-from streamer.fetch import Fetcher, keep_freed_memory
+from streamer.fetch import Fetcher
+from streamer.process_memory import keep_freed_memory
 from streamer.store import open_store
 
 MiB = 1 << 20

@@ -23,12 +23,11 @@ import msgspec
 from streamer.loader.board import Board
 from streamer.loader.control import Channel, Kind, Note, Payload
 from streamer.loader.worker import Opened, run
+from streamer.process_memory import keep_freed_memory
 
 _PR_SET_PDEATHSIG = 1
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# glibc gives freed memory back and faults it in again for every batch of samples above 128 KiB; a worker's heap
-# keeps what one batch needed instead (32 MiB: glibc's upper limit for the second).
-_KEEP_BYTES, _HEAP_BYTES = 1 << 30, 32 << 20
+# A worker's heap keeps what one batch needed.
+_KEPT_FREE_BYTES = 1 << 30
 # What nearly every payload needs: 50 ms that pass while the rank waits for its engine.
 _LIKELY = "streamer.loader.samples"
 
@@ -54,7 +53,7 @@ def main() -> None:
     number, board_descriptor, boot, end = map(int, sys.argv[1:])
     told: Boot = pickle.loads(read_whole(boot))  # noqa: S301 - from this process's own trainer (law 7)
     _follow_parent(told.parent)
-    _keep_heap()
+    keep_freed_memory(_KEPT_FREE_BYTES)
     _restore_paths(told)
     os.set_inheritable(board_descriptor, False)
     board = Board(told.workers, board_descriptor)
@@ -108,15 +107,6 @@ def _follow_parent(parent: int) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(0)
-
-
-def _keep_heap() -> None:
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:  # not glibc
-        return
-    mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)
-    mallopt(_M_MMAP_THRESHOLD, _HEAP_BYTES)
 
 
 def _restore_paths(boot: Boot) -> None:

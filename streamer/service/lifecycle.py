@@ -23,7 +23,7 @@ from streamer.cgroup import usable_cores
 from streamer.config import EngineConfig
 from streamer.engine.engine import Engine
 from streamer.errors import CacheError, ConfigError, StreamerError
-from streamer.fetch.allocator import collect_rarely, keep_freed_memory
+from streamer.process_memory import collect_rarely, keep_freed_memory
 from streamer.service.admission import group_id
 from streamer.service.limits import raise_descriptor_limit
 from streamer.service.notify import Notifier

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import random
+import resource
 import signal
 import statistics
 import subprocess
@@ -362,6 +363,22 @@ def test_workers_environment(monkeypatch):
         assert batch["threads"][0] == expected_threads
         assert batch["cwd"][0] == os.getcwd()
         assert batch["path"][0].split(os.pathsep) == [os.path.abspath(entry) for entry in sys.path]
+
+
+def page_faults(epoch: int, ordinal: int) -> object:
+    """Those of 8 MiB in pieces that glibc would give back to the kernel."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    pieces = [bytes(256 << 10) for _ in range(32)]
+    del pieces
+    return {"faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before}
+
+
+def test_a_worker_keeps_the_memory_that_a_sample_has_freed():
+    """2,000 faults while its heap grows, next to none afterwards."""
+    with StreamingDataLoader(FakeDataset(6, page_faults), 1, 1) as loader:
+        first, _, *later = (int(batch["faults"][0]) for batch in loader)
+    assert first > 1000
+    assert max(later) < 200
 
 
 def run_script(text: str, tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -10,7 +10,7 @@ import pytest
 # In a process of its own: the setting is for the whole process and cannot be taken back.
 ROUNDS = """
 import resource
-from streamer.fetch.allocator import keep_freed_memory
+from streamer.process_memory import keep_freed_memory
 
 kept = keep_freed_memory(256 << 20)
 faults = []
@@ -35,7 +35,7 @@ def test_second_body_costs_no_page_faults() -> None:
 
 RARELY = """
 import gc
-from streamer.fetch.allocator import collect_rarely
+from streamer.process_memory import collect_rarely
 
 gc.disable()
 collect_rarely()
