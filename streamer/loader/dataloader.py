@@ -16,18 +16,18 @@ from streamer.loader.counters import LoaderStats, TrainerClock
 from streamer.loader.delivery import Delivery, Supply
 from streamer.loader.device import check_device
 from streamer.loader.epoch_iterator import EpochIterator
-from streamer.loader.pool import WorkerType
+from streamer.loader.pool import WorkerStart, WorkerType
 from streamer.loader.provision import Provision
 from streamer.loader.report import Snapshot, StallReport, compare
 from streamer.loader.settings import (
     LoaderSettings,
     Pin,
     at_least,
-    crew_of,
     one_of,
     refuse_threads,
     ring_bytes_of,
     span_of,
+    worker_config,
 )
 from streamer.loader.skipping import OnError, SkipLedger, Skipped, SkipRules
 from streamer.loader.source import Collate, Preparable, PreparedStream
@@ -42,6 +42,7 @@ from streamer.loader.stall import (
     report_rules,
     snapshot,
 )
+from streamer.loader.workers.fork_server import fork_server
 
 if TYPE_CHECKING:
     import torch
@@ -72,6 +73,8 @@ class StreamingDataLoader:
         threads_per_worker: refused; a worker makes one batch at a time. Use more `num_workers`.
         worker_type: "process", or "thread" for threads of the trainer's own process: only `rng` is then reproducible,
             because the threads share the global generators, which are not seeded; and all of them call one transform.
+        worker_start: how worker processes start: "forkserver", forked in milliseconds from a process that has imported
+            the modules which your code needs, and sharing its memory; "spawn", as new interpreters.
         prefetch_batches: batches begun and not yet taken; default 8 per worker, at most 48.
         ring_bytes: memory of the ring; default a twentieth of the machine's, at most 2 GiB.
         timeout: seconds that one sample may take before its worker is replaced; 0: any time.
@@ -99,6 +102,7 @@ class StreamingDataLoader:
         collate_fn: Collate | None = None,
         threads_per_worker: None = None,
         worker_type: WorkerType = "process",
+        worker_start: WorkerStart = "forkserver",
         prefetch_batches: int | None = None,
         ring_bytes: int | str | None = None,
         timeout: float = 0,
@@ -110,15 +114,17 @@ class StreamingDataLoader:
     ) -> None:
         self.dataset = dataset
         refuse_threads(threads_per_worker)
-        crew = crew_of(num_workers, worker_type)
+        workers = worker_config(num_workers, worker_type, worker_start, (*dataset.user_code, collate_fn))
+        if workers is not None and workers.start == "forkserver" and workers.worker_type == "process":
+            fork_server(workers.modules)
         self._settings = LoaderSettings(
             batch_size=at_least("batch_size", batch_size, 1),
-            crew=crew,
+            workers=workers,
             drop_last=drop_last,
             device=check_device(device),
             device_transform=device_transform,
             collate_fn=collate_fn,
-            span=span_of(prefetch_batches, crew),
+            span=span_of(prefetch_batches, workers),
             ring_bytes=ring_bytes_of(ring_bytes),
             timeout=timeout,
             pin=pin,
@@ -152,7 +158,7 @@ class StreamingDataLoader:
     def __repr__(self) -> str:
         s, (epoch, batch) = self._settings, self._position
         state = "closed" if self._closed else f"epoch={epoch}, batch={batch}"
-        return f"StreamingDataLoader(batch_size={s.batch_size}, crew={s.crew}, {state})"
+        return f"StreamingDataLoader(batch_size={s.batch_size}, workers={s.workers}, {state})"
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch. Does not need the other ranks."""
@@ -222,7 +228,7 @@ class StreamingDataLoader:
         self._end_supply()
         self._compared, self._failure = False, None
         try:
-            self._provision.hire()
+            self._provision.start_workers()
             self._start = self._position = self._prepare().resume(state)
         except StreamerError as error:
             if not self.dataset.compares:
@@ -259,7 +265,7 @@ class StreamingDataLoader:
 
     def snapshot(self) -> Snapshot:
         """The counts of this moment, for `compare`; any thread."""
-        return snapshot(self.stats(), self._clock, self._supply, self._settings.crew)
+        return snapshot(self.stats(), self._clock, self._supply, self._settings.workers)
 
     def name_samples(self, report: StallReport) -> StallReport:
         """The report with the name of its slowest sample."""
@@ -346,7 +352,7 @@ class StreamingDataLoader:
 
     def _prepare_to_compare(self) -> PreparedStream:
         # Here: also that no worker can start on this rank is to be heard on all of them.
-        self._provision.hire()
+        self._provision.start_workers()
         if self._failure is not None:
             raise self._failure
         return self._prepare()

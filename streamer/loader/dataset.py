@@ -244,6 +244,11 @@ class StreamingDataset(IterableDataset[object]):
         return changed
 
     @property
+    def user_code(self) -> tuple[object, ...]:
+        """What of it runs in workers; for loaders."""
+        return self._opening.options.transform, self._opening.options.decode
+
+    @property
     def refreshes(self) -> bool:
         """Whether it is to be listed again before each epoch; for loaders."""
         return self._opening.options.on_change == "refresh"

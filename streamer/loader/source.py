@@ -7,7 +7,7 @@ batches an epoch has, and when the chunks of a batch are local.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -243,6 +243,11 @@ class PreparedStream(Protocol):
 
 class Preparable(Protocol):
     """What `StreamingDataLoader` asks of a dataset."""
+
+    @property
+    def user_code(self) -> Sequence[object]:
+        """What runs in workers: the modules that it needs are imported before they start."""
+        ...
 
     def prepare(self, batch_size: int, drop_last: bool) -> PreparedStream:
         """Does the I/O: finds the manifest, fixes the order. Of this rank alone."""

@@ -123,4 +123,5 @@ def test_the_dataset_has_these_methods():
         "skipped",
         "state_dict",
         "take_told_epoch",
+        "user_code",
     }
