@@ -30,7 +30,7 @@ from streamer.loader.settings import (
     worker_config,
 )
 from streamer.loader.skipping import OnError, SkipLedger, Skipped, SkipRules
-from streamer.loader.source import Collate, Preparable, PreparedStream
+from streamer.loader.source import Collate, Loadable, PreparedStream
 from streamer.loader.stall import (
     Headspace,
     OnReport,
@@ -92,7 +92,7 @@ class StreamingDataLoader:
 
     def __init__(
         self,
-        dataset: Preparable,
+        dataset: Loadable,
         batch_size: int = 1,
         num_workers: int = 0,
         *,
@@ -113,8 +113,9 @@ class StreamingDataLoader:
         on_report: OnReport | None = None,
     ) -> None:
         self.dataset = dataset
+        self._source = dataset._for_loader()
         refuse_threads(threads_per_worker)
-        workers = worker_config(num_workers, worker_type, worker_start, (*dataset.user_code, collate_fn))
+        workers = worker_config(num_workers, worker_type, worker_start, (*self._source.user_code, collate_fn))
         if workers is not None and workers.start == "forkserver" and workers.worker_type == "process":
             fork_server(workers.modules)
         self._settings = LoaderSettings(
@@ -177,7 +178,7 @@ class StreamingDataLoader:
             StreamerError: data set, order or state do not fit; on every rank, where torch.distributed is initialised.
         """
         self._check_usable()
-        if (told := self.dataset.take_told_epoch()) is not None:
+        if (told := self._source.take_told_epoch()) is not None:
             self.set_epoch(told)
         self._look_again()
         self._make_ready()
@@ -231,7 +232,7 @@ class StreamingDataLoader:
             self._provision.start_workers()
             self._start = self._position = self._prepare().resume(state)
         except StreamerError as error:
-            if not self.dataset.compares:
+            if not self._source.compares:
                 raise
             self._failure = error
         self._told, self._begun = False, None
@@ -320,10 +321,10 @@ class StreamingDataLoader:
         """Between epochs: a dataset that has changed is prepared and supplied anew."""
         if self._start[1]:
             return
-        if self._compared and self.dataset.refreshes:
-            self.dataset.refresh()
+        if self._compared and self._source.refreshes:
+            self._source.refresh()
         # Also where somebody else has called `refresh`: the user, or another loader of this data set.
-        if self._prepared is not None and self._edition != self.dataset.edition:
+        if self._prepared is not None and self._edition != self._source.edition:
             self._end_supply()
             self._prepared, self._compared = None, False
 
@@ -342,7 +343,7 @@ class StreamingDataLoader:
         return self._settings.skip_rules(self._prepare().skip_rules)
 
     def _compare(self) -> None:
-        self.dataset.compare(self._prepare_to_compare, "epoch {}, batch {}".format(*self._start))
+        self._source.compare(self._prepare_to_compare, "epoch {}, batch {}".format(*self._start))
         self._compared = True
         rules = self._skip_rules
         shared = self._prepare().shared_budget() if rules.on_error == "skip" else None
@@ -365,8 +366,8 @@ class StreamingDataLoader:
     def _prepare(self) -> PreparedStream:
         self._check_usable()
         if self._prepared is None:
-            self._edition = self.dataset.edition
-            self._prepared = self.dataset.prepare(self._settings.batch_size, self._settings.drop_last)
+            self._edition = self._source.edition
+            self._prepared = self._source.prepare(self._settings.batch_size, self._settings.drop_last)
         return self._prepared
 
     def _check_usable(self) -> None:

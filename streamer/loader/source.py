@@ -241,8 +241,16 @@ class PreparedStream(Protocol):
         ...
 
 
-class Preparable(Protocol):
-    """What `StreamingDataLoader` asks of a dataset."""
+class Loadable(Protocol):
+    """A dataset that `StreamingDataLoader` takes."""
+
+    def _for_loader(self) -> LoaderSide:
+        """What a loader needs of it and its user does not."""
+        ...
+
+
+class LoaderSide(Protocol):
+    """The side of a dataset that a loader uses."""
 
     @property
     def user_code(self) -> Sequence[object]:
@@ -272,7 +280,7 @@ class Preparable(Protocol):
         ...
 
     def take_told_epoch(self) -> int | None:
-        """The epoch that `set_epoch` of the data set has named since the last call."""
+        """The epoch that `set_epoch` of the dataset has named since the last call."""
         ...
 
     @property

@@ -273,6 +273,9 @@ class FakeDataset:
         self.edition = 0
         self.prepared: FakePrepared | None = None
 
+    def _for_loader(self) -> FakeDataset:
+        return self
+
     @property
     def user_code(self) -> tuple[object, ...]:
         """What makes samples."""
