@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from streamer import errors as errors
     from streamer.loader.dataloader import StreamingDataLoader as StreamingDataLoader
     from streamer.loader.dataset import StreamingDataset as StreamingDataset
-    from streamer.loader.device import DevicePrefetcher as DevicePrefetcher
+    from streamer.loader.device.prefetcher import DevicePrefetcher as DevicePrefetcher
 
 __version__ = VERSION
 
 _HOMES = {
     "StreamingDataset": "streamer.loader.dataset",
     "StreamingDataLoader": "streamer.loader.dataloader",
-    "DevicePrefetcher": "streamer.loader.device",
+    "DevicePrefetcher": "streamer.loader.device.prefetcher",
 }
 
 __all__ = ["DevicePrefetcher", "StreamingDataLoader", "StreamingDataset", "__version__", "errors"]

@@ -120,7 +120,7 @@ class _Bench:
         """
         from streamer.cli.link_meter import find_objects, measure_latency
         from streamer.cli.link_report import LinkFigures, best
-        from streamer.loader.options import absolute
+        from streamer.loader.rank.dataset_options import absolute
 
         url = absolute(self._arguments.url)
         store, client = self._open(url, "auto")

@@ -12,7 +12,7 @@ import pytest
 from streamer import StreamingDataLoader, StreamingDataset, errors
 from streamer.cli.exits import Exit
 from streamer.cli.frame import COMMANDS
-from streamer.loader.counters import LoaderStats
+from streamer.loader.stall.stats import LoaderStats
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = sorted(path.relative_to(DOCS) for path in DOCS.rglob("*.md"))
