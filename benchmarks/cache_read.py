@@ -29,10 +29,10 @@ from report import kept
 
 from streamer.cache.folder import Folder, open_folder
 from streamer.cache.writer import ChunkBytes, write_chunk
-from streamer.client.reader import ChunkReader, Wanted
+from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.indexing import ManifestRequest
+from streamer.engine.manifests import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.errors import StreamerError
 from streamer.formats.checksum import crc32

@@ -25,7 +25,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from streamer.cli.picture import Picture
+from streamer.cli.status_view import Picture
 from streamer.cli.top_command import render
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings

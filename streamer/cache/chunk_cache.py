@@ -17,15 +17,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.cache.accounts import CacheStatistics, Changes, Counters, Published
 from streamer.cache.catalog import Catalog
 from streamer.cache.catalog_row import CatalogRow
-from streamer.cache.contents import DatasetFiles, reconcile
-from streamer.cache.fallback import REFUSALS, Fallback
+from streamer.cache.disk_space import DiskSpace
+from streamer.cache.file_jobs import Turns, advise, in_thread, unlink_all
 from streamer.cache.folder import Folder, chunk_files, open_folder, open_layer
-from streamer.cache.space import DiskSpace
-from streamer.cache.table import charge
-from streamer.cache.threads import Turns, advise, in_thread, unlink_all
+from streamer.cache.policy.table import charge
+from streamer.cache.ram_fallback import REFUSALS, Fallback
+from streamer.cache.reconcile import DatasetFiles, reconcile
+from streamer.cache.statistics import CacheStatistics, Changes, Counters, Published
 from streamer.cache.verify import verify_file
 from streamer.cache.writer import Buffer, ChunkBytes, write_chunk
 from streamer.config import CacheConfig, format_bytes

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.cache.decision import Admit, Freed, Wait
-from streamer.cache.policy import CachePolicy
+from streamer.cache.policy.answers import Admit, Freed, Wait
+from streamer.cache.policy.cache_policy import CachePolicy
 
 Order = Callable[[int], NDArray[np.int64]]
 

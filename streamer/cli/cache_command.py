@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamer.cli.exits import Exit, explained
+from streamer.cli.exit_codes import Exit, explained
 from streamer.cli.terminal import Progress, Terminal
 from streamer.config import Environment, format_bytes
 from streamer.errors import CacheError

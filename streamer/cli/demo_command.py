@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from streamer.cli.exits import Exit
+from streamer.cli.exit_codes import Exit
 from streamer.cli.options import size
 from streamer.cli.terminal import Terminal
 from streamer.errors import ConfigError

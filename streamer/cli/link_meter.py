@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from streamer.errors import ConfigError, ObjectNotFoundError, StoreError
+from streamer.manifest.bounded_map import plain_errors
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.tasks import plain_errors
 from streamer.store import ObjectStore
 
 # A range that every store sends at once: what is left is the way there and back and the store's own time.

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamer.cli.exits import Exit
+from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_cache_dir, add_dataset, add_storage_options
 from streamer.cli.terminal import Terminal
 from streamer.config import format_bytes
@@ -164,7 +164,7 @@ def _draw(sample: dict[str, object], out: Path | None, terminal: Terminal) -> No
         _save(picture, out)
         terminal.line(f"written: {out}")
     elif picture is not None and terminal.out.isatty():
-        from streamer.cli.drawing import half_blocks
+        from streamer.cli.plots import half_blocks
 
         size = shutil.get_terminal_size()
         for line in half_blocks(picture, size.columns, min(size.lines - 2, _DRAWN_LINES)):

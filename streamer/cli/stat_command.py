@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
-from streamer.cli.engine_line import add_socket, engine_client
-from streamer.cli.exits import Exit
-from streamer.cli.picture import DATASET_HEADERS, SESSION_HEADERS, WORDS, Picture
+from streamer.cli.connect import add_socket, engine_client
+from streamer.cli.exit_codes import Exit
+from streamer.cli.status_view import DATASET_HEADERS, SESSION_HEADERS, WORDS, Picture
 from streamer.cli.terminal import Terminal
 
 HELP = "what an engine does, once"

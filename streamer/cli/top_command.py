@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from streamer.cli.engine_line import add_socket, engine_client
-from streamer.cli.exits import Exit
-from streamer.cli.picture import DATASET_HEADERS, SESSION_HEADERS, WORDS, Picture, Row
+from streamer.cli.connect import add_socket, engine_client
+from streamer.cli.exit_codes import Exit
+from streamer.cli.status_view import DATASET_HEADERS, SESSION_HEADERS, WORDS, Picture, Row
 from streamer.cli.terminal import Terminal
 
 if TYPE_CHECKING:

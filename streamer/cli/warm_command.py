@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamer.cli.exits import Exit
+from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_cache_dir, add_dataset, add_storage_options, size, size_or_auto
 from streamer.cli.terminal import Terminal
 from streamer.config import format_bytes

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from streamer.cache.folder import ROOT_ID, chunk_files, open_layer
 from streamer.cache.maintenance import export
-from streamer.cache.table import as_keys, charged_bytes, draw_ranks
+from streamer.cache.policy.table import as_keys, charged_bytes, draw_ranks
 from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule, Session, SessionSpec
 from streamer.config import MiB

@@ -23,7 +23,7 @@ from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.restarts import Restarts
 from streamer.client.settings import ClientSettings
 from streamer.errors import ConfigError, EngineUnavailableError
-from streamer.forks import unforked
+from streamer.fork_lock import unforked
 
 logger = logging.getLogger(__name__)
 

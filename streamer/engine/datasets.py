@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from streamer.engine.access import Access
+from streamer.engine.url_allowlist import Access
 from streamer.errors import ManifestError, StreamerError
 from streamer.formats import chunkfile
 from streamer.manifest.table import Manifest

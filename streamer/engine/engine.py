@@ -1,11 +1,13 @@
 """The engine: makes the chunks of all sessions local in time and keeps what the rule says.
 
-engine.py       its life, questions, sessions       session.py     one consumer: callbacks, pace, counts
-pump.py         asks, opens, launches               track.py       where a consumer is in its schedule
-flights.py      chunks on their way                 indexing.py    manifests for those who ask
-maintenance.py  what happens over time              pages.py       advice to the kernel
-rejects.py      chunks that readers found wrong     shelf.py       the manifests on the disk
-settling.py     the pause after a start             statistics.py  counters and levels
+engine.py             its life, requests, sessions         session.py           one consumer: callbacks, pace, counts
+scheduler.py          admits, opens, starts fetches        session_progress.py  a consumer's place in its schedule
+in_flight.py          chunks on their way                  fetchers.py          stores and fetchers by credentials
+manifests.py          manifests for those who ask          manifest_store.py    the manifests on the disk
+corruption_reports.py chunks that readers found wrong      page_cache.py        advice to the kernel
+maintenance.py        what happens over time               settling.py          the pause after a start
+datasets.py           opened manifests                     statistics.py        counters and levels
+url_allowlist.py      which urls clients may name
 """
 
 from __future__ import annotations
@@ -22,20 +24,20 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.cache.chunk_cache import ChunkCache
-from streamer.cache.policy import CachePolicy
-from streamer.cache.table import charged_bytes
+from streamer.cache.policy.cache_policy import CachePolicy
+from streamer.cache.policy.table import charged_bytes
 from streamer.config import EngineConfig, format_bytes
-from streamer.engine.access import Access
+from streamer.engine.corruption_reports import Rejects
 from streamer.engine.datasets import Dataset, Datasets
-from streamer.engine.flights import Flights
-from streamer.engine.indexing import Indexing, ManifestRequest, Report
-from streamer.engine.pages import Pages
-from streamer.engine.pump import Pump
-from streamer.engine.rejects import Rejects
+from streamer.engine.fetchers import Fetchers
+from streamer.engine.in_flight import Flights
+from streamer.engine.manifests import Indexing, ManifestRequest, Report
+from streamer.engine.page_cache import Pages
+from streamer.engine.scheduler import Pump
 from streamer.engine.session import EngineSession, SessionRequest, open_bytes
+from streamer.engine.session_progress import Columns
 from streamer.engine.settling import Settling
-from streamer.engine.stores import Fetchers
-from streamer.engine.track import Columns
+from streamer.engine.url_allowlist import Access
 from streamer.errors import CacheFullError, ConfigError, StreamerError
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from streamer.cache.upkeep import scrub, watch_free_space
+from streamer.cache.scrub import scrub, watch_free_space
 from streamer.engine.datasets import options_key
 from streamer.engine.engine import Engine
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.engine.datasets import Dataset
-from streamer.engine.track import Columns, Track
+from streamer.engine.session_progress import Columns, Track
 from streamer.errors import StateError, StreamerError
 
 # Weight of the newest measurement in the mean time of a step.

@@ -13,7 +13,7 @@ from zlib import adler32
 
 import msgspec
 
-from streamer.manifest.ports import Need
+from streamer.manifest.protocols import Need
 
 BLOCK = 512
 # Windows of 8 MiB: the best of cost and speed on object stores (DESIGN section 10).

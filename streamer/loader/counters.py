@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from streamer.client.glance import Finding
+from streamer.client.oneshot import Finding
 from streamer.loader.causes import DEVICE, HAND_OVER, Ledger, Recent, Trace
 from streamer.loader.control import Made
 

@@ -24,7 +24,7 @@ from streamer.loader.prepared import Identity, Prepared
 from streamer.loader.samples import SampleRecipe
 from streamer.loader.skipping import SkipRules
 from streamer.loader.source import PreparedStream
-from streamer.manifest.lease import open_held
+from streamer.manifest.reader_lock import open_held
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
 from streamer.order.quality import check_sample_shuffle, explain, lane_spread

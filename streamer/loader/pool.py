@@ -16,7 +16,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import msgspec
 
 from streamer.errors import ConfigError
-from streamer.forks import unforked
+from streamer.fork_lock import unforked
 from streamer.loader import memory
 from streamer.loader.board import Board, Doing
 from streamer.loader.control import Channel

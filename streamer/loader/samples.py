@@ -22,7 +22,7 @@ from streamer.loader.making import CachedBytes, Place, Sample, SampleMaker, Samp
 from streamer.loader.rows import Rows
 from streamer.loader.straight import StraightReader
 from streamer.loader.whole import WholeReader
-from streamer.manifest.lease import open_held
+from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
 from streamer.order.epoch import EpochOrder
 from streamer.order.plan import RankPlan

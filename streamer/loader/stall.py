@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from streamer.cgroup import usable_cores
-from streamer.client.glance import Finding
+from streamer.client.oneshot import Finding
 from streamer.errors import ConfigError
 from streamer.loader.causes import so_far
 from streamer.loader.counters import EngineView, TrainerClock, quantile

@@ -10,11 +10,11 @@ from typing import Literal
 import msgspec
 
 from streamer.errors import ConfigError, ManifestError
-from streamer.manifest.assemble import Rows, rows_of_containers, rows_of_objects
+from streamer.manifest.bounded_map import bounded_map
 from streamer.manifest.indexing import WINDOW_BYTES, Budget, Container, index_container
 from streamer.manifest.listing import Listing, list_objects
 from streamer.manifest.packing import Cut, choose_chunk_bytes, hash_keys, pack_objects
-from streamer.manifest.ports import (
+from streamer.manifest.protocols import (
     ChooseFormat,
     Estimate,
     Indexer,
@@ -27,8 +27,8 @@ from streamer.manifest.ports import (
     RangeReader,
 )
 from streamer.manifest.publish import publish
+from streamer.manifest.rows import Rows, rows_of_containers, rows_of_objects
 from streamer.manifest.table import Manifest
-from streamer.manifest.tasks import bounded_map
 
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):

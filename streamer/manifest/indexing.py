@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.manifest.bounded_map import plain_errors
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.packing import Cut, chunk_key, cut_object, cut_spans
-from streamer.manifest.ports import IndexedChunk, Indexer, Indexing, Need, OnChunk, RangeReader, Span
-from streamer.manifest.tasks import plain_errors
+from streamer.manifest.protocols import IndexedChunk, Indexer, Indexing, Need, OnChunk, RangeReader, Span
 
 # What an indexer asks for at a time; see formats/tar.py.
 WINDOW_BYTES = 8 << 20

@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.distinct import distinct
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
 from streamer.manifest.arrow import map_table
 from streamer.manifest.packing import hash_keys
 from streamer.manifest.staging import settle_file, workplace
 from streamer.manifest.table import Manifest
 from streamer.splitmix import GAMMA, fold, fold_each, mix
+from streamer.unique import unique
 
 Int64Array = NDArray[np.int64]
 _SUFFIX = ".arrows"
@@ -168,7 +168,7 @@ def _select(manifest: Manifest, where: Where) -> Int64Array:
     if where.indices is None:
         candidates = np.arange(manifest.samples, dtype=np.int64)
     else:
-        candidates = distinct(np.fromiter(where.indices, np.int64))
+        candidates = unique(np.fromiter(where.indices, np.int64))
         if len(candidates) and not 0 <= candidates[0] <= candidates[-1] < manifest.samples:
             raise ConfigError(
                 f"indices {candidates[0]}..{candidates[-1]} of {manifest.samples} samples",

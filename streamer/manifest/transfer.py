@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from streamer.errors import ManifestCorruptError
-from streamer.manifest.checks import open_verified
 from streamer.manifest.layout import ROOT_NAME, TABLE_SUFFIX, file_name, schemas
 from streamer.manifest.staging import settle, workplace
 from streamer.manifest.table import Manifest
+from streamer.manifest.validation import open_verified
 
 _NAME = re.compile(rf"[a-z]+-[0-9]{{5,9}}{re.escape(TABLE_SUFFIX)}")
 

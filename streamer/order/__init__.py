@@ -6,7 +6,7 @@ spec.py       what fixes an order; the automatic choice of lanes and window
 cut.py        chunks to lanes
 deal.py       pieces of a lane to groups: the moving window of open chunks
 epoch.py      positions to ordinals
-seats.py      positions of a batch to ranks
+rank_split.py positions of a batch to ranks
 schedule.py   chunks to batches: what the engine is told
 plan.py       one rank's epoch
 state.py      where a run is: a few numbers

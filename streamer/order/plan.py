@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from streamer.distinct import distinct
 from streamer.errors import ConfigError
 from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import Chunks, Flags, Integers
+from streamer.order.rank_split import Seating
 from streamer.order.schedule import Batches, Schedule, lane_needs, merge, run_needs
-from streamer.order.seats import Seating
+from streamer.unique import unique
 
 # Samples computed at once: a call costs ~0.7 ms for any small number (2 cores, 2026-11), so
 # batches below this are made in blocks; above it, nothing more is gained.
@@ -131,7 +131,7 @@ class RankPlan:
         if self.position(stop) <= self.order.samples:
             return []
         last = self.batch(stop - 1)
-        ordinals = distinct(last.ordinals[last.repeated])
+        ordinals = unique(last.ordinals[last.repeated])
         chunks = np.searchsorted(self.order.chunk_first, ordinals, side="right") - 1
         batch = np.full(len(chunks), stop - 1, dtype=np.int64)
         return [(chunks.astype(np.uint32), batch, batch)]

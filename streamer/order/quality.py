@@ -10,7 +10,7 @@ import numpy as np
 from streamer.config import format_bytes
 from streamer.errors import ConfigError
 from streamer.order.hashing import Integers
-from streamer.order.seats import Seating
+from streamer.order.rank_split import Seating
 from streamer.order.spec import OrderSpec
 
 # Below this a request per sample costs more time and money than it can be worth (DESIGN 6.10).

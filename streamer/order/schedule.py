@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from streamer.distinct import numbered
 from streamer.order.deal import slice_count
 from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import Chunks, Integers
+from streamer.unique import unique_inverse
 
 
 class Schedule(msgspec.Struct, frozen=True, eq=False):
@@ -77,13 +77,13 @@ def merge(needs: list[tuple[Chunks, Integers, Integers]]) -> Schedule:
         empty = np.empty(0, dtype=np.int64)
         return Schedule(empty.astype(np.uint32), empty, empty)
     chunk, first, last = (np.concatenate(column) for column in zip(*needs, strict=True))
-    unique, _, entry = numbered(chunk)
-    merged_first = np.full(len(unique), np.iinfo(np.int64).max)
-    merged_last = np.full(len(unique), -1)
+    chunks, _, entry = unique_inverse(chunk)
+    merged_first = np.full(len(chunks), np.iinfo(np.int64).max)
+    merged_last = np.full(len(chunks), -1)
     np.minimum.at(merged_first, entry, first)
     np.maximum.at(merged_last, entry, last)
-    arranged = np.lexsort((unique, merged_last, merged_first))
-    return Schedule(unique[arranged], merged_first[arranged], merged_last[arranged])
+    arranged = np.lexsort((chunks, merged_last, merged_first))
+    return Schedule(chunks[arranged], merged_first[arranged], merged_last[arranged])
 
 
 def run_needs(chunk_first: Integers, seats: slice, batches: Batches, samples: int) -> tuple[Chunks, Integers, Integers]:

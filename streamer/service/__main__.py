@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from streamer.service.phases import Phases
+from streamer.service.startup_timing import Phases
 
 
 def main() -> int:

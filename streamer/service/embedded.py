@@ -10,7 +10,7 @@ from pathlib import Path
 
 from streamer.config import CacheConfig, EngineConfig
 from streamer.errors import BrokenError, ConfigError, StreamerError
-from streamer.service.phases import Phases
+from streamer.service.startup_timing import Phases
 
 
 def serve(ready_fd: int, phases: Phases) -> int:

@@ -27,10 +27,10 @@ from streamer.errors import CacheError, ConfigError, StreamerError
 from streamer.fetch.allocator import collect_rarely, keep_freed_memory
 from streamer.service.admission import group_id
 from streamer.service.limits import raise_descriptor_limit
-from streamer.service.notify import Notifier
 from streamer.service.peer import Peer
-from streamer.service.phases import Phases
+from streamer.service.sd_notify import Notifier
 from streamer.service.server import Server
+from streamer.service.startup_timing import Phases
 from streamer.service.web import serving
 
 logger = logging.getLogger(__name__)

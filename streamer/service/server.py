@@ -24,9 +24,9 @@ from streamer.errors import (
 )
 from streamer.service.admission import Admission
 from streamer.service.limits import MAX_SESSIONS_PER_PEER, Limits
+from streamer.service.long_requests import Asker, Questions
 from streamer.service.peer import Peer
-from streamer.service.process import process_statistics
-from streamer.service.questions import Asker, Questions
+from streamer.service.process_stats import process_statistics
 from streamer.version import VERSION
 from streamer.wire.messages import (
     PROTOCOL,

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from streamer.cache.folder import open_folder, used_bytes
-from streamer.client.reader import ChunkReader, Wanted
+from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.indexing import ManifestRequest
+from streamer.engine.manifests import ManifestRequest
 from streamer.engine.session import SessionRequest
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import CacheError, StreamerError

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from streamer.config import CacheConfig, EngineConfig, FetchConfig
-from streamer.engine import stores
+from streamer.engine import fetchers
 from streamer.engine.engine import Engine
-from streamer.engine.indexing import ManifestRequest
+from streamer.engine.manifests import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.manifest.model import ObjectRecord
 from streamer.store.base import Take
@@ -75,7 +75,7 @@ class Rank:
 @pytest.fixture
 def store(monkeypatch) -> Counted:
     made = Counted()
-    monkeypatch.setattr(stores, "open_store", lambda *arguments: made)
+    monkeypatch.setattr(fetchers, "open_store", lambda *arguments: made)
     return made
 
 

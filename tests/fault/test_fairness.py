@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from streamer.config import CacheConfig, EngineConfig, FetchConfig
-from streamer.engine import stores
+from streamer.engine import fetchers
 from streamer.engine.engine import Engine
-from streamer.engine.indexing import ManifestRequest
+from streamer.engine.manifests import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.manifest.model import ObjectRecord
 from streamer.store.base import Take
@@ -107,7 +107,7 @@ async def at_rest(engine: Engine, link: Link) -> None:
 @pytest.fixture
 def link(monkeypatch) -> Link:
     made = Link()
-    monkeypatch.setattr(stores, "open_store", lambda *arguments: made)
+    monkeypatch.setattr(fetchers, "open_store", lambda *arguments: made)
     return made
 
 

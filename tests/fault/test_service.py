@@ -23,8 +23,8 @@ from streamer.config import CacheConfig, EngineConfig, ServiceConfig
 from streamer.engine.engine import Engine
 from streamer.errors import ServiceError
 from streamer.manifest.table import Manifest
+from streamer.service import long_requests
 from streamer.service import peer as peer_module
-from streamer.service import questions
 from streamer.service.limits import Limits
 from streamer.service.peer import Peer
 from streamer.service.server import Server
@@ -207,7 +207,7 @@ def test_who_does_not_read_is_dropped(make_service):
 
 def test_contents_that_nobody_takes_are_bounded_and_end(make_service, data, monkeypatch):
     """Fifty readers ask for a chunk over and over and do not read: together they hold at most the limit."""
-    monkeypatch.setattr(questions, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(long_requests, "ANSWER_SECONDS", 0.2)
     limits = Limits(peers=200, answer_bytes=2 << 20, question_bytes=1 << 20, schedule_bytes=1 << 20)
     service = make_service(limits)
     with service.client() as client:
@@ -365,7 +365,7 @@ def test_lease_time_stays_within_twice(make_service, data, monkeypatch, capsys):
     Two services, one lease at each in turn: whatever else the machine does, it does it to both.
     """
     more_descriptors()
-    monkeypatch.setattr(questions, "ANSWER_SECONDS", 600.0)
+    monkeypatch.setattr(long_requests, "ANSWER_SECONDS", 600.0)
     quiet, crowded = make_service(name="quiet"), make_service(name="crowded")
     alone, beside = Leaser(quiet, data), Leaser(crowded, data)
     chunk_bytes = int(beside.manifest.chunk_local_bytes[0])

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streamer.cache.policy import CachePolicy
+from streamer.cache.policy.cache_policy import CachePolicy
+from streamer.cache.policy.table import charged_bytes
 from streamer.cache.simulation import JobPlan, JobRun, Order, Simulation, lru_hit_rates
-from streamer.cache.table import charged_bytes
 from streamer.errors import CacheFullError
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)

@@ -15,9 +15,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from streamer.cache.decision import Admit, Freed, Hit, Wait
-from streamer.cache.policy import CachePolicy
-from streamer.cache.table import charge
+from streamer.cache.policy.answers import Admit, Freed, Hit, Wait
+from streamer.cache.policy.cache_policy import CachePolicy
+from streamer.cache.policy.table import charge
 from streamer.errors import CacheFullError
 
 DATASETS = {"a": 12, "b": 5, "c": 9}

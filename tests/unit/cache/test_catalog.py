@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from streamer.cache.catalog import Catalog
+from streamer.cache.catalog_database import PlainDisk
 from streamer.cache.catalog_row import CatalogRow, ForeignRowError
-from streamer.cache.plain_disk import PlainDisk
 from streamer.errors import CacheError
 
 KEY = bytes(range(16))

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from streamer.cache import chunk_cache as module
-from streamer.cache.accounts import Published
 from streamer.cache.catalog import Catalog
 from streamer.cache.catalog_row import CatalogRow
 from streamer.cache.chunk_cache import ChunkCache
+from streamer.cache.disk_space import FIXED_BYTES
 from streamer.cache.folder import Folder, used_bytes
 from streamer.cache.maintenance import export
-from streamer.cache.space import FIXED_BYTES
-from streamer.cache.table import charge
+from streamer.cache.policy.table import charge
+from streamer.cache.statistics import Published
 from streamer.cache.verify import verify_file
 from streamer.cache.writer import ChunkBytes, write_chunk
 from streamer.config import CacheConfig
@@ -192,7 +192,7 @@ async def test_memory_is_bounded_too(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What fits neither on the disk nor in memory is a typed error that names both; after an eviction it fits."""
-    monkeypatch.setattr("streamer.cache.fallback.FALLBACK_BYTES", charge(10_076))
+    monkeypatch.setattr("streamer.cache.ram_fallback.FALLBACK_BYTES", charge(10_076))
     real = write_chunk
 
     def refuse(chunk: ChunkBytes, folder: Folder) -> int:

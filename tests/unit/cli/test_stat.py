@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from streamer.cli import stat_command
-from streamer.cli.engine_line import found
-from streamer.cli.picture import Picture
+from streamer.cli.connect import found
+from streamer.cli.status_view import Picture
 from streamer.cli.terminal import Terminal
 from streamer.client.settings import ClientSettings
 from streamer.errors import EngineUnavailableError

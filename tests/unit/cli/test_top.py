@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from streamer.cli import top_command
-from streamer.cli.frame import build_parser
-from streamer.cli.picture import Picture
+from streamer.cli.main import build_parser
+from streamer.cli.status_view import Picture
 from streamer.cli.terminal import Terminal
 
 

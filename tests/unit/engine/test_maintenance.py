@@ -12,13 +12,13 @@ import pytest
 
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.indexing import ManifestRequest
 from streamer.engine.maintenance import remove_unused_once
+from streamer.engine.manifest_store import QUIET_SECONDS
+from streamer.engine.manifests import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
-from streamer.engine.shelf import QUIET_SECONDS
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import ManifestError
-from streamer.manifest.lease import open_held
+from streamer.manifest.reader_lock import open_held
 
 OBJECTS = 30
 
