@@ -1,11 +1,11 @@
-"""Chunks that their readers found wrong: dropped only when the engine finds them wrong, too.
+"""Reports of corrupt chunks: a chunk is dropped only when the engine finds it corrupt as well.
 
-A reject used to cost a fetch, whatever the truth: one trainer could make the engine fetch a good chunk for ever, and
-take it from all that share it. Now the engine reads the chunk's file itself, in a thread, one at a time:
+A report alone does not cost a fetch: otherwise one faulty trainer could make the engine fetch a good chunk for ever,
+and take it from all that share it. The engine reads the chunk's file itself, in a thread, one file at a time:
 
-    wrong, or not there    dropped and fetched again; given up after MAX_REJECTS wrong copies: the disk lies
-    right                  stays; the reader is told to read again, and gets an error after MAX_UNFOUNDED times: what
-                           it sees is not what the engine sees (another mount, bad memory)
+    corrupt, or missing    dropped and fetched again; after MAX_REJECTS corrupt copies the disk is reported
+    intact                 stays; the reader reads again, and gets an error after MAX_UNFOUNDED reports, because it
+                           does not see what the engine sees (another mount, bad memory)
 """
 
 from __future__ import annotations
@@ -23,44 +23,43 @@ from streamer.errors import IntegrityError
 
 logger = logging.getLogger(__name__)
 
-# A chunk that is wrong again after so many fresh copies is not the network's fault: the disk lies.
+# After this many corrupt copies of one chunk the disk is at fault, not the network.
 MAX_REJECTS = 3
-# So often a session may be wrong about one chunk, and about all of them together.
+# Unfounded reports that one session may send, about one chunk and in total.
 MAX_UNFOUNDED = 3
 MAX_UNFOUNDED_IN_ALL = 32
-# A chunk found right is not read again for this long, and rejects in this time count once: several workers of a rank
-# report one wrong copy, the last of them when the next copy is there already.
-PROVED_SECONDS = 0.25
+# A chunk found intact is not read again for this long, and reports in this time count once: several workers of a rank
+# report one corrupt copy, the last of them when the next copy is there already.
+VERIFIED_SECONDS = 0.25
 
 
-class _Reject(msgspec.Struct):
+class _Report(msgspec.Struct):
     session: EngineSession
     chunk: int
     reason: str
     times: int = 1
 
 
-class Rejects:
-    """Judges rejects in the order they come. Owned by the engine, on its loop.
+class CorruptionReports:
+    """Checks reported chunks in the order of the reports. Owned by the engine, on its loop.
 
     Args:
         cache: whose files are read.
-        forget: called with the key of a chunk that is wrong: it leaves the policy and its file goes; False: it was not
-            local.
-        kick: called when a session may go on.
+        forget: removes a corrupt chunk from the policy and its file from the disk; returns False if it was not local.
+        wake: called when a session may continue.
         now: the engine's clock, in seconds.
-        tasks: where files are read.
+        tasks: runs the checks.
 
     Attributes:
-        dropped: copies found wrong, by key.
-        unfounded: rejects of chunks that were right.
+        dropped: corrupt copies, by key.
+        unfounded: reports about chunks that are intact.
     """
 
     def __init__(
         self,
         cache: ChunkCache,
         forget: Callable[[bytes], bool],
-        kick: Callable[[], None],
+        wake: Callable[[], None],
         now: Callable[[], float],
         tasks: asyncio.TaskGroup,
     ) -> None:
@@ -68,18 +67,21 @@ class Rejects:
         self.unfounded = 0
         self._cache = cache
         self._forget = forget
-        self._kick = kick
+        self._wake = wake
         self._tasks = tasks
         self._now = now
-        self._waiting: dict[tuple[str, int], _Reject] = {}
-        self._judge_task: asyncio.Task[None] | None = None
-        self._proved: dict[bytes, float] = {}
+        self._waiting: dict[tuple[str, int], _Report] = {}
+        self._check_task: asyncio.Task[None] | None = None
+        self._verified: dict[bytes, float] = {}
 
     def __repr__(self) -> str:
-        return f"Rejects(dropped={self.dropped.total()}, unfounded={self.unfounded}, waiting={len(self._waiting)})"
+        return (
+            f"CorruptionReports(dropped={self.dropped.total()}, unfounded={self.unfounded}, "
+            f"waiting={len(self._waiting)})"
+        )
 
-    def hear(self, session: EngineSession, chunk: int, reason: str) -> None:
-        """A reader found a chunk wrong. Its session hears `judged` when the engine has looked.
+    def report(self, session: EngineSession, chunk: int, reason: str) -> None:
+        """A reader found a chunk corrupt. `acknowledge` of its session follows once the engine has checked it.
 
         Raises:
             ManifestError: there is no such chunk.
@@ -88,57 +90,57 @@ class Rejects:
         if (known := self._waiting.get((session.name, chunk))) is not None:
             known.times += 1
             return
-        if not session.track.holds(chunk):  # it has read on meanwhile
-            session.judged(1)
-            self._kick()
+        if not session.progress.holds(chunk):  # it has read on meanwhile
+            session.acknowledge(1)
+            self._wake()
             return
-        self._waiting[session.name, chunk] = _Reject(session, chunk, reason)
-        if self._judge_task is None:
-            self._judge_task = self._tasks.create_task(self._judge_all(), name="rejects")
+        self._waiting[session.name, chunk] = _Report(session, chunk, reason)
+        if self._check_task is None:
+            self._check_task = self._tasks.create_task(self._check_all(), name="rejects")
 
     def damaged(self, key: bytes) -> None:
-        """A chunk that nobody reads now was found wrong: it goes, and is fetched again when it is needed."""
+        """Drops a corrupt chunk; it is fetched again when it is needed."""
         if self._forget(key):
             self.dropped[key] += 1
 
     def stop(self) -> None:
-        """Judges no more; idempotent."""
-        if self._judge_task is not None:
-            self._judge_task.cancel()
+        """Ends the checks; idempotent."""
+        if self._check_task is not None:
+            self._check_task.cancel()
 
-    async def _judge_all(self) -> None:
+    async def _check_all(self) -> None:
         try:
             while self._waiting:
-                await self._judge(next(iter(self._waiting.values())))
+                await self._check(next(iter(self._waiting.values())))
         finally:
-            self._judge_task = None
+            self._check_task = None
 
-    async def _judge(self, reject: _Reject) -> None:
+    async def _check(self, reject: _Report) -> None:
         session, key = reject.session, reject.session.dataset.key(reject.chunk)
         right = await self._is_right(session, key, reject)
         del self._waiting[session.name, reject.chunk]
         if session.failed is None and session.is_open:
             if not right:
                 self._found_wrong(reject, key)
-            session.judged(reject.times)
-            self._kick()
+            session.acknowledge(reject.times)
+            self._wake()
 
-    async def _is_right(self, session: EngineSession, key: bytes, reject: _Reject) -> bool:
+    async def _is_right(self, session: EngineSession, key: bytes, reject: _Report) -> bool:
         if not session.is_open:
             return True
         now = self._now()
-        self._proved = {known: at for known, at in self._proved.items() if now - at < PROVED_SECONDS}
-        if key in self._proved:
+        self._verified = {known: at for known, at in self._verified.items() if now - at < VERIFIED_SECONDS}
+        if key in self._verified:
             return True
         expected_bytes = int(session.dataset.file_bytes[reject.chunk])
         if self._cache.length(key) not in (0, expected_bytes) or not await self._cache.verify(key):
             return False
-        self._proved[key] = self._now()
+        self._verified[key] = self._now()
         self.unfounded += 1
         self._count_unfounded(reject)
         return True
 
-    def _found_wrong(self, reject: _Reject, key: bytes) -> None:
+    def _found_wrong(self, reject: _Report, key: bytes) -> None:
         session, chunk = reject.session, reject.chunk
         logger.warning("%s rejects chunk %d (%s): %s", session.request.consumer, chunk, key.hex(), reject.reason)
         self.damaged(key)
@@ -150,9 +152,9 @@ class Rejects:
                     where=str(self._cache.root),
                 )
             )
-        session.track.lost(chunk, broken=True)
+        session.progress.lost(chunk, broken=True)
 
-    def _count_unfounded(self, reject: _Reject) -> None:
+    def _count_unfounded(self, reject: _Report) -> None:
         session, chunk = reject.session, reject.chunk
         session.unfounded[chunk] += 1
         times = session.unfounded[chunk]

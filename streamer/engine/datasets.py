@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from streamer.engine.url_allowlist import Access
+from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import ManifestError, StreamerError
 from streamer.formats import chunkfile
 from streamer.manifest.table import Manifest
@@ -59,12 +59,12 @@ class Datasets:
 
     Args:
         root: the cache folder.
-        access: which of them are served, and with which storage options.
+        allowlist: which of them are served, and with which storage options.
     """
 
-    def __init__(self, root: Path, access: Access) -> None:
+    def __init__(self, root: Path, allowlist: UrlAllowlist) -> None:
         self._root = root
-        self._access = access
+        self._allowlist = allowlist
         self._open: dict[str, Dataset] = {}
 
     def __len__(self) -> int:
@@ -85,9 +85,9 @@ class Datasets:
             if not folder.is_dir():
                 raise ManifestError(f"no manifest {digest} in {self._root}; ask for it by url or manifest= first")
             manifest = Manifest.open(folder)
-            known = self._open[digest] = Dataset(manifest, self._access.options(manifest.urls, options))
-        elif options or self._access.held:
-            known.options = self._access.options(known.manifest.urls, options)
+            known = self._open[digest] = Dataset(manifest, self._allowlist.options(manifest.urls, options))
+        elif options or self._allowlist.restricted:
+            known.options = self._allowlist.options(known.manifest.urls, options)
         known.touched = True
         return known
 
@@ -101,12 +101,12 @@ class Datasets:
         for dataset in self._open.values():
             dataset.touched = False
 
-    def reload(self, access: Access) -> None:
+    def reload(self, allowlist: UrlAllowlist) -> None:
         """Other credentials: open datasets take them over; one that is not served any more fails at its next fetch."""
-        self._access = access
-        for dataset in self._open.values() if access.held else ():
+        self._allowlist = allowlist
+        for dataset in self._open.values() if allowlist.restricted else ():
             with suppress(StreamerError):
-                dataset.options = access.options(dataset.manifest.urls, {})
+                dataset.options = allowlist.options(dataset.manifest.urls, {})
 
     def all(self) -> list[Dataset]:
         """Every dataset that is open."""

@@ -1,8 +1,8 @@
 """One fetcher per set of storage options: datasets with the same credentials share windows and connections.
 
 All of them share one budget of memory: with one each, an engine for ten sets of credentials took ten times its own.
-Credentials are renewed every few hours, and each renewal is another set: a fetcher that nobody has used for a while is
-closed.
+Credentials are renewed every few hours, and each renewal is another set: a fetcher that has not been used for a while
+is closed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Self
 
 from streamer.config import FetchConfig
 from streamer.engine.datasets import options_key
-from streamer.engine.url_allowlist import Access
+from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import StreamerError
 from streamer.fetch import Fetcher
 from streamer.fetch.memory import Memory
@@ -33,8 +33,8 @@ _NOT_SUMMED = ("_seconds", "reserved_bytes", "reserved_peak_bytes")
 _LEVELS = ("window", "in_flight", "waiting", "_seconds", "reserved_bytes", "reserved_peak_bytes")
 
 
-class _Lent:
-    """A fetcher, how many use it now, and whether anybody has since the last look."""
+class _Pooled:
+    """A fetcher, how many users it has, and whether it was used since the last check."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self.fetcher = fetcher
@@ -43,17 +43,17 @@ class _Lent:
 
 
 class Fetchers:
-    """Opens fetchers as they are needed, closes those that nobody needs. On the engine's loop, in its `async with`."""
+    """Opens fetchers as they are needed, closes unused ones. On the engine's loop, in its `async with`."""
 
-    def __init__(self, config: FetchConfig, access: Access) -> None:
-        self.access = access
+    def __init__(self, config: FetchConfig, allowlist: UrlAllowlist) -> None:
+        self.allowlist = allowlist
         self._config = config
         self._memory = Memory(config)
-        self._open: dict[str, _Lent] = {}
+        self._open: dict[str, _Pooled] = {}
         self._past: Counter[str] = Counter()
 
     def __repr__(self) -> str:
-        return f"Fetchers({[lent.fetcher for lent in self._open.values()]})"
+        return f"Fetchers({[pooled.fetcher for pooled in self._open.values()]})"
 
     def __len__(self) -> int:
         return len(self._open)
@@ -73,15 +73,15 @@ class Fetchers:
         """The fetcher for these storage options, open until the end of the block at least."""
         key = options_key(options)
         if key not in self._open:
-            self._open[key] = _Lent(Fetcher(self._config, partial(_open, options), self._memory))
+            self._open[key] = _Pooled(Fetcher(self._config, partial(_open, options), self._memory))
             await self._open[key].fetcher.__aenter__()
-        lent = self._open[key]
-        lent.users += 1
+        pooled = self._open[key]
+        pooled.users += 1
         try:
-            yield lent.fetcher
+            yield pooled.fetcher
         finally:
-            lent.users -= 1
-            lent.touched = True
+            pooled.users -= 1
+            pooled.touched = True
 
     def of_chunk(self, chunk: Chunk, options: Mapping[str, object]) -> AbstractAsyncContextManager[Fetcher]:
         """The fetcher for a chunk of a dataset with these options.
@@ -89,25 +89,25 @@ class Fetchers:
         Raises:
             AccessDeniedError: an object of the chunk is not served with them.
         """
-        self.access.check_chunk(chunk, options)
+        self.allowlist.check_chunk(chunk, options)
         return self.of(options)
 
     def close_idle(self, needed: Container[str]) -> None:
-        """Closes what nobody has used since the last call.
+        """Closes fetchers that were not used since the last call.
 
         Args:
             needed: keys of options (`options_key`) that stay.
         """
-        for key, lent in list(self._open.items()):
-            if not (lent.touched or lent.users or key in needed):
+        for key, pooled in list(self._open.items()):
+            if not (pooled.touched or pooled.users or key in needed):
                 self._close(key)
-            lent.touched = False
+            pooled.touched = False
 
     def statistics(self) -> dict[str, int | float]:
         """The counts and gauges of all fetchers: sums, the worst of the latencies, and the one memory."""
         total: dict[str, int | float] = {field.name: self._past[field.name] for field in fields(FetchStatistics)}
-        for lent in self._open.values():
-            for name, value in asdict(lent.fetcher.statistics()).items():
+        for pooled in self._open.values():
+            for name, value in asdict(pooled.fetcher.statistics()).items():
                 total[name] = max(total[name], value) if name.endswith(_NOT_SUMMED) else total[name] + value
         # Each counts those who wait for the memory that they share.
         total["waiting"] -= self._memory.gate.waiting * max(0, len(self._open) - 1)

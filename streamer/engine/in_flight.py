@@ -1,4 +1,4 @@
-"""Chunks on their way: one flight per chunk key, however many sessions wait for it."""
+"""Chunks in flight: one fetch per chunk key, however many sessions wait for it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from streamer.errors import BrokenError, CacheError, StreamerError
 
 logger = logging.getLogger(__name__)
 
-Landed = Callable[["Flight", StreamerError | None], None]
+Finished = Callable[["Fetch", StreamerError | None], None]
 
 
-class Passenger(msgspec.Struct):
-    """A session that waits for a flight, and the step at which it needs the chunk."""
+class Waiter(msgspec.Struct):
+    """A session that waits for a fetch, and the step at which it needs the chunk."""
 
     session: EngineSession
     chunk: int
     step: int
 
 
-class Flight(msgspec.Struct):
+class Fetch(msgspec.Struct):
     """One chunk between store and SSD.
 
     Attributes:
@@ -38,60 +38,62 @@ class Flight(msgspec.Struct):
     key: bytes
     dataset: Dataset
     chunk: int
-    passengers: list[Passenger] = msgspec.field(default_factory=list)
+    waiters: list[Waiter] = msgspec.field(default_factory=list)
     task: asyncio.Task[None] | None = None
     limit_bytes: int | None = None
 
     def owner(self) -> str:
-        """The job that needs it first; "" when all have left."""
-        first = min(self.passengers, key=lambda p: p.session.due_at(p.step), default=None)
+        """The job that needs it first; "" without waiters."""
+        first = min(self.waiters, key=lambda waiter: waiter.session.due_at(waiter.step), default=None)
         return "" if first is None else first.session.owner
 
     def due(self) -> float:
-        """When the first of its passengers needs it, on the loop's clock; the end of time when all have left."""
-        return min((p.session.due_at(p.step) for p in self.passengers), default=math.inf)
+        """When the first of its waiters needs it, on the loop's clock; infinity without waiters."""
+        return min((waiter.session.due_at(waiter.step) for waiter in self.waiters), default=math.inf)
 
 
-class Flights:
+class InFlight:
     """Fetches and publishes. Owned by the engine, on its loop.
 
     Args:
-        landed: called when a flight is over, with the error if it failed.
+        fetch_finished: called when a fetch is over, with the error if it failed.
     """
 
-    def __init__(self, cache: ChunkCache, fetchers: Fetchers, tasks: asyncio.TaskGroup, landed: Landed) -> None:
+    def __init__(
+        self, cache: ChunkCache, fetchers: Fetchers, tasks: asyncio.TaskGroup, fetch_finished: Finished
+    ) -> None:
         self._cache = cache
         self._fetchers = fetchers
         self._tasks = tasks
-        self._landed = landed
-        self._in_air: dict[bytes, Flight] = {}
+        self._finished = fetch_finished
+        self._fetches: dict[bytes, Fetch] = {}
         self._unlinking: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        return len(self._in_air)
+        return len(self._fetches)
 
-    def launch(self, key: bytes, passenger: Passenger, victims: Iterable[bytes] = ()) -> None:
-        """Starts the flight of a chunk; the files of `victims` are gone before it lands."""
+    def start(self, key: bytes, waiter: Waiter, victims: Iterable[bytes] = ()) -> None:
+        """Starts the fetch of a chunk; the files of `victims` are removed before it is published."""
         self.unlink(victims)
-        flight = Flight(key, passenger.session.dataset, passenger.chunk, [passenger])
-        self._in_air[key] = flight
-        flight.task = self._tasks.create_task(self._fly(flight), name=f"flight {key.hex()}")
+        fetch = Fetch(key, waiter.session.dataset, waiter.chunk, [waiter])
+        self._fetches[key] = fetch
+        fetch.task = self._tasks.create_task(self._run(fetch), name=f"fetch {key.hex()}")
 
-    def join(self, key: bytes, passenger: Passenger) -> bool:
-        """Adds a passenger to a flight under way; False: there is none."""
-        flight = self._in_air.get(key)
-        if flight is not None:
-            flight.passengers.append(passenger)
-        return flight is not None
+    def join(self, key: bytes, waiter: Waiter) -> bool:
+        """Adds a waiter to a running fetch; False: there is none."""
+        fetch = self._fetches.get(key)
+        if fetch is not None:
+            fetch.waiters.append(waiter)
+        return fetch is not None
 
     def leave(self, session: EngineSession) -> None:
-        """The session is gone; its flights go on for the others and for the cache."""
-        for flight in self._in_air.values():
-            flight.passengers = [p for p in flight.passengers if p.session is not session]
+        """The session is closed; its fetches continue for other sessions and for the cache."""
+        for fetch in self._fetches.values():
+            fetch.waiters = [waiter for waiter in fetch.waiters if waiter.session is not session]
 
     def datasets(self) -> list[Dataset]:
-        """What is being fetched of."""
-        return [flight.dataset for flight in self._in_air.values()]
+        """The datasets that chunks are being fetched of."""
+        return [fetch.dataset for fetch in self._fetches.values()]
 
     def unlink(self, keys: Iterable[bytes]) -> None:
         """Removes files in the background; nothing is written before they are gone."""
@@ -101,51 +103,51 @@ class Flights:
             self._unlinking.add(task)
             task.add_done_callback(self._unlinking.discard)
 
-    async def land(self, seconds: float) -> int:
-        """Waits at most so long for what is on its way; returns how many flights are still in the air."""
-        tasks = [flight.task for flight in self._in_air.values() if flight.task is not None]
+    async def finish(self, seconds: float) -> int:
+        """Waits at most `seconds` for the running fetches; returns how many are left."""
+        tasks = [fetch.task for fetch in self._fetches.values() if fetch.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
-        return len(self._in_air)
+        return len(self._fetches)
 
     def cancel(self) -> None:
-        """Ends all flights."""
-        for flight in self._in_air.values():
-            if flight.task is not None:
-                flight.task.cancel()
+        """Cancels all fetches."""
+        for fetch in self._fetches.values():
+            if fetch.task is not None:
+                fetch.task.cancel()
 
-    async def _fly(self, flight: Flight) -> None:
+    async def _run(self, fetch: Fetch) -> None:
         error: StreamerError | None = None
         try:
-            await self._bring(flight)
+            await self._fetch(fetch)
         except StreamerError as failure:
             error = failure
         except Exception as failure:
-            logger.exception("flight of chunk %s failed", flight.key.hex())
-            error = BrokenError(f"the engine failed over chunk {flight.chunk}: {failure!r}; see its log")
+            logger.exception("fetch of chunk %s failed", fetch.key.hex())
+            error = BrokenError(f"the engine failed over chunk {fetch.chunk}: {failure!r}; see its log")
         finally:
-            del self._in_air[flight.key]
-        self._landed(flight, error)
+            del self._fetches[fetch.key]
+        self._finished(fetch, error)
 
-    async def _bring(self, flight: Flight) -> None:
-        manifest = flight.dataset.manifest
-        chunk = manifest.chunk(flight.chunk)
-        async with self._fetchers.of_chunk(chunk, flight.dataset.options) as fetcher:
-            fetched = await fetcher.fetch(chunk, due=flight.due, owner=flight.owner)
+    async def _fetch(self, fetch: Fetch) -> None:
+        manifest = fetch.dataset.manifest
+        chunk = manifest.chunk(fetch.chunk)
+        async with self._fetchers.of_chunk(chunk, fetch.dataset.options) as fetcher:
+            fetched = await fetcher.fetch(chunk, due=fetch.due, owner=fetch.owner)
         with fetched:
-            await self._room_is_made()
-            await self._publish(flight, fetched.parts)
+            await self._evictions_done()
+            await self._publish(fetch, fetched.parts)
 
-    async def _publish(self, flight: Flight, parts: list[memoryview]) -> None:
-        manifest = flight.dataset.manifest
-        offsets = manifest.sample_offsets(flight.chunk)
+    async def _publish(self, fetch: Fetch, parts: list[memoryview]) -> None:
+        manifest = fetch.dataset.manifest
+        offsets = manifest.sample_offsets(fetch.chunk)
         before = self._cache.limit_bytes
         try:
-            await self._cache.publish(flight.key, parts, offsets, dataset=manifest.digest)
+            await self._cache.publish(fetch.key, parts, offsets, dataset=manifest.digest)
         finally:
             # A disk that refuses writes lowers the limit.
             if self._cache.limit_bytes != before:
-                flight.limit_bytes = self._cache.limit_bytes
+                fetch.limit_bytes = self._cache.limit_bytes
 
     async def _evict(self, keys: list[bytes]) -> None:
         try:
@@ -153,6 +155,6 @@ class Flights:
         except CacheError as error:
             logger.warning("%s; their bytes stay counted", error)
 
-    async def _room_is_made(self) -> None:
+    async def _evictions_done(self) -> None:
         while self._unlinking:
             await asyncio.wait(set(self._unlinking))

@@ -3,11 +3,11 @@
     manifests/<digest>/        a manifest; the folder's time is that of its last use
     manifests/sources/<name>   "<listing> <digest>": the newest answer to one request, for that listing
 
-A manifest that no source names was superseded: the bucket has changed since. It leaves when nobody uses it. The others
-stay, for to build one may mean to read all the data again; unused ones take a share of the limit at most, and go in the
-order of their last use. The disk alone tells all that, so a kill between any two steps costs nothing.
+A manifest that no source names was superseded: the bucket has changed since. It is removed once it is unused. The
+others stay, because building one may mean reading all the data again; unused ones take at most a share of the limit,
+and are removed in the order of their last use. All this state is on the disk: a kill between two steps costs nothing.
 
-Synchronous; `tidy` runs in a thread.
+Synchronous; `remove_unused` runs in a thread.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from streamer.manifest.reader_lock import remove_unread, sweep_removed
 from streamer.manifest.staging import sweep
 from streamer.manifest.table import Manifest
 
-# Between an answer and the lock of the reader who got it lie milliseconds; a reader that only looks takes none, and
-# comes back within minutes.
+# A reader locks a manifest milliseconds after the answer; one that only looks at it takes no lock, and is done within
+# minutes.
 QUIET_SECONDS = 300.0
 _NAME = re.compile("[0-9a-f]{32}")
 
 
-class Shelf:
-    """See above. Owned by the engine's `Indexing`, which lets nobody look for a manifest during `tidy`.
+class ManifestStore:
+    """See above. Owned by the engine's `Manifests`, which looks for no manifest during `remove_unused`.
 
     Args:
         root: the folder of manifests.
@@ -43,7 +43,7 @@ class Shelf:
         self._sources = root / "sources"
 
     def __repr__(self) -> str:
-        return f"Shelf({str(self._root)!r})"
+        return f"ManifestStore({str(self._root)!r})"
 
     def find(self, request: tuple[object, ...], listing: str) -> str | None:
         """Digest of the manifest that the same listing has made; None: there is none here."""
@@ -62,15 +62,15 @@ class Shelf:
         temporary.rename(source)
 
     def use(self, digest: str) -> None:
-        """Somebody has been told of it, or reads it."""
-        with suppress(OSError):  # of a layout or a disk that is not ours to change: it is used all the same
+        """Marks a manifest as used now."""
+        with suppress(OSError):  # of a layout or a disk that is not ours to change: it is used nevertheless
             os.utime(self._root / digest)
 
-    def tidy(self, used: Collection[str], most_bytes: int, now: float) -> list[str]:
+    def remove_unused(self, used: Collection[str], most_bytes: int, now: float) -> list[str]:
         """Removes superseded manifests, and those unused for longest while all unused ones exceed their share.
 
         Args:
-            used: digests that somebody has open.
+            used: digests that are open.
             most_bytes: what the unused ones may take.
             now: seconds since 1970.
 
@@ -78,7 +78,7 @@ class Shelf:
             Digests that are gone.
 
         Raises:
-            OSError: the disk does not let us.
+            OSError: the disk refused a removal.
         """
         sweep(self._root)
         sweep_removed(self._root)

@@ -1,4 +1,4 @@
-"""Manifests for those who ask: found in the folder, taken from a url, or built."""
+"""Answers requests for manifests: found in the folder, copied from a url, or built."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from streamer.cache.file_jobs import in_thread
 from streamer.config import MiB, format_bytes
 from streamer.engine.fetchers import Fetchers
-from streamer.engine.manifest_store import Shelf
+from streamer.engine.manifest_store import ManifestStore
 from streamer.errors import CacheError, ManifestError, ObjectNotFoundError
 from streamer.fetch import Fetcher
 from streamer.formats import chunkfile
@@ -84,7 +84,7 @@ class WarmTarget(Protocol):
         ...
 
 
-class Indexing:
+class Manifests:
     """Answers requests for manifests, equal ones together. Owned by the engine, on its loop.
 
     Args:
@@ -97,11 +97,11 @@ class Indexing:
         self._root = root
         self._fetchers = fetchers
         self._target = target
-        self.shelf = Shelf(self._root)
-        # Nobody looks for a manifest while some are removed, and the other way round.
-        self._tidying = asyncio.Lock()
+        self.store = ManifestStore(self._root)
+        # Excludes looking for manifests and removing some at the same time.
+        self._removing = asyncio.Lock()
         self._asking = 0
-        # A lock lives as long as somebody holds or awaits it: urls that nobody asks for leave nothing behind.
+        # A lock lives as long as a request holds or awaits it: finished requests leave nothing behind.
         self._locks: weakref.WeakValueDictionary[tuple[object, ...], asyncio.Lock] = weakref.WeakValueDictionary()
         self._found: dict[tuple[object, ...], tuple[float, str]] = {}
         self.read_bytes = 0
@@ -114,23 +114,23 @@ class Indexing:
             ManifestError, ConfigError, StoreError: it cannot be had.
         """
         asked = time.monotonic()
-        async with self._tidying:
+        async with self._removing:
             self._asking += 1
         try:
             return await self._answer(request, report, asked)
         finally:
             self._asking -= 1
 
-    async def tidy(self, used: Collection[str], most_bytes: int) -> list[str]:
-        """As `Shelf.tidy`, in a thread; not while somebody asks for a manifest: the next time will do.
+    async def remove_unused(self, used: Collection[str], most_bytes: int) -> list[str]:
+        """As `ManifestStore.remove_unused`, in a thread; does nothing while a request runs.
 
         Raises:
-            OSError: the disk does not let us.
+            OSError: the disk refused a removal.
         """
         if self._asking:
             return []
-        async with self._tidying:
-            return await in_thread(None, self.shelf.tidy, used, most_bytes, time.time())
+        async with self._removing:
+            return await in_thread(None, self.store.remove_unused, used, most_bytes, time.time())
 
     async def _answer(self, request: ManifestRequest, report: Report, asked: float) -> str:
         lock = self._locks.setdefault(request.identity, asyncio.Lock())
@@ -138,25 +138,25 @@ class Indexing:
             found_at, digest = self._found.get(request.identity, (-1.0, ""))
             if found_at < asked:  # what was found after this request came is fresh enough for it
                 digest = await self._find(request, report)
-                # Only for those who wait meanwhile.
+                # Only for requests that wait meanwhile.
                 self._found = {known: self._found[known] for known in self._locks if known in self._found}
                 self._found[request.identity] = (time.monotonic(), digest)
-            self.shelf.use(digest)
+            self.store.use(digest)
             return digest
 
     async def _find(self, request: ManifestRequest, report: Report) -> str:
         fetchers = self._fetchers
-        options = fetchers.access.options(request.urls, request.options)
+        options = fetchers.allowlist.options(request.urls, request.options)
         if not request.manifest:
             async with fetchers.of(options) as fetcher:
                 return await self._build(request, fetcher, report)
-        async with fetchers.of(fetchers.access.options([request.manifest], request.options)) as elsewhere:
+        async with fetchers.of(fetchers.allowlist.options([request.manifest], request.options)) as elsewhere:
             digest = await self._found_elsewhere(request, elsewhere, report)
             if digest is None:
                 async with fetchers.of(options) as fetcher:
                     digest = await self._build(request, fetcher, report)
                 await self._give(digest, request.manifest, elsewhere)
-            self.shelf.remember(request.identity, "-", digest)
+            self.store.remember(request.identity, "-", digest)
             return digest
 
     async def _found_elsewhere(self, request: ManifestRequest, elsewhere: Fetcher, report: Report) -> str | None:
@@ -188,7 +188,7 @@ class Indexing:
         return install_files(files, self._root, url).digest
 
     async def _give(self, digest: str, url: str, fetcher: Fetcher) -> None:
-        """Copies a manifest to a url, its root last: who sees the root sees all of it."""
+        """Copies a manifest to a url, its root last: a reader that finds the root finds all of it."""
         files = sorted(export_files(Manifest.open(self._root / digest)), key=lambda item: item[0] == ROOT_NAME)
         for name, content in files:
             await fetcher.store(url).put(f"{url.rstrip('/')}/{name}", content)
@@ -199,10 +199,12 @@ class Indexing:
         lister = _Recorder(fetcher)
         for url in request.urls:
             await lister.record(url)
-        access = self._fetchers.access
-        access.check_objects((record.url for record in lister.records), access.options(request.urls, request.options))
+        allowlist = self._fetchers.allowlist
+        allowlist.check_objects(
+            (record.url for record in lister.records), allowlist.options(request.urls, request.options)
+        )
         listing = lister.digest(request)
-        if (known := self.shelf.find(request.source, listing)) is not None:
+        if (known := self.store.find(request.source, listing)) is not None:
             return known
         # Only here: an engine that finds its manifests starts 8 ms sooner.
         from streamer.formats.detect import chooser
@@ -222,8 +224,8 @@ class Indexing:
                 on_chunk=warmed.keep,
             ),
         )
-        self.shelf.remember(request.source, listing, manifest.digest)
-        warmed.hand_over(manifest.digest)
+        self.store.remember(request.source, listing, manifest.digest)
+        warmed.hand_off(manifest.digest)
         return manifest.digest
 
     async def _check_cost(self, request: ManifestRequest, lister: _Recorder, fetcher: Fetcher, report: Report) -> None:
@@ -270,14 +272,14 @@ class Warmed:
         except CacheError as error:
             logger.info("chunk %s is not kept from the index: %s", chunk.key.hex(), error)
 
-    def hand_over(self, digest: str) -> None:
-        """The policy learns what is there."""
+    def hand_off(self, digest: str) -> None:
+        """Adds the kept chunks to the policy."""
         if self._kept:
             self._target.adopt(digest, self._kept)
 
 
 class _Recorder:
-    """Lists once, and plays the same pages back to the builder."""
+    """Lists once, and gives the same pages to the builder."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
@@ -306,15 +308,15 @@ class _Recorder:
 class _Counted:
     """Reads ranges for the builder; index traffic is counted apart."""
 
-    def __init__(self, fetcher: Fetcher, indexing: Indexing) -> None:
+    def __init__(self, fetcher: Fetcher, manifests: Manifests) -> None:
         self._fetcher = fetcher
-        self._indexing = indexing
+        self._manifests = manifests
 
     async def read(self, extent: Extent) -> bytes:
         """Exactly the bytes of `extent`."""
         content = await self._fetcher.read(extent)
-        self._indexing.read_bytes += len(content)
-        self._indexing.requests += 1
+        self._manifests.read_bytes += len(content)
+        self._manifests.requests += 1
         return content
 
 

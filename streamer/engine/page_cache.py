@@ -1,7 +1,7 @@
-"""What the kernel is told of chunks, so that the page cache serves the trainer.
+"""Advises the kernel about pages of chunks.
 
-What fits into memory needs no advice: its pages stay. More than that does: chunks that come up are read ahead, and
-chunks that were used are dropped, for they are not needed before the next epoch.
+A cache that fits into memory needs no advice: its pages stay. In a larger one, chunks that are needed soon are read
+ahead, and the pages of used chunks are dropped, because they are not needed before the next epoch.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from streamer.cache.chunk_cache import ChunkCache
 MEMORY_SHARE = 0.5
 
 
-class Pages:
+class PageCache:
     """Advises about single chunks, in the background. On the engine's loop.
 
     Args:
         cache: whose files.
-        tasks: where advice runs.
+        tasks: runs the advice.
     """
 
     def __init__(self, cache: ChunkCache, tasks: asyncio.TaskGroup) -> None:
@@ -33,12 +33,12 @@ class Pages:
         """Whether there is more on the disk than the page cache can hold."""
         return self._cache.charged_bytes > MEMORY_SHARE * self._memory_bytes
 
-    def due(self, key: bytes) -> None:
-        """A chunk that lies on the disk will be read soon."""
+    def will_need(self, key: bytes) -> None:
+        """A chunk on the disk will be read soon."""
         if self.advises:
             self._tasks.create_task(self._cache.readahead(key))
 
-    def used(self, key: bytes) -> None:
-        """A chunk was read to its end."""
+    def dont_need(self, key: bytes) -> None:
+        """A chunk was read completely."""
         if self.advises:
             self._tasks.create_task(self._cache.drop(key))

@@ -1,11 +1,11 @@
-"""Where one session stands in its schedule: what it holds, what is open, what is ready. Pure; no I/O, no clock.
+"""One session's place in its schedule: what it holds, what is open, what is ready. Pure; no I/O, no clock.
 
 A *use* is one entry of the schedule: a chunk and the steps `first..last` in which it is read, in order of `first`.
-Its life:
+Its states:
 
-    future --hold--> held --(chunk is there, want >= first)--> open --(done > last)--> over
+    future --hold--> held --(chunk is local, want >= first)--> open --(done > last)--> finished
 
-`through` is the line: every use of the steps up to it is open, so its reader may read.
+Every use of the steps up to `through` is open, so its reader may read them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Use(msgspec.Struct, frozen=True, order=True):
 
 
 class EpochUses:
-    """The uses of one epoch, as they came."""
+    """The uses of one epoch, in the order of the schedule."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -62,12 +62,12 @@ class EpochUses:
 
     @property
     def exhausted(self) -> bool:
-        """All its uses are held or over."""
+        """All its uses are held or finished."""
         return self.cursor >= len(self.chunk)
 
 
-class Track:
-    """One session's schedule and progress. Changed only by these methods, each of which leaves it whole.
+class SessionProgress:
+    """One session's schedule and progress. Changed only by these methods, each of which leaves it consistent.
 
     Args:
         chunk_bytes: (chunks,) what each chunk of the dataset takes.
@@ -90,17 +90,17 @@ class Track:
         self._urgent: dict[int, Use] = {}
         self._open: list[tuple[int, Use]] = []
         self._held: Counter[int] = Counter()
-        self._there: set[int] = set()
+        self._local: set[int] = set()
         self._broken: set[int] = set()
         self._to_ask: list[Use] = []
 
     def __repr__(self) -> str:
-        return f"Track(done={self.done}, through={self.through()}, want={self.want}, holds={len(self._held)})"
+        return f"SessionProgress(done={self.done}, through={self.through()}, want={self.want}, holds={len(self._held)})"
 
-    # ------------------------------------------------------------ what the consumer says
+    # ------------------------------------------------------------ messages of the consumer
 
     def extend(self, epoch: int, columns: Columns, complete: bool) -> None:
-        """Takes in (a part of) the schedule of an epoch; epochs come in order.
+        """Adds (a part of) the schedule of an epoch; epochs come in order.
 
         Raises:
             ProtocolError: not a schedule of this dataset.
@@ -120,23 +120,23 @@ class Track:
         self.done = max(self.done, done)
         self.want = max(self.want, want, self.done - 1)
 
-    # ------------------------------------------------------------ what the engine does, in this order
+    # ------------------------------------------------------------ steps of the scheduler, in this order
 
-    def take_over(self) -> list[Use]:
-        """Uses that ended since the last call: read to their last step, or passed over. They are not held any more."""
-        over = []
+    def take_finished(self) -> list[Use]:
+        """Uses that finished since the last call: read to their last step, or skipped. They are not held any more."""
+        finished = []
         while self._open and self._open[0][0] < self.done:
-            over.append(heapq.heappop(self._open)[1])
-        over += [use for use in self._urgent.values() if use.last < self.done]
+            finished.append(heapq.heappop(self._open)[1])
+        finished += [use for use in self._urgent.values() if use.last < self.done]
         while self._ahead and self._ahead[0].last < self.done:
-            over.append(self._leave_ahead())
-        for use in over:
+            finished.append(self._leave_ahead())
+        for use in finished:
             self._urgent.pop(use.number, None)
-            self._let_go(use.chunk)
-        return over
+            self._drop(use.chunk)
+        return finished
 
     def next_use(self) -> Use | None:
-        """The first use that is not held yet; uses that the consumer has passed are left out."""
+        """The first use that is not held yet; uses that the consumer has skipped are left out."""
         while self._epochs and self._epochs[0].complete:
             uses = self._epochs[0]
             while not uses.exhausted and int(uses.last[uses.cursor]) < self.done:
@@ -149,66 +149,66 @@ class Track:
         return None
 
     def hold(self, use: Use) -> None:
-        """The session now holds `next_use()`; the cursor moves on."""
+        """The session now holds `next_use()`; the cursor advances."""
         self._epochs[0].cursor += 1
         self._numbers += 1
         self._held[use.chunk] += 1
         self._ahead.append(use)
         self.ahead_bytes += int(self._chunk_bytes[use.chunk])
-        if use.chunk not in self._there:
+        if use.chunk not in self._local:
             heapq.heappush(self._to_ask, use)
 
-    def take_question(self) -> Use | None:
-        """The first held use whose chunk is neither there nor known to be on its way; it counts as asked now."""
+    def take_request(self) -> Use | None:
+        """The first held use whose chunk is neither local nor requested; it counts as requested now."""
         while self._to_ask:
             use = heapq.heappop(self._to_ask)
-            if use.chunk in self._held and use.chunk not in self._there:
+            if use.chunk in self._held and use.chunk not in self._local:
                 return use
         return None
 
     def ask_later(self, use: Use) -> None:
-        """There was no room: the question stays."""
+        """There was no room: the request stays."""
         heapq.heappush(self._to_ask, use)
 
-    def has_questions(self) -> bool:
-        """Something waits for room."""
+    def has_requests(self) -> bool:
+        """A chunk waits for room."""
         return bool(self._to_ask)
 
     def arrived(self, chunk: int) -> None:
         """The chunk is local."""
         if chunk in self._held:
-            self._there.add(chunk)
+            self._local.add(chunk)
             self._broken.discard(chunk)
 
     def lost(self, chunk: int, *, broken: bool = False) -> bool:
         """The chunk is not local (any more) and must be asked for again; True if this session holds it.
 
-        With `broken` its reader found it wrong: nothing is ready until it is back.
+        With `broken` its reader found it corrupt: no step is ready until it is back.
         """
         if chunk not in self._held:
             return False
-        self._there.discard(chunk)
+        self._local.discard(chunk)
         if broken:
             self._broken.add(chunk)
         heapq.heappush(self._to_ask, Use(self.done, -1, self.done, -1, chunk) if broken else self._first_use(chunk))
         return True
 
     def openable(self) -> list[Use]:
-        """Held uses that the consumer wants, in the order of the line, up to the first whose chunk is not there.
+        """Held uses that the consumer wants, in order, up to the first whose chunk is not local.
 
-        What lies behind a gap stays look-ahead: opened, it could not give way to the chunk that closes the gap.
+        What comes after a gap stays look-ahead: an open chunk could not be evicted for the one that closes the gap.
         """
         while self._ahead and self._ahead[0].first <= self.want:
             use = self._leave_ahead()
             self._urgent[use.number] = use
-        return list(itertools.takewhile(lambda use: use.chunk in self._there, self._urgent.values()))
+        return list(itertools.takewhile(lambda use: use.chunk in self._local, self._urgent.values()))
 
     def opened(self, use: Use) -> None:
         """The use is open: leased until its last step is done."""
         del self._urgent[use.number]
         heapq.heappush(self._open, (use.last, use))
 
-    # ------------------------------------------------------------ where it stands
+    # ------------------------------------------------------------ state
 
     def through(self) -> int:
         """Every chunk of the steps up to and including this one, and not beyond `want`, is open."""
@@ -223,17 +223,17 @@ class Track:
             limit = min(limit, use.first - 1)
         return max(limit, self.done - 1)
 
-    def blocks_line(self, use: Use) -> bool:
-        """The consumer has read all that is open and cannot go on without it."""
+    def is_blocking(self, use: Use) -> bool:
+        """The consumer has read everything that is open and cannot continue without this use."""
         return use.number < 0 or (self.through() < self.done and use.first <= self.done)
 
     def holds(self, chunk: int) -> bool:
         """Held or open."""
         return chunk in self._held
 
-    def is_there(self, chunk: int) -> bool:
+    def is_local(self, chunk: int) -> bool:
         """Held or open, and local."""
-        return chunk in self._there
+        return chunk in self._local
 
     def is_wanted(self, chunk: int) -> bool:
         """Held, asked for by the consumer, and not open yet."""
@@ -244,11 +244,11 @@ class Track:
         return self.done if chunk in self._broken else self._first_use(chunk).first
 
     def schedule_bytes(self) -> int:
-        """What the schedules of its epochs take that are not used up."""
+        """The bytes of the schedules of its unfinished epochs."""
         return sum(_EPOCH_BYTES + uses.chunk.nbytes + uses.first.nbytes + uses.last.nbytes for uses in self._epochs)
 
     def granted_chunks(self) -> int:
-        """How many of its chunks are there, or on their way."""
+        """How many of its chunks are local or in flight."""
         return max(0, len(self._held) - len(self._to_ask))
 
     def open_chunks(self) -> int:
@@ -256,7 +256,7 @@ class Track:
         return len(self._open)
 
     def remaining(self, epoch: int) -> npt.NDArray[np.uint32]:
-        """Chunks of an epoch that are neither open nor over."""
+        """Chunks of an epoch that are neither open nor finished."""
         held = [use.chunk for use in (*self._urgent.values(), *self._ahead) if use.epoch == epoch]
         future = [uses.chunk[uses.cursor :] for uses in self._epochs if uses.epoch == epoch]
         return np.concatenate([np.asarray(held, np.uint32), *future])
@@ -272,11 +272,11 @@ class Track:
                 return use
         return Use(self.done, -1, self.done, -1, chunk)
 
-    def _let_go(self, chunk: int) -> None:
+    def _drop(self, chunk: int) -> None:
         self._held[chunk] -= 1
         if not self._held[chunk]:
             del self._held[chunk]
-            self._there.discard(chunk)
+            self._local.discard(chunk)
             self._broken.discard(chunk)
 
     def _check(self, columns: Columns) -> None:

@@ -1,7 +1,7 @@
 """Which urls an engine serves, and with which storage options.
 
-An engine that holds credentials serves what lies below its configured urls and nothing else: otherwise whoever may
-connect could read, with the engine's rights, any bucket, file or web address that it can reach.
+An engine that holds credentials serves what is below its configured urls and nothing else. Otherwise every client
+could read, with the engine's rights, any bucket, file or web address that the engine can reach.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streamer.store.urls import shown, split
 Options = Mapping[str, object]
 
 
-class _Place(msgspec.Struct, frozen=True):
+class _Entry(msgspec.Struct, frozen=True):
     """A configured url as it is compared: "scheme root" and key, cut at slashes."""
 
     prefix: str
@@ -27,10 +27,10 @@ class _Place(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         # Not the options: they may be secret.
-        return f"_Place({self.prefix!r})"
+        return f"_Entry({self.prefix!r})"
 
 
-class Access:
+class UrlAllowlist:
     """Decides by url; pure but for resolving links of local files.
 
     Args:
@@ -38,16 +38,16 @@ class Access:
     """
 
     def __init__(self, datasets: Sequence[DatasetConfig] = ()) -> None:
-        places = [_Place(_comparable(dataset.url), dataset.storage_options) for dataset in datasets]
-        self._places = sorted(places, key=lambda place: len(place.prefix), reverse=True)
+        entries = [_Entry(_comparable(dataset.url), dataset.storage_options) for dataset in datasets]
+        self._entries = sorted(entries, key=lambda entry: len(entry.prefix), reverse=True)
 
     def __repr__(self) -> str:
-        return f"Access({[place.prefix for place in self._places]})"
+        return f"UrlAllowlist({[entry.prefix for entry in self._entries]})"
 
     @property
-    def held(self) -> bool:
-        """The options are the engine's; those of clients are not used."""
-        return bool(self._places)
+    def restricted(self) -> bool:
+        """Only configured urls are served, with the engine's own options; those of clients are not used."""
+        return bool(self._entries)
 
     def options(self, urls: Iterable[str], offered: Options) -> Options:
         """The storage options for urls that are read together.
@@ -60,7 +60,7 @@ class Access:
             AccessDeniedError: a url is not served here.
             ConfigError: the urls have different options.
         """
-        if not self.held:
+        if not self.restricted:
             return offered
         found: list[tuple[str, Options]] = [(url, self._of(url)) for url in urls]
         for url, options in found[1:]:
@@ -78,21 +78,21 @@ class Access:
         Raises:
             AccessDeniedError: one is not.
         """
-        if self.held:
+        if self.restricted:
             for url in urls:
                 if self._of(url) != options:
                     raise _denied(url)
 
     def check_chunk(self, chunk: Chunk, options: Options) -> None:
         """As `check_objects`, for the objects of a chunk."""
-        if self.held:
+        if self.restricted:
             self.check_objects({extent.object.url for extent in chunk.extents}, options)
 
     def _of(self, url: str) -> Options:
         wanted = _comparable(url)
-        for place in self._places:
-            if wanted == place.prefix or wanted.startswith(place.prefix.rstrip("/") + "/"):
-                return place.options
+        for entry in self._entries:
+            if wanted == entry.prefix or wanted.startswith(entry.prefix.rstrip("/") + "/"):
+                return entry.options
         raise _denied(url)
 
 
@@ -105,7 +105,7 @@ def _denied(url: str) -> AccessDeniedError:
 
 
 def _comparable(url: str) -> str:
-    """One spelling per place.
+    """One spelling per address.
 
     Raises:
         AccessDeniedError: it has a dot segment, which a server or a client library may resolve to somewhere else.

@@ -91,7 +91,7 @@ class Questions:
         """
         if encoded in _NO_OPTIONS:
             return {}
-        if self._engine.fetchers.access.held:
+        if self._engine.fetchers.allowlist.restricted:
             if not asker.told_about_options:
                 asker.told_about_options = True
                 logger.warning("%s sends storage_options: not used, this service has its own", peer)

@@ -13,7 +13,7 @@ import numpy as np
 
 from streamer.config import EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.session import EngineSession, SessionRequest, Told
+from streamer.engine.session import EngineSession, LoaderReport, SessionRequest
 from streamer.engine.statistics import Values, engine_statistics
 from streamer.errors import (
     EngineUnavailableError,
@@ -246,16 +246,16 @@ class Server:
         user = teller.credentials and teller.credentials.uid
         who = (request.job, request.dataset, one_line(request.consumer))
         verdict = request.verdict if request.verdict in VERDICTS else VERDICTS[-1]
-        told = Told(request.waiting_share, verdict, one_line(request.advice), self._engine.now())
+        told = LoaderReport(request.waiting_share, verdict, one_line(request.advice), self._engine.now())
         for peer, conversation in self._peers.items():
             if (peer.credentials and peer.credentials.uid) != user:
                 continue
             for session in conversation.sessions.values():
                 if (session.request.job, session.request.dataset, session.request.consumer) == who:
-                    session.told = told
+                    session.loader_report = told
 
     def _check_room_for(self, request: Extend) -> None:
-        held = sum(session.track.schedule_bytes() for session in self._engine.sessions.values())
+        held = sum(session.progress.schedule_bytes() for session in self._engine.sessions.values())
         wanted = len(request.chunk) + len(request.first) + len(request.last)
         if held + wanted > self._limits.schedule_bytes:
             raise ServiceError(

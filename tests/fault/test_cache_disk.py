@@ -80,7 +80,7 @@ class Training:
         self._session.advance(int(steps[-1]) + 1, int(steps[-1]))
 
     async def _ready(self, step: int) -> None:
-        while self._session.track.through() < step:
+        while self._session.progress.through() < step:
             self._news.clear()
             await asyncio.wait_for(self._news.wait(), 60)
             if self._errors:

@@ -10,7 +10,7 @@ import pytest
 from streamer.config import FetchConfig
 from streamer.engine.datasets import options_key
 from streamer.engine.fetchers import Fetchers
-from streamer.engine.url_allowlist import Access
+from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import ClosedError
 from streamer.fetch import Fetched
 from streamer.manifest.model import Chunk, Extent
@@ -43,7 +43,7 @@ async def test_all_credentials_share_one_budget(file: Path) -> None:
     """With room for one chunk another one waits, whoever's it is, and is counted once."""
     wanted = await chunk_of(file)
     async with (
-        Fetchers(FetchConfig(memory_bytes=1024 * KiB), Access()) as fetchers,
+        Fetchers(FetchConfig(memory_bytes=1024 * KiB), UrlAllowlist()) as fetchers,
         fetchers.of({"key": "ours"}) as ours,
         fetchers.of({"key": "theirs"}) as theirs,
     ):
@@ -62,7 +62,7 @@ async def test_all_credentials_share_one_budget(file: Path) -> None:
 async def test_fetchers_of_old_credentials_are_closed(file: Path) -> None:
     """A hundred renewals: what nobody uses and no session needs is closed at the second look; counts go on."""
     wanted = await chunk_of(file)
-    async with Fetchers(FetchConfig(memory_bytes=4096 * KiB), Access()) as fetchers:
+    async with Fetchers(FetchConfig(memory_bytes=4096 * KiB), UrlAllowlist()) as fetchers:
         most = 0
         for number in range(100):
             async with fetchers.of({"token": number}) as fetcher:
@@ -83,7 +83,7 @@ async def test_fetchers_of_old_credentials_are_closed(file: Path) -> None:
 async def test_a_fetcher_in_use_stays_open(file: Path) -> None:
     """However long its chunk takes."""
     wanted = await chunk_of(file)
-    async with Fetchers(FetchConfig(memory_bytes=4096 * KiB), Access()) as fetchers:
+    async with Fetchers(FetchConfig(memory_bytes=4096 * KiB), UrlAllowlist()) as fetchers:
         async with fetchers.of({}) as fetcher:
             for _ in range(3):
                 fetchers.close_idle(set())

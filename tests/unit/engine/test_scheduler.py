@@ -1,4 +1,4 @@
-"""The pump beside a real engine in this loop: who is served when everything is taken."""
+"""The scheduler of a real engine in this loop: which sessions progress when the cache is full."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def manifest_of(engine: Engine) -> Manifest:
 
 
 class Consumer:
-    """A session and what it was told."""
+    """A session and the events it got."""
 
     def __init__(self, engine: Engine, manifest: Manifest, name: str, job: str = "job") -> None:
         self.news = asyncio.Event()
@@ -56,7 +56,7 @@ class Consumer:
         self.session.extend(epoch, (np.array(chunks, np.uint32), steps, steps), True)
 
     async def ready(self, step: int) -> None:
-        while self.session.track.through() < step:
+        while self.session.progress.through() < step:
             self.news.clear()
             await asyncio.wait_for(self.news.wait(), 60)
 
@@ -68,9 +68,9 @@ async def test_all_that_is_over_is_given_back_before_anybody_asks(engine: Engine
     greedy.one_chunk_a_step(0, 0, list(range(manifest.chunks)))
     greedy.session.advance(0, manifest.chunks - 1)
     await greedy.ready(3)
-    while len(engine.flights):  # the last one may bring no news
-        await engine.flights.land(60)
-    filled = greedy.session.track.through()
+    while len(engine.in_flight):  # the last one may bring no news
+        await engine.in_flight.finish(60)
+    filled = greedy.session.progress.through()
     assert filled < manifest.chunks - 2
     late.one_chunk_a_step(0, 0, [manifest.chunks - 1])
     greedy.session.advance(filled + 1, manifest.chunks - 1)
@@ -89,14 +89,14 @@ async def test_nobody_holds_back_for_a_session_that_has_failed(engine: Engine) -
     late.one_chunk_a_step(0, 0, list(range(manifest.chunks)))
     late.session.advance(0, manifest.chunks - 1)
     await asyncio.sleep(0)
-    engine.kick()
+    engine.wake()
     await asyncio.sleep(0)
-    assert late.session.track.has_questions()
-    assert engine.pump._asking == {"job", "other"}
+    assert late.session.progress.has_requests()
+    assert engine.scheduler._asking == {"job", "other"}
     late.session.fail(StreamerError("lost"))
-    engine.kick()
+    engine.wake()
     await asyncio.sleep(0)
-    assert engine.pump._asking == {"job"}
+    assert engine.scheduler._asking == {"job"}
 
 
 async def test_a_chunk_that_is_there_by_an_earlier_use_counts_as_a_hit(engine: Engine) -> None:

@@ -7,15 +7,15 @@ import pytest
 from streamer.config import DatasetConfig
 from streamer.engine.manifests import ManifestRequest
 from streamer.engine.session import SessionRequest
-from streamer.engine.url_allowlist import Access
+from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import AccessDeniedError, ConfigError
 
 ONE, TWO = {"key": "one"}, {"key": "two"}
 
 
 @pytest.fixture
-def access():
-    return Access(
+def allowlist():
+    return UrlAllowlist(
         [
             DatasetConfig(url="s3://bucket/train/", storage_options=ONE),
             DatasetConfig(url="s3://bucket/train/extra/", storage_options=TWO),
@@ -27,11 +27,11 @@ def access():
 @pytest.mark.parametrize(
     "holder",
     [
-        vars(Access([DatasetConfig(url="s3://bucket/", storage_options={"secret": "hunter2"})])),
+        vars(UrlAllowlist([DatasetConfig(url="s3://bucket/", storage_options={"secret": "hunter2"})])),
         ManifestRequest(urls=("s3://bucket/",), options={"secret": "hunter2"}),
         SessionRequest(job="job", dataset="digest", consumer="rank 0", options={"secret": "hunter2"}),
     ],
-    ids=["access", "manifest", "session"],
+    ids=["allowlist", "manifest", "session"],
 )
 def test_secrets_are_not_in_the_repr(holder):
     """What holds storage options is printed in logs and tracebacks."""
@@ -40,10 +40,10 @@ def test_secrets_are_not_in_the_repr(holder):
 
 def test_without_datasets_the_client_says_how():
     """Its own options, any url."""
-    access = Access()
-    assert not access.held
-    assert access.options(["s3://anything/"], ONE) == ONE
-    access.check_objects(["file:///etc/passwd"], {})
+    allowlist = UrlAllowlist()
+    assert not allowlist.restricted
+    assert allowlist.options(["s3://anything/"], ONE) == ONE
+    allowlist.check_objects(["file:///etc/passwd"], {})
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_without_datasets_the_client_says_how():
         ("gs://other/any/thing", TWO),
     ],
 )
-def test_the_longest_configured_url_above_decides(access, url, options):
+def test_the_longest_configured_url_above_decides(allowlist, url, options):
     """What the client offers does not matter."""
-    assert access.options([url], {"key": "the client's"}) == options
+    assert allowlist.options([url], {"key": "the client's"}) == options
 
 
 @pytest.mark.parametrize(
@@ -78,31 +78,31 @@ def test_the_longest_configured_url_above_decides(access, url, options):
         "https://bucket/train/%2e%2e/a",
     ],
 )
-def test_everything_else_is_denied(access, url):
+def test_everything_else_is_denied(allowlist, url):
     """Neighbours, parents, other buckets, local files, the metadata service."""
     with pytest.raises(AccessDeniedError, match="datasets"):
-        access.options([url], ONE)
+        allowlist.options([url], ONE)
 
 
-def test_a_denied_url_is_shown_without_its_secrets(access):
+def test_a_denied_url_is_shown_without_its_secrets(allowlist):
     """A signed url is as good as a key."""
     with pytest.raises(AccessDeniedError) as denied:
-        access.options(["https://user:hunter2@host/a?sig=hunter2"], {})
+        allowlist.options(["https://user:hunter2@host/a?sig=hunter2"], {})
     assert "hunter2" not in f"{denied.value} {denied.value.details}"
 
 
-def test_urls_of_one_dataset_must_have_one_set_of_options(access):
+def test_urls_of_one_dataset_must_have_one_set_of_options(allowlist):
     """Two would need two clients for one manifest."""
     with pytest.raises(ConfigError, match="different storage options"):
-        access.options(["s3://bucket/train/a", "gs://other/b"], {})
+        allowlist.options(["s3://bucket/train/a", "gs://other/b"], {})
 
 
-def test_objects_of_a_manifest_are_checked(access):
+def test_objects_of_a_manifest_are_checked(allowlist):
     """A manifest taken from a url may name any object."""
-    access.check_objects(["s3://bucket/train/a", "s3://bucket/train/b"], ONE)
+    allowlist.check_objects(["s3://bucket/train/a", "s3://bucket/train/b"], ONE)
     for url in ("s3://bucket/train/extra/a", "s3://private/a", "/etc/shadow"):
         with pytest.raises(AccessDeniedError):
-            access.check_objects(["s3://bucket/train/a", url], ONE)
+            allowlist.check_objects(["s3://bucket/train/a", url], ONE)
 
 
 def test_a_link_does_not_lead_out_of_a_local_dataset(tmp_path):
@@ -110,8 +110,8 @@ def test_a_link_does_not_lead_out_of_a_local_dataset(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "private").write_text("x")
     os.symlink(tmp_path / "private", tmp_path / "data" / "link")
-    access = Access([DatasetConfig(url=str(tmp_path / "data"))])
-    assert access.options([f"{tmp_path}/data/a", f"file://{tmp_path}/data/"], {}) == {}
+    allowlist = UrlAllowlist([DatasetConfig(url=str(tmp_path / "data"))])
+    assert allowlist.options([f"{tmp_path}/data/a", f"file://{tmp_path}/data/"], {}) == {}
     for url in (f"{tmp_path}/data/link", f"{tmp_path}/data/../private"):
         with pytest.raises(AccessDeniedError):
-            access.options([url], {})
+            allowlist.options([url], {})
