@@ -206,7 +206,7 @@ def decisions(chunks: int) -> str:
     def use() -> None:
         for chunk in range(uses):
             policy.look_ahead("s", chunk)
-            answer = policy.need("s", chunk, head=True)
+            answer = policy.need("s", chunk, blocking=True)
             policy.published(answer.key)
             policy.opened("s", chunk)
             policy.release("s", chunk)

@@ -2,7 +2,7 @@
 
 The files are the truth and the catalog is their index: it is read in one query at start, written in batches off the
 loop, and made anew when anything in it is not what we write ourselves. Nothing in it is ever unpickled: diskcache by
-itself runs `pickle.load` on a row that says so (CVE-2025-69872), so a row somebody planted would run code.
+itself runs `pickle.load` on a row that says so (CVE-2025-69872), so a planted row would run code.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from diskcache.core import DBNAME, DEFAULT_SETTINGS, METADATA, MODE_RAW, MODE_TE
 
 from streamer.cache.catalog_row import ForeignRowError
 
-# What a database raises, and what one that is damaged or somebody else's makes us raise besides.
+# Errors of a database, and those that a damaged or foreign one causes in this module.
 DATABASE_ERRORS = (sqlite3.Error, diskcache.Timeout)
 FOREIGN_ERRORS = (*DATABASE_ERRORS, ForeignRowError, TypeError, ValueError)
 
@@ -32,7 +32,7 @@ _SETTINGS: dict[str, int | str] = {
 }
 
 
-class PlainDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no types
+class CatalogDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no types
     """Stores and accepts bytes and text inside the row; refuses pickles, numbers and files, both ways."""
 
     def put(self, key: object) -> tuple[object, bool]:
@@ -54,7 +54,7 @@ class PlainDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no types
         return 0, MODE_TEXT, None, _text(value)
 
     def fetch(self, mode: int, filename: str | None, value: object, read: bool) -> bytes | str:
-        """A value as it was stored; any other mode is somebody else's."""
+        """A value as it was stored; any other mode is foreign."""
         plain = (mode == MODE_RAW and isinstance(value, bytes)) or (mode == MODE_TEXT and isinstance(value, str))
         if filename is not None or read or not plain:
             raise ForeignRowError(f"the catalog holds a row of mode {mode}, file {filename!r}: it is not ours")
@@ -84,12 +84,12 @@ def open_database(directory: Path) -> diskcache.Cache:
     directory.mkdir(mode=0o700, exist_ok=True)
     if (directory / DBNAME).exists():
         _refuse_foreign(directory / DBNAME)
-    return diskcache.Cache(str(directory), timeout=5, disk=PlainDisk, **_SETTINGS)
+    return diskcache.Cache(str(directory), timeout=5, disk=CatalogDisk, **_SETTINGS)
 
 
 def read_rows(directory: Path) -> Iterator[tuple[bytes | str, bytes | str]]:
     """Keys and values of all rows, in one query that changes nothing."""
-    disk = PlainDisk(str(directory))
+    disk = CatalogDisk(str(directory))
     with contextlib.closing(_connect(directory / DBNAME)) as connection:
         for key, raw, mode, filename, value in connection.execute("SELECT key, raw, mode, filename, value FROM Cache"):
             yield disk.get(key, raw), disk.fetch(mode, filename, value, False)
@@ -101,7 +101,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Looks before diskcache does: damage, somebody's SQL that would run at our writes, somebody's settings.
+    """Checks before diskcache opens it: damage, foreign triggers that would run at our writes, foreign settings.
 
     (Its constructor leaves connections open when it fails.)
     """

@@ -1,4 +1,4 @@
-"""The bytes of a cache folder: what it may take, what its chunk files take, and room that is reserved beforehand."""
+"""The bytes of a cache folder: its limit, its chunk files, and what is reserved before a write."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class DiskSpace:
     Args:
         path: the folder.
         limit_bytes: of the whole folder; None: a share of the free space.
-        floor_bytes: free space that is left to others.
-        charged_bytes: what its chunk files take already.
+        floor_bytes: free space that is left to other programs.
+        charged_bytes: bytes of its chunk files at the start.
 
     Attributes:
         charged_bytes: what chunk files take, reserved bytes included, as `table.charge` counts them.
@@ -68,7 +68,7 @@ class DiskSpace:
         self._whole_limit = limit_bytes
 
     def measure(self) -> None:
-        """Takes stock: manifests that were added, and the free space."""
+        """Measures manifests and free space."""
         self._overhead = FIXED_BYTES + used_bytes(self._path / "manifests")
         found = os.statvfs(self._path)
         # On a small filesystem (a tmpfs as RAM tier) a floor of 1 GiB would leave nothing.
@@ -82,10 +82,10 @@ class DiskSpace:
         return found.f_bavail * found.f_frsize
 
     async def reserve(self, length: int) -> None:
-        """Takes the bytes of a file of this length; waits for unlinks under way if it must.
+        """Reserves the bytes of a file of this length; waits for running unlinks if it must.
 
         Raises:
-            CacheFullError: they are not there.
+            CacheFullError: there is no room.
         """
         wanted = charge(length)
         while self._unlinks and self.charged_bytes + wanted > self.hard_limit_bytes:
@@ -100,14 +100,14 @@ class DiskSpace:
             )
         self.charged_bytes += wanted
 
-    def give_back(self, *lengths: int) -> None:
-        """Files of these lengths are gone, or were not written."""
+    def release(self, *lengths: int) -> None:
+        """Files of these lengths are unlinked, or were not written."""
         self.charged_bytes -= sum(map(charge, lengths))
 
     def unlink_begins(self, end: asyncio.Event) -> None:
-        """Bytes will be given back before this event is set: `reserve` may wait for it."""
+        """Bytes are released before this event is set: `reserve` may wait for it."""
         self._unlinks.add(end)
 
     def unlink_ends(self, end: asyncio.Event) -> None:
-        """They were, or not."""
+        """Ends the wait, whether or not the unlink succeeded."""
         self._unlinks.discard(end)

@@ -1,4 +1,4 @@
-"""Work on files off the loop: threads that a cancel waits for, turns on keys, and the jobs themselves."""
+"""Work on files off the loop: threads that a cancel waits for, locks on keys, and the jobs themselves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 async def in_thread(pool: ThreadPoolExecutor | None, work: Callable[..., T], *args: object) -> T:
-    """Runs in a thread of the pool, or of the loop's. A cancel waits for its end: nothing is written after it."""
+    """Runs `work` in a thread of the pool, or of the loop's. A cancel waits for its end; nothing is written later."""
     future = asyncio.get_running_loop().run_in_executor(pool, work, *args)
     try:
         await asyncio.wait([future])
@@ -26,18 +26,18 @@ async def in_thread(pool: ThreadPoolExecutor | None, work: Callable[..., T], *ar
     return future.result()
 
 
-class Turns:
-    """One at a time for each key: its writer, or its unlinker. Lives on one loop."""
+class KeyLocks:
+    """One holder at a time for each key: its writer, or its unlinker. Lives on one loop."""
 
     def __init__(self) -> None:
         self._busy: dict[bytes, asyncio.Event] = {}
 
     def __repr__(self) -> str:
-        return f"Turns({len(self._busy)} keys busy)"
+        return f"KeyLocks({len(self._busy)} keys busy)"
 
     @contextlib.asynccontextmanager
-    async def take(self, keys: Sequence[bytes]) -> AsyncIterator[asyncio.Event]:
-        """Waits for all keys, then takes all; yields the event that is set when they are free again."""
+    async def hold(self, keys: Sequence[bytes]) -> AsyncIterator[asyncio.Event]:
+        """Waits for all keys, then holds all; yields the event that is set when they are free again."""
         while others := [self._busy[key] for key in keys if key in self._busy]:
             await others[0].wait()
         done = asyncio.Event()
@@ -51,7 +51,7 @@ class Turns:
 
 
 def unlink_all(paths: Mapping[bytes, Path], failed: dict[bytes, OSError]) -> None:
-    """Unlinks files; notes those that the disk would not."""
+    """Unlinks files; notes those that failed."""
     for key, path in paths.items():
         try:
             path.unlink(missing_ok=True)

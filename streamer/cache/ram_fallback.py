@@ -1,4 +1,4 @@
-"""Where chunks go while the disk refuses them: a small folder in memory, so that training goes on.
+"""A small folder in memory for chunks that the disk refuses, so that training continues.
 
 Same layout as the cache folder, one more root for the readers. Made when it is first needed, removed at the end and at
 the next start; bounded, because it is memory.
@@ -13,14 +13,14 @@ from pathlib import Path
 
 from streamer.cache.folder import Folder, open_folder
 
-# Full, failing, over quota, turned read-only: what a disk does without our doing.
+# Full, failing, over quota, turned read-only: refusals that are no fault of ours.
 REFUSALS = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS})
 MEMORY_FOLDER = Path("/dev/shm")
 # At most this, and at most a quarter of what is free there.
 FALLBACK_BYTES = 512 << 20
 
 
-class Fallback:
+class RamFallback:
     """The folder in memory. Owned by one `ChunkCache`; its methods run in threads.
 
     Attributes:
@@ -38,7 +38,7 @@ class Fallback:
         self.limit_bytes = 0
 
     def __repr__(self) -> str:
-        return f"Fallback({str(self.path)!r}, {'in use' if self.folder else 'unused'})"
+        return f"RamFallback({str(self.path)!r}, {'in use' if self.folder else 'unused'})"
 
     def open(self, group: str | None) -> Folder:
         """The folder, made when missing.

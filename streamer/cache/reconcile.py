@@ -1,4 +1,4 @@
-"""What an earlier engine left in the folder: catalog and files brought to agree. Synchronous; runs in a thread."""
+"""Compares the catalog and the files that an earlier engine left in the folder. Synchronous; runs in a thread."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Contents(msgspec.Struct):
         used: when each dataset was last used, seconds since 1970.
         added: rows that the catalog does not have yet.
         removed: rows of the catalog without a file.
-        dropped: files that were torn, truncated or not ours; they are gone.
+        dropped: files that were torn, truncated or foreign; they are unlinked.
     """
 
     rows: dict[bytes, CatalogRow]
@@ -41,11 +41,11 @@ class Contents(msgspec.Struct):
 
     @property
     def forgotten(self) -> set[str]:
-        """Datasets of which nothing is left but when they were used."""
+        """Datasets without chunks, of which only the last use is known."""
         return set(self.used) - {row.dataset for row in self.rows.values()}
 
     def by_dataset(self) -> Iterator[DatasetFiles]:
-        """The chunks of each dataset, those used longest ago first."""
+        """The chunks of each dataset, least recently used first."""
         groups: dict[str, list[bytes]] = {}
         for key, row in self.rows.items():
             groups.setdefault(row.dataset, []).append(key)
@@ -58,8 +58,8 @@ class Contents(msgspec.Struct):
 def reconcile(folder: Folder, catalog: Catalog) -> Contents:
     """Opens the catalog and compares it with the files: the files are right.
 
-    A file without a row, or of another length than its row says, is judged by its header. What is to be written is left
-    to the caller: 100,000 rows take half as long as to read as many headers, and nobody needs to wait for it.
+    For a file without a row, or of another length than its row says, the header decides. The caller writes the changes
+    later: writing 100,000 rows takes half as long as reading as many headers, and the start does not wait for it.
     """
     listed = catalog.open()
     found = Contents({}, listed.used)

@@ -1,4 +1,4 @@
-"""What goes on beside the traffic: a slow reading of everything that lies there, and an eye on the free space.
+"""Background work on a cache folder: scrubbing its chunks, and watching the free space.
 
 Both are coroutines that run until they are cancelled; the engine starts them in its own task group.
 """
@@ -25,12 +25,12 @@ async def scrub(
     bytes_per_second: int = SCRUB_BYTES_PER_SECOND,
     pause_seconds: float = SCRUB_PAUSE_SECONDS,
 ) -> None:
-    """Reads every chunk again and again, slowly, and compares it with its checksums.
+    """Reads every chunk periodically, slowly, and compares it with its checksums.
 
     Args:
         cache: open.
-        on_damaged: called with the key of a chunk that is wrong; forgets and evicts it.
-        skip: chunks not to read now, as open ones: the readers check those, and their pages stay.
+        on_damaged: called with the key of a corrupt chunk; forgets and evicts it.
+        skip: chunks not to read now, such as open ones: their readers check them, and their pages stay.
         bytes_per_second: the pace.
         pause_seconds: between two passes.
     """
@@ -51,7 +51,7 @@ async def scrub(
 async def watch_free_space(
     cache: ChunkCache, on_limit: Callable[[int], None], every_seconds: float = FREE_SPACE_SECONDS
 ) -> None:
-    """Lowers the limit while others fill the disk, and raises it again when they leave.
+    """Lowers the limit while other programs fill the disk, and raises it again when they free it.
 
     Args:
         cache: open.

@@ -1,4 +1,4 @@
-"""Plays jobs against the policy without a byte: predicts hit rates, and holds the policy to its proof in tests.
+"""Simulates jobs against the policy without data: predicts hit rates, and checks the policy's proof in tests.
 
 Time is in ticks: in each one every job may use one chunk, and a fetch takes `fetch_ticks` of them.
 """
@@ -104,7 +104,7 @@ class Simulation:
         self.jobs = [_begin(plan) for plan in plans]
         self._fetch_ticks = fetch_ticks
         self._on_tick = on_tick
-        self._flying: deque[tuple[int, bytes]] = deque()
+        self._fetching: deque[tuple[int, bytes]] = deque()
         self._tick = 0
         for plan in plans:
             opened, ahead = plan.open_chunks * plan.chunk_bytes, plan.lookahead_chunks * plan.chunk_bytes
@@ -114,20 +114,20 @@ class Simulation:
         """Plays until every job is done or hangs.
 
         Raises:
-            RuntimeError: nobody can move and nothing is being fetched: a deadlock.
+            RuntimeError: no job can progress and nothing is being fetched: a deadlock.
         """
         while any(job.running for job in self.jobs):
             self._land()
             moved = [self._step(job) for job in self.jobs if job.running]
-            if not any(moved) and not self._flying:
+            if not any(moved) and not self._fetching:
                 raise RuntimeError(f"deadlock at tick {self._tick}: {self.policy!r}")
             self._on_tick()
             self._tick += 1
         return self.jobs
 
     def _land(self) -> None:
-        while self._flying and self._flying[0][0] <= self._tick:
-            self.policy.published(self._flying.popleft()[1])
+        while self._fetching and self._fetching[0][0] <= self._tick:
+            self.policy.published(self._fetching.popleft()[1])
 
     def _step(self, job: JobRun) -> bool:
         """One use of one job; False: it waits."""
@@ -161,10 +161,10 @@ class Simulation:
             job.asked += 1
 
     def _need(self, job: JobRun, place: int) -> bool:
-        answer = self.policy.need(job.plan.name, int(job.uses[place]), head=place == job.place)
+        answer = self.policy.need(job.plan.name, int(job.uses[place]), blocking=place == job.place)
         if isinstance(answer, Admit):
             job.missed[place] = True
-            self._flying.append((self._tick + self._fetch_ticks, answer.key))
+            self._fetching.append((self._tick + self._fetch_ticks, answer.key))
         return not (isinstance(answer, Wait) and not answer.fetching)
 
     def _use(self, job: JobRun) -> bool:
@@ -172,7 +172,7 @@ class Simulation:
             return False
         if self.policy.opened(job.plan.name, int(job.uses[job.place])):
             return True
-        self._need(job, job.place)  # it was evicted for somebody's head of line, or is on its way
+        self._need(job, job.place)  # it was evicted for another session's blocking request, or is on its way
         return False
 
     def finish(self, job: JobRun) -> Freed:

@@ -161,7 +161,7 @@ class Scheduler:
         key = session.dataset.key(use.chunk)
         session.keys[key] = use.chunk
         try:
-            answer = self._policy.need(session.name, use.chunk, head=progress.is_blocking(use))
+            answer = self._policy.need(session.name, use.chunk, blocking=progress.is_blocking(use))
         except CacheFullError as error:
             if not self._others_can_release(session):
                 session.fail(error)

@@ -1,4 +1,4 @@
-"""Answers the needs of sessions and keeps count of them: the third part of the policy (see `policy` for the rule)."""
+"""Answers the needs of sessions and counts them: the third part of the policy (see `cache_policy` for the rule)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from streamer.cache.policy.answers import Admit, Answer, Hit, Place, PolicyStatistics, Wait
 from streamer.cache.policy.emergency import Queues
-from streamer.cache.policy.partitions import Room
+from streamer.cache.policy.partitions import Partitions
 from streamer.cache.policy.sessions import Session
 from streamer.cache.policy.table import State
 from streamer.config import format_bytes
@@ -23,38 +23,38 @@ class _Counters(msgspec.Struct):
     admitted_kept_bytes: int = 0
 
 
-class Desk:
-    """Hit, admit or wait; and which fetches are under way. Owned by one policy; plain synchronous code.
+class Admission:
+    """Hit, admit or wait; and which fetches are running. Owned by one policy; plain synchronous code.
 
     Args:
-        room: bytes and victims.
+        partitions: bytes and victims.
         sessions: the policy's, by name.
     """
 
-    def __init__(self, room: Room, sessions: Mapping[str, Session]) -> None:
-        self._room = room
-        self._table = room.table
+    def __init__(self, partitions: Partitions, sessions: Mapping[str, Session]) -> None:
+        self._partitions = partitions
+        self._table = partitions.table
         self._sessions = sessions
-        self._flying: dict[bytes, int] = {}
+        self._fetching: dict[bytes, int] = {}
         self._count = _Counters()
 
-    def answer(self, session: Session, row: int, head: bool) -> Answer:
+    def answer(self, session: Session, row: int, blocking: bool) -> Answer:
         """One need of a session.
 
         Raises:
-            CacheFullError: a head of line, and everything on the disk is open.
+            CacheFullError: a blocking request, and everything on the disk is open.
         """
-        answer = self._decide(row, head)
+        answer = self._decide(row, blocking)
         self._record(row, session, answer)
         return answer
 
-    def landed(self, key: bytes) -> int:
+    def finished(self, key: bytes) -> int:
         """The row of a fetch that has ended.
 
         Raises:
             CacheError: there is none of that key.
         """
-        row = self._flying.pop(key, None)
+        row = self._fetching.pop(key, None)
         if row is None:
             raise CacheError(f"chunk {key.hex()} was not admitted, or its fetch has ended already")
         return row
@@ -65,55 +65,55 @@ class Desk:
 
     def statistics(self) -> PolicyStatistics:
         """Bytes by kind now, and counts since the start. O(open chunks)."""
-        room, chunks = self._room, self._room.chunks
+        partitions, chunks = self._partitions, self._partitions.chunks
         return PolicyStatistics(
-            limit_bytes=room.limit_bytes,
-            staging_bytes=room.staging_bytes,
-            kept_bytes=room.kept_bytes,
-            transit_bytes=room.transit_bytes,
+            limit_bytes=partitions.limit_bytes,
+            staging_bytes=partitions.staging_bytes,
+            kept_bytes=partitions.kept_bytes,
+            transit_bytes=partitions.transit_bytes,
             open_bytes=self._open_bytes(),
             kept_chunks=chunks[State.KEPT],
             transit_chunks=chunks[State.TRANSIT],
             fetching_chunks=chunks[State.FETCHING_KEPT] + chunks[State.FETCHING_TRANSIT],
             sessions=len(self._sessions),
-            evicted_chunks=room.evicted,
-            promoted_chunks=room.promoted,
-            due_evicted_chunks=room.due_evicted,
+            evicted_chunks=partitions.evicted,
+            promoted_chunks=partitions.promoted,
+            scheduled_evicted_chunks=partitions.scheduled_evicted,
             **msgspec.structs.asdict(self._count),
         )
 
     def _open_bytes(self) -> int:
         return sum(int(self._table.cost[row]) for row in self._table.open)
 
-    def _decide(self, row: int, head: bool) -> Answer:
+    def _decide(self, row: int, blocking: bool) -> Answer:
         key = self._table.key(row)
         state = self._table.state[row]
         if self._table.is_local(row):
             return Hit(key)
         if state != State.ABSENT:
             return Wait(key, fetching=True)
-        granted = self._room.admit(row)
-        if granted is None and head:
-            granted = self._room.force(row, self.queues())
+        granted = self._partitions.admit(row)
+        if granted is None and blocking:
+            granted = self._partitions.force(row, self.queues())
             self._refuse_if_stuck(granted is None)
         if granted is None:
             return Wait(key, fetching=False)
-        self._flying[key] = row
+        self._fetching[key] = row
         place = Place.KEPT if granted[0] == State.FETCHING_KEPT else Place.TRANSIT
         return Admit(key, place, tuple(map(self._table.key, granted[1])))
 
     def _refuse_if_stuck(self, refused: bool) -> None:
-        """A refused head may wait for fetches, other heads and the clients of an earlier engine, not for ever."""
-        room = self._room
-        fetching = room.chunks[State.FETCHING_KEPT] + room.chunks[State.FETCHING_TRANSIT]
-        if not refused or fetching or room.settling:
+        """A refused blocking request may wait for fetches and for clients of an earlier engine, not for ever."""
+        partitions = self._partitions
+        fetching = partitions.chunks[State.FETCHING_KEPT] + partitions.chunks[State.FETCHING_TRANSIT]
+        if not refused or fetching or partitions.settling:
             return
         opened = self._open_bytes()
         raise CacheFullError(
-            f"no room for the next chunk: of the cache limit of {format_bytes(room.limit_bytes)},"
+            f"no room for the next chunk: of the cache limit of {format_bytes(partitions.limit_bytes)},"
             f" {format_bytes(opened)} are open in {len(self._sessions)} sessions; raise cache_bytes"
             " or lower shuffle_window",
-            limit_bytes=room.limit_bytes,
+            limit_bytes=partitions.limit_bytes,
             open_bytes=opened,
             sessions=len(self._sessions),
         )

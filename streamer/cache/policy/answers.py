@@ -39,7 +39,7 @@ class Wait(msgspec.Struct, frozen=True):
     """Not now: ask again when the policy has changed.
 
     Attributes:
-        fetching: True: somebody's fetch of this very chunk is under way, `published` or `failed` ends it.
+        fetching: True: a fetch of this chunk is running; `published` or `failed` ends it.
             False: no room; ask again after any `release`, `published`, `failed` or `close_session`.
     """
 
@@ -86,7 +86,7 @@ class PolicyStatistics:
     admitted_kept_bytes: int
     evicted_chunks: int
     promoted_chunks: int
-    due_evicted_chunks: int
+    scheduled_evicted_chunks: int
 
     @property
     def hit_rate(self) -> float:

@@ -1,4 +1,4 @@
-"""Whom a head of line may push out when nobody is left who would not be missed. Rare; part of `room`."""
+"""Last-resort eviction candidates for a request that blocks its consumer. Rare; part of `partitions`."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from streamer.cache.policy.table import ChunkTable, State
 # How many victims one pass over the table finds, so that a pass (1 ms per million chunks) is rare.
 BATCH = 256
 
-# Per session, the rows of its look-ahead in order of use: the first is its head of line.
+# Per session, the rows of its look-ahead in order of use: the first is its next use.
 Queues = list[list[int]]
 
 
-class Emergency:
-    """Finds chunks that are not open. Owned by one `Room`."""
+class LastResort:
+    """Finds chunks that are not open. Owned by one `Partitions`."""
 
     def __init__(self, table: ChunkTable) -> None:
         self._table = table
         self._batch: list[int] = []
 
     def far(self, queues: Queues) -> list[int]:
-        """Local chunks in look-ahead that are not open, furthest from their use first; no session's head of line."""
+        """Local chunks in look-ahead that are not open, furthest from their use first; no session's next use."""
         distance = _distances(queues)
         movable = [row for row, place in distance.items() if place > 0 and self._is_movable(row)]
         return sorted(movable, key=lambda row: -distance[row])
 
-    def due_kept(self) -> Iterator[int]:
+    def scheduled_kept(self) -> Iterator[int]:
         """Kept chunks that a running epoch has still ahead, by rank."""
         fresh = False
         while self._batch or not fresh:
@@ -42,12 +42,12 @@ class Emergency:
         return self._table.state[row] in (State.KEPT, State.TRANSIT) and row not in self._table.open
 
     def _is_idle(self, row: int) -> bool:
-        return bool(self._table.state[row] == State.KEPT) and row not in self._table.held
+        return bool(self._table.state[row] == State.KEPT) and row not in self._table.referenced
 
     def _lowest_kept(self) -> list[int]:
         """The lowest rank last."""
         rows = np.flatnonzero(self._table.state == State.KEPT)
-        rows = rows[~np.isin(rows, list(self._table.held))]
+        rows = rows[~np.isin(rows, list(self._table.referenced))]
         rows = rows[np.argsort(self._table.rank[rows], kind="stable")[:BATCH]]
         found: list[int] = rows[::-1].tolist()
         return found

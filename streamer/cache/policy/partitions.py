@@ -1,6 +1,6 @@
-"""Bytes and victims: which chunk enters which part of the cache, and which one leaves for it.
+"""The kept and the transit part: which chunk enters which of them, and which one is evicted for it.
 
-The second part of the policy (see `policy` for the rule and its proof): knows chunks and groups, not sessions.
+The second part of the policy (see `cache_policy` for the rule and its proof): knows chunks and groups, not sessions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streamer.unique import unique
 
 # Beyond the mean of (1 - f) w: the misses among w chunks scatter by sqrt(w f (1 - f)), so a tenth and two chunks are
 # too little for windows of some tens of chunks; S then is the mean and two deviations. With 36 chunks of 4,000 and
-# f = 0.75, stuck heads of line changed 1.4 % of the kept content per warm epoch, and waited 1.5 % of the time; now
+# f = 0.75, stuck blockings of line changed 1.4 % of the kept content per warm epoch, and waited 1.5 % of the time; now
 # below 0.1 % and 0.2 %, for 0.001 of the hit rate (2026-11-20).
 STAGING_MARGIN = 1.1
 STAGING_CHUNKS = 2
@@ -33,7 +33,7 @@ class Outcome(msgspec.Struct):
     promoted: list[int] = msgspec.field(default_factory=list)
 
 
-class Room:
+class Partitions:
     """The two parts of the cache and their limits. Owned by one policy; plain synchronous code.
 
     Invariants: kept + transit <= limit after every admission; an open chunk never leaves but by `forget`.
@@ -48,7 +48,7 @@ class Room:
         self.settling = False
         self.tick = 0
         self.chunks = [0] * State.COUNT
-        self.evicted = self.due_evicted = self.promoted = 0
+        self.evicted = self.scheduled_evicted = self.promoted = 0
         self._victims = Victims(self.table)
 
     @property
@@ -74,7 +74,7 @@ class Room:
             self.staging_bytes = min(self.limit_bytes, _staging_bytes(share, window_bytes, largest))
         self._share_out(live)
         for group in self.table.groups:
-            self.choose(group)
+            self.select(group)
 
     def _share_out(self, live: list[Group]) -> None:
         """Max-min fair quotas: equal shares, but none more than its dataset; what is left over is shared again."""
@@ -83,10 +83,10 @@ class Room:
             group.quota_bytes = min(group.total_bytes, left // (len(live) - place))
             left -= group.quota_bytes
 
-    def choose(self, group: Group) -> None:
+    def select(self, group: Group) -> None:
         """Which chunks of a dataset its quota is for; of a finished one: none."""
         if group.jobs:
-            self.table.choose(group)
+            self.table.select(group)
         else:
             group.least_rank = 1 << RANK_BITS
 
@@ -124,7 +124,7 @@ class Room:
     # --- admission -------------------------------------------------------------------------------------------
 
     def admit(self, row: int) -> tuple[int, list[int]] | None:
-        """Room for an absent chunk without hurting anybody: kept, or else transit; None: no.
+        """Room for an absent chunk that costs no session anything: kept, or else transit; None: there is none.
 
         Returns:
             The state it entered and the rows that left for it.
@@ -133,7 +133,7 @@ class Room:
         cost = int(self.table.cost[row])
         needed = max(self.kept_bytes + cost - self.kept_limit_bytes, self.total_bytes + cost - self.limit_bytes)
         victims = self._expendable(group, cost, needed)
-        if victims is None and self.table.is_chosen(row) and not self.settling:
+        if victims is None and self.table.is_selected(row) and not self.settling:
             victims = self._in_place_of_others(row, needed)
         if victims is not None:
             return self._replace(row, State.FETCHING_KEPT, victims)
@@ -142,11 +142,11 @@ class Room:
         return self._replace(row, State.FETCHING_TRANSIT, [])
 
     def force(self, row: int, queues: Queues) -> tuple[int, list[int]] | None:
-        """Room for a head of line, at the expense of what is not open; None: everything is open or being fetched."""
+        """Room for a blocking request, at the expense of chunks that are not open; None: all are open or in flight."""
         needed = self.total_bytes + int(self.table.cost[row]) - self.limit_bytes
         victims: list[int] | None = []
         if needed > 0:
-            victims = None if self.settling else self._victims.collect(needed, self._victims.by_hurt(queues))
+            victims = None if self.settling else self._victims.collect(needed, self._victims.least_harm_first(queues))
         if victims is None:
             return None
         return self._replace(row, State.FETCHING_TRANSIT, victims)
@@ -158,29 +158,29 @@ class Room:
         return state, victims
 
     def _evict(self, row: int) -> None:
-        self.due_evicted += int(self.table.state[row] == State.KEPT and self.table.due[row] > 0)
+        self.scheduled_evicted += int(self.table.state[row] == State.KEPT and self.table.scheduled[row] > 0)
         self.evicted += 1
         self.leave(row)
 
     def _expendable(self, group: Group, cost: int, needed: int) -> list[int] | None:
-        """Kept chunks nobody will miss: of finished datasets, then of live ones above their quota."""
+        """Evictable chunks of finished datasets, then of live ones above their quota."""
         if needed <= 0:
             return []
         if self.settling:
             return None
         idle = [one for one in self.table.groups if not one.jobs]
-        rich = self._victims.above_quota() if group.kept_bytes + cost <= group.quota_bytes else []
+        over_quota = self._victims.above_quota() if group.kept_bytes + cost <= group.quota_bytes else []
         most = sum(one.kept_bytes for one in idle)
-        most += sum(one.kept_bytes - one.quota_bytes for one in rich)
+        most += sum(one.kept_bytes - one.quota_bytes for one in over_quota)
         if most < needed:
             return None
-        return self._victims.collect(needed, chain(self._victims.finished(), self._victims.surplus(rich)))
+        return self._victims.collect(needed, chain(self._victims.finished(), self._victims.surplus(over_quota)))
 
     def _in_place_of_others(self, row: int, needed: int) -> list[int] | None:
-        """Room in kept for a chosen chunk: spent chunks that are not chosen leave, or such that are held will."""
+        """Room in kept for a selected chunk, in place of unselected ones: evictable, or referenced ones by demotion."""
         victims = self._victims.collect(needed, self._victims.outranked(row))
         if victims is None and self.total_bytes + int(self.table.cost[row]) <= self.limit_bytes:
-            held = self._victims.collect(needed, self._victims.held_unchosen(row))
+            held = self._victims.collect(needed, self._victims.referenced_unselected(row))
             if held is not None and self.transit_bytes + self._cost_of(held) <= self.staging_bytes:
                 self._demote(held)
                 return []
@@ -198,14 +198,14 @@ class Room:
     # --- after a use -----------------------------------------------------------------------------------------
 
     def idle(self, row: int, outcome: Outcome) -> None:
-        """Nobody holds the chunk any more: transit is promoted or leaves, kept may have become spent."""
+        """The chunk is not referenced any more: transit is promoted or evicted, kept may have become evictable."""
         if self.table.state[row] == State.TRANSIT:
             self._retire(row, outcome)
         else:
-            self.table.queue_spent(row)
+            self.table.queue_evictable(row)
 
     def _retire(self, row: int, outcome: Outcome) -> None:
-        """A used transit chunk: kept if there is room or it outranks spent ones of its dataset, else unlinked."""
+        """A used transit chunk: kept if there is room or it outranks evictable ones of its dataset, else unlinked."""
         cost = int(self.table.cost[row])
         needed = self.kept_bytes + cost - self.kept_limit_bytes
         victims: list[int] | None = []
@@ -221,40 +221,42 @@ class Room:
         outcome.victims += victims
 
     def _competes(self, row: int) -> bool:
-        """A chunk that is not chosen may stay where there is room, but not for another one: both leave for chosen ones.
+        """An unselected chunk stays where there is room, but does not replace another one.
 
         Unless its dataset has room beyond its quota: there ranks decide, so that what stays is a uniform sample.
         """
         group = self.table.groups[self.table.owner[row]]
-        return self.table.is_chosen(row) or group.kept_bytes > group.quota_bytes
+        return self.table.is_selected(row) or group.kept_bytes > group.quota_bytes
 
     def _promote(self, row: int, outcome: Outcome) -> None:
         self.leave(row)
         self.enter(row, State.KEPT)
-        self.table.queue_spent(row)
+        self.table.queue_evictable(row)
         self.promoted += 1
         outcome.promoted.append(row)
 
     def trim(self, outcome: Outcome) -> None:
-        """Spent chunks leave while kept is above C - S (S grew, or the limit shrank)."""
+        """Evicts evictable chunks while kept is above C - S (S grew, or the limit shrank)."""
         if self.settling or self.kept_bytes <= self.kept_limit_bytes:
             return
         for row in chain(
-            self._victims.finished(), self._victims.surplus(self._victims.above_quota()), self._victims.spent_anywhere()
+            self._victims.finished(),
+            self._victims.surplus(self._victims.above_quota()),
+            self._victims.evictable_anywhere(),
         ):
             if self.kept_bytes <= self.kept_limit_bytes:
-                self.table.queue_spent(row)
+                self.table.queue_evictable(row)
                 return
             self._evict(row)
             outcome.victims.append(row)
 
     def shrink(self, queues: Queues, outcome: Outcome) -> None:
-        """Whatever is not open leaves while the sum is above the limit."""
+        """Evicts chunks that are not open while the sum is above the limit."""
         if self.total_bytes <= self.limit_bytes:
             return
-        for row in self._victims.by_hurt(queues):
+        for row in self._victims.least_harm_first(queues):
             if self.total_bytes <= self.limit_bytes:
-                self.table.queue_spent(row)
+                self.table.queue_evictable(row)
                 return
             self._evict(row)
             outcome.victims.append(row)
@@ -268,27 +270,27 @@ class Room:
         changed: set[int] = set()
         for group in groups:
             owners = self.table.owner[group.rows]
-            orphans = ~live[owners] if group.jobs else np.zeros(len(owners), np.bool_)
-            if orphans.any():
-                changed.update(unique(owners[orphans]).tolist(), [group.index])
-                self.table.owner[group.rows[orphans]] = group.index
+            unowned = ~live[owners] if group.jobs else np.zeros(len(owners), np.bool_)
+            if unowned.any():
+                changed.update(unique(owners[unowned]).tolist(), [group.index])
+                self.table.owner[group.rows[unowned]] = group.index
         for index in changed:
             self.table.rebuild(groups[index])
 
     def disown(self, gone: list[Group]) -> None:
-        """Datasets that nobody can name any more: their chunks go to those that have them too, else to nobody ("").
+        """Datasets without a manifest: their chunks go to other datasets that have them, else to no one ("").
 
         O(chunks * datasets); once for many. `plan` afterwards.
         """
         table, indices = self.table, {group.index for group in gone}
         lost = np.isin(table.owner, list(indices))
         table.owner[lost] = table.group("").index
-        heirs = [group for group in table.groups if group.index not in indices]
-        for group in sorted(heirs, key=lambda one: bool(one.jobs)):  # a live one's claim counts last, hence most
+        remaining = [group for group in table.groups if group.index not in indices]
+        for group in sorted(remaining, key=lambda one: bool(one.jobs)):  # live datasets last: the last owner wins
             table.owner[group.rows[lost[group.rows]]] = group.index
         for group in gone:
             table.vacate(group)
-        for group in heirs:
+        for group in remaining:
             table.rebuild(group)
         table.reclaim()
 

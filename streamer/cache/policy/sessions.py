@@ -1,4 +1,4 @@
-"""What the policy knows of its consumers. Part of `policy`; plain synchronous code."""
+"""The policy's view of its consumers. Part of `cache_policy`; plain synchronous code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Session(msgspec.Struct):
     group: Group
     open_bytes: int
     lookahead_bytes: int
-    due: NDArray[np.bool_]
+    scheduled: NDArray[np.bool_]
     ahead: dict[int, int] = msgspec.field(default_factory=dict)
     open: dict[int, int] = msgspec.field(default_factory=dict)
     answered: dict[int, int] = msgspec.field(default_factory=dict)
@@ -37,7 +37,7 @@ class Session(msgspec.Struct):
         return min(self.open_bytes + self.lookahead_bytes, self.group.total_bytes)
 
     def answer(self, row: int) -> bool:
-        """One of its uses has its answer now; False: all of them had theirs."""
+        """Counts one answered use; False: all of them were answered before."""
         if self.answered.get(row, 0) >= self.ahead.get(row, 0):
             return False
         self.answered[row] = self.answered.get(row, 0) + 1
@@ -54,19 +54,19 @@ class Session(msgspec.Struct):
         if self.silent:
             self.silent = False
             for row, count in self.ahead.items():
-                table.held[row] = table.held.get(row, 0) + count
+                table.referenced[row] = table.referenced.get(row, 0) + count
 
-    def set_due(self, table: ChunkTable, due: NDArray[np.bool_]) -> None:
-        """Replaces the bitmap of the running epoch; chunks that nobody has ahead any more become spent."""
-        before = self.group.rows[self.due]
-        np.subtract.at(table.due, before, 1)
-        np.add.at(table.due, self.group.rows[due], 1)
-        self.due = due
-        table.queue_spent_of(before)
+    def set_scheduled(self, table: ChunkTable, scheduled: NDArray[np.bool_]) -> None:
+        """Replaces the bitmap of the running epoch; chunks that are not scheduled any more become evictable."""
+        before = self.group.rows[self.scheduled]
+        np.subtract.at(table.scheduled, before, 1)
+        np.add.at(table.scheduled, self.group.rows[scheduled], 1)
+        self.scheduled = scheduled
+        table.queue_evictable_of(before)
 
 
 def take(counts: dict[int, int], row: int, count: int = 1) -> None:
-    """Lowers a count; none left: no entry."""
+    """Lowers a count; removes it at 0."""
     left = counts[row] - count
     if left:
         counts[row] = left
@@ -75,7 +75,7 @@ def take(counts: dict[int, int], row: int, count: int = 1) -> None:
 
 
 def refuse_if_too_large(sessions: Iterable[Session], group: Group, open_bytes: int, limit_bytes: int) -> None:
-    """The open chunks of all sessions and one more for each must fit: then a head of line can always move.
+    """The open chunks of all sessions and one more for each must fit: then a blocking request can always be admitted.
 
     Raises:
         CacheFullError: they do not; names the numbers and the knobs.

@@ -1,8 +1,8 @@
 """Every chunk the policy knows of, as columns: about 47 bytes per chunk, so 1.5 million take 71 MB.
 
 A chunk is a row number. Two datasets that share a key share the row, hence the file. Rows belong to one group
-(a dataset); a group keeps its spent chunks (kept, wanted by nobody) in a heap by rank that is cleaned lazily, so that
-each decision costs a few microseconds whatever the number of chunks.
+(a dataset); a group keeps its evictable chunks (kept, neither referenced nor scheduled) in a heap by rank that is
+cleaned lazily, so that each decision costs a few microseconds whatever the number of chunks.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ BLOCK_BYTES = 4096
 # extent tree (ext4, 4 KiB): measured on ext4 with 2,000 files of 64 KiB, 2026-11-20; rounded up.
 CHUNK_ALLOWANCE_BYTES = 1024
 RANK_BITS = 31
-# How finely `ChunkTable.choose` looks at ranks: a sum over a million chunks takes 10 ms, a sort 120 (2026-11-20).
-CHOICE_BITS = 16
+# How finely `ChunkTable.select` looks at ranks: a sum over a million chunks takes 10 ms, a sort 120 (2026-11-20).
+SELECTION_BITS = 16
 ROW_BITS = 32
 _ROW_MASK = (1 << ROW_BITS) - 1
 # The name of a group that was given up; no dataset can be called so.
@@ -76,14 +76,14 @@ def draw_ranks(keys: Keys) -> NDArray[np.int64]:
 
 
 class Group(msgspec.Struct):
-    """The chunks of one dataset: its rows, its share of the cache, its spent chunks by rank.
+    """The chunks of one dataset: its rows, its share of the cache, its evictable chunks by rank.
 
     Attributes:
         rows: row of each chunk number; empty when only the catalog knows the dataset.
         jobs: live jobs that use it; empty: a finished one, whose chunks go first.
         last_used: tick of the last end of a job on it; orders finished datasets.
         quota_bytes: its fair share of the kept part, while it is live.
-        least_rank: its quota has room for the chunks of this rank and above: they are chosen. Above all: for none.
+        least_rank: its quota has room for the chunks of this rank and above: they are selected. Above all: for none.
     """
 
     index: int
@@ -107,15 +107,15 @@ class ChunkTable:
         self.cost = np.empty(0, np.int64)
         self.rank = np.empty(0, np.int64)
         self.state = np.empty(0, np.uint8)
-        self.due = np.empty(0, np.uint16)
+        self.scheduled = np.empty(0, np.uint16)
         self.owner = np.empty(0, np.int32)
         self._queued = np.empty(0, np.bool_)
         self._order = np.empty(0, np.int32)
-        # Rows of chunks that are not here and that no dataset has any more; used again before the columns grow.
+        # Rows of absent chunks that no dataset has any more; reused before the columns grow.
         self._spare: Rows = np.empty(0, np.int32)
         self.groups: list[Group] = []
-        # Sparse: only what sessions hold now.
-        self.held: dict[int, int] = {}
+        # Sparse: only chunks that sessions reference now.
+        self.referenced: dict[int, int] = {}
         self.open: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -137,10 +137,10 @@ class ChunkTable:
 
     def reclaim(self) -> None:
         """Finds the rows that can be used again, after groups were given up. O(rows)."""
-        unused = (self.state == State.ABSENT) & (self.due == 0)
+        unused = (self.state == State.ABSENT) & (self.scheduled == 0)
         for group in self.groups:
             unused[group.rows] = False
-        unused[[*self.held, *self.open]] = False
+        unused[[*self.referenced, *self.open]] = False
         self._spare = np.flatnonzero(unused).astype(np.int32)
 
     def key(self, row: int) -> bytes:
@@ -170,7 +170,7 @@ class ChunkTable:
         return rows[inverse].astype(np.int32)
 
     def _places(self, count: int, known: NDArray[np.int64]) -> NDArray[np.int64]:
-        """So many rows for new chunks, spare ones first; `known` rows are in use again."""
+        """`count` rows for new chunks, spare ones first; `known` rows are in use again."""
         spare = unique(self._spare)
         spare = spare[~np.isin(spare, known)]
         taken, self._spare = spare[:count], spare[count:].astype(np.int32)
@@ -187,12 +187,12 @@ class ChunkTable:
 
     def _grow(self, count: int) -> None:
         """Absent chunks at the end of each column."""
-        for name in ("keys", "cost", "rank", "owner", "state", "due", "_queued") if count > 0 else ():
+        for name in ("keys", "cost", "rank", "owner", "state", "scheduled", "_queued") if count > 0 else ():
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros(count, column.dtype)]))
 
     def price(self, rows: Rows, cost: NDArray[np.int64]) -> None:
-        """Sets the cost of chunks known only from a read-only layer: they may have to be fetched one day."""
+        """Sets the cost of chunks known only from a read-only layer: they may have to be fetched later."""
         below = self.state[rows] == State.BELOW
         self.cost[rows[below]] = cost[below]
 
@@ -200,51 +200,51 @@ class ChunkTable:
         """True: readable on this machine now."""
         return bool(self.state[row] >= State.KEPT)
 
-    def is_spent(self, row: int) -> bool:
-        """True: kept, and no session holds it or has it ahead in its running epoch."""
-        return bool(self.state[row] == State.KEPT and row not in self.held and self.due[row] == 0)
+    def is_evictable(self, row: int) -> bool:
+        """True: kept, neither referenced by a session nor scheduled in a running epoch."""
+        return bool(self.state[row] == State.KEPT and row not in self.referenced and self.scheduled[row] == 0)
 
-    def choose(self, group: Group) -> None:
+    def select(self, group: Group) -> None:
         """Finds `least_rank` anew, after quota or owners changed. O(chunks)."""
         rows = group.rows[(self.owner[group.rows] == group.index) & (self.state[group.rows] != State.BELOW)]
-        step = RANK_BITS - CHOICE_BITS
-        cost = np.bincount(self.rank[rows] >> step, weights=self.cost[rows], minlength=1 << CHOICE_BITS)
+        step = RANK_BITS - SELECTION_BITS
+        cost = np.bincount(self.rank[rows] >> step, weights=self.cost[rows], minlength=1 << SELECTION_BITS)
         from_above = np.cumsum(cost[::-1])
         fitting = int(np.searchsorted(from_above, group.quota_bytes, side="right"))
-        group.least_rank = ((1 << CHOICE_BITS) - fitting) << step
+        group.least_rank = ((1 << SELECTION_BITS) - fitting) << step
 
-    def is_chosen(self, row: int) -> bool:
+    def is_selected(self, row: int) -> bool:
         """Its rank is among those that the quota of its dataset has room for."""
         return bool(self.rank[row] >= self.groups[self.owner[row]].least_rank)
 
-    def queue_spent(self, row: int) -> None:
-        """Puts a chunk that may have become spent where `lowest_spent` looks."""
-        if not self._queued[row] and self.is_spent(row):
+    def queue_evictable(self, row: int) -> None:
+        """Puts a chunk that may have become evictable where `lowest_evictable` looks."""
+        if not self._queued[row] and self.is_evictable(row):
             self._queued[row] = True
             heapq.heappush(self.groups[self.owner[row]].heap, int(self.rank[row]) << ROW_BITS | row)
 
-    def queue_spent_of(self, rows: Rows) -> None:
-        """`queue_spent` for many rows."""
+    def queue_evictable_of(self, rows: Rows) -> None:
+        """`queue_evictable` for many rows."""
         for row in rows[self.state[rows] == State.KEPT].tolist():
-            self.queue_spent(row)
+            self.queue_evictable(row)
 
-    def lowest_spent(self, group: Group) -> int | None:
-        """The spent chunk of the group with the lowest rank; it stays in the heap."""
+    def lowest_evictable(self, group: Group) -> int | None:
+        """The evictable chunk of the group with the lowest rank; it stays in the heap."""
         heap = group.heap
         while heap:
             row = heap[0] & _ROW_MASK
             if self.owner[row] != group.index:
                 heapq.heappop(heap)
-            elif not self.is_spent(row):
+            elif not self.is_evictable(row):
                 heapq.heappop(heap)
                 self._queued[row] = False
             else:
                 return row
         return None
 
-    def take_spent(self, group: Group) -> int | None:
-        """`lowest_spent`, taken out of the heap: evict it or `queue_spent` it again."""
-        row = self.lowest_spent(group)
+    def take_evictable(self, group: Group) -> int | None:
+        """`lowest_evictable`, taken out of the heap: evict it or `queue_evictable` it again."""
+        row = self.lowest_evictable(group)
         if row is not None:
             heapq.heappop(group.heap)
             self._queued[row] = False
@@ -257,4 +257,4 @@ class ChunkTable:
         kept = mine & ((self.state == State.KEPT) | (self.state == State.FETCHING_KEPT))
         group.kept_bytes = int(self.cost[kept].sum())
         group.heap = []
-        self.queue_spent_of(np.flatnonzero(kept).astype(np.int32))
+        self.queue_evictable_of(np.flatnonzero(kept).astype(np.int32))

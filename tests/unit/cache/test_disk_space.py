@@ -28,7 +28,7 @@ async def test_what_does_not_fit_is_refused_with_the_numbers(space: DiskSpace) -
     with pytest.raises(CacheFullError, match="no room for a chunk of") as caught:
         await space.reserve(100_000)
     assert caught.value.details["wanted_bytes"] == charge(100_000)
-    space.give_back(100_000)
+    space.release(100_000)
     await space.reserve(100_000)
 
 
@@ -40,7 +40,7 @@ async def test_a_reservation_waits_for_unlinks_under_way(space: DiskSpace) -> No
     waiting = asyncio.create_task(space.reserve(100_000))
     await asyncio.sleep(0)
     assert not waiting.done()
-    space.give_back(200_000)
+    space.release(200_000)
     space.unlink_ends(end)
     end.set()
     await waiting

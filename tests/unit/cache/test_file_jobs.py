@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.cache.file_jobs import Turns, in_thread, unlink_all
+from streamer.cache.file_jobs import KeyLocks, in_thread, unlink_all
 
 
 async def test_a_cancel_waits_for_the_thread() -> None:
@@ -45,11 +45,11 @@ async def test_errors_and_results_come_through() -> None:
 
 async def test_turns_are_taken_in_order_and_given_back() -> None:
     """A key is held by one at a time; other keys do not wait; repeated keys are one."""
-    turns = Turns()
+    turns = KeyLocks()
     seen: list[str] = []
 
     async def hold(name: str, keys: list[bytes]) -> None:
-        async with turns.take(keys):
+        async with turns.hold(keys):
             seen.append(f"+{name}")
             await asyncio.sleep(0)
             seen.append(f"-{name}")
@@ -62,11 +62,11 @@ async def test_turns_are_taken_in_order_and_given_back() -> None:
 
 async def test_a_turn_ends_with_an_error() -> None:
     """The next one gets it."""
-    turns = Turns()
+    turns = KeyLocks()
     with pytest.raises(KeyError):
-        async with turns.take([b"1"]):
+        async with turns.hold([b"1"]):
             raise KeyError
-    async with turns.take([b"1"]) as done:
+    async with turns.hold([b"1"]) as done:
         assert not done.is_set()
     assert done.is_set()
 

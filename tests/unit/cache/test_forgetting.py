@@ -36,7 +36,7 @@ def read_all(policy: CachePolicy, session: str) -> int:
     hits = 0
     for chunk in range(CHUNKS):
         policy.look_ahead(session, chunk)
-        answer = policy.need(session, chunk, head=True)
+        answer = policy.need(session, chunk, blocking=True)
         if isinstance(answer, Admit):
             policy.published(answer.key)
         hits += not isinstance(answer, Admit)

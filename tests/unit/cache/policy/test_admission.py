@@ -32,11 +32,11 @@ def test_a_head_of_line_waits_while_a_fetch_is_under_way(policy: CachePolicy) ->
         policy.look_ahead("s", chunk)
     coming = policy.need("s", 1)
     assert isinstance(coming, Admit)
-    assert policy.need("s", 2, head=True) == Wait(bytes([3]) * 16, fetching=False)
+    assert policy.need("s", 2, blocking=True) == Wait(bytes([3]) * 16, fetching=False)
     policy.published(coming.key)
     assert policy.opened("s", 1)
     with pytest.raises(CacheFullError, match="in 1 sessions"):
-        policy.need("s", 2, head=True)
+        policy.need("s", 2, blocking=True)
 
 
 def test_a_need_that_waits_for_room_is_counted_when_it_is_answered(policy: CachePolicy) -> None:

@@ -72,7 +72,7 @@ def ranks_of(policy: CachePolicy, count: int) -> list[int]:
     return [int(policy._table.rank[policy._table.find(key_of("a", chunk))]) for chunk in range(count)]
 
 
-def test_a_chosen_chunk_takes_the_place_of_a_spent_one_that_is_not() -> None:
+def test_a_selected_chunk_replaces_an_evictable_unselected_one() -> None:
     """Kept is full: what its quota is for is kept at once, the lowest rank leaves; others pass through transit."""
     policy = policy_of(20, a=40)
     policy.open_session("s", "j", "a", COST, COST)
@@ -111,18 +111,18 @@ def test_what_is_chosen_follows_limit_and_sessions() -> None:
     rows = range(40)
     ranks = sorted(ranks_of(policy, 40), reverse=True)
 
-    def chosen() -> list[int]:
-        return sorted((int(policy._table.rank[row]) for row in rows if policy._table.is_chosen(row)), reverse=True)
+    def selected() -> list[int]:
+        return sorted((int(policy._table.rank[row]) for row in rows if policy._table.is_selected(row)), reverse=True)
 
     room = (20 * COST - policy.statistics().staging_bytes) // COST
-    assert chosen() == ranks[:room]
+    assert selected() == ranks[:room]
     policy.set_limit(10 * COST)
     room = (10 * COST - policy.statistics().staging_bytes) // COST
-    assert chosen() == ranks[:room]
+    assert selected() == ranks[:room]
     policy.set_limit(60 * COST)
-    assert chosen() == ranks
+    assert selected() == ranks
     policy.close_session("s")
-    assert chosen() == []
+    assert selected() == []
 
 
 def test_s_is_the_design_s_formula() -> None:
@@ -192,7 +192,7 @@ def test_a_job_s_data_are_live_while_a_connection_is_open() -> None:
 
 
 def test_a_dataset_below_its_quota_takes_from_one_above() -> None:
-    """Two live jobs: the second gets its fair share of spent chunks."""
+    """Two live jobs: the second gets its fair share of evictable chunks."""
     policy = policy_of(20, a=40, b=40)
     policy.open_session("s", "j", "a", COST, COST)
     for chunk in range(20):
@@ -220,7 +220,7 @@ def test_a_shared_chunk_belongs_to_the_live_dataset() -> None:
 
 
 def test_a_head_of_line_pushes_out_what_hurts_least() -> None:
-    """Look-ahead waits, the head takes the transit chunk furthest from its use; open ones stay."""
+    """Look-ahead waits, the blocking takes the transit chunk furthest from its use; open ones stay."""
     policy = policy_of(6, a=40)
     policy.open_session("s", "j", "a", 4 * COST, 0)
     policy.start_epoch("s", range(40))
@@ -234,10 +234,10 @@ def test_a_head_of_line_pushes_out_what_hurts_least() -> None:
         chunk += 1
     assert answer == Wait(key_of("a", chunk), fetching=False)
     assert policy.opened("s", 0)
-    last_place = policy.need("s", chunk, head=True)
+    last_place = policy.need("s", chunk, blocking=True)
     assert last_place == Admit(key_of("a", chunk), Place.TRANSIT)
     policy.look_ahead("s", chunk + 1)
-    forced = policy.need("s", chunk + 1, head=True)
+    forced = policy.need("s", chunk + 1, blocking=True)
     assert isinstance(forced, Admit)
     assert len(forced.victims) == 1
     assert forced.victims[0] not in (key_of("a", 0), key_of("a", 1))
@@ -250,9 +250,9 @@ def test_nothing_is_evicted_while_settling() -> None:
     assert len(policy.fit().victims) == 2
     policy.open_session("s", "j", "a", COST, COST)
     policy.look_ahead("s", 0)
-    assert policy.need("s", 0, head=True) == Wait(key_of("a", 0), fetching=False)
+    assert policy.need("s", 0, blocking=True) == Wait(key_of("a", 0), fetching=False)
     assert policy.settle().victims
-    assert isinstance(policy.need("s", 0, head=True), Admit)
+    assert isinstance(policy.need("s", 0, blocking=True), Admit)
 
 
 def test_a_smaller_limit_at_restart_evicts_the_oldest_dataset_first() -> None:
@@ -288,9 +288,9 @@ def test_a_silent_session_loses_its_look_ahead_not_its_open_chunks() -> None:
         fetch(policy, "s", chunk)
     policy.opened("s", 0)
     policy.silence("s")
-    assert policy._table.held == {policy._table.find(key_of("a", 0)): 1}
+    assert policy._table.referenced == {policy._table.find(key_of("a", 0)): 1}
     policy.look_ahead("s", 2)
-    assert len(policy._table.held) == 3
+    assert len(policy._table.referenced) == 3
 
 
 def test_opened_says_no_to_a_chunk_that_is_gone() -> None:
@@ -309,12 +309,12 @@ def test_a_stuck_head_is_told_the_numbers() -> None:
     policy.open_session("s", "j", "a", COST, 0)
     for chunk in range(3):
         policy.look_ahead("s", chunk)
-        answer = policy.need("s", chunk, head=True)
+        answer = policy.need("s", chunk, blocking=True)
         policy.published(answer.key)
         policy.opened("s", chunk)
     policy.look_ahead("s", 3)
     with pytest.raises(CacheFullError, match="are open in 1 sessions"):
-        policy.need("s", 3, head=True)
+        policy.need("s", 3, blocking=True)
 
 
 def test_misuse_is_an_error() -> None:
@@ -327,7 +327,7 @@ def test_misuse_is_an_error() -> None:
         policy.open_session("t", "j", "none", COST, COST)
     with pytest.raises(CacheError, match="not announced"):
         policy.need("s", 0)
-    with pytest.raises(CacheError, match="does not hold"):
+    with pytest.raises(CacheError, match="does not reference"):
         policy.release("s", 0)
     with pytest.raises(CacheError, match="was not admitted"):
         policy.published(key_of("a", 0))

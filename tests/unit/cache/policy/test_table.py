@@ -1,4 +1,4 @@
-"""The columns: keys, ranks, groups and their spent chunks."""
+"""The columns: keys, ranks, groups and their evictable chunks."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ def test_ranks_are_uniform() -> None:
     assert np.abs(shares - 0.1).max() < 0.015
 
 
-def test_spent_chunks_come_by_rank_and_only_while_spent() -> None:
-    """What is held or due meanwhile is passed over, and comes back later."""
+def test_evictable_chunks_come_by_rank_and_only_while_evictable() -> None:
+    """What is held or scheduled meanwhile is passed over, and comes back later."""
     table = table_of(6)
     group = table.groups[0]
     table.rank[:] = [50, 40, 30, 20, 10, 0]
-    table.queue_spent_of(group.rows)
-    table.held[5] = 1
-    table.due[4] = 1
-    assert [table.take_spent(group) for _ in range(3)] == [3, 2, 1]
-    del table.held[5]
-    table.queue_spent(5)
-    table.queue_spent(5)
-    assert [table.take_spent(group) for _ in range(3)] == [5, 0, None]
+    table.queue_evictable_of(group.rows)
+    table.referenced[5] = 1
+    table.scheduled[4] = 1
+    assert [table.take_evictable(group) for _ in range(3)] == [3, 2, 1]
+    del table.referenced[5]
+    table.queue_evictable(5)
+    table.queue_evictable(5)
+    assert [table.take_evictable(group) for _ in range(3)] == [5, 0, None]
 
 
 def test_a_million_chunks_take_little_memory() -> None:

@@ -12,7 +12,7 @@ COST = 100
 
 
 def kept(table: ChunkTable, name: str, ranks: list[int]) -> Group:
-    """A dataset of kept, spent chunks with these ranks."""
+    """A dataset of kept, evictable chunks with these ranks."""
     group = table.group(name)
     keys = as_keys([f"{name}{number}".encode().ljust(16, b"\0") for number in range(len(ranks))])
     count = len(ranks)
@@ -20,7 +20,7 @@ def kept(table: ChunkTable, name: str, ranks: list[int]) -> Group:
     table.rank[group.rows] = ranks
     table.state[group.rows] = State.KEPT
     group.kept_bytes = count * COST
-    table.queue_spent_of(group.rows)
+    table.queue_evictable_of(group.rows)
     return group
 
 
@@ -36,8 +36,8 @@ def table() -> ChunkTable:
 def test_as_many_as_needed_by_rank(table: ChunkTable) -> None:
     """No more leave than the bytes ask for; none when none are needed."""
     group, victims = kept(table, "a", [30, 10, 20]), Victims(table)
-    assert victims.collect(0, victims.spent(group)) == []
-    found = victims.collect(COST + 1, victims.spent(group))
+    assert victims.collect(0, victims.evictable(group)) == []
+    found = victims.collect(COST + 1, victims.evictable(group))
     assert found is not None
     assert ranks_of(table, found) == [10, 20]
 
@@ -45,12 +45,12 @@ def test_as_many_as_needed_by_rank(table: ChunkTable) -> None:
 def test_what_did_not_suffice_is_found_again(table: ChunkTable) -> None:
     """Candidates that together are too few go back: lost, they could never be evicted."""
     group, victims = kept(table, "a", [30, 10, 20]), Victims(table)
-    assert victims.collect(4 * COST, victims.spent(group)) is None
-    assert ranks_of(table, list(victims.spent(group))) == [10, 20, 30]
+    assert victims.collect(4 * COST, victims.evictable(group)) is None
+    assert ranks_of(table, list(victims.evictable(group))) == [10, 20, 30]
 
 
 def test_a_chunk_that_comes_up_twice_counts_once(table: ChunkTable) -> None:
-    """As spent and as kept: its bytes are freed once."""
+    """As evictable and as kept: its bytes are freed once."""
     group, victims = kept(table, "a", [10, 20]), Victims(table)
     rows = group.rows.tolist()
     assert victims.collect(2 * COST, [rows[0], rows[0], rows[1]]) == rows
@@ -75,7 +75,7 @@ def test_datasets_without_a_job_go_in_order_of_their_last_use(table: ChunkTable)
         kept(table, name, [rank]).last_used = used
     table.group("c").jobs.add("job")
     assert ranks_of(table, list(victims.finished())) == [2, 1]
-    assert ranks_of(table, list(victims.spent_anywhere())) == [3]
+    assert ranks_of(table, list(victims.evictable_anywhere())) == [3]
 
 
 def test_only_lower_ranks_of_the_same_dataset_are_outranked(table: ChunkTable) -> None:
@@ -89,7 +89,7 @@ def test_only_lower_ranks_of_the_same_dataset_are_outranked(table: ChunkTable) -
 
 
 def test_a_chosen_chunk_is_never_outranked(table: ChunkTable) -> None:
-    """Two chosen ones would only change places: one would be fetched again for the other."""
+    """Two selected ones would only change places: one would be fetched again for the other."""
     victims = Victims(table)
     group = kept(table, "a", [10, 20, 30])
     group.least_rank = 20
@@ -99,11 +99,11 @@ def test_a_chosen_chunk_is_never_outranked(table: ChunkTable) -> None:
 
 
 def test_held_chunks_that_are_not_chosen_are_found_by_who_holds_them(table: ChunkTable) -> None:
-    """Kept ones of the same dataset; not the chosen one, nor one that a running epoch has still ahead."""
+    """Kept ones of the same dataset; not the selected one, nor one that a running epoch has still ahead."""
     victims = Victims(table)
     group, other = kept(table, "a", [10, 20, 25, 30, 40]), kept(table, "b", [1])
     group.least_rank = other.least_rank = 30
     for row in (*group.rows[1:].tolist(), int(other.rows[0])):
-        table.held[row] = 1
-    table.due[group.rows[2]] = 1
-    assert ranks_of(table, list(victims.held_unchosen(int(group.rows[4])))) == [20]
+        table.referenced[row] = 1
+    table.scheduled[group.rows[2]] = 1
+    assert ranks_of(table, list(victims.referenced_unselected(int(group.rows[4])))) == [20]
