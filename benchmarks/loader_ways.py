@@ -17,12 +17,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
-from loader_samples import KINDS, Drawing, Make
+from loader_samples import KINDS, Make
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from streamer.loader import memory
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.stock import RingCollate
 from streamer.loader.testing import FakeDataset
 
 try:
@@ -31,11 +30,11 @@ except ImportError:
     spdl = None
 
 WARM_UP = 10
-DRAWS, TORCH = "ring+draws", "ring+torch"
+TORCH = "ring+torch"
 
 
 class BesideTorch:
-    """The same from a function whose module imports torch, and so from a worker that has: its generator is seeded."""
+    """The same from a function whose module imports torch: the worker has it, and seeds its generator too."""
 
     def __init__(self, make: Make) -> None:
         self.make = make
@@ -127,7 +126,7 @@ def warmed_up(loader: StreamingDataLoader) -> Iterator[object]:
 
 def all_ready(loader: StreamingDataLoader) -> bool:
     pool = loader._supply.feeder._pool  # type: ignore[union-attr]
-    return not pool.missing and all(handle.ready for handle in pool.handles)
+    return not pool.missing and all(handle.ready for handle in pool.workers.values())
 
 
 def measure(batches: Iterator[object], pids: Callable[[], list[int]], count: int) -> tuple[Usage, Usage, float]:
@@ -283,9 +282,7 @@ WAYS: dict[str, Way] = {
     "bare": bare,
     "ring": of_kind(partial(ours, draws=False)),
     "ring+user": of_kind(ours),
-    DRAWS: of_kind(partial(wrapped, Drawing)),
     TORCH: of_kind(partial(wrapped, BesideTorch)),
-    "stock+ring": of_kind(partial(stock, RingCollate())),
     "stock": of_kind(partial(stock, default_collate)),
     "stock+copy": of_kind(partial(stock, collate_copy)),
     "stock numpy": of_kind(partial(stock, collate_numpy)),
