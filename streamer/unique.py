@@ -1,4 +1,4 @@
-"""What `np.unique` does, without `numpy.ma`: numpy imports that at its first call, 8 ms of CPU in each process.
+"""`np.unique` without `numpy.ma`, which numpy imports at its first call: 8 ms of CPU in each process.
 
 The first batch waited for it three times: in the rank, in the engine and in a worker (numpy 2.4, 2026-11-20).
 """

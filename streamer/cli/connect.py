@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from streamer.client.engine_client import EngineClient
     from streamer.client.settings import ClientSettings
 
-# Somebody looks: an engine that does not answer at once is said to be away.
+# For interactive use: an engine that does not answer at once is reported as not running.
 CONNECT_SECONDS = 2.0
 
 

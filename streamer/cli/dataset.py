@@ -14,7 +14,7 @@ from streamer.loader.options import absolute
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 
-# The limit is for indexes that a training job builds in passing; here somebody asked for it.
+# The limit is for indexes that a training job builds in passing; here the index is the request.
 _NO_LIMIT_SECONDS = 1e9
 
 

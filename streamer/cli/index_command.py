@@ -38,7 +38,7 @@ examples:
   streamer index s3://bucket/train/ --explain 4096 --nodes 4
 """
 
-# The limit is for indexes that a training job builds in passing; here somebody asked for it.
+# The limit is for indexes that a training job builds in passing; here the index is the request.
 _NO_LIMIT_SECONDS = 1e9
 _CLASSES_SHOWN = 8
 

@@ -154,6 +154,6 @@ def _run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         terminal.error("interrupted")
         return Exit.INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has left (`streamer index ... | head`); the interpreter must not flush into it again.
+        # The reader of our output is gone (`streamer index ... | head`); the interpreter must not flush into it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.FAILED

@@ -10,13 +10,13 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Picture = npt.NDArray[np.uint8]
+Image = npt.NDArray[np.uint8]
 
 _UPPER_HALF = "▀"
 _RESET = "\x1b[0m"
 
 
-def half_blocks(picture: Picture, columns: int, lines: int) -> Iterator[str]:
+def half_blocks(picture: Image, columns: int, lines: int) -> Iterator[str]:
     """The lines that show a picture as large as fits, its shape kept.
 
     Args:
@@ -37,7 +37,7 @@ def fitting(height: int, width: int, columns: int, rows: int) -> tuple[int, int]
     return fitted - fitted % 2, max(1, int(width * scale))
 
 
-def shrunk(picture: Picture, height: int, width: int) -> Picture:
+def shrunk(picture: Image, height: int, width: int) -> Image:
     """The means of equal areas: enough for looking, and needs no library."""
     rows = np.linspace(0, picture.shape[0], height + 1).astype(int)
     columns = np.linspace(0, picture.shape[1], width + 1).astype(int)
@@ -46,13 +46,13 @@ def shrunk(picture: Picture, height: int, width: int) -> Picture:
     )
 
 
-def _mean(picture: Picture, rows: npt.NDArray[np.int_], columns: npt.NDArray[np.int_]) -> Picture:
+def _mean(picture: Image, rows: npt.NDArray[np.int_], columns: npt.NDArray[np.int_]) -> Image:
     top, left = min(rows[0], picture.shape[0] - 1), min(columns[0], picture.shape[1] - 1)
     area = picture[top : max(rows[1], top + 1), left : max(columns[1], left + 1)]
-    colour: Picture = area.reshape(-1, 3).mean(axis=0).round().astype(np.uint8)
+    colour: Image = area.reshape(-1, 3).mean(axis=0).round().astype(np.uint8)
     return colour
 
 
-def _character(upper: Picture, lower: Picture) -> str:
+def _character(upper: Image, lower: Image) -> str:
     (r, g, b), (lr, lg, lb) = upper.tolist(), lower.tolist()
     return f"\x1b[38;2;{r};{g};{b};48;2;{lr};{lg};{lb}m{_UPPER_HALF}"

@@ -25,7 +25,7 @@ HELP = "look at one sample: its fields, where it lies, its picture"
 
 DESCRIPTION = """\
 Reads one sample with a small ranged request, wherever it lies, and prints its fields as training gets them. On a
-terminal its first picture is drawn; --out writes it to a file. The dataset is indexed first if nobody did.
+terminal its first picture is drawn; --out writes it to a file. The dataset is indexed first if it has no index.
 """
 
 EXAMPLES = """\
@@ -156,7 +156,7 @@ def _cut(text: str) -> str:
 
 
 def _draw(sample: dict[str, object], out: Path | None, terminal: Terminal) -> None:
-    """The first picture: into the file, or on the screen if somebody looks."""
+    """The first picture: into the file, or on an interactive terminal."""
     picture = _first_picture(sample)
     if out is not None:
         if picture is None:

@@ -1,4 +1,4 @@
-"""What `streamer stat` and `streamer top` show: statistics, and what follows from two looks at them. Pure."""
+"""What `streamer stat` and `streamer top` show: statistics, and rates between two samples of them. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _URL_LETTERS = 48
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Per second between two looks; over the engine's life when there is only one.
+    """Per second between two samples; over the engine's life when there is only one.
 
     Attributes:
         store_bytes, cache_bytes, requests: per second.
@@ -32,12 +32,12 @@ class Rates:
     requests: float
 
 
-class Picture:
-    """One look at an engine.
+class StatusView:
+    """One sample of an engine's statistics.
 
     Args:
         now: its statistics.
-        before: those of an earlier look at the same engine; None: rates and shares are over its whole life.
+        before: an earlier sample of the same engine; None: rates and shares are over its whole life.
     """
 
     def __init__(self, now: Statistics, before: Statistics | None = None) -> None:

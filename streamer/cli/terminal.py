@@ -1,4 +1,4 @@
-"""What the commands write: rich when somebody looks at a terminal, plain lines when not."""
+"""Output of the commands: rich on an interactive terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Terminal:
 
     @property
     def lively(self) -> bool:
-        """Somebody looks: colours and moving bars are welcome."""
+        """Interactive: colours and progress bars."""
         return self.err.isatty()
 
     def line(self, text: str = "") -> None:

@@ -4,7 +4,7 @@ What a file must hold - the checksums of its samples - is read once and kept for
 the file is still the same one: other bytes do not match.
 
 No mmap: reading cold pages through a mapping holds the GIL for 13-15 ms at a time. No open files are kept: an open
-costs 8 us, and an evicted file that somebody still holds open would take space that the cache believes free.
+costs 8 us, and an evicted file that is still open would take space that the cache counts as free.
 """
 
 from __future__ import annotations

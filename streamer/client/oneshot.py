@@ -1,6 +1,6 @@
-"""A look at a running engine's counters, or a word to it, over a line of its own: no session, no engine started.
+"""One request to a running engine over a connection of its own: its counters, or a loader's report.
 
-May be called on any thread, also while the job's own client waits: the line is this call's alone.
+Opens no session and starts no engine. May be called on any thread, also while the job's own client waits.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ def glance(settings: ClientSettings, timeout_seconds: float) -> Mapping[str, obj
     deadline = time.monotonic() + timeout_seconds
     try:
         token = settings.token()
-        with contextlib.closing(Connection(settings.socket_path, settings.job, token, timeout_seconds)) as line:
-            line.send(GetStatistics(1))
-            return _answer(line, deadline)
+        with contextlib.closing(Connection(settings.socket_path, settings.job, token, timeout_seconds)) as connection:
+            connection.send(GetStatistics(1))
+            return _answer(connection, deadline)
     except (DisconnectedError, StreamerError) as error:
-        logger.debug("no look at the engine of %s: %s", settings.cache_dir, error)
+        logger.debug("no answer of the engine of %s: %s", settings.cache_dir, error)
         return None
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What a loader found out about its waiting.
+    """A loader's report about its waiting.
 
     Attributes:
         waiting_share: of the trainer's time, 0 to 1.
-        verdict: what holds it up. advice: what to do about it.
+        verdict: why it waits. advice: what to do about it.
     """
 
     waiting_share: float
@@ -59,7 +59,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def tell(settings: ClientSettings, session: SessionSpec, timeout_seconds: float, finding: Finding) -> bool:
-    """Tells the engine what the loader of a session found, for `streamer top` and /metrics.
+    """Reports a loader's waiting to the engine, for `streamer top` and /metrics.
 
     Args:
         settings: which engine, and the job.
@@ -68,12 +68,12 @@ def tell(settings: ClientSettings, session: SessionSpec, timeout_seconds: float,
         finding: cut to what a line of a table shows.
 
     Returns:
-        Whether it was sent; an engine that is away is no error.
+        Whether it was sent; an engine that is gone is not an error.
     """
     try:
         token = settings.token()
-        with contextlib.closing(Connection(settings.socket_path, settings.job, token, timeout_seconds)) as line:
-            line.send(
+        with contextlib.closing(Connection(settings.socket_path, settings.job, token, timeout_seconds)) as connection:
+            connection.send(
                 Tell(
                     settings.job,
                     session.dataset,
@@ -84,14 +84,14 @@ def tell(settings: ClientSettings, session: SessionSpec, timeout_seconds: float,
                 )
             )
     except (DisconnectedError, StreamerError) as error:
-        logger.debug("the engine of %s was not told: %s", settings.cache_dir, error)
+        logger.debug("the engine of %s got no report: %s", settings.cache_dir, error)
         return False
     return True
 
 
-def _answer(line: Connection, deadline: float) -> Mapping[str, object] | None:
+def _answer(connection: Connection, deadline: float) -> Mapping[str, object] | None:
     while (left := deadline - time.monotonic()) > 0:
-        for event in line.receive(left):
+        for event in connection.receive(left):
             if isinstance(event, Statistics):
                 return dict(event.values)
     return None

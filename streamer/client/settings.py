@@ -56,7 +56,7 @@ class ClientSettings:
 
     @property
     def external(self) -> bool:
-        """The engine is somebody else's: connect, never start one."""
+        """The engine is an external service: connect, never start one."""
         return self.engine is not None and self.engine not in ("auto", "embedded")
 
     @property

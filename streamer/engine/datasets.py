@@ -26,8 +26,8 @@ class Dataset:
     Attributes:
         file_bytes: int64 (chunks,): the length of each chunk's file.
         mean_bytes: of a chunk's file.
-        options: storage options of whoever opened it last.
-        touched: somebody has asked for it since the last look (`Datasets.drop_idle`).
+        options: storage options of the last session that opened it.
+        touched: it was used since the last `Datasets.drop_idle`.
     """
 
     def __init__(self, manifest: Manifest, options: Mapping[str, object]) -> None:
@@ -55,7 +55,7 @@ class Dataset:
 
 
 class Datasets:
-    """Opens manifests of the cache folder, each once; those that nobody uses are closed by `drop_idle`.
+    """Opens manifests of the cache folder, each once; `drop_idle` closes unused ones.
 
     Args:
         root: the cache folder.
@@ -92,7 +92,7 @@ class Datasets:
         return known
 
     def drop_idle(self, held: Container[str]) -> None:
-        """Lets go of what nobody has asked for since the last call; its memory is unmapped with its last user.
+        """Drops what was not used since the last call; its memory is unmapped with its last user.
 
         Args:
             held: digests that stay.

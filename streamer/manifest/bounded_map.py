@@ -1,4 +1,4 @@
-"""Many things at a time, few enough, and the first error as itself."""
+"""Concurrent work with a limit; the first error is raised as itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Who reads a manifest of a shared folder says so by a lock on it; who removes one asks first.
+"""Readers of a manifest in a shared folder hold a lock on it; it is removed only when it is not locked.
 
-The lock is on the folder itself: the kernel frees it with the process, whoever kills it, and it counts in every
-container that sees the folder. No engine needs to be told, so one that was just started again needs to know nothing.
+The lock is on the folder itself: the kernel frees it with the process, however that ends, and it holds in every
+container that sees the folder. The engine keeps no record of readers, so a restart loses none.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def open_held(path: Path) -> Manifest:
     """Opens a manifest that stays on the disk while the result lives. Holds one descriptor.
 
     Raises:
-        ManifestError: as Manifest.open; also one that somebody has just removed.
+        ManifestError: as Manifest.open; also one that was just removed.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise ManifestError(f"no manifest at {path}: {error.strerror}", path=str(path)) from error
     try:
-        # Where a mount has no locks, the sessions of the engine alone tell who reads.
+        # Where a mount has no locks, only the sessions of the engine protect a manifest.
         with contextlib.suppress(OSError):
             # Waits for a remover at most, which holds it for a moment. What it has removed is not there below.
             fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -47,8 +47,7 @@ def open_held(path: Path) -> Manifest:
 def remove_unread(path: Path) -> bool:
     """Removes a manifest folder unless a process holds it; True: it is gone.
 
-    First it loses its name, then its files: whoever comes in between finds all of it or nothing, and what a kill leaves
-    is found by `sweep_removed`.
+    The folder is renamed first: a reader finds all of it or nothing, and `sweep_removed` finds what a kill leaves.
 
     Raises:
         OSError: it cannot be removed.

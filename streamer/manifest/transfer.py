@@ -45,6 +45,6 @@ def install_files(files: Iterable[tuple[str, bytes]], root: Path, where: str = "
         if not (place / ROOT_NAME).is_file():
             raise ManifestCorruptError(f"{where}: has no {ROOT_NAME}", path=where)
         digest = open_verified(place).digest
-        # Whoever asks for a copy verifies it again: a power loss that tears it costs another copy. To wait for the disk
+        # The reader of a copy verifies it again: a power loss that tears it costs another copy. To wait for the disk
         # six times took 36 ms of a trainer's start where others wrote to it (2026-11-22).
         return Manifest.open(settle(place, root / digest, durable=False))

@@ -1,7 +1,7 @@
-"""Seats: which rank takes which sample of a global batch.
+"""Which rank takes which sample of a global batch.
 
 A batch is the positions [a, a+B). Sorted by (lane, position) they are dealt in R equal runs, so a
-rank draws from few lanes and needs the chunks of few lanes. R only seats: the batch is the same.
+rank draws from few lanes and needs the chunks of few lanes. The batch does not depend on R.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streamer.errors import ConfigError
 from streamer.order.hashing import Flags, Integers
 
 
-class Seating(msgspec.Struct, frozen=True):
+class RankSplit(msgspec.Struct, frozen=True):
     """One rank's place in every global batch.
 
     Attributes:
@@ -44,7 +44,7 @@ class Seating(msgspec.Struct, frozen=True):
             raise ConfigError(f"rank={self.rank} is not in 0..{self.world - 1}", field="rank")
 
     @property
-    def seats(self) -> int:
+    def per_rank(self) -> int:
         """Samples of this rank per batch."""
         return self.global_batch // self.world
 
@@ -58,13 +58,13 @@ class Seating(msgspec.Struct, frozen=True):
             (G, B/R) positions, sorted by lane, then by position.
         """
         first, counts = self._lane_runs(starts)
-        lane_seat = np.cumsum(counts, axis=1) - counts
+        lane_offset = np.cumsum(counts, axis=1) - counts
         rows = np.arange(len(starts), dtype=np.int64)[:, None]
-        seat = np.arange(self.seats, dtype=np.int64) + self.rank * self.seats
-        flat = (lane_seat + rows * self.global_batch).ravel()
-        # Lanes without a seat share their start with the next one: the last of equals has it.
-        cell = np.searchsorted(flat, seat + rows * self.global_batch, side="right") - 1
-        within = seat - lane_seat.ravel()[cell]
+        offset = np.arange(self.per_rank, dtype=np.int64) + self.rank * self.per_rank
+        flat = (lane_offset + rows * self.global_batch).ravel()
+        # Empty lanes share their start with the next one: the last of equals is not empty.
+        cell = np.searchsorted(flat, offset + rows * self.global_batch, side="right") - 1
+        within = offset - lane_offset.ravel()[cell]
         positions: Integers = first.ravel()[cell] + within * self.lanes
         return positions
 
@@ -72,10 +72,10 @@ class Seating(msgspec.Struct, frozen=True):
         """The lanes this rank draws from in any batch of a run of batches from `start` on."""
         if self.global_batch % self.lanes == 0:
             share = self.global_batch // self.lanes
-            low, high = self.rank * self.seats, (self.rank + 1) * self.seats - 1
+            low, high = self.rank * self.per_rank, (self.rank + 1) * self.per_rank - 1
             return np.arange(low // share, high // share + 1, dtype=np.int64)
         used = np.zeros(self.lanes, dtype=np.bool_)
-        # Where L does not divide B the seats wander, with a period of L / gcd(L, B) batches.
+        # Where L does not divide B the ranks' lanes move, with a period of L / gcd(L, B) batches.
         for turn in range(self.lanes // gcd(self.lanes, self.global_batch)):
             used |= self._drawn(start + turn * self.global_batch)
         return np.flatnonzero(used).astype(np.int64)
@@ -83,7 +83,7 @@ class Seating(msgspec.Struct, frozen=True):
     def _drawn(self, start: int) -> Flags:
         _, counts = self._lane_runs(np.array([start], dtype=np.int64))
         stop = np.cumsum(counts[0])
-        low, high = self.rank * self.seats, (self.rank + 1) * self.seats
+        low, high = self.rank * self.per_rank, (self.rank + 1) * self.per_rank
         drawn: Flags = (counts[0] > 0) & (stop > low) & (stop - counts[0] < high)
         return drawn
 

@@ -86,12 +86,12 @@ def merge(needs: list[tuple[Chunks, Integers, Integers]]) -> Schedule:
     return Schedule(chunks[arranged], merged_first[arranged], merged_last[arranged])
 
 
-def run_needs(chunk_first: Integers, seats: slice, batches: Batches, samples: int) -> tuple[Chunks, Integers, Integers]:
-    """The needs of a rank without shuffle: the `seats` of each batch are a run of ordinals.
+def run_needs(chunk_first: Integers, share: slice, batches: Batches, samples: int) -> tuple[Chunks, Integers, Integers]:
+    """The needs of a rank without shuffle: its `share` of each batch is a run of ordinals.
 
     Args:
         chunk_first: (M+1,) samples before each chunk.
-        seats: the rank's half-open run of places in a batch.
+        share: the rank's half-open run of places in a batch.
         batches: the run.
         samples: n; places from n on are padding.
     """
@@ -100,8 +100,8 @@ def run_needs(chunk_first: Integers, seats: slice, batches: Batches, samples: in
     chunks = np.arange(low - 1, high, dtype=np.int64)
     start, stop = chunk_first[chunks], chunk_first[chunks + 1]
     # The first batch whose run of the rank ends after `start`; the last that begins before `stop`.
-    first = (start - batches.origin - seats.stop) // batches.size + 1
-    last = -(-(stop - batches.origin - seats.start) // batches.size) - 1
+    first = (start - batches.origin - share.stop) // batches.size + 1
+    last = -(-(stop - batches.origin - share.start) // batches.size) - 1
     first, last = np.maximum(first, batches.begin), np.minimum(last, batches.end - 1)
     needed = (first <= last) & (stop > start)
     return chunks[needed].astype(np.uint32), first[needed], last[needed]

@@ -69,7 +69,7 @@ _SINGLE = (
     ("cache_limit_bytes", "limit_bytes", "What chunk files may take."),
     ("cache_kept_bytes", "kept_bytes", "Chunks that stay after their use."),
     ("cache_transit_bytes", "transit_bytes", "Chunks that leave after their use."),
-    ("cache_open_bytes", "open_bytes", "Chunks that somebody reads now."),
+    ("cache_open_bytes", "open_bytes", "Chunks that are being read now."),
     ("cache_kept_chunks", "kept_chunks", "Number of kept chunks."),
     ("cache_evicted_chunks_total", "evicted_chunks", "Chunks that left the cache."),
     ("cache_rejected_chunks_total", "rejected_chunks", "Chunks that were wrong on the disk and fetched again."),

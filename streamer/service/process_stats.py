@@ -1,4 +1,4 @@
-"""What this process takes of the machine, as the kernel counts it."""
+"""Resources of this process, as the kernel counts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells the service manager how the service is (sd_notify(3)): one datagram, no library."""
+"""Reports the service's state to the service manager (sd_notify(3)): one datagram, no library."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ logger = logging.getLogger(__name__)
 
 
 class Notifier:
-    """Says READY, RELOADING, STOPPING, and that it is alive. Does nothing where no manager listens.
+    """Sends READY, RELOADING, STOPPING and WATCHDOG. Does nothing without a manager.
 
     Args:
         address: $NOTIFY_SOCKET: a path, or "@name" in the abstract namespace.
-        watchdog_seconds: the manager wants to hear this often.
+        watchdog_seconds: the manager's watchdog interval.
     """
 
     def __init__(self, address: str | None, watchdog_seconds: float | None = None) -> None:
@@ -27,7 +27,7 @@ class Notifier:
         return f"Notifier({self._address!r}, watchdog_seconds={self._watchdog_seconds})"
 
     def ready(self) -> None:
-        """The service serves (again). Begins to show that it is alive."""
+        """The service serves (again). Starts the watchdog messages."""
         self._send("READY=1")
         if self._timer is None and self._watchdog_seconds:
             self._alive()

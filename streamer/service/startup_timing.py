@@ -1,4 +1,4 @@
-"""What the time of a start goes into: said once, in the log, for whoever waits for it."""
+"""How long each phase of a start takes, for the log."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _STAT = Path("/proc/self/stat")
 _START_FIELD = 22
 
 
-class Phases:
-    """Consecutive phases of one start, in order. Used by one thread.
+class StartupTiming:
+    """Consecutive timing of one start, in order. Used by one thread.
 
     Args:
         begun: when the first phase began, in seconds of `clock`.
         clock: in seconds; as `begun`.
 
     Attributes:
-        seconds: of each phase that is over, by name.
+        seconds: of each finished phase, by name.
     """
 
     def __init__(self, begun: float, clock: Callable[[], float]) -> None:
@@ -29,8 +29,8 @@ class Phases:
         self.seconds: dict[str, float] = {}
 
     @classmethod
-    def of_process(cls) -> Phases:
-        """From the start of this process on; from now on where the kernel does not tell."""
+    def of_process(cls) -> StartupTiming:
+        """From the start of this process on; from now on where /proc is missing."""
         if not _STAT.exists():
             return cls(time.monotonic(), time.monotonic)
         begun = cls.start_ticks(_STAT.read_text()) / os.sysconf("SC_CLK_TCK")
@@ -42,7 +42,7 @@ class Phases:
         return int(stat.rpartition(")")[2].split()[_START_FIELD - 3])
 
     def __repr__(self) -> str:
-        return f"Phases({self})"
+        return f"StartupTiming({self})"
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds.items())

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from streamer.cli.status_view import Picture, duration, printable
+from streamer.cli.status_view import StatusView, duration, printable
 
 
 def statistics(**changes):
@@ -60,7 +60,7 @@ def text(picture):
 
 def test_one_look_is_over_the_engines_life():
     """Rates by its uptime, waiting by the session's age; who waits most comes first."""
-    picture = Picture(statistics())
+    picture = StatusView(statistics())
     assert (picture.rates.store_bytes, picture.rates.cache_bytes, picture.rates.requests) == (5e7, 2e7, 6.0)
     assert [row[0] for row in picture.session_rows()] == ["rank 1", "rank 0"]
     assert [row[4] for row in picture.session_rows()] == ["40.0%", "10.0%"]
@@ -74,7 +74,7 @@ def test_two_looks_are_over_the_time_between():
         store_bytes=5_100_000_000,
         sessions=[session("rank 0", 10.5, 102.0), session("rank 1", 40.0, 102.0)],
     )
-    picture = Picture(later, statistics())
+    picture = StatusView(later, statistics())
     assert picture.rates.store_bytes == 5e7
     assert [picture.waiting(entry) for entry in picture.sessions] == [0.25, 0.0]
 
@@ -82,14 +82,14 @@ def test_two_looks_are_over_the_time_between():
 def test_another_engine_starts_anew():
     """After a restart the counters are smaller; no negative rate is shown."""
     restarted = statistics(pid=8, uptime_seconds=2.0, store_bytes=100, hit_bytes=0, sessions=[session("rank 0", 1, 2)])
-    picture = Picture(restarted, statistics())
+    picture = StatusView(restarted, statistics())
     assert picture.rates.store_bytes == 50
     assert picture.waiting(picture.sessions[0]) == 0.5
 
 
 def test_a_session_that_was_opened_again_starts_anew():
     """Same name, younger: its own age counts."""
-    picture = Picture(statistics(sessions=[session("rank 0", 1.0, 4.0)]), statistics())
+    picture = StatusView(statistics(sessions=[session("rank 0", 1.0, 4.0)]), statistics())
     assert picture.waiting(picture.sessions[0]) == 0.25
 
 
@@ -106,12 +106,12 @@ def test_a_session_that_was_opened_again_starts_anew():
 )
 def test_the_figures_as_text(what, shown):
     """With units; unknown latencies and missing counters do no harm."""
-    assert text(Picture(statistics()))[what] == shown
+    assert text(StatusView(statistics()))[what] == shown
 
 
 def test_an_idle_engine_has_a_picture():
     """Nothing connected, nothing divided by zero."""
-    picture = Picture({"pid": 1})
+    picture = StatusView({"pid": 1})
     assert text(picture)["hits"] == "0.0% so far, the cache keeps 0.0% of the data"
     assert picture.session_rows() == picture.dataset_rows() == []
 
@@ -119,21 +119,21 @@ def test_an_idle_engine_has_a_picture():
 def test_names_of_clients_cannot_steer_the_terminal():
     """Escape sequences become question marks; long urls are cut in the middle."""
     assert printable("rank\x1b[2J\n0") == "rank?[2J?0"
-    picture = Picture(statistics(sessions=[session("\x1b]0;x\x07", 0.0, job="\r")]))
+    picture = StatusView(statistics(sessions=[session("\x1b]0;x\x07", 0.0, job="\r")]))
     assert picture.session_rows()[0][:2] == ("?]0;x?", "?")
     assert len(picture.dataset_rows()[0][1]) == 48
 
 
 def test_a_failed_session_shows_its_error_instead_of_its_waiting():
     """It stands still for good."""
-    picture = Picture(statistics(sessions=[session("rank 0", 1.0, failed="ObjectChangedError")]))
+    picture = StatusView(statistics(sessions=[session("rank 0", 1.0, failed="ObjectChangedError")]))
     assert picture.session_rows()[0][4] == "ObjectChangedError"
 
 
 def test_the_loaders_word_is_shown_beside_the_engines():
     """Two shares: waiting for the engine, and for whatever it was; "-" before the first report."""
     said = {"loader_waiting_share": 0.43, "verdict": "decode", "advice": "4 more\x1b[2J workers"}
-    picture = Picture(statistics(sessions=[session("rank 0", 40.0, **said), session("rank 1", 10.0, verdict=None)]))
+    picture = StatusView(statistics(sessions=[session("rank 0", 40.0, **said), session("rank 1", 10.0, verdict=None)]))
     assert [row[4:] for row in picture.session_rows()] == [
         ("40.0%", "41.2%", "43.0%", "decode: 4 more?[2J workers"),
         ("10.0%", "41.2%", "-", ""),
@@ -144,9 +144,9 @@ def test_a_line_names_the_loader_that_waits_most():
     """For a log; nothing before the first report."""
     said = {"loader_waiting_share": 0.1, "verdict": "not input-bound"}
     worst = {"loader_waiting_share": 0.43, "verdict": "decode"}
-    picture = Picture(statistics(sessions=[session("rank 0", 0.0, **said), session("rank 1", 0.0, **worst)]))
+    picture = StatusView(statistics(sessions=[session("rank 0", 0.0, **said), session("rank 1", 0.0, **worst)]))
     assert picture.worst_loader() == "  loader 43.0% (rank 1: decode)"
-    assert Picture(statistics()).worst_loader() == ""
+    assert StatusView(statistics()).worst_loader() == ""
 
 
 def test_durations():
