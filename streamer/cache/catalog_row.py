@@ -18,7 +18,7 @@ class ForeignRowError(CacheError):
 
 
 class CatalogRow(msgspec.Struct, frozen=True):
-    """What the catalog says of a chunk file."""
+    """The catalog's entry of a chunk file."""
 
     file_bytes: int
     dataset: str

@@ -135,16 +135,16 @@ class ChunkCache:
 
     @property
     def limit_bytes(self) -> int:
-        """What chunk files may take, as `table.charge` counts them.
+        """The limit of chunk files, as `table.charge` counts them.
 
         The whole limit less manifests and catalog, or what is there and what is free above the floor (as of the last
-        `measure`) if that is less. While the disk refuses writes: what it holds and what memory takes.
+        `measure`) if that is less. While the disk refuses writes: its present chunks and the memory fallback.
         """
         return self._space.limit_bytes(self._fallback.limit_bytes)
 
     @property
     def charged_bytes(self) -> int:
-        """What the chunk files take of the limit now."""
+        """Bytes of the limit that chunk files take now."""
         return self._space.charged_bytes
 
     @property

@@ -51,14 +51,14 @@ class DiskSpace:
 
     @property
     def hard_limit_bytes(self) -> int:
-        """What is never exceeded: the whole limit less manifests and catalog."""
+        """The limit that is never exceeded: the whole limit less manifests and catalog."""
         return max(0, self._whole_limit - self._overhead)
 
     def limit_bytes(self, memory_bytes: int) -> int:
-        """What chunk files may take now.
+        """The present limit of chunk files.
 
         The hard limit, or what is there and what is free above the floor (as of the last `measure`) if that is less.
-        While the disk refuses writes: what it holds and what memory takes.
+        While the disk refuses writes: its present chunks and the memory fallback.
         """
         disk_limit = self.charged_bytes + memory_bytes if self.refused else self._disk_limit
         return min(self.hard_limit_bytes, disk_limit)

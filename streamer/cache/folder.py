@@ -94,7 +94,7 @@ def open_folder(path: Path, group: str | None = None) -> Folder:
     """Opens the folder, creating what is missing, and empties tmp/.
 
     Raises:
-        CacheError: on a network filesystem, not writable, or owned by somebody else.
+        CacheError: on a network filesystem, not writable, or owned by another user.
         CacheVersionError: written by another version of the layout, or not a cache folder.
         ConfigError: no such group.
     """
@@ -193,7 +193,7 @@ def _check_marker(path: Path) -> None:
 
 
 def _harmless(name: str) -> bool:
-    """What a fresh disk, or a kill during the very first start, leaves behind."""
+    """Whether a folder holds only leftovers of a fresh disk or of a kill during the first start."""
     return name == "lost+found" or name.startswith(MARKER + ".")
 
 
@@ -290,7 +290,7 @@ def read_header(folder: Folder, key: bytes, length: int) -> ChunkHeader:
 
 
 def used_bytes(path: Path, *, chunks: bool = True) -> int:
-    """What the folder takes on the disk (`st_blocks`), folders included; without chunk files if asked."""
+    """Bytes the folder takes on the disk (`st_blocks`), folders included; without chunk files if asked."""
     total = 0
     stack = [path]
     while stack:

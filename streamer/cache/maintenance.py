@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class FolderStatistics:
-    """What a cache folder holds.
+    """Contents of a cache folder.
 
     Attributes:
         chunks: files.

@@ -181,7 +181,7 @@ class Simulation:
 
 
 def lru_hit_rates(order: Order, epochs: int, cost: NDArray[np.int64], limit_bytes: int) -> list[float]:
-    """What a cache of least recently used chunks would hit in each epoch, for comparison.
+    """Hit rates of a cache of least recently used chunks, for comparison.
 
     Args:
         order: chunk numbers of an epoch, in order of use.

@@ -1,4 +1,4 @@
-"""What the chunk cache counts: plain values."""
+"""Counts of the chunk cache: plain values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CacheStatistics:
 
 
 class Counters(msgspec.Struct):
-    """What `CacheStatistics` counts since the start."""
+    """The counts of `CacheStatistics` since the start."""
 
     published_chunks: int = 0
     written_bytes: int = 0

@@ -1,4 +1,4 @@
-"""What commands that look at a dataset share: the line to the engine, the manifest."""
+"""Shared by commands that look at a dataset: the connection to the engine, the manifest."""
 
 from __future__ import annotations
 

@@ -61,12 +61,12 @@ class Cell:
 
     @property
     def bytes_per_second(self) -> float:
-        """What came in."""
+        """Bytes received."""
         return self.received_bytes / self.seconds
 
     @property
     def cpu_seconds_per_gb(self) -> float:
-        """What it cost."""
+        """Its cost."""
         return self.cpu_seconds / max(self.received_bytes, 1) * 1e9
 
 

@@ -1,4 +1,4 @@
-"""What `streamer stat` and `streamer top` show: statistics, and rates between two samples of them. Pure."""
+"""The contents of `streamer stat` and `streamer top`: statistics, and rates between two samples of them. Pure."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class StatusView:
         ]
 
     def worst_loader(self) -> str:
-        """What the loader that waits most said, as a part of a line; "" while none has said anything."""
+        """The report of the loader that waits most, as a part of a line; "" without reports."""
         said = [entry for entry in self.sessions if isinstance(entry.get("loader_waiting_share"), int | float)]
         if not said:
             return ""
@@ -200,7 +200,7 @@ def printable(text: str) -> str:
 
 
 def _of_loader(session: Statistics) -> tuple[str, str]:
-    """What the loader behind a session last said: its waiting share, and why."""
+    """The last report of a session's loader: its waiting share, and why."""
     share, verdict = session.get("loader_waiting_share"), printable(str(session.get("verdict") or ""))
     if not isinstance(share, int | float):
         return "-", ""

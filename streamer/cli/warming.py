@@ -35,7 +35,7 @@ _BURST_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class WarmPlan:
-    """What to make local, in which order.
+    """The chunks to make local, in order.
 
     Attributes:
         chunks: int64 (n,), in the order of fetching.
@@ -52,7 +52,7 @@ class WarmPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Warmed:
-    """What came of it: chunks made local, and of their bytes those that came over the network."""
+    """Result: chunks made local, and the bytes of them that came over the network."""
 
     chunks: int
     total_bytes: int
@@ -222,7 +222,7 @@ class Warming:
             )
 
     def _count(self) -> None:
-        """What the present slice cost; asked for before its leases end."""
+        """The cost of the present slice; to be called before its leases end."""
         sessions = cast("list[dict[str, object]]", self._client.statistics()["sessions"])
         for entry in sessions:
             if entry["consumer"] == self._consumer:

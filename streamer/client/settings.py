@@ -1,4 +1,4 @@
-"""What a client needs to know to find or start its engine."""
+"""How a client finds or starts its engine."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class ClientSettings:
         return _checked(self.runtime_dir / f"{self.engine_id}.sock")
 
     def token(self) -> str:
-        """What to show to the engine; "" for nothing.
+        """The token for the engine; "" for none.
 
         Raises:
             ConfigError: the token file cannot be read.

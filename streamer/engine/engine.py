@@ -149,7 +149,7 @@ class Engine:
         self.scheduler.freed(self.policy.set_limit(self.cache.limit_bytes))
 
     def room_bytes(self) -> int:
-        """What the kept part can still take without an eviction."""
+        """Bytes that fit into the kept part without an eviction."""
         state = self.policy.statistics()
         return state.limit_bytes - state.staging_bytes - state.kept_bytes - state.transit_bytes
 

@@ -98,7 +98,7 @@ class ManifestStore:
         return gone
 
     def digests(self) -> set[str]:
-        """What is here."""
+        """Digests of the manifests on the disk."""
         return {folder.name for folder in self._oldest_first()}
 
     def _oldest_first(self) -> list[Path]:

@@ -64,15 +64,15 @@ class ManifestRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def source(self) -> tuple[object, ...]:
-        """What a manifest that is built for it is built from."""
+        """Equal for requests for which the same manifest is built."""
         return (self.urls, self.format, self.chunk_bytes)
 
 
 class WarmTarget(Protocol):
-    """Where chunks go whose bytes were read for an index."""
+    """Takes chunks whose bytes were read for an index."""
 
     def room_bytes(self) -> int:
-        """What the cache can still take without an eviction."""
+        """Bytes that fit into the cache without an eviction."""
         ...
 
     async def keep(self, key: bytes, parts: list[memoryview], sample_offsets: npt.NDArray[np.int64]) -> None:
@@ -298,7 +298,7 @@ class _Recorder:
             yield page
 
     def digest(self, request: ManifestRequest) -> str:
-        """What the result depends on: the listing, the format, the sizes of chunks."""
+        """Digest of all inputs of the result: the listing, the format, the sizes of chunks."""
         state = hashlib.blake2b(repr((request.urls, request.format, request.chunk_bytes)).encode(), digest_size=16)
         for record in self.records:
             state.update(f"{record.url}\0{record.size}\0{record.version}\n".encode("utf-8", "surrogateescape"))

@@ -21,7 +21,7 @@ _EPOCHS_COUNTED = 8
 
 
 class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a consumer says when it opens a session; see `wire.messages.OpenSession`."""
+    """A consumer's request to open a session; see `wire.messages.OpenSession`."""
 
     job: str
     dataset: str
@@ -61,7 +61,7 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoaderReport(msgspec.Struct, frozen=True):
-    """What a session's loader measured of its waiting, and when it reported it (the engine's clock)."""
+    """A loader's report about its waiting, with its time on the engine's clock."""
 
     waiting_share: float
     verdict: str
@@ -70,7 +70,7 @@ class LoaderReport(msgspec.Struct, frozen=True):
 
 
 class EpochCount(msgspec.Struct):
-    """What one session needed in one epoch."""
+    """Needs and hits of one session in one epoch."""
 
     needs: int = 0
     hits: int = 0
@@ -111,7 +111,7 @@ class Waiting:
 
 
 class SessionHost(Protocol):
-    """What a session needs of the engine that owns it."""
+    """A session's view of the engine that owns it."""
 
     @property
     def silent_seconds(self) -> float:
@@ -238,7 +238,7 @@ class EngineSession:
 
     @property
     def owner(self) -> str:
-        """What fairness is between: its job; sessions of one job are ordered by their due times alone."""
+        """The unit of fairness: its job. Sessions of one job are ordered by their due times alone."""
         return self.request.job or self.name
 
     @property

@@ -1,4 +1,4 @@
-"""What an engine reports about itself: monotone counters and present levels, plain values by name.
+"""Statistics of an engine: monotone counters and present levels, plain values by name.
 
 store_bytes, store_requests, store_lists      what came over the network for chunks and reads, in how many requests
 index_bytes, index_requests                   the same for building manifests, counted apart

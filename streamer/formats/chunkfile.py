@@ -29,7 +29,7 @@ _CRC = struct.Struct("<I")
 
 
 class ChunkHeader(msgspec.Struct, frozen=True):
-    """What the first 64 bytes of a chunk file say.
+    """The first 64 bytes of a chunk file.
 
     Attributes:
         table_crc: CRC-32 of the table of the samples' CRCs.

@@ -29,7 +29,7 @@ def find_format(name: str) -> Format:
 
 
 def chooser(name: str) -> Callable[[Iterable[str]], Format]:
-    """What the builder asks for the format: `name` as given, or found from the object names if "auto".
+    """The builder's choice of the format: `name` as given, or found from the object names if "auto".
 
     Raises:
         ConfigError: no such format.

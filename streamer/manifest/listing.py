@@ -1,4 +1,4 @@
-"""What a dataset's urls name: all objects, in an order that does not depend on the store's."""
+"""Lists all objects of a dataset's urls, in an order that does not depend on the store's."""
 
 from __future__ import annotations
 

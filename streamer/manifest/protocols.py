@@ -80,7 +80,7 @@ class RangeReader(Protocol):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """What a build will cost, known after the listing.
+    """The cost of a build, known after the listing.
 
     Attributes:
         objects: how many will be indexed.

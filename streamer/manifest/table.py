@@ -185,7 +185,7 @@ class Manifest:
         return chunk, self._starts(ordinals), stop
 
     def name(self, ordinal: int) -> SampleName:
-        """What is known of a sample besides its bytes: path and label of a raw file, nothing in containers."""
+        """Metadata of a sample besides its bytes: path and label of a raw file, nothing in containers."""
         if not 0 <= ordinal < self.samples:
             raise IndexError(f"sample {ordinal} of {self.samples}")
         if not self.whole_objects:

@@ -34,7 +34,7 @@ class BatchIndex(msgspec.Struct, frozen=True, eq=False):
 
 
 class RankPlan:
-    """What one rank reads in one epoch; every rank has the same number of batches.
+    """One rank's samples of one epoch; every rank has the same number of batches.
 
     Owned by one thread; keeps one block of computed batches.
 

@@ -1,4 +1,4 @@
-"""What the engine is told: from which batch to which batch a rank needs a chunk.
+"""The schedule for the engine: from which batch to which batch a rank needs each chunk.
 
 Chunk arithmetic only, for the chunks of the asked batches: never narrower than the truth, and
 wider by less than one sample per open chunk, because slices are rounded up to whole samples.

@@ -26,7 +26,7 @@ _MOST_ERROR_LETTERS = 65536
 
 
 class PeerHandler(Protocol):
-    """What the server does with a connection."""
+    """A connection's view of the server."""
 
     def greet(self, peer: Peer, hello: Hello) -> None:
         """The first message."""
@@ -192,7 +192,7 @@ class Peer(asyncio.Protocol):
 
 
 def _credentials(transport: asyncio.Transport) -> Credentials | None:
-    """Who is on the other end, as the kernel says (Linux)."""
+    """The user at the other end, as the kernel reports it (Linux)."""
     connection = transport.get_extra_info("socket")
     if connection is None or not hasattr(socket, "SO_PEERCRED"):
         return None

@@ -1,1 +1,1 @@
-"""What stays on the disk: pure and synchronous, without I/O, clock or asyncio."""
+"""Decides which chunks stay on the disk. Pure and synchronous: no I/O, no clock, no asyncio."""

@@ -1,4 +1,4 @@
-"""What the cache policy answers: plain values, no behaviour."""
+"""Answers of the cache policy: plain values, no behaviour."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Answer = Hit | Admit | Wait
 
 
 class Freed(msgspec.Struct, frozen=True):
-    """What an event set free.
+    """Chunks that an event released.
 
     Attributes:
         victims: keys whose files are to be unlinked; the policy has forgotten them.

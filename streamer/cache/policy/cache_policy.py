@@ -1,4 +1,4 @@
-"""What stays on the SSD: a pure, synchronous state machine. No I/O, no clock, no asyncio.
+"""Decides which chunks stay on the SSD: a pure, synchronous state machine. No I/O, no clock, no asyncio.
 
 The rule. `C` is the limit in bytes, everything counted. *Kept* chunks survive their use and take at most `C - S`;
 *transit* chunks (misses in flight, waiting or open) take `S`; both together never exceed `C`. A chunk is *scheduled*
@@ -177,7 +177,7 @@ class CachePolicy:
         return [group.name for group in gone]
 
     def live_bytes(self, dataset_id: str) -> int:
-        """What the datasets of live jobs take together, this one included."""
+        """Bytes of all datasets of live jobs and of this one."""
         return sum(group.total_bytes for group in self._table.groups if group.jobs or group.name == dataset_id)
 
     def is_local(self, key: bytes) -> bool:

@@ -19,7 +19,7 @@ from streamer.unique import unique
 
 # Beyond the mean of (1 - f) w: the misses among w chunks scatter by sqrt(w f (1 - f)), so a tenth and two chunks are
 # too little for windows of some tens of chunks; S then is the mean and two deviations. With 36 chunks of 4,000 and
-# f = 0.75, stuck blockings of line changed 1.4 % of the kept content per warm epoch, and waited 1.5 % of the time; now
+# f = 0.75, blocked requests changed 1.4 % of the kept content per warm epoch, and waited 1.5 % of the time; now
 # below 0.1 % and 0.2 %, for 0.001 of the hit rate (2026-11-20).
 STAGING_MARGIN = 1.1
 STAGING_CHUNKS = 2

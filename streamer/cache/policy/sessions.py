@@ -33,7 +33,7 @@ class Session(msgspec.Struct):
 
     @property
     def window_bytes(self) -> int:
-        """What it has open and in look-ahead at most: never more than its dataset, however far it may look."""
+        """The most bytes it has open and in look-ahead; never more than its dataset."""
         return min(self.open_bytes + self.lookahead_bytes, self.group.total_bytes)
 
     def answer(self, row: int) -> bool:

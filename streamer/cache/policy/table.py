@@ -50,7 +50,7 @@ class State:
 
 
 def charged_bytes(file_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What files of these lengths take from the limit: whole 4 KiB blocks and the allowance."""
+    """Bytes of the limit that files of these lengths take: whole 4 KiB blocks and the allowance."""
     blocks = (file_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES
     return blocks * BLOCK_BYTES + CHUNK_ALLOWANCE_BYTES
 
