@@ -149,7 +149,7 @@ class ChunkCache:
 
     @property
     def roots(self) -> tuple[Path, ...]:
-        """Every folder a chunk may lie in, in the order a reader should try them: the cache, memory, the layers.
+        """Every folder that may hold a chunk, in the order for readers: the cache, memory, the layers.
 
         The one in memory does not exist before the disk refuses a write.
         """

@@ -1,4 +1,4 @@
-"""The cache folder: how it is laid out, who may own it, and what is in it.
+"""The cache folder: its layout, its owner and its contents.
 
     <cache_dir>/            0700 (0750 with a group)
       streamer-cache        the marker: "streamer cache 1"; another number is another layout
@@ -82,7 +82,7 @@ class Folder(msgspec.Struct, frozen=True):
     permissions: Permissions
 
     def chunk_path(self, key: bytes) -> Path:
-        """Where the chunk of that key lies, if it is there."""
+        """The path of a chunk's file, whether or not it exists."""
         return self.path / relative_path(key)
 
     def temporary_path(self, key: bytes) -> Path:
@@ -158,8 +158,7 @@ def _refuse_network(path: Path) -> None:
     kind = filesystem_type(path)
     if kind in NETWORK_FILESYSTEMS:
         raise CacheError(
-            f"the cache folder {path} lies on {kind}, a network filesystem;"
-            " choose a cache_dir on a disk of this machine",
+            f"the cache folder {path} is on {kind}, a network filesystem; choose a cache_dir on a disk of this machine",
             where=str(path),
             filesystem=kind,
         )

@@ -26,7 +26,7 @@ class JobPlan(msgspec.Struct, frozen=True):
         dataset: added to the policy before.
         order: chunk numbers of an epoch, in order of first use.
         epochs: how many.
-        open_chunks: from its first to its last draw a chunk stays open for so many uses.
+        open_chunks: uses during which a chunk stays open, from its first to its last draw.
         lookahead_chunks: how far it asks ahead.
         chunk_bytes: mean charged bytes of a chunk, to declare its window.
         hang_at: the use at which it stops for ever (it stays connected).

@@ -112,7 +112,7 @@ def _share(folder: Path, digest: str, chunks: int) -> str:
 
 
 def _manifest(folder: Path, digest: str) -> Manifest | None:
-    """The dataset's table, where it lies in the folder and can be read."""
+    """The dataset's table; None if it is missing or cannot be read."""
     from streamer.errors import ManifestError
     from streamer.manifest.table import Manifest
 

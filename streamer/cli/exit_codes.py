@@ -1,4 +1,4 @@
-"""Exit codes: what a script can tell from them."""
+"""The exit codes and their meanings, for scripts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _BY_ERROR: tuple[tuple[type[StreamerError], Exit], ...] = (
 
 
 def exit_of(error: StreamerError) -> Exit:
-    """The exit code that tells this error."""
+    """The exit code of an error."""
     return next((code for kind, code in _BY_ERROR if isinstance(error, kind)), Exit.FAILED)
 
 

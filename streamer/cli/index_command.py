@@ -140,7 +140,7 @@ def _opened(folder: Path) -> Manifest:
 
 
 def _export(manifest: Manifest, url: str, options: Mapping[str, object]) -> None:
-    """Copies the files, the root last: who finds it finds all of them."""
+    """Copies the files, the root last: a reader that finds it finds all of them."""
     import asyncio
 
     if "://" not in url:

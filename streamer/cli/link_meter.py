@@ -145,7 +145,7 @@ async def measure_latency(store: ObjectStore, objects: Sequence[ObjectRecord], r
 async def measure_cell(
     store: ObjectStore, walk: Iterator[tuple[ObjectRecord, int, int]], shape: tuple[str, int, int], seconds: float
 ) -> Cell:
-    """Keeps so many requests in flight for that long and counts what arrives; what is on its way then is abandoned.
+    """Keeps a number of requests in flight for a time and counts the bytes; unfinished requests are abandoned.
 
     Args:
         store: opened by the caller.

@@ -63,7 +63,7 @@ def advice(figures: LinkFigures) -> list[str]:
     """Advice, in words."""
     chosen, single = best(figures.grid), figures.single
     rate, requests = chosen.bytes_per_second, 1e12 / chosen.range_bytes
-    if not rate:  # a store that stands still, or less time than one range takes
+    if not rate:  # a store without progress, or less time than one range takes
         return ["nothing arrived in the time given: measure longer (--seconds)", *_faults(figures.grid)]
     lines = [
         f"{format_bytes(rate)}/s with {chosen.connections} connections and ranges of {_size(chosen.range_bytes)}; "

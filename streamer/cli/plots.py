@@ -22,7 +22,7 @@ def half_blocks(picture: Image, columns: int, lines: int) -> Iterator[str]:
     Args:
         picture: uint8 (height, width, 3).
         columns: characters in a line.
-        lines: at most so many; each shows two rows.
+        lines: the most text lines; each shows two rows.
     """
     height, width = fitting(picture.shape[0], picture.shape[1], columns, 2 * lines)
     small = shrunk(picture, height, width)

@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def described(sample: dict[str, object], place: Place, manifest: Manifest) -> list[str]:
-    """Where the sample lies, and a line per field."""
+    """The sample's place, and a line per field."""
     rest = {name: value for name, value in sample.items() if name != "__key__"}
     width = max((len(name) for name in rest), default=0)
     return [

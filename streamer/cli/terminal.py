@@ -13,7 +13,7 @@ PLAIN_INTERVAL_SECONDS = 5.0
 
 
 class Progress(Protocol):
-    """A running task that tells how far it is."""
+    """The progress of a running task."""
 
     def update(self, done: float, total: float | None, text: str = "") -> None:
         """`done` of `total` units are through; `total` None: not known yet."""

@@ -78,7 +78,7 @@ class Pace:
         self._started = now()
 
     def hold(self, received_bytes: int) -> None:
-        """Waits until so many bytes since the beginning are not too many."""
+        """Waits until the bytes read since the beginning are within the rate."""
         if self.bytes_per_second:
             early = self._started + received_bytes / self.bytes_per_second - self._now()
             if early > 0:
@@ -132,7 +132,7 @@ def file_bytes(manifest: Manifest) -> Integers:
 
 
 def present_keys(root: Path) -> set[bytes]:
-    """Keys of the chunks that lie in a cache folder."""
+    """Keys of the chunks in a cache folder."""
     return {key for key, _ in chunk_files(open_layer(root))}
 
 
@@ -234,7 +234,7 @@ class Warming:
 
 
 def _folders(client: EngineClient) -> list[Path]:
-    """The cache folder and the layers below it; not the memory that stands in for a full disk."""
+    """The cache folder and the layers below it; not the memory fallback of a full disk."""
     own, *rest = client.roots()
     return [own, *(root for root in rest if (root / ROOT_ID).exists())]
 

@@ -26,8 +26,8 @@ _CRC = struct.Struct("<I")
 _RUN_BYTES = 4 << 20
 # What the kernel takes in one call (IOV_MAX).
 _RUN_PIECES = 1024
-# Checksums are kept of so many chunks of at most so many samples: 16 MiB at worst, 0.1 of chunks of 8 MiB in samples of
-# 100 KB. To read header and checksums again cost 3 us of 38 for each of those (2026-11-22).
+# Checksums are kept of this many chunks of at most this many samples: 16 MiB at worst, 0.1 MiB for chunks of 8 MiB in
+# samples of 100 KB. Reading header and checksums again cost 3 us of 38 for each of those (2026-11-22).
 _KEPT_TABLES = 256
 _KEPT_SAMPLES = 16 << 10
 

@@ -105,7 +105,7 @@ def _connect_patiently(settings: ClientSettings) -> Connection:
                     "is `streamer serve` running? does STREAMER_ENGINE name its socket, is the folder mounted?",
                     path=str(settings.socket_path),
                 ) from error
-        # Another container's socket can only be tried: no event tells that it appeared.
+        # Another container's socket can only be polled: no event reports that it appeared.
         time.sleep(_RETRY_SECONDS)
 
 

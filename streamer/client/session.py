@@ -25,7 +25,7 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
         order_id, global_batch, world_size, start: compared with the other sessions of the same job and stream
             ("" and 0: not compared); a difference is a StateError on every one of them.
         open_bytes: the most bytes that are open at once.
-        stream: tells the loaders of one job apart.
+        stream: distinguishes the loaders of one job.
     """
 
     dataset: str

@@ -26,7 +26,7 @@ class ClientSettings:
         engine: None or "auto": the embedded engine of `cache_dir`; "unix:/path": that one and no other.
         cache_bytes: limit for an engine started by this client; None lets it choose.
         storage_options: as fsspec takes them; sent to the engine, never logged.
-        job: the same text for all ranks of a job; "" if nothing tells.
+        job: the same text for all ranks of a job; "" if unknown.
         connect_seconds: how long an engine that this client does not start may stay away before it is an error.
         token_file: holds what the engine asks for; read at each connect, so it may be renewed.
         grace_seconds: how long an engine started by this client stays after its last connection.

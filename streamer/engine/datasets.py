@@ -71,7 +71,7 @@ class Datasets:
         return len(self._open)
 
     def get(self, digest: str, options: Mapping[str, object]) -> Dataset:
-        """The dataset of a manifest that lies in the cache folder.
+        """The dataset of a manifest in the cache folder.
 
         Raises:
             ManifestError: no such manifest here, or it cannot be read.

@@ -3,7 +3,7 @@
 engine.py             its life, requests, sessions         session.py           one consumer: callbacks, pace, counts
 scheduler.py          admits, opens, starts fetches        session_progress.py  a consumer's place in its schedule
 in_flight.py          chunks on their way                  fetchers.py          stores and fetchers by credentials
-manifests.py          manifests for those who ask          manifest_store.py    the manifests on the disk
+manifests.py          answers requests for manifests       manifest_store.py    the manifests on the disk
 corruption_reports.py chunks that readers found wrong      page_cache.py        advice to the kernel
 maintenance.py        what happens over time               settling.py          the pause after a start
 datasets.py           opened manifests                     statistics.py        counters and levels

@@ -109,7 +109,7 @@ class Fetchers:
         for pooled in self._open.values():
             for name, value in asdict(pooled.fetcher.statistics()).items():
                 total[name] = max(total[name], value) if name.endswith(_NOT_SUMMED) else total[name] + value
-        # Each counts those who wait for the memory that they share.
+        # Each counts the requests that wait for the shared memory.
         total["waiting"] -= self._memory.gate.waiting * max(0, len(self._open) - 1)
         return total
 
@@ -117,10 +117,10 @@ class Fetchers:
         fetcher = self._open.pop(key).fetcher
         counts = asdict(fetcher.statistics())
         self._past.update({name: count for name, count in counts.items() if not name.endswith(_LEVELS)})
-        self._tasks.create_task(_hang_up(fetcher), name="close a fetcher")
+        self._tasks.create_task(_close_later(fetcher), name="close a fetcher")
 
 
-async def _hang_up(fetcher: Fetcher) -> None:
+async def _close_later(fetcher: Fetcher) -> None:
     try:
         await fetcher.__aexit__(None, None, None)
     except (StreamerError, OSError) as error:

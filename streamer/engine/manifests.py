@@ -37,7 +37,7 @@ ROOT_NAME = "root.json"
 _SMALL_BYTES = 1 << 30
 _PROBE_RANGES = 16
 _PROBE_BYTES = 4 * MiB
-# Another node's manifest can only be looked for: no store tells that an object appeared.
+# Another node's manifest can only be polled for: no store reports that an object appeared.
 _LOOK_SECONDS = 2.0
 
 
@@ -108,7 +108,7 @@ class Manifests:
         self.requests = 0
 
     async def manifest(self, request: ManifestRequest, report: Report) -> str:
-        """Digest of the manifest; it lies in `manifests/<digest>` then.
+        """Digest of the manifest, which is then in `manifests/<digest>`.
 
         Raises:
             ManifestError, ConfigError, StoreError: it cannot be had.
@@ -160,7 +160,7 @@ class Manifests:
             return digest
 
     async def _found_elsewhere(self, request: ManifestRequest, elsewhere: Fetcher, report: Report) -> str | None:
-        """Takes the manifest that lies at a url, if need be when another node has built it; None: build it."""
+        """Copies the manifest at a url, after another node has built it if necessary; None: build it."""
         deadline = time.monotonic() + request.wait_seconds
         while (digest := await self._take(request.manifest, elsewhere)) is None and not request.build:
             if time.monotonic() > deadline:

@@ -38,8 +38,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         chunk_bytes: bytes, or "auto" for the rule of DESIGN section 3.
         concurrency: requests in flight while indexing and listing.
         memory_bytes: windows held together; at least one container's (see indexing.py).
-        on_estimate: told the cost after the listing; may raise to stop.
-        on_progress: told after each window and each object.
+        on_estimate: called with the cost after the listing; may raise to stop.
+        on_progress: called after each window and each object.
         on_chunk: offered chunks whose bytes were read for the index, with those bytes.
     """
 
@@ -76,7 +76,7 @@ async def build(
 
     Raises:
         ManifestError: nothing to index, an archive that cannot be read, or a root that cannot be written.
-        ConfigError: no urls, or a mixture that "auto" cannot tell.
+        ConfigError: no urls, or a mixture of formats that "auto" does not know.
         StoreError: from the store.
     """
     options = options or BuildOptions()

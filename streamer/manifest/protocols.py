@@ -1,4 +1,4 @@
-"""The seams of the manifest room: what a builder is given, and what it tells while it works.
+"""Interfaces of the manifest builder: its inputs, and its progress callbacks.
 
 The builder knows no store and no format; it is handed a `Lister`, a `RangeReader` and an `Indexer`.
 """
@@ -85,8 +85,8 @@ class Estimate(msgspec.Struct, frozen=True):
     Attributes:
         objects: how many will be indexed.
         total_bytes: their sizes together.
-        read_bytes: at most so many bytes will be read (0: the listing is enough).
-        requests: at most so many range requests, of 8 MiB.
+        read_bytes: the most bytes that will be read (0: the listing is enough).
+        requests: the most range requests, of 8 MiB each.
         chunk_bytes: what the chunks will be cut to.
     """
 

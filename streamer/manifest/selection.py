@@ -35,7 +35,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         keys: glob patterns of the path below the url, any of which fits (raw files only).
         labels: class numbers or names (raw files only).
-        sizes: at least and at most so many bytes, both inclusive; None on a side leaves it open.
+        sizes: the least and the most bytes, both inclusive; None on a side leaves it open.
         indices: ordinals.
         fraction: the part `[start, stop)` of 0..1 by a hash of each sample: (0, 0.9) and (0.9, 1) share none and
             miss none, and a sample stays on its side when the dataset grows.

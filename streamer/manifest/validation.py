@@ -62,7 +62,7 @@ def _check_values(manifest: Manifest) -> None:
         "labels are classes": _within(manifest.labels, -1, len(manifest.classes)),
     }
     _require(manifest, rules)
-    _require(manifest, {"samples lie in their chunks": _samples_fit(manifest, columns.of("samples", "start"))})
+    _require(manifest, {"samples are inside their chunks": _samples_fit(manifest, columns.of("samples", "start"))})
     if not manifest.whole_objects:
         _require(manifest, _extent_rules(manifest, columns))
     else:
@@ -103,7 +103,7 @@ def _extent_rules(manifest: Manifest, columns: _Columns) -> dict[str, bool | np.
     total = np.add.reduceat(stop - start, first[:-1])
     sizes = columns.of("objects", "size")
     return {
-        "extents lie in their objects": ((start >= 0) & (start < stop) & (stop <= sizes[number])).all(),
+        "extents are inside their objects": ((start >= 0) & (start < stop) & (stop <= sizes[number])).all(),
         "chunks are as long as their extents": (total == manifest.chunk_local_bytes).all(),
     }
 

@@ -127,7 +127,7 @@ class RankPlan:
         return list(lane_needs(order, rank_split.rank_lanes(run.first_position), run))
 
     def _padding_needs(self, stop: int) -> list[tuple[Chunks, Integers, Integers]]:
-        """Repeats can lie in a lane's chunk that only another rank draws from: looked up one by one."""
+        """Repeats may be in a chunk of a lane that only another rank draws from: looked up one by one."""
         if self.position(stop) <= self.order.samples:
             return []
         last = self.batch(stop - 1)
@@ -149,7 +149,7 @@ class RankPlan:
 
 
 def batch_count(samples: int, global_batch: int, drop_last: bool) -> int:
-    """Batches of so many samples: whole ones only, or the last one filled up."""
+    """Number of batches of a size: whole ones only, or the last one filled up."""
     return samples // global_batch if drop_last else -(-samples // global_batch)
 
 

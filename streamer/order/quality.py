@@ -50,7 +50,7 @@ def bound_holds(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> 
 
 
 class LaneSpread(msgspec.Struct, frozen=True):
-    """How the lanes lie on the nodes.
+    """How the lanes are spread over the nodes.
 
     Attributes:
         nodes: machines with equal numbers of consecutive ranks.

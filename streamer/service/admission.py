@@ -72,7 +72,7 @@ class Admission:
         """Lets a peer in.
 
         Args:
-            peer: None where the platform does not tell.
+            peer: None where the platform does not report it.
             token: what it showed.
 
         Raises:

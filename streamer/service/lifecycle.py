@@ -48,7 +48,7 @@ class Life:
         config: complete, with a socket path.
         listening: called once when clients can connect.
         configure: reads the configuration again; None: SIGHUP ends the engine, as it does any program.
-        notifier: whom to tell.
+        notifier: the service manager.
         timing: of the start, up to here; None: all before is one phase.
     """
 
@@ -301,7 +301,7 @@ def _make_socket_folder(folder: Path, config: EngineConfig) -> None:
 
 
 def _open_to(socket_path: Path, config: EngineConfig) -> None:
-    """The file's mode keeps strangers out before they connect; `Admission` checks those who get through."""
+    """The file's mode refuses other users before they connect; `Admission` checks every connection."""
     if config.cache.group is not None:
         os.chown(socket_path, -1, group_id(config.cache.group))
     mode = 0o660 if config.cache.group is not None else 0o600

@@ -83,7 +83,7 @@ class Peer(asyncio.Protocol):
             self._take_some()
 
     def pause_writing(self) -> None:
-        """Called by asyncio: something lies unread."""
+        """Called by asyncio: the peer has unread bytes."""
         self._drained.clear()
 
     def resume_writing(self) -> None:

@@ -45,13 +45,13 @@ def forged(manifest: Manifest, target, table: str, column: str, row: int, value:
         ("chunks", "codec", 3, 9, "codecs are known"),
         ("chunks", "first_extent", 3, 0, "chunks have extents"),
         ("objects", "size", 3, -1, "lengths are not negative"),
-        ("objects", "size", 3, 10, "extents lie in their objects"),
+        ("objects", "size", 3, 10, "extents are inside their objects"),
         ("objects", "key", 3, 10_000, "byte strings are in order"),
         ("extents", "object", 3, 99, "extents name objects"),
-        ("extents", "start", 0, -512, "extents lie in their objects"),
-        ("extents", "stop", 0, 1 << 40, "extents lie in their objects"),
-        ("samples", "start", 0, 5, "samples lie in their chunks"),
-        ("samples", "start", 1, 1 << 31, "samples lie in their chunks"),
+        ("extents", "start", 0, -512, "extents are inside their objects"),
+        ("extents", "stop", 0, 1 << 40, "extents are inside their objects"),
+        ("samples", "start", 0, 5, "samples are inside their chunks"),
+        ("samples", "start", 1, 1 << 31, "samples are inside their chunks"),
     ],
 )
 def test_wrong_values_of_containers(tar_manifest, tmp_path, table, column, row, value, rule):
