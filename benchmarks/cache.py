@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from report import kept, result
 
 from streamer.cache.chunk_cache import ChunkCache
-from streamer.cache.policy import CachePolicy
+from streamer.cache.policy.cache_policy import CachePolicy
+from streamer.cache.policy.table import charged_bytes
 from streamer.cache.simulation import JobPlan, Order, Simulation, lru_hit_rates
-from streamer.cache.table import charged_bytes
 from streamer.cache.writer import ChunkBytes
 from streamer.config import CacheConfig
 from streamer.order import EpochOrder, OrderSpec, RankPlan
@@ -206,7 +206,7 @@ def decisions(chunks: int) -> str:
     def use() -> None:
         for chunk in range(uses):
             policy.look_ahead("s", chunk)
-            answer = policy.need("s", chunk, head=True)
+            answer = policy.need("s", chunk, blocking=True)
             policy.published(answer.key)
             policy.opened("s", chunk)
             policy.release("s", chunk)

@@ -29,10 +29,10 @@ from report import kept
 
 from streamer.cache.folder import Folder, open_folder
 from streamer.cache.writer import ChunkBytes, write_chunk
-from streamer.client.reader import ChunkReader, Wanted
+from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.indexing import ManifestRequest
+from streamer.engine.manifests import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.errors import StreamerError
 from streamer.formats.checksum import crc32
@@ -81,7 +81,7 @@ class Sample:
         reader.read_into(self.key, self.size_bytes, self.count, targets)
 
 
-class Turns:
+class KeyLocks:
     """Several pieces of work in turn, round by round: what disturbs the machine disturbs all of them.
 
     Args:
@@ -127,7 +127,7 @@ def reading(folder: Path, rounds: int) -> list[str]:
     chunk = Sample.write(folder, 8 * MiB)
     buffer = memoryview(bytearray(chunk.size_bytes))
     targets, reader = chunk.targets(buffer), ChunkReader([folder])
-    descriptor, turns = os.open(chunk.folder.chunk_path(chunk.key), os.O_RDONLY), Turns(time.thread_time)
+    descriptor, turns = os.open(chunk.folder.chunk_path(chunk.key), os.O_RDONLY), KeyLocks(time.thread_time)
     try:
         turns.run(
             rounds,
@@ -147,7 +147,7 @@ def reading(folder: Path, rounds: int) -> list[str]:
         f"  without the checksum          {own:6.1f} us/MiB   bound {BOUND_MICROSECONDS:.0f}"
         f"   {verdict(own <= BOUND_MICROSECONDS)}   ({own - copy:.1f} beyond the copy)",
         f"reader, 100 KB samples alone    {alone:6.1f} us/MiB   ({(alone - whole) / 10:.1f} us more for each call:"
-        " open, header, close)",
+        " open, blockinger, close)",
     ]
 
 
@@ -162,7 +162,7 @@ def beside_dd(folder: Path, rounds: int) -> list[str]:
     places = RUN_BYTES // SAMPLE_BYTES + 1
     buffer = memoryview(bytearray(places * (SAMPLE_BYTES + 1)))
     targets = [one for at in range(0, chunk.count, places) for one in chunk.targets(buffer, at, places)]
-    turns = Turns(time.perf_counter)
+    turns = KeyLocks(time.perf_counter)
     turns.run(
         rounds,
         dd=lambda: dd_seconds(path),
@@ -214,7 +214,7 @@ class Consumer:
         batches = self._plan(epoch).batches
         for step in range(epoch * batches, (epoch + 1) * batches):
             self._session.advance(step, step + 3)
-            while self._session.track.through() < step:
+            while self._session.progress.through() < step:
                 self._news.clear()
                 await asyncio.wait_for(self._news.wait(), 60)
                 if self._error is not None:

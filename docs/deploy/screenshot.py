@@ -25,7 +25,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from streamer.cli.picture import Picture
+from streamer.cli.status_view import StatusView
 from streamer.cli.top_command import render
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
@@ -92,7 +92,7 @@ def plain(statistics: dict[str, object]) -> dict[str, object]:
     )
 
 
-def drawn(picture: Picture) -> str:
+def drawn(picture: StatusView) -> str:
     """As text."""
     console = Console(file=io.StringIO(), width=WIDTH)
     console.print(render(picture))
@@ -182,13 +182,13 @@ def agreed(service: Service, client: EngineClient, before: Looks | None) -> Look
     """Looks until the engine's statistics and /metrics draw the same picture: clocks run on between the two."""
     for _ in range(200):
         now = service.look(client)
-        told, scraped = (drawn(Picture(*look)) for look in zip(now, before or (None, None), strict=True))
+        told, scraped = (drawn(StatusView(*look)) for look in zip(now, before or (None, None), strict=True))
         if told == scraped:
             return now
     raise SystemExit(f"top shows\n{told}\nbut /metrics says\n{scraped}")
 
 
-def picture_of(service: Service) -> Picture:
+def picture_of(service: Service) -> StatusView:
     """About a second of a job at work, every figure as in /metrics."""
     settings = ClientSettings(cache_dir=service.folder, runtime_dir=service.folder, engine=f"unix:{service.folder}/s")
     with ExitStack() as stack:
@@ -199,7 +199,7 @@ def picture_of(service: Service) -> Picture:
         early = stopped(ranks, lambda: agreed(service, client, None))
         time.sleep(1.0)
         late = stopped(ranks, lambda: agreed(service, client, early))
-        return Picture(late[0], early[0])
+        return StatusView(late[0], early[0])
 
 
 def stopped(ranks: list[subprocess.Popen[str]], look: Callable[[], Looks]) -> Looks:

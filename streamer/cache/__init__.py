@@ -1,1 +1,1 @@
-"""Chunks on the SSD: what stays (policy), where it lies (folder, catalog), and that its bytes are right."""
+"""Chunks on the SSD: which ones stay (policy), their files (folder, catalog), and their integrity."""

@@ -2,7 +2,7 @@
 
 The files are the truth and the catalog is their index: it is read in one query at start, written in batches off the
 loop, and made anew when anything in it is not what we write ourselves. Nothing in it is ever unpickled: diskcache by
-itself runs `pickle.load` on a row that says so (CVE-2025-69872), so a row somebody planted would run code.
+itself runs `pickle.load` on a row that says so (CVE-2025-69872), so a planted row would run code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from streamer.cache.catalog_row import CatalogRow, ForeignRowError
-from streamer.cache.table import KEY_BYTES
+from streamer.cache.policy.table import KEY_BYTES
 from streamer.errors import CacheError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Catalog:
         self._closed = False
         if not self._exists:
             return CatalogContents({}, {})
-        from streamer.cache.plain_disk import FOREIGN_ERRORS, open_database
+        from streamer.cache.catalog_database import FOREIGN_ERRORS, open_database
 
         try:
             self._cache = open_database(self._directory)
@@ -79,7 +79,7 @@ class Catalog:
         """The chunk rows, read without changing anything; empty when it cannot be read, and in a layer."""
         if not self._exists:
             return {}
-        from streamer.cache.plain_disk import FOREIGN_ERRORS
+        from streamer.cache.catalog_database import FOREIGN_ERRORS
 
         try:
             return self._read().chunks
@@ -88,7 +88,7 @@ class Catalog:
             return {}
 
     def _read(self) -> CatalogContents:
-        from streamer.cache.plain_disk import read_rows
+        from streamer.cache.catalog_database import read_rows
 
         contents = CatalogContents({}, {})
         for key, value in read_rows(self._directory):
@@ -109,7 +109,7 @@ class Catalog:
         """
         if self._closed:
             raise CacheError(f"the catalog {self._directory} is closed")
-        from streamer.cache.plain_disk import DATABASE_ERRORS, open_database
+        from streamer.cache.catalog_database import DATABASE_ERRORS, open_database
 
         try:
             cache = self._cache = self._cache or open_database(self._directory)

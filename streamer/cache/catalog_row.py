@@ -1,4 +1,4 @@
-"""One row of the catalog as bytes."""
+"""One row of the catalog as bytes, and changes of rows that are not written yet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ForeignRowError(CacheError):
 
 
 class CatalogRow(msgspec.Struct, frozen=True):
-    """What the catalog says of a chunk file."""
+    """The catalog's entry of a chunk file."""
 
     file_bytes: int
     dataset: str
@@ -38,3 +38,15 @@ class CatalogRow(msgspec.Struct, frozen=True):
             raise ForeignRowError(f"a catalog row of {len(raw)} bytes is not of version {ROW_VERSION}")
         _, file_bytes = _ROW.unpack_from(raw)
         return cls(file_bytes, raw[_ROW.size :].decode(errors="replace"))
+
+
+class CatalogChanges(msgspec.Struct):
+    """Changes that the catalog does not have yet: rows, and datasets that are used now or forgotten."""
+
+    added: dict[bytes, CatalogRow]
+    removed: set[bytes]
+    used: set[str]
+    forgotten: set[str] = msgspec.field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.used or self.forgotten)

@@ -1,6 +1,6 @@
 """The cache folder in use: publishes, finds and unlinks chunk files, and never takes more than its limit.
 
-What stays and what leaves is the policy's business; this room only carries it out and guards the bytes.
+The policy decides what stays and what is evicted; this module carries it out and keeps the limit.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.cache.accounts import CacheStatistics, Changes, Counters, Published
 from streamer.cache.catalog import Catalog
-from streamer.cache.catalog_row import CatalogRow
-from streamer.cache.contents import DatasetFiles, reconcile
-from streamer.cache.fallback import REFUSALS, Fallback
+from streamer.cache.catalog_row import CatalogChanges, CatalogRow
+from streamer.cache.disk_space import DiskSpace
+from streamer.cache.file_jobs import KeyLocks, advise, in_thread, unlink_all
 from streamer.cache.folder import Folder, chunk_files, open_folder, open_layer
-from streamer.cache.space import DiskSpace
-from streamer.cache.table import charge
-from streamer.cache.threads import Turns, advise, in_thread, unlink_all
+from streamer.cache.policy.table import charge
+from streamer.cache.ram_fallback import REFUSALS, RamFallback
+from streamer.cache.reconcile import DatasetFiles, reconcile
+from streamer.cache.statistics import CacheStatistics, Counters
 from streamer.cache.verify import verify_file
-from streamer.cache.writer import Buffer, ChunkBytes, write_chunk
+from streamer.cache.writer import Buffer, ChunkBytes, Published, write_chunk
 from streamer.config import CacheConfig, format_bytes
 from streamer.errors import CacheError, ClosedError, IntegrityError
 from streamer.formats.chunkfile import file_bytes
@@ -55,9 +55,9 @@ class ChunkCache:
         self._chunks: dict[bytes, int] = {}
         self._in_memory: dict[bytes, int] = {}
         self._found: list[DatasetFiles] = []
-        self._turns = Turns()
+        self._key_locks = KeyLocks()
         self._seen: set[str] = set()
-        self._changes = Changes({}, set(), set())
+        self._changes = CatalogChanges({}, set(), set())
         self._count = Counters()
         self._open = False
 
@@ -77,7 +77,7 @@ class ChunkCache:
             raise
         self._open = True
         self._dirty = asyncio.Event()
-        self._dirty.set()  # what the start found is to be written
+        self._dirty.set()  # the changes found at the start are written
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         self._tasks.create_task(self._keep_catalog(), name="cache catalog")
@@ -97,10 +97,10 @@ class ChunkCache:
         self._catalog = Catalog(self._folder.path / "catalog")
         found = reconcile(self._folder, self._catalog)
         self._count.dropped_at_start = found.dropped
-        self._changes = Changes(found.added, found.removed, set(), found.forgotten)
+        self._changes = CatalogChanges(found.added, found.removed, set(), found.forgotten)
         self._chunks = {key: row.file_bytes for key, row in found.rows.items()}
         self._found = list(found.by_dataset())
-        self._fallback = Fallback(self._folder.root_id)
+        self._fallback = RamFallback(self._folder.root_id)
         self._fallback.remove()
         for path in self.config.layers:
             self._layers.append(open_layer(path))
@@ -116,7 +116,7 @@ class ChunkCache:
         await self.measure()
 
     async def measure(self) -> None:
-        """Takes stock: manifests that were added, and the free space. `limit_bytes` follows; tell the policy."""
+        """Measures manifests and free space. `limit_bytes` follows; tell the policy."""
         await in_thread(self._files, self._space.measure)
 
     def _stop(self) -> None:
@@ -131,25 +131,25 @@ class ChunkCache:
         self._files.shutdown()
         self._catalog_thread.shutdown()
 
-    # --- what is there ---------------------------------------------------------------------------------------
+    # --- contents ------------------------------------------------------------------------------------------
 
     @property
     def limit_bytes(self) -> int:
-        """What chunk files may take, as `table.charge` counts them.
+        """The limit of chunk files, as `table.charge` counts them.
 
         The whole limit less manifests and catalog, or what is there and what is free above the floor (as of the last
-        `measure`) if that is less. While the disk refuses writes: what it holds and what memory takes.
+        `measure`) if that is less. While the disk refuses writes: its present chunks and the memory fallback.
         """
         return self._space.limit_bytes(self._fallback.limit_bytes)
 
     @property
     def charged_bytes(self) -> int:
-        """What the chunk files take of the limit now."""
+        """Bytes of the limit that chunk files take now."""
         return self._space.charged_bytes
 
     @property
     def roots(self) -> tuple[Path, ...]:
-        """Every folder a chunk may lie in, in the order a reader should try them: the cache, memory, the layers.
+        """Every folder that may hold a chunk, in the order for readers: the cache, memory, the layers.
 
         The one in memory does not exist before the disk refuses a write.
         """
@@ -157,11 +157,11 @@ class ChunkCache:
 
     @property
     def root_id(self) -> str:
-        """What the folder calls itself; a reader that mounted it elsewhere compares."""
+        """The folder's id; a reader that mounted it elsewhere compares it."""
         return self._folder.root_id
 
     def catalog(self) -> list[DatasetFiles]:
-        """What was there at the start: (dataset id, keys, lengths of the files), those used longest ago first."""
+        """The chunks found at the start: (dataset id, keys, lengths of the files), least recently used first."""
         return self._found
 
     def keys(self) -> list[bytes]:
@@ -181,7 +181,7 @@ class ChunkCache:
         return key in self._chunks or key in self._in_memory or key in self._below
 
     def path(self, key: bytes) -> Path | None:
-        """The file of a chunk; None: it is not here."""
+        """The file of a chunk; None: it is not in the cache."""
         own = self._own_path(key)
         if own is None and key in self._below:
             return self._layers[self._below[key]].chunk_path(key)
@@ -231,7 +231,7 @@ class ChunkCache:
             dataset: the manifest's digest, for the catalog.
 
         Returns:
-            Where it lies: in the cache folder, or in memory when the disk refused it (full, failing). Then
+            Where it is: in the cache folder, or in memory when the disk refused it (full, failing). Then
             `limit_bytes` is lower: tell the policy and evict its victims.
 
         Raises:
@@ -241,7 +241,7 @@ class ChunkCache:
         self._check_open()
         chunk = ChunkBytes(key, parts, sample_offsets, codec)
         length = file_bytes(chunk.local_bytes, len(sample_offsets) - 1)
-        async with self._turns.take([key]):
+        async with self._key_locks.hold([key]):
             if key not in self._chunks:
                 await self._space.reserve(length)
                 if dataset not in self._seen:
@@ -254,7 +254,7 @@ class ChunkCache:
             await in_thread(self._files, write_chunk, chunk, self._folder)
         except BaseException as error:
             self._folder.chunk_path(chunk.key).unlink(missing_ok=True)  # a cancel may come after the rename
-            self._space.give_back(length)
+            self._space.release(length)
             if isinstance(error, OSError) and error.errno in REFUSALS:
                 return await self._publish_in_memory(chunk, length, error)
             raise
@@ -293,7 +293,7 @@ class ChunkCache:
         return Published(folder.path, length)
 
     async def evict(self, keys: Iterable[bytes]) -> None:
-        """Unlinks chunks in one thread job; unknown keys are ignored. They cannot be found from the first moment.
+        """Unlinks chunks in one thread job; unknown keys are ignored. `path` does not find them from the first moment.
 
         Raises:
             CacheError: a file could not be unlinked; its bytes stay counted.
@@ -301,16 +301,16 @@ class ChunkCache:
         self._check_open()
         wanted = list(keys)
         failed: dict[bytes, OSError] = {}
-        async with self._turns.take(wanted) as turn:
+        async with self._key_locks.hold(wanted) as released:
             paths = {key: path for key in wanted if (path := self._own_path(key)) is not None}
             lengths = {key: self._chunks.pop(key) for key in paths if key in self._chunks}
             for key in paths:
                 self._in_memory.pop(key, None)
-            self._space.unlink_begins(turn)
+            self._space.unlink_begins(released)
             try:
                 await in_thread(self._files, unlink_all, paths, failed)
             finally:
-                self._space.unlink_ends(turn)
+                self._space.unlink_ends(released)
                 self._unlinked({key: length for key, length in lengths.items() if key not in failed})
         if failed:
             raise CacheError(
@@ -319,7 +319,7 @@ class ChunkCache:
             )
 
     def _unlinked(self, lengths: dict[bytes, int]) -> None:
-        self._space.give_back(*lengths.values())
+        self._space.release(*lengths.values())
         self._count.unlinked_chunks += len(lengths)
         for key in lengths:
             self._changes.added.pop(key, None)
@@ -327,14 +327,14 @@ class ChunkCache:
         self._dirty.set()
 
     def use(self, dataset: str) -> None:
-        """The dataset is in use now: after a restart the datasets unused for longest go first."""
+        """Marks the dataset as used now: after a restart, least recently used datasets are evicted first."""
         self._seen.add(dataset)
         self._changes.forgotten.discard(dataset)
         self._changes.used.add(dataset)
         self._dirty.set()
 
     def forget(self, dataset: str) -> None:
-        """Nobody uses the dataset any more: its last use is forgotten, its chunks stay until they are evicted."""
+        """Forgets when the dataset was last used; its chunks stay until they are evicted."""
         self._seen.discard(dataset)
         self._changes.used.discard(dataset)
         self._changes.forgotten.add(dataset)
@@ -346,7 +346,7 @@ class ChunkCache:
         """Reads the whole chunk and compares it with its checksums.
 
         Returns:
-            False: it is wrong, or gone (counted; `evict` it and fetch it again).
+            False: it is corrupt, or missing (counted; `evict` it and fetch it again).
         """
         path = self.path(key)
         if path is None:
@@ -356,18 +356,18 @@ class ChunkCache:
         except (IntegrityError, OSError) as error:
             if self.path(key) == path:  # not evicted meanwhile
                 self._count.damaged_chunks += 1
-                logger.warning("a chunk in the cache is wrong: %s", error)
+                logger.warning("a chunk in the cache is corrupt: %s", error)
             return False
         return True
 
     # --- the page cache --------------------------------------------------------------------------------------
 
     async def readahead(self, key: bytes) -> None:
-        """Asks the kernel to read a chunk's pages that are due; harmless when it is not here."""
+        """Asks the kernel to read a chunk's pages; harmless when it is not in the cache."""
         await self._advise(key, os.POSIX_FADV_WILLNEED)
 
     async def drop(self, key: bytes) -> None:
-        """Tells the kernel that a chunk's pages will not be used soon; harmless when it is not here."""
+        """Tells the kernel that a chunk's pages are not needed soon; harmless when it is not in the cache."""
         await self._advise(key, os.POSIX_FADV_DONTNEED)
 
     async def _advise(self, key: bytes, advice: int) -> None:
@@ -381,7 +381,7 @@ class ChunkCache:
         while self._open or self._changes:
             await self._dirty.wait()
             self._dirty.clear()
-            changes, self._changes = self._changes, Changes({}, set(), set())
+            changes, self._changes = self._changes, CatalogChanges({}, set(), set())
             if not changes:
                 continue
             try:

@@ -1,4 +1,4 @@
-"""The cache folder: how it is laid out, who may own it, and what is in it.
+"""The cache folder: its layout, its owner and its contents.
 
     <cache_dir>/            0700 (0750 with a group)
       streamer-cache        the marker: "streamer cache 1"; another number is another layout
@@ -44,7 +44,7 @@ NETWORK_FILESYSTEMS = frozenset(
 )
 
 
-class Access(msgspec.Struct, frozen=True):
+class Permissions(msgspec.Struct, frozen=True):
     """Modes of what is created, and the group that may read, if any."""
 
     folder_mode: int = 0o700
@@ -58,7 +58,7 @@ class Access(msgspec.Struct, frozen=True):
         os.fchmod(descriptor, self.file_mode)
 
     @classmethod
-    def of(cls, group: str | None) -> Access:
+    def of(cls, group: str | None) -> Permissions:
         """For a group's name or number; None: the owner alone.
 
         Raises:
@@ -79,10 +79,10 @@ class Folder(msgspec.Struct, frozen=True):
 
     path: Path
     root_id: str
-    access: Access
+    permissions: Permissions
 
     def chunk_path(self, key: bytes) -> Path:
-        """Where the chunk of that key lies, if it is there."""
+        """The path of a chunk's file, whether or not it exists."""
         return self.path / relative_path(key)
 
     def temporary_path(self, key: bytes) -> Path:
@@ -94,25 +94,25 @@ def open_folder(path: Path, group: str | None = None) -> Folder:
     """Opens the folder, creating what is missing, and empties tmp/.
 
     Raises:
-        CacheError: on a network filesystem, not writable, or owned by somebody else.
+        CacheError: on a network filesystem, not writable, or owned by another user.
         CacheVersionError: written by another version of the layout, or not a cache folder.
         ConfigError: no such group.
     """
-    access = Access.of(group)
+    permissions = Permissions.of(group)
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=access.folder_mode)
+        path.mkdir(parents=True, exist_ok=True, mode=permissions.folder_mode)
         _refuse_network(path)
         _refuse_foreign(path)
         _check_marker(path)
-        _apply(path, access)
-        _make_subfolders(path, access)
-        root_id = _root_id(path, access)
+        _apply(path, permissions)
+        _make_subfolders(path, permissions)
+        root_id = _root_id(path, permissions)
         _empty(path / "tmp")
     except (CacheError, ConfigError):
         raise
     except OSError as error:
         raise _cannot_use(path, error) from error
-    return Folder(path, root_id, access)
+    return Folder(path, root_id, permissions)
 
 
 def open_layer(path: Path) -> Folder:
@@ -128,7 +128,7 @@ def open_layer(path: Path) -> Folder:
     except OSError as error:
         raise CacheError(f"cannot read the cache layer {path}: {error.strerror}") from error
     _check_version(path, version)
-    return Folder(path, root_id, Access())
+    return Folder(path, root_id, Permissions())
 
 
 def _cannot_use(path: Path, error: OSError) -> CacheError:
@@ -158,8 +158,7 @@ def _refuse_network(path: Path) -> None:
     kind = filesystem_type(path)
     if kind in NETWORK_FILESYSTEMS:
         raise CacheError(
-            f"the cache folder {path} lies on {kind}, a network filesystem;"
-            " choose a cache_dir on a disk of this machine",
+            f"the cache folder {path} is on {kind}, a network filesystem; choose a cache_dir on a disk of this machine",
             where=str(path),
             filesystem=kind,
         )
@@ -193,7 +192,7 @@ def _check_marker(path: Path) -> None:
 
 
 def _harmless(name: str) -> bool:
-    """What a fresh disk, or a kill during the very first start, leaves behind."""
+    """Whether a folder holds only leftovers of a fresh disk or of a kill during the first start."""
     return name == "lost+found" or name.startswith(MARKER + ".")
 
 
@@ -215,13 +214,13 @@ def _write_once(path: Path, text: str) -> None:
     os.rename(temporary, path)
 
 
-def _apply(path: Path, access: Access) -> None:
-    if access.group_id is not None:
-        os.chown(path, -1, access.group_id)
-    os.chmod(path, access.folder_mode)
+def _apply(path: Path, permissions: Permissions) -> None:
+    if permissions.group_id is not None:
+        os.chown(path, -1, permissions.group_id)
+    os.chmod(path, permissions.folder_mode)
 
 
-def _make_subfolders(path: Path, access: Access) -> None:
+def _make_subfolders(path: Path, permissions: Permissions) -> None:
     names = [*SUBFOLDERS, *(f"chunks/{digit}" for digit in _DIGITS)]
     for name in names:
         folder = path / name
@@ -229,16 +228,16 @@ def _make_subfolders(path: Path, access: Access) -> None:
         if name == "catalog":
             os.chmod(folder, 0o700)
         else:
-            _apply(folder, access)
+            _apply(folder, permissions)
 
 
-def _root_id(path: Path, access: Access) -> str:
+def _root_id(path: Path, permissions: Permissions) -> str:
     file = path / ROOT_ID
     if not file.exists():
         _write_once(file, secrets.token_hex(16) + "\n")
-    if access.group_id is not None:
-        os.chown(file, -1, access.group_id)
-    os.chmod(file, access.file_mode)
+    if permissions.group_id is not None:
+        os.chown(file, -1, permissions.group_id)
+    os.chmod(file, permissions.file_mode)
     return file.read_text().strip()
 
 
@@ -290,7 +289,7 @@ def read_header(folder: Folder, key: bytes, length: int) -> ChunkHeader:
 
 
 def used_bytes(path: Path, *, chunks: bool = True) -> int:
-    """What the folder takes on the disk (`st_blocks`), folders included; without chunk files if asked."""
+    """Bytes the folder takes on the disk (`st_blocks`), folders included; without chunk files if asked."""
     total = 0
     stack = [path]
     while stack:

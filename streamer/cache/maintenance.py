@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class FolderStatistics:
-    """What a cache folder holds.
+    """Contents of a cache folder.
 
     Attributes:
         chunks: files.
@@ -159,7 +159,7 @@ def _copy(source: Folder, layer: Folder, key: bytes) -> bool:
             verify_file(source.chunk_path(key), key)
             temporary = layer.temporary_path(key)
             shutil.copyfile(source.chunk_path(key), temporary)
-            os.chmod(temporary, layer.access.file_mode)
+            os.chmod(temporary, layer.permissions.file_mode)
             os.rename(temporary, goal)
         read_header(layer, key, goal.stat().st_size)
     except (IntegrityError, FileNotFoundError) as error:

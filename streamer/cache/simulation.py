@@ -1,4 +1,4 @@
-"""Plays jobs against the policy without a byte: predicts hit rates, and holds the policy to its proof in tests.
+"""Simulates jobs against the policy without data: predicts hit rates, and checks the policy's proof in tests.
 
 Time is in ticks: in each one every job may use one chunk, and a fetch takes `fetch_ticks` of them.
 """
@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.cache.decision import Admit, Freed, Wait
-from streamer.cache.policy import CachePolicy
+from streamer.cache.policy.answers import Admit, Freed, Wait
+from streamer.cache.policy.cache_policy import CachePolicy
 
 Order = Callable[[int], NDArray[np.int64]]
 
@@ -26,7 +26,7 @@ class JobPlan(msgspec.Struct, frozen=True):
         dataset: added to the policy before.
         order: chunk numbers of an epoch, in order of first use.
         epochs: how many.
-        open_chunks: from its first to its last draw a chunk stays open for so many uses.
+        open_chunks: uses during which a chunk stays open, from its first to its last draw.
         lookahead_chunks: how far it asks ahead.
         chunk_bytes: mean charged bytes of a chunk, to declare its window.
         hang_at: the use at which it stops for ever (it stays connected).
@@ -104,7 +104,7 @@ class Simulation:
         self.jobs = [_begin(plan) for plan in plans]
         self._fetch_ticks = fetch_ticks
         self._on_tick = on_tick
-        self._flying: deque[tuple[int, bytes]] = deque()
+        self._fetching: deque[tuple[int, bytes]] = deque()
         self._tick = 0
         for plan in plans:
             opened, ahead = plan.open_chunks * plan.chunk_bytes, plan.lookahead_chunks * plan.chunk_bytes
@@ -114,20 +114,20 @@ class Simulation:
         """Plays until every job is done or hangs.
 
         Raises:
-            RuntimeError: nobody can move and nothing is being fetched: a deadlock.
+            RuntimeError: no job can progress and nothing is being fetched: a deadlock.
         """
         while any(job.running for job in self.jobs):
             self._land()
             moved = [self._step(job) for job in self.jobs if job.running]
-            if not any(moved) and not self._flying:
+            if not any(moved) and not self._fetching:
                 raise RuntimeError(f"deadlock at tick {self._tick}: {self.policy!r}")
             self._on_tick()
             self._tick += 1
         return self.jobs
 
     def _land(self) -> None:
-        while self._flying and self._flying[0][0] <= self._tick:
-            self.policy.published(self._flying.popleft()[1])
+        while self._fetching and self._fetching[0][0] <= self._tick:
+            self.policy.published(self._fetching.popleft()[1])
 
     def _step(self, job: JobRun) -> bool:
         """One use of one job; False: it waits."""
@@ -161,10 +161,10 @@ class Simulation:
             job.asked += 1
 
     def _need(self, job: JobRun, place: int) -> bool:
-        answer = self.policy.need(job.plan.name, int(job.uses[place]), head=place == job.place)
+        answer = self.policy.need(job.plan.name, int(job.uses[place]), blocking=place == job.place)
         if isinstance(answer, Admit):
             job.missed[place] = True
-            self._flying.append((self._tick + self._fetch_ticks, answer.key))
+            self._fetching.append((self._tick + self._fetch_ticks, answer.key))
         return not (isinstance(answer, Wait) and not answer.fetching)
 
     def _use(self, job: JobRun) -> bool:
@@ -172,7 +172,7 @@ class Simulation:
             return False
         if self.policy.opened(job.plan.name, int(job.uses[job.place])):
             return True
-        self._need(job, job.place)  # it was evicted for somebody's head of line, or is on its way
+        self._need(job, job.place)  # it was evicted for another session's blocking request, or is on its way
         return False
 
     def finish(self, job: JobRun) -> Freed:
@@ -181,7 +181,7 @@ class Simulation:
 
 
 def lru_hit_rates(order: Order, epochs: int, cost: NDArray[np.int64], limit_bytes: int) -> list[float]:
-    """What a cache of least recently used chunks would hit in each epoch, for comparison.
+    """Hit rates of a cache of least recently used chunks, for comparison.
 
     Args:
         order: chunk numbers of an epoch, in order of use.

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.cache.folder import Access, Folder
+from streamer.cache.folder import Folder, Permissions
 from streamer.errors import CacheError
 from streamer.formats.checksum import crc32, crc32_joined
 from streamer.formats.chunkfile import ChunkHeader
@@ -19,6 +19,18 @@ from streamer.formats.chunkfile import ChunkHeader
 _BUFFERS_PER_CALL = 1024
 
 Buffer = memoryview | bytes
+
+
+class Published(msgspec.Struct, frozen=True):
+    """A chunk that is readable now.
+
+    Attributes:
+        root: its folder: the cache folder, or the fallback when the disk refused it.
+        file_bytes: length of the file.
+    """
+
+    root: Path
+    file_bytes: int
 
 
 class ChunkBytes(msgspec.Struct, frozen=True):
@@ -98,7 +110,7 @@ def write_chunk(chunk: ChunkBytes, folder: Folder) -> int:
     )
     temporary = folder.temporary_path(chunk.key)
     try:
-        _write(temporary, [header.encode(), *chunk.parts, table], header.file_bytes, folder.access)
+        _write(temporary, [header.encode(), *chunk.parts, table], header.file_bytes, folder.permissions)
         os.rename(temporary, folder.chunk_path(chunk.key))
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -106,11 +118,11 @@ def write_chunk(chunk: ChunkBytes, folder: Folder) -> int:
     return header.file_bytes
 
 
-def _write(path: Path, buffers: list[Buffer], length: int, access: Access) -> None:
+def _write(path: Path, buffers: list[Buffer], length: int, permissions: Permissions) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, access.file_mode)
+    descriptor = os.open(path, flags, permissions.file_mode)
     try:
-        access.apply_to_file(descriptor)
+        permissions.apply_to_file(descriptor)
         # All blocks at once, then the bytes: a full disk says so before anything is written, a growing file on XFS
         # would take more than it needs, and it is cheaper (0.24 instead of 0.32 CPU s/GB, ext4, 8 MiB, 2026-11-20).
         # No sync_file_range afterwards: it costs 0.05 CPU s/GB and now and then waits 100 ms for the disk.

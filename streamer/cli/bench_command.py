@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamer.cli.exits import Exit
+from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_storage_options, size
 from streamer.cli.terminal import Progress, Terminal
 from streamer.config import MiB

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamer.cli.exits import Exit, explained
+from streamer.cli.exit_codes import Exit, explained
 from streamer.cli.terminal import Progress, Terminal
 from streamer.config import Environment, format_bytes
 from streamer.errors import CacheError
@@ -112,7 +112,7 @@ def _share(folder: Path, digest: str, chunks: int) -> str:
 
 
 def _manifest(folder: Path, digest: str) -> Manifest | None:
-    """The dataset's table, where it lies in the folder and can be read."""
+    """The dataset's table; None if it is missing or cannot be read."""
     from streamer.errors import ManifestError
     from streamer.manifest.table import Manifest
 

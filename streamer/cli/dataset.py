@@ -1,4 +1,4 @@
-"""What commands that look at a dataset share: the line to the engine, the manifest."""
+"""Shared by commands that look at a dataset: the connection to the engine, the manifest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamer.loader.rank.dataset_options import absolute
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 
-# The limit is for indexes that a training job builds in passing; here somebody asked for it.
+# The limit is for indexes that a training job builds in passing; here the index is the request.
 _NO_LIMIT_SECONDS = 1e9
 
 

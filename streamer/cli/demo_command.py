@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from streamer.cli.exits import Exit
+from streamer.cli.exit_codes import Exit
 from streamer.cli.options import size
 from streamer.cli.terminal import Terminal
 from streamer.errors import ConfigError
@@ -23,7 +23,7 @@ examples:
   streamer demo                              table on the terminal, demo/curves.png, demo/results.json
   streamer demo --seed 18                    other images, another order
   streamer demo --layout folder              the same images as 2,000 small objects
-  streamer demo --link 0 --kill-epoch 0      a store as fast as it goes, and nobody dies
+  streamer demo --link 0 --kill-epoch 0      a store without a limit, no process is killed
 """
 
 

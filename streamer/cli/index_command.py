@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamer.cli.exits import Exit
+from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_cache_dir, add_storage_options, size_or_auto
 from streamer.cli.terminal import Progress, Terminal
 from streamer.config import format_bytes
@@ -38,7 +38,7 @@ examples:
   streamer index s3://bucket/train/ --explain 4096 --nodes 4
 """
 
-# The limit is for indexes that a training job builds in passing; here somebody asked for it.
+# The limit is for indexes that a training job builds in passing; here the index is the request.
 _NO_LIMIT_SECONDS = 1e9
 _CLASSES_SHOWN = 8
 
@@ -140,7 +140,7 @@ def _opened(folder: Path) -> Manifest:
 
 
 def _export(manifest: Manifest, url: str, options: Mapping[str, object]) -> None:
-    """Copies the files, the root last: who finds it finds all of them."""
+    """Copies the files, the root last: a reader that finds it finds all of them."""
     import asyncio
 
     if "://" not in url:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from streamer.errors import ConfigError, ObjectNotFoundError, StoreError
+from streamer.manifest.bounded_map import plain_errors
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.tasks import plain_errors
 from streamer.store import ObjectStore
 
 # A range that every store sends at once: what is left is the way there and back and the store's own time.
@@ -61,12 +61,12 @@ class Cell:
 
     @property
     def bytes_per_second(self) -> float:
-        """What came in."""
+        """Bytes received."""
         return self.received_bytes / self.seconds
 
     @property
     def cpu_seconds_per_gb(self) -> float:
-        """What it cost."""
+        """Its cost."""
         return self.cpu_seconds / max(self.received_bytes, 1) * 1e9
 
 
@@ -145,7 +145,7 @@ async def measure_latency(store: ObjectStore, objects: Sequence[ObjectRecord], r
 async def measure_cell(
     store: ObjectStore, walk: Iterator[tuple[ObjectRecord, int, int]], shape: tuple[str, int, int], seconds: float
 ) -> Cell:
-    """Keeps so many requests in flight for that long and counts what arrives; what is on its way then is abandoned.
+    """Keeps a number of requests in flight for a time and counts the bytes; unfinished requests are abandoned.
 
     Args:
         store: opened by the caller.

@@ -1,4 +1,4 @@
-"""What the figures of a link mean: tables, the advice, the plot. Pure, but for the plot's file."""
+"""Report of a link's figures: tables, advice, plot. Pure, except for the plot's file."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def best(cells: Sequence[Cell]) -> Cell:
 
 
 def advice(figures: LinkFigures) -> list[str]:
-    """What to do about it, in words."""
+    """Advice, in words."""
     chosen, single = best(figures.grid), figures.single
     rate, requests = chosen.bytes_per_second, 1e12 / chosen.range_bytes
-    if not rate:  # a store that stands still, or less time than one range takes
+    if not rate:  # a store without progress, or less time than one range takes
         return ["nothing arrived in the time given: measure longer (--seconds)", *_faults(figures.grid)]
     lines = [
         f"{format_bytes(rate)}/s with {chosen.connections} connections and ranges of {_size(chosen.range_bytes)}; "
@@ -161,7 +161,7 @@ def _tls(ways: Sequence[Way]) -> list[str]:
 
 
 def _setup_ms(way: Way) -> float:
-    """What a new connection costs before the first byte."""
+    """The cost of a new connection before the first byte."""
     return max(0.0, way.latency.first_seconds - way.latency.median_seconds) * 1e3
 
 

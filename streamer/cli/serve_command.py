@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamer.cli.exits import Exit
+from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_cache_dir, size
 from streamer.cli.terminal import Terminal
 from streamer.config import EngineConfig, Environment, check_variables
@@ -15,7 +15,7 @@ from streamer.config import EngineConfig, Environment, check_variables
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from streamer.service.notify import Notifier
+    from streamer.service.sd_notify import Notifier
 
 HELP = "run the engine as a service"
 
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Serves until a signal ends it."""
-    from streamer.service.notify import Notifier
+    from streamer.service.sd_notify import Notifier
 
     environment = Environment.read()
     check_variables()

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamer.cli.exits import Exit
+from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_cache_dir, add_dataset, add_storage_options
 from streamer.cli.terminal import Terminal
 from streamer.config import format_bytes
@@ -25,7 +25,7 @@ HELP = "look at one sample: its fields, where it lies, its picture"
 
 DESCRIPTION = """\
 Reads one sample with a small ranged request, wherever it lies, and prints its fields as training gets them. On a
-terminal its first picture is drawn; --out writes it to a file. The dataset is indexed first if nobody did.
+terminal its first picture is drawn; --out writes it to a file. The dataset is indexed first if it has no index.
 """
 
 EXAMPLES = """\
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def described(sample: dict[str, object], place: Place, manifest: Manifest) -> list[str]:
-    """Where the sample lies, and a line per field."""
+    """The sample's place, and a line per field."""
     rest = {name: value for name, value in sample.items() if name != "__key__"}
     width = max((len(name) for name in rest), default=0)
     return [
@@ -156,7 +156,7 @@ def _cut(text: str) -> str:
 
 
 def _draw(sample: dict[str, object], out: Path | None, terminal: Terminal) -> None:
-    """The first picture: into the file, or on the screen if somebody looks."""
+    """The first picture: into the file, or on an interactive terminal."""
     picture = _first_picture(sample)
     if out is not None:
         if picture is None:
@@ -164,7 +164,7 @@ def _draw(sample: dict[str, object], out: Path | None, terminal: Terminal) -> No
         _save(picture, out)
         terminal.line(f"written: {out}")
     elif picture is not None and terminal.out.isatty():
-        from streamer.cli.drawing import half_blocks
+        from streamer.cli.plots import half_blocks
 
         size = shutil.get_terminal_size()
         for line in half_blocks(picture, size.columns, min(size.lines - 2, _DRAWN_LINES)):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
-from streamer.cli.engine_line import add_socket, engine_client
-from streamer.cli.exits import Exit
-from streamer.cli.picture import DATASET_HEADERS, SESSION_HEADERS, WORDS, Picture
+from streamer.cli.connect import add_socket, engine_client
+from streamer.cli.exit_codes import Exit
+from streamer.cli.status_view import DATASET_HEADERS, SESSION_HEADERS, WORDS, StatusView
 from streamer.cli.terminal import Terminal
 
 HELP = "what an engine does, once"
@@ -40,11 +40,11 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if arguments.json:
         terminal.line(json.dumps(statistics, sort_keys=True))
     else:
-        show(Picture(statistics), terminal)
+        show(StatusView(statistics), terminal)
     return Exit.DONE
 
 
-def show(picture: Picture, terminal: Terminal) -> None:
+def show(picture: StatusView, terminal: Terminal) -> None:
     """The figures, then a table of datasets and one of sessions where there are any."""
     for what, text in picture.lines():
         terminal.line(f"{what:<10}  {text}")

@@ -1,4 +1,4 @@
-"""What the commands write: rich when somebody looks at a terminal, plain lines when not."""
+"""Output of the commands: rich on an interactive terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLAIN_INTERVAL_SECONDS = 5.0
 
 
 class Progress(Protocol):
-    """A running task that tells how far it is."""
+    """The progress of a running task."""
 
     def update(self, done: float, total: float | None, text: str = "") -> None:
         """`done` of `total` units are through; `total` None: not known yet."""
@@ -34,7 +34,7 @@ class Terminal:
 
     @property
     def lively(self) -> bool:
-        """Somebody looks: colours and moving bars are welcome."""
+        """Interactive: colours and progress bars."""
         return self.err.isatty()
 
     def line(self, text: str = "") -> None:

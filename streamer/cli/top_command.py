@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from streamer.cli.engine_line import add_socket, engine_client
-from streamer.cli.exits import Exit
-from streamer.cli.picture import DATASET_HEADERS, SESSION_HEADERS, WORDS, Picture, Row
+from streamer.cli.connect import add_socket, engine_client
+from streamer.cli.exit_codes import Exit
+from streamer.cli.status_view import DATASET_HEADERS, SESSION_HEADERS, WORDS, Row, StatusView
 from streamer.cli.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -50,19 +50,19 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 def looks(
     client: EngineClient, interval: float, count: int | None, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[Picture]:
+) -> Iterator[StatusView]:
     """Pictures of the intervals; the first one is of the engine's life so far."""
     before, number = None, 0
     while True:
         now = client.statistics()
-        yield Picture(now, before)
+        yield StatusView(now, before)
         before, number = now, number + 1
         if number == count:
             return
         sleep(interval)
 
 
-def plain_line(picture: Picture) -> str:
+def plain_line(picture: StatusView) -> str:
     """One look as one line."""
     rates = picture.rates
     figures = {what: text for what, text in picture.lines() if what in ("in flight", "first byte", "hits", "fill")}
@@ -74,7 +74,7 @@ def plain_line(picture: Picture) -> str:
     )
 
 
-def render(picture: Picture) -> RenderableType:
+def render(picture: StatusView) -> RenderableType:
     """One look for a terminal."""
     from rich.console import Group
     from rich.table import Table
@@ -105,12 +105,12 @@ def _table(headers: Row, rows: list[Row]) -> RenderableType:
     return table
 
 
-def _plain(pictures: Iterator[Picture], terminal: Terminal) -> None:
+def _plain(pictures: Iterator[StatusView], terminal: Terminal) -> None:
     for picture in pictures:
         terminal.line(plain_line(picture))
 
 
-def _live(pictures: Iterator[Picture], terminal: Terminal) -> None:
+def _live(pictures: Iterator[StatusView], terminal: Terminal) -> None:
     from rich.console import Console
     from rich.live import Live
 

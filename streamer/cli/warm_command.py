@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamer.cli.exits import Exit
+from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_cache_dir, add_dataset, add_storage_options, size, size_or_auto
 from streamer.cli.terminal import Terminal
 from streamer.config import format_bytes
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def summary(chosen: WarmPlan, warmed: Warmed, seconds: float) -> list[str]:
-    """What was done, and what has no room."""
+    """Summary: chunks made local, and chunks that do not fit."""
     total = chosen.present_chunks + warmed.chunks + chosen.missing_chunks
     local = chosen.present_chunks + warmed.chunks
     rate = f", {format_bytes(warmed.fetched_bytes / seconds)}/s" if warmed.fetched_bytes else ""

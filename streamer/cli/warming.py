@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from streamer.cache.folder import ROOT_ID, chunk_files, open_layer
 from streamer.cache.maintenance import export
-from streamer.cache.table import as_keys, charged_bytes, draw_ranks
+from streamer.cache.policy.table import as_keys, charged_bytes, draw_ranks
 from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule, Session, SessionSpec
 from streamer.config import MiB
@@ -35,7 +35,7 @@ _BURST_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class WarmPlan:
-    """What to make local, in which order.
+    """The chunks to make local, in order.
 
     Attributes:
         chunks: int64 (n,), in the order of fetching.
@@ -52,7 +52,7 @@ class WarmPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Warmed:
-    """What came of it: chunks made local, and of their bytes those that came over the network."""
+    """Result: chunks made local, and the bytes of them that came over the network."""
 
     chunks: int
     total_bytes: int
@@ -78,7 +78,7 @@ class Pace:
         self._started = now()
 
     def hold(self, received_bytes: int) -> None:
-        """Waits until so many bytes since the beginning are not too many."""
+        """Waits until the bytes read since the beginning are within the rate."""
         if self.bytes_per_second:
             early = self._started + received_bytes / self.bytes_per_second - self._now()
             if early > 0:
@@ -132,7 +132,7 @@ def file_bytes(manifest: Manifest) -> Integers:
 
 
 def present_keys(root: Path) -> set[bytes]:
-    """Keys of the chunks that lie in a cache folder."""
+    """Keys of the chunks in a cache folder."""
     return {key for key, _ in chunk_files(open_layer(root))}
 
 
@@ -222,7 +222,7 @@ class Warming:
             )
 
     def _count(self) -> None:
-        """What the present slice cost; asked for before its leases end."""
+        """The cost of the present slice; to be called before its leases end."""
         sessions = cast("list[dict[str, object]]", self._client.statistics()["sessions"])
         for entry in sessions:
             if entry["consumer"] == self._consumer:
@@ -234,7 +234,7 @@ class Warming:
 
 
 def _folders(client: EngineClient) -> list[Path]:
-    """The cache folder and the layers below it; not the memory that stands in for a full disk."""
+    """The cache folder and the layers below it; not the memory fallback of a full disk."""
     own, *rest = client.roots()
     return [own, *(root for root in rest if (root / ROOT_ID).exists())]
 

@@ -15,7 +15,7 @@ from streamer.wire.frames import encode, event_decoder
 from streamer.wire.messages import PROTOCOL, Event, Failed, Hello, Message, Welcome
 
 _RECEIVE_BYTES = 256 * 1024
-# The engine always reads; only a stopped or dead one leaves a send waiting.
+# The engine always reads; only a stopped or killed one blocks a send.
 _SEND_SECONDS = 30.0
 _HELLO_SECONDS = 10.0
 
@@ -34,7 +34,7 @@ class Connection:
         patience_seconds: for each answer to a send; None: 30 s, and 10 s for the hello.
 
     Raises:
-        DisconnectedError: nobody answers at `path`.
+        DisconnectedError: no engine answers at `path`.
         ProtocolVersionError: the engine speaks another version.
     """
 
@@ -115,7 +115,7 @@ class Connection:
         return list(self._decoder.feed(received))
 
     def hang_up(self) -> None:
-        """Ends the conversation from any thread: whoever waits for an event hears that the engine is gone."""
+        """Shuts the connection down from any thread: a thread that waits for an event gets a DisconnectedError."""
         with contextlib.suppress(OSError):  # it is closed already
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -1,7 +1,7 @@
-"""The synchronous client: what the trainer's processes know of the engine.
+"""The synchronous client of the engine, for the trainer's processes.
 
-No event loop (Jupyter has one), no thread. Whoever holds the client pumps it: every wait and `pump` reads what the
-engine sent. When the engine dies, the next pump connects to a new one and opens the sessions again.
+No event loop (Jupyter has one), no thread. Its owner pumps it: every wait and `pump` reads what the
+engine sent. When the engine has died, the next pump connects to a new one and opens the sessions again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _Answer = TypeVar("_Answer", bound=Message)
 
 
 class EngineClient:
-    """One process's line to its engine. Used by one thread at a time; after a fork the child starts anew.
+    """One process's connection to its engine. Used by one thread at a time; after a fork the child starts anew.
 
     Args:
         settings: how to reach or start the engine; nothing happens before the first use.
@@ -74,7 +74,7 @@ class EngineClient:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # ------------------------------------------------------------ questions
+    # ------------------------------------------------------------ requests
 
     def manifest(self, request: GetManifest, progress: Callable[[IndexProgress], None] | None = None) -> Path:
         """Finds or builds a manifest (`request.request` and `request.options` are filled in).
@@ -119,7 +119,7 @@ class EngineClient:
         return session
 
     def read(self, dataset: str, chunk: int, start: int, stop: int) -> bytes:
-        """Reads the chunk-local bytes [start, stop) from the cache or the store; for looking, at most 64 MiB."""
+        """Reads the chunk-local bytes [start, stop) from the cache or the store; for single looks, at most 64 MiB."""
         options = self.settings.encoded_options()
         answer = self._ask(lambda number: Read(number, dataset, chunk, start, stop, options), Content)
         return answer.content
@@ -143,7 +143,7 @@ class EngineClient:
 
     @property
     def limit_bytes(self) -> int:
-        """The limit of the engine's cache; 0: it does not tell."""
+        """The limit of the engine's cache; 0: unknown."""
         return self._connected().welcome.limit_bytes
 
     # ------------------------------------------------------------ events
@@ -202,11 +202,11 @@ class EngineClient:
 
     @property
     def closed(self) -> bool:
-        """It is of no use any more."""
+        """It cannot be used any more."""
         return self._closed
 
     def hang_up(self) -> None:
-        """Ends the line from any thread: whoever uses it, or waits on it, gets a ClosedError. `close` it afterwards."""
+        """Shuts it down from any thread: other threads that use it get a ClosedError. `close` it afterwards."""
         self._closed = True
         if (connection := self._connection) is not None:
             connection.hang_up()
@@ -226,7 +226,7 @@ class EngineClient:
             # Also what `hang_up` has ended: readable for ever, it would keep a selector busy.
             self._drop()
             raise ClosedError(
-                "this line to the engine is closed: its data set (or client) was closed while somebody was using it"
+                "this connection to the engine is closed: its dataset (or client) was closed while it was in use"
             )
 
     def _connected(self) -> Connection:
@@ -238,7 +238,7 @@ class EngineClient:
             # A closed socket leaves the set by itself. A selector would confuse a new socket of the same number with
             # the old one; it sees the set, which stays.
             self._poll.register(self._connection.fileno(), select.EPOLLIN)
-            # Somebody may have hung up meanwhile, and found no connection to end.
+            # `hang_up` may have been called meanwhile, and found no connection to shut down.
             self._check_open()
         return self._connection
 
@@ -271,7 +271,7 @@ class EngineClient:
                 connection.send(message)
 
     def _end_sessions(self, error: EngineUnavailableError) -> None:
-        """No engine knows them: a later connection must not wait for what they wanted."""
+        """No engine knows them: a later connection must not wait for them."""
         for session in self._sessions.values():
             session.on_error(error)
         self._sessions.clear()
@@ -309,17 +309,17 @@ class EngineClient:
 
     def _ask(
         self,
-        question: Callable[[int], Message],
+        request: Callable[[int], Message],
         kind: type[_Answer],
         progress: Callable[[IndexProgress], None] | None = None,
     ) -> _Answer:
-        """Asks until answered; a question is asked again when the engine dies over it."""
+        """Sends a request until it is answered; again when the engine dies over it."""
         number = next(self._numbers)
         asked: Connection | None = None
         while True:
             if asked is not self._connected():
                 asked = self._connected()
-                self.post(question(number))
+                self.post(request(number))
                 continue
             self.pump(None)
             match self._answers.pop(number, None):
@@ -336,7 +336,7 @@ class EngineClient:
                     raise ServiceError(f"the engine answered {kind.__name__} with {type(other).__name__}")
 
     def _after_fork(self) -> None:
-        """The child of a fork: socket and set are the parent's."""
+        """In the child of a fork: socket and epoll set are the parent's."""
         self._drop()
         self._drop_poll()
         self._sessions.clear()

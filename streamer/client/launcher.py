@@ -23,7 +23,7 @@ from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.restarts import Restarts
 from streamer.client.settings import ClientSettings
 from streamer.errors import ConfigError, EngineUnavailableError
-from streamer.forks import unforked
+from streamer.fork_lock import unforked
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Conne
         restarts: crashes so far; None: none.
 
     Raises:
-        EngineUnavailableError: nobody answered in `connect_seconds`, or engines crash at their start.
+        EngineUnavailableError: no answer in `connect_seconds`, or engines crash at their start.
         StreamerError: what the engine said when it could not start (cache folder, limit, version).
     """
     restarts = Restarts() if restarts is None else restarts
@@ -105,7 +105,7 @@ def _connect_patiently(settings: ClientSettings) -> Connection:
                     "is `streamer serve` running? does STREAMER_ENGINE name its socket, is the folder mounted?",
                     path=str(settings.socket_path),
                 ) from error
-        # Another container's socket can only be tried: no event tells that it appeared.
+        # Another container's socket can only be polled: no event reports that it appeared.
         time.sleep(_RETRY_SECONDS)
 
 
@@ -133,7 +133,7 @@ def _spawn_lock(settings: ClientSettings) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        # To close it is not enough: somebody forked meanwhile would keep it locked.
+        # Closing is not enough: a child forked meanwhile would keep it locked.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
@@ -190,7 +190,7 @@ def _engine_environment() -> dict[str, str]:
 
 def _await_ready(descriptor: int, process: subprocess.Popen[bytes], settings: ClientSettings) -> bool:
     line = _read_line(descriptor)
-    # The process forks and its parent half leaves at once: an engine is nobody's child, so never a zombie.
+    # The process forks and its parent half leaves at once: an engine is a child of init, so never a zombie.
     process.wait()
     if line == {"ready": True}:
         logger.info("engine started for %s, log %s", settings.cache_dir, log_path(settings))

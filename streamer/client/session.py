@@ -17,7 +17,7 @@ _ENTRIES_PER_FRAME = 200_000
 
 
 class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Who consumes what.
+    """One consumer and its dataset.
 
     Attributes:
         dataset: digest of the manifest.
@@ -25,7 +25,7 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
         order_id, global_batch, world_size, start: compared with the other sessions of the same job and stream
             ("" and 0: not compared); a difference is a StateError on every one of them.
         open_bytes: the most bytes that are open at once.
-        stream: tells the loaders of one job apart.
+        stream: distinguishes the loaders of one job.
     """
 
     dataset: str
@@ -51,7 +51,7 @@ class EpochSchedule(msgspec.Struct, frozen=True):
     last: npt.NDArray[np.int64]
 
     def from_step(self, step: int) -> EpochSchedule:
-        """What is left at `step`."""
+        """The rest of the schedule from `step` on."""
         ahead = self.last >= step
         return EpochSchedule(self.epoch, self.chunk[ahead], self.first[ahead], self.last[ahead])
 
@@ -62,7 +62,7 @@ class EpochSchedule(msgspec.Struct, frozen=True):
 
 
 class Transport(Protocol):
-    """What a session needs of the client that owns it."""
+    """A session's view of the client that owns it."""
 
     def post(self, message: Message, quietly: bool = False) -> None:
         """Sends; `quietly`: only where a connection is open."""
@@ -85,7 +85,7 @@ class Session:
     """One consumer's session. Made by `EngineClient.open_session`; used by the client's thread.
 
     Steps are consecutive integers over all epochs of the session. The engine keeps every chunk of the steps
-    `done..ready` local. Survives the engine: after a restart the session is opened again where it stood.
+    `done..ready` local. Survives the engine: after a restart the session is opened again at the same step.
     """
 
     def __init__(self, transport: Transport, number: int, spec: SessionSpec) -> None:
@@ -93,7 +93,7 @@ class Session:
         self.number = number
         self.spec = spec
         self._epochs: list[EpochSchedule] = []
-        self._done = self._told = 0
+        self._done = self._sent = 0
         self._want = -1
         self._ready = self._furthest = -1
         self._rejects = 0
@@ -115,7 +115,7 @@ class Session:
         return self._ready
 
     def extend(self, schedule: EpochSchedule) -> None:
-        """Tells the engine the chunks of the next epoch."""
+        """Sends the engine the chunks of the next epoch."""
         self._check_open()
         self._epochs = [known for known in self._epochs if known.final_step >= self._done]
         self._epochs.append(schedule)
@@ -129,26 +129,26 @@ class Session:
             self._advance()
 
     def done(self, step: int, *, at_once: bool = True) -> None:
-        """Gives back the steps below `step`; not `at_once`: when something else is said."""
+        """Records the steps below `step` as consumed; without `at_once` they are sent with the next message."""
         self._check_open()
         self._done = max(self._done, step)
-        if at_once and self._done > self._told:
+        if at_once and self._done > self._sent:
             self._advance()
 
     def wait(self, step: int, timeout_seconds: float | None = None) -> None:
         """Blocks until `ready >= step`.
 
         Raises:
-            StreamerError: what the engine reported.
+            StreamerError: as the engine reported.
             TimeoutError: not ready in time.
         """
         self.want(step)
         self._transport.pump_until(lambda: self.ready >= step, timeout_seconds, f"step {step} of {self!r}")
 
     def reject(self, chunk: int, reason: str) -> None:
-        """Reports wrong bytes: the engine drops the chunk and fetches it again; `ready` goes back meanwhile."""
+        """Reports corrupt bytes: the engine drops the chunk and fetches it again; `ready` goes back meanwhile."""
         self._check_open()
-        # Nothing that was ready before the reject counts until the engine says so again.
+        # Steps that were ready before the reject do not count until the engine reports them again.
         self._ready = min(self._ready, self._done - 1)
         self._rejects += 1
         self._transport.post(Reject(self.number, chunk, reason[:4096]))
@@ -179,11 +179,11 @@ class Session:
         self._error = error
 
     def reopen_messages(self, job: str, options: bytes) -> Iterator[Message]:
-        """What tells a new engine where this session stands."""
+        """Messages that open this session at its present step in a new engine."""
         spec = self.spec
         self._ready = self._done - 1
         self._rejects = 0
-        self._told = self._done
+        self._sent = self._done
         yield OpenSession(
             session=self.number,
             job=job,
@@ -203,7 +203,7 @@ class Session:
             yield Advance(self.number, self._done, self._want)
 
     def _advance(self) -> None:
-        self._told = self._done
+        self._sent = self._done
         self._transport.post(Advance(self.number, self._done, self._want))
 
     def _check_open(self) -> None:

@@ -1,4 +1,4 @@
-"""What a client needs to know to find or start its engine."""
+"""How a client finds or starts its engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ClientSettings:
         engine: None or "auto": the embedded engine of `cache_dir`; "unix:/path": that one and no other.
         cache_bytes: limit for an engine started by this client; None lets it choose.
         storage_options: as fsspec takes them; sent to the engine, never logged.
-        job: the same text for all ranks of a job; "" if nothing tells.
+        job: the same text for all ranks of a job; "" if unknown.
         connect_seconds: how long an engine that this client does not start may stay away before it is an error.
         token_file: holds what the engine asks for; read at each connect, so it may be renewed.
         grace_seconds: how long an engine started by this client stays after its last connection.
@@ -56,7 +56,7 @@ class ClientSettings:
 
     @property
     def external(self) -> bool:
-        """The engine is somebody else's: connect, never start one."""
+        """The engine is an external service: connect, never start one."""
         return self.engine is not None and self.engine not in ("auto", "embedded")
 
     @property
@@ -82,7 +82,7 @@ class ClientSettings:
         return _checked(self.runtime_dir / f"{self.engine_id}.sock")
 
     def token(self) -> str:
-        """What to show to the engine; "" for nothing.
+        """The token for the engine; "" for none.
 
         Raises:
             ConfigError: the token file cannot be read.

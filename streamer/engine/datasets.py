@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from streamer.engine.access import Access
+from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import ManifestError, StreamerError
 from streamer.formats import chunkfile
 from streamer.manifest.table import Manifest
@@ -26,8 +26,8 @@ class Dataset:
     Attributes:
         file_bytes: int64 (chunks,): the length of each chunk's file.
         mean_bytes: of a chunk's file.
-        options: storage options of whoever opened it last.
-        touched: somebody has asked for it since the last look (`Datasets.drop_idle`).
+        options: storage options of the last session that opened it.
+        touched: it was used since the last `Datasets.drop_idle`.
     """
 
     def __init__(self, manifest: Manifest, options: Mapping[str, object]) -> None:
@@ -55,23 +55,23 @@ class Dataset:
 
 
 class Datasets:
-    """Opens manifests of the cache folder, each once; those that nobody uses are closed by `drop_idle`.
+    """Opens manifests of the cache folder, each once; `drop_idle` closes unused ones.
 
     Args:
         root: the cache folder.
-        access: which of them are served, and with which storage options.
+        allowlist: which of them are served, and with which storage options.
     """
 
-    def __init__(self, root: Path, access: Access) -> None:
+    def __init__(self, root: Path, allowlist: UrlAllowlist) -> None:
         self._root = root
-        self._access = access
+        self._allowlist = allowlist
         self._open: dict[str, Dataset] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
     def get(self, digest: str, options: Mapping[str, object]) -> Dataset:
-        """The dataset of a manifest that lies in the cache folder.
+        """The dataset of a manifest in the cache folder.
 
         Raises:
             ManifestError: no such manifest here, or it cannot be read.
@@ -85,14 +85,14 @@ class Datasets:
             if not folder.is_dir():
                 raise ManifestError(f"no manifest {digest} in {self._root}; ask for it by url or manifest= first")
             manifest = Manifest.open(folder)
-            known = self._open[digest] = Dataset(manifest, self._access.options(manifest.urls, options))
-        elif options or self._access.held:
-            known.options = self._access.options(known.manifest.urls, options)
+            known = self._open[digest] = Dataset(manifest, self._allowlist.options(manifest.urls, options))
+        elif options or self._allowlist.restricted:
+            known.options = self._allowlist.options(known.manifest.urls, options)
         known.touched = True
         return known
 
     def drop_idle(self, held: Container[str]) -> None:
-        """Lets go of what nobody has asked for since the last call; its memory is unmapped with its last user.
+        """Drops what was not used since the last call; its memory is unmapped with its last user.
 
         Args:
             held: digests that stay.
@@ -101,12 +101,12 @@ class Datasets:
         for dataset in self._open.values():
             dataset.touched = False
 
-    def reload(self, access: Access) -> None:
+    def reload(self, allowlist: UrlAllowlist) -> None:
         """Other credentials: open datasets take them over; one that is not served any more fails at its next fetch."""
-        self._access = access
-        for dataset in self._open.values() if access.held else ():
+        self._allowlist = allowlist
+        for dataset in self._open.values() if allowlist.restricted else ():
             with suppress(StreamerError):
-                dataset.options = access.options(dataset.manifest.urls, {})
+                dataset.options = allowlist.options(dataset.manifest.urls, {})
 
     def all(self) -> list[Dataset]:
         """Every dataset that is open."""

@@ -1,11 +1,13 @@
-"""The engine: makes the chunks of all sessions local in time and keeps what the rule says.
+"""The engine: makes the chunks of all sessions local in time and keeps what the policy decides.
 
-engine.py       its life, questions, sessions       session.py     one consumer: callbacks, pace, counts
-pump.py         asks, opens, launches               track.py       where a consumer is in its schedule
-flights.py      chunks on their way                 indexing.py    manifests for those who ask
-maintenance.py  what happens over time              pages.py       advice to the kernel
-rejects.py      chunks that readers found wrong     shelf.py       the manifests on the disk
-settling.py     the pause after a start             statistics.py  counters and levels
+engine.py             its life, requests, sessions         session.py           one consumer: callbacks, pace, counts
+scheduler.py          admits, opens, starts fetches        session_progress.py  a consumer's place in its schedule
+in_flight.py          chunks on their way                  fetchers.py          stores and fetchers by credentials
+manifests.py          answers requests for manifests       manifest_store.py    the manifests on the disk
+corruption_reports.py chunks that readers found wrong      page_cache.py        advice to the kernel
+maintenance.py        what happens over time               settling.py          the pause after a start
+datasets.py           opened manifests                     statistics.py        counters and levels
+url_allowlist.py      which urls clients may name
 """
 
 from __future__ import annotations
@@ -22,20 +24,20 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.cache.chunk_cache import ChunkCache
-from streamer.cache.policy import CachePolicy
-from streamer.cache.table import charged_bytes
+from streamer.cache.policy.cache_policy import CachePolicy
+from streamer.cache.policy.table import charged_bytes
 from streamer.config import EngineConfig, format_bytes
-from streamer.engine.access import Access
+from streamer.engine.corruption_reports import CorruptionReports
 from streamer.engine.datasets import Dataset, Datasets
-from streamer.engine.flights import Flights
-from streamer.engine.indexing import Indexing, ManifestRequest, Report
-from streamer.engine.pages import Pages
-from streamer.engine.pump import Pump
-from streamer.engine.rejects import Rejects
+from streamer.engine.fetchers import Fetchers
+from streamer.engine.in_flight import InFlight
+from streamer.engine.manifests import ManifestRequest, Manifests, Report
+from streamer.engine.page_cache import PageCache
+from streamer.engine.scheduler import Scheduler
 from streamer.engine.session import EngineSession, SessionRequest, open_bytes
+from streamer.engine.session_progress import Columns
 from streamer.engine.settling import Settling
-from streamer.engine.stores import Fetchers
-from streamer.engine.track import Columns
+from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import CacheFullError, ConfigError, StreamerError
 
 logger = logging.getLogger(__name__)
@@ -54,7 +56,7 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.cache = ChunkCache(config.cache)
-        self.fetchers = Fetchers(config.fetch, Access(config.datasets))
+        self.fetchers = Fetchers(config.fetch, UrlAllowlist(config.datasets))
         self.sessions: dict[str, EngineSession] = {}
         # Errors that reached a consumer, by kind.
         self.errors: Counter[str] = Counter()
@@ -70,17 +72,19 @@ class Engine:
             await stack.enter_async_context(self.cache)
             await stack.enter_async_context(self.fetchers)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            self.datasets = Datasets(self.cache.root, self.fetchers.access)
+            self.datasets = Datasets(self.cache.root, self.fetchers.allowlist)
             self.policy = CachePolicy(self.cache.limit_bytes, settling=True)
-            self.pump = Pump(self.policy, self.sessions, Pages(self.cache, tasks), self._loop)
-            self.flights = self.pump.flights = Flights(self.cache, self.fetchers, tasks, self.pump.landed)
-            self.indexing = Indexing(self.cache.root / "manifests", self.fetchers, self)
-            self.rejects = Rejects(self.cache, self._forget, self.kick, self.now, tasks)
+            self.scheduler = Scheduler(self.policy, self.sessions, PageCache(self.cache, tasks), self._loop)
+            self.in_flight = self.scheduler.in_flight = InFlight(
+                self.cache, self.fetchers, tasks, self.scheduler.fetch_finished
+            )
+            self.manifests = Manifests(self.cache.root / "manifests", self.fetchers, self)
+            self.corruption_reports = CorruptionReports(self.cache, self._forget, self.wake, self.now, tasks)
             self._restore()
             self._settling = Settling(self._loop, self.config.settle_seconds, self._settle)
             stack.callback(self._settling.stop)
-            stack.callback(self.flights.cancel)
-            stack.callback(self.rejects.stop)
+            stack.callback(self.in_flight.cancel)
+            stack.callback(self.corruption_reports.stop)
             self._stack = stack.pop_all()
         return self
 
@@ -93,11 +97,11 @@ class Engine:
         """The loop's clock, in seconds."""
         return self._loop.time()
 
-    # ------------------------------------------------------------ questions
+    # ------------------------------------------------------------ requests
 
     async def manifest(self, request: ManifestRequest, report: Report) -> str:
-        """Finds or builds a manifest; returns its digest. It lies in the cache folder then."""
-        digest = await self.indexing.manifest(request, report)
+        """Finds or builds a manifest in the cache folder; returns its digest."""
+        digest = await self.manifests.manifest(request, report)
         await self.cache.measure()
         self.limit_changed(self.cache.limit_bytes)
         return digest
@@ -113,13 +117,13 @@ class Engine:
     # ------------------------------------------------------------ life
 
     async def drain(self, seconds: float) -> None:
-        """Launches nothing any more and waits, at most so long, until what is on its way lies in the cache."""
-        self.pump.draining = True
-        if left := await self.flights.land(seconds):
-            logger.warning("%d chunks were not down after %.0f s: their bytes are fetched again", left, seconds)
+        """Starts no fetches any more, and waits at most `seconds` for those that run."""
+        self.scheduler.draining = True
+        if left := await self.in_flight.finish(seconds):
+            logger.warning("%d chunks were not fetched after %.0f s: their bytes are fetched again", left, seconds)
 
     async def reload(self, config: EngineConfig) -> None:
-        """Takes over another limit and other datasets; everything else needs a new engine.
+        """Applies another limit and other datasets; everything else needs a new engine.
 
         Raises:
             ConfigError: the limit is below what is open; nothing has changed then.
@@ -127,10 +131,10 @@ class Engine:
         limit = config.cache.limit_bytes
         if limit is not None and limit != self.config.cache.limit_bytes:
             await self._resize(limit)
-        self.fetchers.access = Access(config.datasets)
-        self.datasets.reload(self.fetchers.access)
+        self.fetchers.allowlist = UrlAllowlist(config.datasets)
+        self.datasets.reload(self.fetchers.allowlist)
         self.config = config
-        self.kick()
+        self.wake()
 
     async def _resize(self, limit_bytes: int) -> None:
         state = self.policy.statistics()
@@ -142,10 +146,10 @@ class Engine:
                 field="limit_bytes",
             )
         await self.cache.resize(limit_bytes)
-        self.pump.freed(self.policy.set_limit(self.cache.limit_bytes))
+        self.scheduler.freed(self.policy.set_limit(self.cache.limit_bytes))
 
     def room_bytes(self) -> int:
-        """What the kept part can still take without an eviction."""
+        """Bytes that fit into the kept part without an eviction."""
         state = self.policy.statistics()
         return state.limit_bytes - state.staging_bytes - state.kept_bytes - state.transit_bytes
 
@@ -156,7 +160,7 @@ class Engine:
     def adopt(self, digest: str, kept: Mapping[bytes, int]) -> None:
         """Chunks that were published without a session (key: file bytes) belong to the policy from here on."""
         self.policy.local(list(kept), list(kept.values()), digest)
-        self.pump.freed(self.policy.fit())
+        self.scheduler.freed(self.policy.fit())
 
     # ------------------------------------------------------------ sessions
 
@@ -184,25 +188,25 @@ class Engine:
         return session
 
     def connect(self, job: str) -> None:
-        """A connection of the job began: its data stay live between its sessions (validation between epochs)."""
+        """A connection of the job began: its datasets stay live between its sessions (validation between epochs)."""
         self.policy.connect(job)
 
     def disconnect(self, job: str) -> None:
         """A connection of the job ended; its sessions are closed."""
         self.policy.disconnect(job)
-        self.kick()
+        self.wake()
 
     def close_session(self, session: EngineSession) -> None:
         """All leases of the session end; idempotent."""
         if self.sessions.pop(session.name, None) is None:
             return
-        self.flights.leave(session)
+        self.in_flight.leave(session)
         if session.admitted:
-            self.pump.freed(self.policy.close_session(session.name))
-        self.kick()
+            self.scheduler.freed(self.policy.close_session(session.name))
+        self.wake()
 
     def admit(self, session: EngineSession, columns: Columns) -> None:
-        """Its first complete schedule tells how much a session has open at once: the policy takes it in, or refuses."""
+        """Registers a session with the policy once its first complete schedule shows how much it has open at once."""
         if session.admitted or session.failed is not None:
             return
         needed = max(session.request.open_bytes, open_bytes(columns, charged_bytes(session.dataset.file_bytes)))
@@ -216,19 +220,19 @@ class Engine:
             session.fail(error)
             return
         session.admitted = True
-        self.pump.freed(freed)
+        self.scheduler.freed(freed)
 
-    def kick(self) -> None:
-        """Something changed: pump all sessions once, soon."""
-        self.pump.kick()
+    def wake(self) -> None:
+        """Something changed: schedules all sessions once, soon."""
+        self.scheduler.wake()
 
     def has(self, session: EngineSession) -> bool:
         """Whether the session is open."""
         return self.sessions.get(session.name) is session
 
     def reject(self, session: EngineSession, chunk: int, reason: str) -> None:
-        """A session's reader found a chunk wrong; see `rejects`."""
-        self.rejects.hear(session, chunk, reason)
+        """A session's reader found a chunk corrupt; see `corruption_reports`."""
+        self.corruption_reports.report(session, chunk, reason)
 
     def count_error(self, error: StreamerError) -> None:
         """An error reaches a consumer."""
@@ -236,7 +240,7 @@ class Engine:
 
     @property
     def silent_seconds(self) -> float:
-        """A session that was not heard of for this long counts as hanging."""
+        """A session without a message for this long counts as hanging."""
         return self.config.silent_seconds
 
     # ------------------------------------------------------------ room
@@ -258,34 +262,34 @@ class Engine:
         return max(affordable // sharers, 2 * int(session.dataset.file_bytes.max(initial=0)))
 
     def _restore(self) -> None:
-        """Takes in what earlier engines left in the folder, and what lies in the layers below it."""
+        """Adds what earlier engines left in the folder, and the chunks of the read-only layers."""
         self.policy.below(self.cache.layer_keys())
         for dataset, keys, sizes in self.cache.catalog():
             self.policy.local(keys, sizes, dataset)
-        self.pump.freed(self.policy.fit())
+        self.scheduler.freed(self.policy.fit())
         if not self.cache.keys():
             # No client of an earlier engine has anything open here. While a policy settles, what should stay cannot
             # take the place of what need not: the first quarter of a second was missing in the kept set afterwards.
             self.policy.settle()
 
     def _settle(self) -> None:
-        self.pump.freed(self.policy.settle())
-        self.kick()
+        self.scheduler.freed(self.policy.settle())
+        self.wake()
 
     def _forget(self, key: bytes) -> bool:
-        """A chunk whose file is wrong or gone leaves the policy and the disk; False: it was not local."""
+        """Removes a corrupt or missing chunk from policy and disk; False: it was not local."""
         known = self.policy.forget(key)
         if known:
-            self.flights.unlink([key])
+            self.in_flight.unlink([key])
         return known
 
     def limit_changed(self, limit_bytes: int) -> None:
-        """Manifests were added, or others fill the disk or leave it."""
-        self.pump.freed(self.policy.set_limit(limit_bytes))
+        """The limit has changed: manifests were added, or other programs fill or free the disk."""
+        self.scheduler.freed(self.policy.set_limit(limit_bytes))
 
     def forget_datasets(self) -> None:
-        """Versions of datasets whose manifest is gone: nobody can ask for them by name, their chunks are nobody's."""
-        known = self.indexing.shelf.digests() | {dataset.manifest.digest for dataset in self.datasets.all()}
+        """Forgets datasets whose manifest was removed; their chunks lose their owner."""
+        known = self.manifests.store.digests() | {dataset.manifest.digest for dataset in self.datasets.all()}
         gone = self.policy.forget_datasets(known)
         for digest in gone:
             self.cache.forget(digest)

@@ -1,4 +1,4 @@
-"""One consumer in the engine: who it is, where it stands, how soon it needs what."""
+"""One consumer in the engine: its identity, its progress, and when it needs each chunk."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.engine.datasets import Dataset
-from streamer.engine.track import Columns, Track
+from streamer.engine.session_progress import Columns, SessionProgress
 from streamer.errors import StateError, StreamerError
 
 # Weight of the newest measurement in the mean time of a step.
 _STEP_WEIGHT = 0.2
-# Uses of the running epoch, of the next in look-ahead, and of a few before for those who look late.
+# The running epoch, the next one in look-ahead, and a few earlier ones for statistics that are read late.
 _EPOCHS_COUNTED = 8
 
 
 class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a consumer says when it opens a session; see `wire.messages.OpenSession`."""
+    """A consumer's request to open a session; see `wire.messages.OpenSession`."""
 
     job: str
     dataset: str
@@ -60,8 +60,8 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
 
-class Told(msgspec.Struct, frozen=True):
-    """What the loader behind a session found out about its waiting, and when it said so (the engine's clock)."""
+class LoaderReport(msgspec.Struct, frozen=True):
+    """A loader's report about its waiting, with its time on the engine's clock."""
 
     waiting_share: float
     verdict: str
@@ -70,7 +70,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class EpochCount(msgspec.Struct):
-    """What one session needed in one epoch."""
+    """Needs and hits of one session in one epoch."""
 
     needs: int = 0
     hits: int = 0
@@ -91,7 +91,7 @@ class Waiting:
         self._seconds = 0.0
 
     def __repr__(self) -> str:
-        return f"Waiting({self._seconds:.3f} s, {'waits' if self._since is not None else 'moves'})"
+        return f"Waiting({self._seconds:.3f} s, {'waits' if self._since is not None else 'reads'})"
 
     def update(self, waits: bool, now: float) -> None:
         """From `now` on the consumer waits, or not."""
@@ -111,19 +111,19 @@ class Waiting:
 
 
 class SessionHost(Protocol):
-    """What a session needs of the engine that owns it."""
+    """A session's view of the engine that owns it."""
 
     @property
     def silent_seconds(self) -> float:
-        """A session that was not heard of for this long counts as hanging."""
+        """A session without a message for this long counts as hanging."""
         ...
 
     def now(self) -> float:
         """The loop's clock, in seconds."""
         ...
 
-    def kick(self) -> None:
-        """Something changed: look at all sessions, soon."""
+    def wake(self) -> None:
+        """Something changed: schedules all sessions, soon."""
         ...
 
     def has(self, session: EngineSession) -> bool:
@@ -135,7 +135,7 @@ class SessionHost(Protocol):
         ...
 
     def reject(self, session: EngineSession, chunk: int, reason: str) -> None:
-        """The session's reader found a chunk wrong."""
+        """The session's reader found a chunk corrupt."""
         ...
 
     def count_error(self, error: StreamerError) -> None:
@@ -153,7 +153,7 @@ class EngineSession:
     Args:
         host: the engine.
         name: unique in the engine.
-        on_ready: called with (through, rejects) when the line moves.
+        on_ready: called with (through, rejects) when more steps are ready.
         on_error: called once with what ends the session.
     """
 
@@ -168,7 +168,7 @@ class EngineSession:
         self.name = name
         self.request = request
         self.dataset = dataset
-        self.track = Track(dataset.file_bytes)
+        self.progress = SessionProgress(dataset.file_bytes)
         self.keys: dict[bytes, int] = {}
         self.cooling: set[int] = set()
         self.unfounded: Counter[int] = Counter()
@@ -179,7 +179,7 @@ class EngineSession:
         self.failed: StreamerError | None = None
         self.counts: dict[int, EpochCount] = {}
         self.heard_at = host.now()
-        self.told: Told | None = None
+        self.loader_report: LoaderReport | None = None
         self.waiting = Waiting(host.now())
         self._host = host
         self._on_ready, self._on_error = callbacks
@@ -189,31 +189,31 @@ class EngineSession:
         self._done_at = host.now()
 
     def __repr__(self) -> str:
-        return f"EngineSession({self.name}, {self.track!r})"
+        return f"EngineSession({self.name}, {self.progress!r})"
 
-    # ------------------------------------------------------------ what the consumer says
+    # ------------------------------------------------------------ messages of the consumer
 
     def extend(self, epoch: int, columns: Columns, complete: bool) -> None:
         """The schedule of one epoch, or a part of it."""
-        self.track.extend(epoch, columns, complete)
+        self.progress.extend(epoch, columns, complete)
         if complete:
             self._host.admit(self, columns)
-        self._host.kick()
+        self._host.wake()
 
     def advance(self, done: int, want: int) -> None:
         """Progress."""
         now = self._host.now()
         self.heard_at = now
-        if done > self.track.done:
-            pace = (now - self._done_at) / (done - self.track.done)
+        if done > self.progress.done:
+            pace = (now - self._done_at) / (done - self.progress.done)
             self._step_seconds += _STEP_WEIGHT * (pace - self._step_seconds)
             self._done_at = now
-        self.track.advance(done, want)
+        self.progress.advance(done, want)
         self._watch()
-        self._host.kick()
+        self._host.wake()
 
     def reject(self, chunk: int, reason: str) -> None:
-        """Its reader found wrong bytes, or no file; the line stays where it is until `judged`."""
+        """Its reader found corrupt bytes, or no file; no further step is ready until `acknowledge`."""
         self._host.reject(self, chunk, reason)
 
     def close(self) -> None:
@@ -223,22 +223,22 @@ class EngineSession:
     # ------------------------------------------------------------ for the engine
 
     @property
-    def stands(self) -> bool:
+    def waits(self) -> bool:
         """It wants a step and not even the next one is ready."""
-        return self.track.through() < self.track.done <= self.track.want
+        return self.progress.through() < self.progress.done <= self.progress.want
 
     @property
     def fill(self) -> float:
-        """What it takes of the room, as a share of what it was planned with: 1 is all that it announced to need."""
-        return self.track.granted_chunks() * self.dataset.mean_bytes / max(1, self.planned_bytes)
+        """The bytes of its chunks that are local or in flight, as a share of what it was planned with."""
+        return self.progress.granted_chunks() * self.dataset.mean_bytes / max(1, self.planned_bytes)
 
     def open_bytes(self) -> float:
-        """What its reader may read now, at the mean size of its chunks."""
-        return self.track.open_chunks() * self.dataset.mean_bytes
+        """Bytes its reader may read now, at the mean size of its chunks."""
+        return self.progress.open_chunks() * self.dataset.mean_bytes
 
     @property
     def owner(self) -> str:
-        """Who shares with others: its job; sessions of one job go by their due times alone."""
+        """The unit of fairness: its job. Sessions of one job are ordered by their due times alone."""
         return self.request.job or self.name
 
     @property
@@ -246,8 +246,8 @@ class EngineSession:
         """The engine still has it."""
         return self._host.has(self)
 
-    def judged(self, rejects: int) -> None:
-        """So many of its rejects are taken in: what is announced from here on counts."""
+    def acknowledge(self, rejects: int) -> None:
+        """Counts rejects as handled; the consumer trusts what is announced from here on."""
         self._rejects += rejects
 
     def engine_now(self) -> float:
@@ -255,11 +255,11 @@ class EngineSession:
         return self._host.now()
 
     def announce(self) -> None:
-        """Tells the consumer how far it may read, if that is news."""
-        news = (self._watch(), self._rejects)
-        if self.failed is None and news != self._announced:
-            self._announced = news
-            self._on_ready(*news)
+        """Sends the consumer how far it may read, if that has changed."""
+        state = (self._watch(), self._rejects)
+        if self.failed is None and state != self._announced:
+            self._announced = state
+            self._on_ready(*state)
 
     def fail(self, error: StreamerError) -> None:
         """Ends the session with an error that reaches its reader."""
@@ -271,8 +271,8 @@ class EngineSession:
 
     def _watch(self) -> int:
         """`through` of now; the consumer waits while it wants a step and not even the next one is ready."""
-        self.waiting.update(self.stands, self._host.now())
-        return self.track.through()
+        self.waiting.update(self.waits, self._host.now())
+        return self.progress.through()
 
     def count(self, epoch: int, size_bytes: int, *, hit: bool) -> None:
         """One need."""
@@ -287,20 +287,22 @@ class EngineSession:
 
     def due_at(self, step: int) -> float:
         """When the consumer will read `step`, on the loop's clock, at its present pace."""
-        return self._done_at + max(0, step - self.track.done) * self._step_seconds
+        return self._done_at + max(0, step - self.progress.done) * self._step_seconds
 
     def reached_cooling(self) -> list[int]:
         """Chunks that failed in look-ahead and that the consumer waits for now."""
-        return [chunk for chunk in self.cooling if self.track.is_wanted(chunk)]
+        return [chunk for chunk in self.cooling if self.progress.is_wanted(chunk)]
 
     @property
-    def moves(self) -> bool:
-        """It has steps to read and was heard of lately."""
-        return self.admitted and self.failed is None and not self.silent and self.track.through() >= self.track.done
+    def can_progress(self) -> bool:
+        """It has steps to read and is not silent."""
+        return (
+            self.admitted and self.failed is None and not self.silent and self.progress.through() >= self.progress.done
+        )
 
     @property
     def silent(self) -> bool:
-        """It was not heard of for long: its consumer hangs."""
+        """No message for long: its consumer hangs."""
         return self._host.now() - self.heard_at > self._host.silent_seconds
 
 
@@ -312,6 +314,6 @@ def open_bytes(columns: Columns, file_bytes: npt.NDArray[np.int64]) -> int:
     size = file_bytes[chunk]
     steps = np.concatenate([first, last + 1])
     change = np.concatenate([size, -size])
-    # At one step what closes goes before what opens.
+    # Within one step, closing comes before opening.
     order = np.lexsort((change, steps))
     return int(np.cumsum(change[order]).max())

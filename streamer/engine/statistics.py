@@ -1,21 +1,21 @@
-"""What an engine tells about itself: monotone counters and present levels, plain values by name.
+"""Statistics of an engine: monotone counters and present levels, plain values by name.
 
-store_bytes, store_requests, store_lists      what came over the network for chunks and reads, and how often asked
+store_bytes, store_requests, store_lists      what came over the network for chunks and reads, in how many requests
 index_bytes, index_requests                   the same for building manifests, counted apart
 needs, hits, needed_bytes, hit_bytes          uses of chunks by sessions; a hit costs no store byte
 retries, hedges, hedge_wins                   what the fetcher did about a slow or failing store
 kept_bytes, transit_bytes, limit_bytes        what the cache holds
-evicted_chunks, rejected_chunks               what left it, and what was found wrong on the disk
-unfounded_rejects                             chunks that a reader found wrong and the engine right
-refused_writes, written_bytes                 what the disk would not take, and what it took
+evicted_chunks, rejected_chunks               what left it, and what was found corrupt on the disk
+unfounded_rejects                             chunks that a reader found corrupt and the engine intact
+refused_writes, written_bytes                 chunks that the disk refused, and bytes that it took
 hit_bound                                     what is kept / the live data: no policy gets more hits from one reader;
                                               ranks that share a chunk fetch it once, and the second one hits
 flights                                       chunks between store and SSD
 errors, error_kinds                           errors that reached a consumer
-draining                                      the engine is leaving: it launches nothing any more
+draining                                      the engine is leaving: it starts no fetches any more
 datasets                                      one entry per dataset in use in the last minutes: url, sizes, sessions
-sessions                                      one entry per session: consumer, epoch, where it stands, hits per epoch,
-                                              waiting_seconds of age_seconds; what its loader said of itself:
+sessions                                      one entry per session: consumer, epoch, progress, hits per epoch,
+                                              waiting_seconds of age_seconds; what its loader reports of itself:
                                               loader_waiting_share, verdict, advice, told_age_seconds (None: nothing)
 """
 
@@ -23,14 +23,14 @@ from __future__ import annotations
 
 from streamer.engine.datasets import Dataset
 from streamer.engine.engine import Engine
-from streamer.engine.session import EngineSession, Told
+from streamer.engine.session import EngineSession, LoaderReport
 from streamer.store.urls import shown
 
 Scalar = str | int | float | bool | None
 Table = dict[str, Scalar]
 Values = dict[str, Scalar | list[Table]]
 
-# A client says who it is; at most so much of it is repeated.
+# Letters of a client's name that are repeated.
 _SHOWN_LETTERS = 120
 
 
@@ -51,15 +51,15 @@ def engine_statistics(engine: Engine) -> Values:
         "limit_bytes": policy.limit_bytes,
         "kept_chunks": policy.kept_chunks,
         "evicted_chunks": policy.evicted_chunks,
-        "rejected_chunks": engine.rejects.dropped.total(),
-        "unfounded_rejects": engine.rejects.unfounded,
+        "rejected_chunks": engine.corruption_reports.dropped.total(),
+        "unfounded_rejects": engine.corruption_reports.unfounded,
         "refused_writes": cache.refused_writes,
         "written_bytes": cache.written_bytes,
         "hit_bound": _hit_bound(engine, policy.limit_bytes - policy.staging_bytes),
-        "flights": len(engine.flights),
+        "flights": len(engine.in_flight),
         "errors": engine.errors.total(),
         "error_kinds": [{"kind": kind, "count": count} for kind, count in sorted(engine.errors.items())],
-        "draining": engine.pump.draining,
+        "draining": engine.scheduler.draining,
         "datasets": [_dataset(engine, dataset) for dataset in engine.datasets.all()],
         "sessions": [_session(session) for session in engine.sessions.values()],
         **_store(engine, fetch),
@@ -67,7 +67,7 @@ def engine_statistics(engine: Engine) -> Values:
 
 
 def _store(engine: Engine, fetch: dict[str, int | float]) -> Table:
-    index = engine.indexing
+    index = engine.manifests
     return {
         "store_bytes": fetch.pop("received_bytes", 0) - index.read_bytes,
         "store_requests": fetch.pop("requests", 0) - index.requests,
@@ -108,12 +108,12 @@ def _session(session: EngineSession) -> Table:
         "dataset": session.request.dataset,
         "waiting_seconds": round(session.waiting.seconds(now), 6),
         "age_seconds": round(session.waiting.age_seconds(now), 6),
-        **_told(session.told, now),
+        **_loader_report(session.loader_report, now),
         "failed": type(session.failed).__name__ if session.failed else "",
         "epoch": epoch,
-        "done": session.track.done,
-        "through": session.track.through(),
-        "want": session.track.want,
+        "done": session.progress.done,
+        "through": session.progress.through(),
+        "want": session.progress.want,
         "epoch_needs": count.needs if count else 0,
         "epoch_hits": count.hits if count else 0,
         "epoch_needed_bytes": count.needed_bytes if count else 0,
@@ -121,12 +121,12 @@ def _session(session: EngineSession) -> Table:
     }
 
 
-def _told(told: Told | None, now: float) -> Table:
-    if told is None:
+def _loader_report(report: LoaderReport | None, now: float) -> Table:
+    if report is None:
         return dict.fromkeys(("loader_waiting_share", "verdict", "advice", "told_age_seconds"))
     return {
-        "loader_waiting_share": told.waiting_share,
-        "verdict": told.verdict,
-        "advice": told.advice,
-        "told_age_seconds": round(now - told.at, 3),
+        "loader_waiting_share": report.waiting_share,
+        "verdict": report.verdict,
+        "advice": report.advice,
+        "told_age_seconds": round(now - report.at, 3),
     }

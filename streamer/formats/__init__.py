@@ -1,1 +1,1 @@
-"""Containers, one file per format: where the samples lie, and what is in one. No I/O."""
+"""Containers, one module per format: finds the samples, and the fields of one. No I/O."""

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from streamer.manifest.model import SampleName
-from streamer.manifest.ports import Indexer, Indexing, Need, Span
+from streamer.manifest.protocols import Indexer, Indexing, Need, Span
 
 __all__ = ["Field", "Format", "Indexer", "Indexing", "Need", "SampleName", "Span"]
 

@@ -29,7 +29,7 @@ _CRC = struct.Struct("<I")
 
 
 class ChunkHeader(msgspec.Struct, frozen=True):
-    """What the first 64 bytes of a chunk file say.
+    """The first 64 bytes of a chunk file.
 
     Attributes:
         table_crc: CRC-32 of the table of the samples' CRCs.
@@ -83,7 +83,7 @@ def file_bytes(local_bytes: int, samples: int) -> int:
 
 
 def crc_offset(local_bytes: int, sample: int) -> int:
-    """Where the CRC of the chunk's `sample`-th sample stands in the file."""
+    """Offset of the CRC of the chunk's `sample`-th sample in the file."""
     return HEADER_BYTES + local_bytes + sample * CRC_BYTES
 
 

@@ -13,7 +13,7 @@ from zlib import adler32
 
 import msgspec
 
-from streamer.manifest.ports import Need
+from streamer.manifest.protocols import Need
 
 BLOCK = 512
 # Windows of 8 MiB: the best of cost and speed on object stores (DESIGN section 10).
@@ -120,7 +120,7 @@ class Parser(msgspec.Struct):
         return Member(name, is_file, start, content, content + size, content + padded(size))
 
     def _amended(self, name: str, size: int, offset: int) -> tuple[str, int]:
-        """What the PAX header says of the next member."""
+        """Values of a PAX header for the next member."""
         pax, self._pax = self._pax, {}
         if any(key.startswith("GNU.sparse.") for key in pax):
             raise TarError(f"{name!r} is a sparse file, which cannot be streamed", offset)

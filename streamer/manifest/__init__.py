@@ -1,4 +1,4 @@
-"""What exists: objects, chunks and samples of a dataset. Built once, memory-mapped ever after.
+"""The objects, chunks and samples of a dataset. Built once, memory-mapped ever after.
 
 Reading (`table`, `selection`) and writing (`build`, `publish`) are imported from their own modules: trainers only read.
 """

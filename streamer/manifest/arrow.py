@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from streamer.errors import ManifestCorruptError
 from streamer.manifest.columns import KEY_BYTES, BinaryColumn, Column, ColumnType, Schema, Table
 from streamer.manifest.ipc_layout import BatchLayout, read_layout
-from streamer.manifest.mapping import map_file
+from streamer.manifest.mmap_file import map_file
 
 
 def map_table(path: Path, schema: Schema) -> Table:

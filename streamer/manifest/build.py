@@ -10,11 +10,11 @@ from typing import Literal
 import msgspec
 
 from streamer.errors import ConfigError, ManifestError
-from streamer.manifest.assemble import Rows, rows_of_containers, rows_of_objects
+from streamer.manifest.bounded_map import bounded_map
 from streamer.manifest.indexing import WINDOW_BYTES, Budget, Container, index_container
 from streamer.manifest.listing import Listing, list_objects
 from streamer.manifest.packing import Cut, choose_chunk_bytes, hash_keys, pack_objects
-from streamer.manifest.ports import (
+from streamer.manifest.protocols import (
     ChooseFormat,
     Estimate,
     Indexer,
@@ -27,8 +27,8 @@ from streamer.manifest.ports import (
     RangeReader,
 )
 from streamer.manifest.publish import publish
+from streamer.manifest.rows import Rows, rows_of_containers, rows_of_objects
 from streamer.manifest.table import Manifest
-from streamer.manifest.tasks import bounded_map
 
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,8 +38,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         chunk_bytes: bytes, or "auto" for the rule of DESIGN section 3.
         concurrency: requests in flight while indexing and listing.
         memory_bytes: windows held together; at least one container's (see indexing.py).
-        on_estimate: told the cost after the listing; may raise to stop.
-        on_progress: told after each window and each object.
+        on_estimate: called with the cost after the listing; may raise to stop.
+        on_progress: called after each window and each object.
         on_chunk: offered chunks whose bytes were read for the index, with those bytes.
     """
 
@@ -76,7 +76,7 @@ async def build(
 
     Raises:
         ManifestError: nothing to index, an archive that cannot be read, or a root that cannot be written.
-        ConfigError: no urls, or a mixture that "auto" cannot tell.
+        ConfigError: no urls, or a mixture of formats that "auto" does not know.
         StoreError: from the store.
     """
     options = options or BuildOptions()

@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.manifest.bounded_map import plain_errors
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.packing import Cut, chunk_key, cut_object, cut_spans
-from streamer.manifest.ports import IndexedChunk, Indexer, Indexing, Need, OnChunk, RangeReader, Span
-from streamer.manifest.tasks import plain_errors
+from streamer.manifest.protocols import IndexedChunk, Indexer, Indexing, Need, OnChunk, RangeReader, Span
 
 # What an indexer asks for at a time; see formats/tar.py.
 WINDOW_BYTES = 8 << 20
@@ -124,7 +124,7 @@ class _Windows:
     def __init__(self, record: ObjectRecord, reader: RangeReader, tasks: asyncio.TaskGroup, ahead: int) -> None:
         self._record, self._reader, self._tasks, self._ahead = record, reader, tasks, ahead
         self._coming: dict[Need, asyncio.Task[bytes]] = {}
-        # The first window tells nothing of the next: an archive of large members is jumped through.
+        # The first window does not predict the next one: an archive of large members is skipped through.
         self._last = Need(-1, -1)
 
     async def read(self, need: Need) -> memoryview:
@@ -183,13 +183,13 @@ class _Offer:
         if finished:
             edges.append(len(starts))
         for first, stop in pairwise(edges):
-            await self._hand_over(starts[first:stop], stops[first:stop])
+            await self._offer_chunks(starts[first:stop], stops[first:stop])
         if edges:
             self._open_sample += edges[-1]
             first_open = starts[edges[-1]] if edges[-1] < len(starts) else size
             self._drop_before(int(first_open))
 
-    async def _hand_over(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+    async def _offer_chunks(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         cut = cut_object(starts, stops, self._container.record.size, self._container.chunk_bytes)
         ranges = np.stack([cut.extent_start, cut.extent_stop], axis=1)
         parts = self._bytes_of(ranges)

@@ -1,7 +1,7 @@
-"""Where the buffers of an Arrow IPC stream lie: its message metadata, walked with every offset checked.
+"""Offsets of the buffers of an Arrow IPC stream: its message metadata, with every offset checked.
 
 Source: Arrow columnar format, "IPC Streaming Format" and format/{Message,Schema}.fbs. The numbers below are
-the slots of those flatbuffers tables (field k stands at vtable offset 4 + 2 k).
+the slots of those flatbuffers tables (field k is at vtable offset 4 + 2 k).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Stream:
         for i in range(count):
             offset, length = _TWO_LONGS.unpack_from(batch.Bytes, start + i * _TWO_LONGS.size)
             if offset < 0 or length < 0 or body + offset + length > end:
-                self._fail(f"buffer {i} [{offset}, {offset + length}) lies outside of its body at", body)
+                self._fail(f"buffer {i} [{offset}, {offset + length}) is outside of its body at", body)
             ranges.append((body + offset, body + offset + length))
         return rows, tuple(ranges)
 

@@ -52,7 +52,7 @@ def schemas(whole_objects: bool) -> dict[str, Schema]:
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The rows `[first, first + count)` of a table that lie in one part, and their digest."""
+    """The rows `[first, first + count)` of a table that are in one part, and their digest."""
 
     first: int
     count: int

@@ -1,4 +1,4 @@
-"""What a dataset's urls name: all objects, in an order that does not depend on the store's."""
+"""Lists all objects of a dataset's urls, in an order that does not depend on the store's."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import ManifestError
+from streamer.manifest.bounded_map import bounded_map
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.ports import ChooseFormat, Indexer, Lister
-from streamer.manifest.tasks import bounded_map
+from streamer.manifest.protocols import ChooseFormat, Indexer, Lister
 
 _GLOB = "*?["
 

@@ -8,7 +8,7 @@ import msgspec
 
 
 class Codec(IntEnum):
-    """What happens to bytes between fetch and publish."""
+    """How bytes change between fetch and publish."""
 
     IDENTITY = 0
 
@@ -75,7 +75,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class SampleName(msgspec.Struct, frozen=True):
-    """What the manifest knows of a sample besides its bytes (raw objects only).
+    """Metadata of a sample besides its bytes (raw objects only).
 
     Attributes:
         object_key: the object's path below the dataset's url; "" for containers, whose names are in the bytes.

@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.distinct import distinct
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
 from streamer.manifest.arrow import map_table
 from streamer.manifest.packing import hash_keys
 from streamer.manifest.staging import settle_file, workplace
 from streamer.manifest.table import Manifest
 from streamer.splitmix import GAMMA, fold, fold_each, mix
+from streamer.unique import unique
 
 Int64Array = NDArray[np.int64]
 _SUFFIX = ".arrows"
@@ -35,7 +35,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         keys: glob patterns of the path below the url, any of which fits (raw files only).
         labels: class numbers or names (raw files only).
-        sizes: at least and at most so many bytes, both inclusive; None on a side leaves it open.
+        sizes: the least and the most bytes, both inclusive; None on a side leaves it open.
         indices: ordinals.
         fraction: the part `[start, stop)` of 0..1 by a hash of each sample: (0, 0.9) and (0.9, 1) share none and
             miss none, and a sample stays on its side when the dataset grows.
@@ -168,7 +168,7 @@ def _select(manifest: Manifest, where: Where) -> Int64Array:
     if where.indices is None:
         candidates = np.arange(manifest.samples, dtype=np.int64)
     else:
-        candidates = distinct(np.fromiter(where.indices, np.int64))
+        candidates = unique(np.fromiter(where.indices, np.int64))
         if len(candidates) and not 0 <= candidates[0] <= candidates[-1] < manifest.samples:
             raise ConfigError(
                 f"indices {candidates[0]}..{candidates[-1]} of {manifest.samples} samples",

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from streamer.errors import ManifestError
-from streamer.manifest.checks import open_verified
+from streamer.manifest.validation import open_verified
 
 _PREFIX = ".building-"
 _LOCK = ".lock"

@@ -11,12 +11,12 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.distinct import distinct
 from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.manifest.arrow import map_table
 from streamer.manifest.columns import BinaryColumn, Table
 from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, Root, Run, decode_root, file_name, schemas
 from streamer.manifest.model import Chunk, Codec, Extent, ObjectRecord, SampleName
+from streamer.unique import unique
 
 Int64Array = NDArray[np.int64]
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -185,7 +185,7 @@ class Manifest:
         return chunk, self._starts(ordinals), stop
 
     def name(self, ordinal: int) -> SampleName:
-        """What is known of a sample besides its bytes: path and label of a raw file, nothing in containers."""
+        """Metadata of a sample besides its bytes: path and label of a raw file, nothing in containers."""
         if not 0 <= ordinal < self.samples:
             raise IndexError(f"sample {ordinal} of {self.samples}")
         if not self.whole_objects:
@@ -232,7 +232,7 @@ class Manifest:
             return _array(self._parts[0]["samples"], "start")[ordinals].astype(np.int64)
         starts = np.empty(len(ordinals), np.int64)
         owner = np.searchsorted(self._firsts["samples"], ordinals, side="right") - 1
-        for part in distinct(owner):
+        for part in unique(owner):
             mine = owner == part
             rows = ordinals[mine] - self._firsts["samples"][part]
             starts[mine] = _array(self._parts[part]["samples"], "start")[rows]

@@ -1,4 +1,4 @@
-"""Who reads what, when: pure functions of (seed, epoch, manifest, geometry). No asyncio, no torch.
+"""Which rank reads which sample when: pure functions of (seed, epoch, manifest, geometry). No asyncio, no torch.
 
 hashing.py    splitmix64, the only source of chance
 bijection.py  a permutation of [0, n) without a table
@@ -6,8 +6,8 @@ spec.py       what fixes an order; the automatic choice of lanes and window
 cut.py        chunks to lanes
 deal.py       pieces of a lane to groups: the moving window of open chunks
 epoch.py      positions to ordinals
-seats.py      positions of a batch to ranks
-schedule.py   chunks to batches: what the engine is told
+rank_split.py positions of a batch to ranks
+schedule.py   chunks to batches: the schedule for the engine
 plan.py       one rank's epoch
 state.py      where a run is: a few numbers
 quality.py    how good the shuffle is and what it costs, in words

@@ -92,7 +92,7 @@ class Deal(msgspec.Struct, frozen=True, eq=False):
         return low
 
     def parts(self, rows: int) -> list[slice]:
-        """Cuts so many rows in slices that keep a (rows, k) matrix small."""
+        """Cuts rows into slices that keep a (rows, k) matrix small."""
         step = max(1, _MATRIX // self.window)
         return [slice(i, i + step) for i in range(0, rows, step)]
 

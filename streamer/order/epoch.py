@@ -6,13 +6,13 @@ from functools import cached_property
 
 import numpy as np
 
-from streamer.distinct import distinct
 from streamer.errors import ConfigError, ManifestError
 from streamer.order.bijection import permute
 from streamer.order.cut import LaneCut, cut_lanes, epoch_state, lane_starts
 from streamer.order.deal import Deal, Slices
 from streamer.order.hashing import TAG_GROUP, TAG_PIECE, Chunks, Flags, Integers, Words, fold, fold_each
 from streamer.order.spec import OrderSpec
+from streamer.unique import unique
 
 # Samples worked on at once: 20 arrays of this length live together, 3 MB.
 _BLOCK = 1 << 14
@@ -83,7 +83,7 @@ class EpochOrder:
             return real
         lanes = real % self.spec.lanes
         places = self.lane_start[lanes] + real // self.spec.lanes
-        self.fill(distinct(lanes))
+        self.fill(unique(lanes))
         found = np.empty(len(places), dtype=np.int64)
         arranged = np.argsort(places, kind="stable")
         for i in range(0, len(places), _BLOCK):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from streamer.distinct import distinct
 from streamer.errors import ConfigError
 from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import Chunks, Flags, Integers
+from streamer.order.rank_split import RankSplit
 from streamer.order.schedule import Batches, Schedule, lane_needs, merge, run_needs
-from streamer.order.seats import Seating
+from streamer.unique import unique
 
 # Samples computed at once: a call costs ~0.7 ms for any small number (2 cores, 2026-11), so
 # batches below this are made in blocks; above it, nothing more is gained.
@@ -34,7 +34,7 @@ class BatchIndex(msgspec.Struct, frozen=True, eq=False):
 
 
 class RankPlan:
-    """What one rank reads in one epoch; every rank has the same number of batches.
+    """One rank's samples of one epoch; every rank has the same number of batches.
 
     Owned by one thread; keeps one block of computed batches.
 
@@ -61,32 +61,32 @@ class RankPlan:
         start: int = 0,
     ) -> None:
         self.order = order
-        self.seating = Seating(order.spec.lanes, global_batch, world, rank)
+        self.rank_split = RankSplit(order.spec.lanes, global_batch, world, rank)
         self.drop_last = drop_last
         if not 0 <= start <= order.samples:
             raise ConfigError(f"start={start} is not in 0..{order.samples}", field="start")
         self.start = start
         self.batches = batch_count(order.samples - start, global_batch, drop_last)
         self._block = range(0)
-        self._positions: Integers = np.empty((0, self.seating.seats), dtype=np.int64)
+        self._positions: Integers = np.empty((0, self.rank_split.per_rank), dtype=np.int64)
         self._ordinals: Integers = self._positions
 
     def __repr__(self) -> str:
-        seating = self.seating
+        rank_split = self.rank_split
         return (
-            f"RankPlan(epoch={self.order.epoch}, rank={seating.rank}/{seating.world}, "
-            f"global_batch={seating.global_batch}, batches={self.batches}, start={self.start}, "
+            f"RankPlan(epoch={self.order.epoch}, rank={rank_split.rank}/{rank_split.world}, "
+            f"global_batch={rank_split.global_batch}, batches={self.batches}, start={self.start}, "
             f"drop_last={self.drop_last})"
         )
 
     @property
     def samples(self) -> int:
         """Samples this rank yields in the epoch, repeats included."""
-        return self.batches * self.seating.seats
+        return self.batches * self.rank_split.per_rank
 
     def position(self, batch: int) -> int:
         """Position delivered when all batches before `batch` are: what a `State` keeps."""
-        return self.start + batch * self.seating.global_batch
+        return self.start + batch * self.rank_split.global_batch
 
     def batch(self, batch: int) -> BatchIndex:
         """This rank's samples of a batch, 0 <= batch < batches.
@@ -115,41 +115,41 @@ class RankPlan:
             raise IndexError(f"batches {start_batch}..{stop} are not in 0..{self.batches}")
         if start_batch == stop:
             return merge([])
-        run = Batches(self.start, self.seating.global_batch, start_batch, stop)
+        run = Batches(self.start, self.rank_split.global_batch, start_batch, stop)
         needs = [*self._needs(run), *self._padding_needs(stop)]
         return merge(needs)
 
     def _needs(self, run: Batches) -> list[tuple[Chunks, Integers, Integers]]:
-        seating, order = self.seating, self.order
+        rank_split, order = self.rank_split, self.order
         if order.spec.shuffle == "none":
-            seats = slice(seating.rank * seating.seats, (seating.rank + 1) * seating.seats)
-            return [run_needs(order.chunk_first, seats, run, order.samples)]
-        return list(lane_needs(order, seating.rank_lanes(run.first_position), run))
+            share = slice(rank_split.rank * rank_split.per_rank, (rank_split.rank + 1) * rank_split.per_rank)
+            return [run_needs(order.chunk_first, share, run, order.samples)]
+        return list(lane_needs(order, rank_split.rank_lanes(run.first_position), run))
 
     def _padding_needs(self, stop: int) -> list[tuple[Chunks, Integers, Integers]]:
-        """Repeats can lie in a lane's chunk that only another rank draws from: looked up one by one."""
+        """Repeats may be in a chunk of a lane that only another rank draws from: looked up one by one."""
         if self.position(stop) <= self.order.samples:
             return []
         last = self.batch(stop - 1)
-        ordinals = distinct(last.ordinals[last.repeated])
+        ordinals = unique(last.ordinals[last.repeated])
         chunks = np.searchsorted(self.order.chunk_first, ordinals, side="right") - 1
         batch = np.full(len(chunks), stop - 1, dtype=np.int64)
         return [(chunks.astype(np.uint32), batch, batch)]
 
     def _compute(self, batch: int) -> None:
-        seating = self.seating
-        count = min(_BLOCK_SAMPLES // seating.seats, _BLOCK_CELLS // seating.lanes)
+        rank_split = self.rank_split
+        count = min(_BLOCK_SAMPLES // rank_split.per_rank, _BLOCK_CELLS // rank_split.lanes)
         first = batch - batch % max(1, count)
         self._block = range(first, min(first + max(1, count), self.batches))
         starts = np.arange(self._block.start, self._block.stop, dtype=np.int64)
-        positions = seating.positions(self.start + starts * seating.global_batch)
+        positions = rank_split.positions(self.start + starts * rank_split.global_batch)
         ordinals = self.order.ordinals(positions.ravel()).reshape(positions.shape)
         positions.flags.writeable = ordinals.flags.writeable = False
         self._positions, self._ordinals = positions, ordinals
 
 
 def batch_count(samples: int, global_batch: int, drop_last: bool) -> int:
-    """Batches of so many samples: whole ones only, or the last one filled up."""
+    """Number of batches of a size: whole ones only, or the last one filled up."""
     return samples // global_batch if drop_last else -(-samples // global_batch)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from streamer.config import format_bytes
 from streamer.errors import ConfigError
 from streamer.order.hashing import Integers
-from streamer.order.seats import Seating
+from streamer.order.rank_split import RankSplit
 from streamer.order.spec import OrderSpec
 
 # Below this a request per sample costs more time and money than it can be worth (DESIGN 6.10).
@@ -50,7 +50,7 @@ def bound_holds(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> 
 
 
 class LaneSpread(msgspec.Struct, frozen=True):
-    """How the lanes lie on the nodes.
+    """How the lanes are spread over the nodes.
 
     Attributes:
         nodes: machines with equal numbers of consecutive ranks.
@@ -93,8 +93,8 @@ def lane_spread(spec: OrderSpec, global_batch: int, nodes: int) -> LaneSpread:
         return LaneSpread(nodes, (0,) if nodes > 1 else (), float(nodes), None)
     drawn: Counter[int] = Counter()
     for node in range(nodes):
-        seating = Seating(spec.lanes, global_batch, nodes, node)
-        drawn.update(seating.rank_lanes(0).tolist())
+        rank_split = RankSplit(spec.lanes, global_batch, nodes, node)
+        drawn.update(rank_split.rank_lanes(0).tolist())
     crossing = tuple(sorted(lane for lane, count in drawn.items() if count > 1))
     factor = sum(drawn.values()) / max(1, len(drawn))
     return LaneSpread(nodes, crossing, factor, near_lanes(spec, global_batch, nodes) if crossing else None)

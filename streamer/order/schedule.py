@@ -1,4 +1,4 @@
-"""What the engine is told: from which batch to which batch a rank needs a chunk.
+"""The schedule for the engine: from which batch to which batch a rank needs each chunk.
 
 Chunk arithmetic only, for the chunks of the asked batches: never narrower than the truth, and
 wider by less than one sample per open chunk, because slices are rounded up to whole samples.
@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from streamer.distinct import numbered
 from streamer.order.deal import slice_count
 from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import Chunks, Integers
+from streamer.unique import unique_inverse
 
 
 class Schedule(msgspec.Struct, frozen=True, eq=False):
@@ -77,21 +77,21 @@ def merge(needs: list[tuple[Chunks, Integers, Integers]]) -> Schedule:
         empty = np.empty(0, dtype=np.int64)
         return Schedule(empty.astype(np.uint32), empty, empty)
     chunk, first, last = (np.concatenate(column) for column in zip(*needs, strict=True))
-    unique, _, entry = numbered(chunk)
-    merged_first = np.full(len(unique), np.iinfo(np.int64).max)
-    merged_last = np.full(len(unique), -1)
+    chunks, _, entry = unique_inverse(chunk)
+    merged_first = np.full(len(chunks), np.iinfo(np.int64).max)
+    merged_last = np.full(len(chunks), -1)
     np.minimum.at(merged_first, entry, first)
     np.maximum.at(merged_last, entry, last)
-    arranged = np.lexsort((unique, merged_last, merged_first))
-    return Schedule(unique[arranged], merged_first[arranged], merged_last[arranged])
+    arranged = np.lexsort((chunks, merged_last, merged_first))
+    return Schedule(chunks[arranged], merged_first[arranged], merged_last[arranged])
 
 
-def run_needs(chunk_first: Integers, seats: slice, batches: Batches, samples: int) -> tuple[Chunks, Integers, Integers]:
-    """The needs of a rank without shuffle: the `seats` of each batch are a run of ordinals.
+def run_needs(chunk_first: Integers, share: slice, batches: Batches, samples: int) -> tuple[Chunks, Integers, Integers]:
+    """The needs of a rank without shuffle: its `share` of each batch is a run of ordinals.
 
     Args:
         chunk_first: (M+1,) samples before each chunk.
-        seats: the rank's half-open run of places in a batch.
+        share: the rank's half-open run of places in a batch.
         batches: the run.
         samples: n; places from n on are padding.
     """
@@ -100,8 +100,8 @@ def run_needs(chunk_first: Integers, seats: slice, batches: Batches, samples: in
     chunks = np.arange(low - 1, high, dtype=np.int64)
     start, stop = chunk_first[chunks], chunk_first[chunks + 1]
     # The first batch whose run of the rank ends after `start`; the last that begins before `stop`.
-    first = (start - batches.origin - seats.stop) // batches.size + 1
-    last = -(-(stop - batches.origin - seats.start) // batches.size) - 1
+    first = (start - batches.origin - share.stop) // batches.size + 1
+    last = -(-(stop - batches.origin - share.start) // batches.size) - 1
     first, last = np.maximum(first, batches.begin), np.minimum(last, batches.end - 1)
     needed = (first <= last) & (stop > start)
     return chunks[needed].astype(np.uint32), first[needed], last[needed]

@@ -1,4 +1,4 @@
-"""What fixes an order: manifest, seed, shuffle, lanes, window. Not ranks, nodes, workers, cache."""
+"""The inputs of an order: manifest, seed, shuffle, lanes, window. Not ranks, nodes, workers, cache."""
 
 from __future__ import annotations
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import sys
 
-from streamer.service.phases import Phases
+from streamer.service.startup_timing import StartupTiming
 
 
 def main() -> int:
     """Runs the engine in a child of this process; see `embedded`."""
-    phases = Phases.of_process()
-    phases.end("interpreter")
+    timing = StartupTiming.of_process()
+    timing.end("interpreter")
     # Before the other imports: a fork copies the table of each page that is mapped by then.
     if os.fork():
-        # The starter waits for this half; the engine is nobody's child, so it never becomes a zombie of a trainer.
+        # The client waits for this half only; the engine is then a child of init, never a zombie of a trainer.
         os._exit(0)
     from streamer.service.embedded import serve
 
-    return serve(int(sys.argv[1]), phases)
+    return serve(int(sys.argv[1]), timing)
 
 
 if __name__ == "__main__":

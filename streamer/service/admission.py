@@ -1,4 +1,4 @@
-"""Who may connect: users as the kernel names them, and a token where one is asked for."""
+"""Which clients may connect: by the user that the kernel reports, and by a token where one is set."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Admission:
         """Lets a peer in.
 
         Args:
-            peer: None where the platform does not tell.
+            peer: None where the platform does not report it.
             token: what it showed.
 
         Raises:

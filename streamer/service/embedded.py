@@ -10,21 +10,21 @@ from pathlib import Path
 
 from streamer.config import CacheConfig, EngineConfig
 from streamer.errors import BrokenError, ConfigError, StreamerError
-from streamer.service.phases import Phases
+from streamer.service.startup_timing import StartupTiming
 
 
-def serve(ready_fd: int, phases: Phases) -> int:
+def serve(ready_fd: int, timing: StartupTiming) -> int:
     """Runs the engine, and reports on a descriptor that it listens or why it does not.
 
     Args:
         ready_fd: takes the line; closed then.
-        phases: of the start, up to here.
+        timing: of the start, up to here.
 
     Returns:
         The exit status of an engine that did not start; of one that did, the process ends here.
     """
     try:
-        _run(json.load(sys.stdin), ready_fd, phases)
+        _run(json.load(sys.stdin), ready_fd, timing)
     except StreamerError as error:
         _report(ready_fd, {"kind": type(error).__name__, "message": str(error), "details": error.details})
         return 1
@@ -36,15 +36,15 @@ def serve(ready_fd: int, phases: Phases) -> int:
     os._exit(0)
 
 
-def _run(settings: object, ready_fd: int, phases: Phases) -> None:
+def _run(settings: object, ready_fd: int, timing: StartupTiming) -> None:
     import uvloop
 
     from streamer.service.lifecycle import run
 
-    phases.end("imports")
+    timing.end("imports")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
     config = _configuration(settings)
-    uvloop.run(run(config, lambda: _report(ready_fd, {"ready": True}), phases=phases))
+    uvloop.run(run(config, lambda: _report(ready_fd, {"ready": True}), timing=timing))
 
 
 def _configuration(settings: object) -> EngineConfig:

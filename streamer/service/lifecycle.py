@@ -1,7 +1,7 @@
 """How an engine comes to life: one per cache folder, a socket that never points at nothing, a clean end.
 
 lock the cache folder -> engine -> socket, HTTP -> ready
-SIGTERM: not ready, socket gone -> what is on its way lands, questions are answered -> connections end -> unlock
+SIGTERM: not ready, socket gone -> running fetches finish, requests are answered -> connections end -> unlock
 SIGHUP: the configuration is read again: limit, datasets and their options, who may connect
 """
 
@@ -27,10 +27,10 @@ from streamer.errors import CacheError, ConfigError, StreamerError
 from streamer.process_memory import collect_rarely
 from streamer.service.admission import group_id
 from streamer.service.limits import raise_descriptor_limit
-from streamer.service.notify import Notifier
 from streamer.service.peer import Peer
-from streamer.service.phases import Phases
+from streamer.service.sd_notify import Notifier
 from streamer.service.server import Server
+from streamer.service.startup_timing import StartupTiming
 from streamer.service.web import serving
 
 logger = logging.getLogger(__name__)
@@ -48,8 +48,8 @@ class Life:
         config: complete, with a socket path.
         listening: called once when clients can connect.
         configure: reads the configuration again; None: SIGHUP ends the engine, as it does any program.
-        notifier: whom to tell.
-        phases: of the start, up to here; None: all before is one phase.
+        notifier: the service manager.
+        timing: of the start, up to here; None: all before is one phase.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class Life:
         configure: Callable[[], EngineConfig] | None = None,
         notifier: Notifier | None = None,
         *,
-        phases: Phases | None = None,
+        timing: StartupTiming | None = None,
     ) -> None:
-        self._phases = phases or _whole_program()
+        self._timing = timing or _whole_program()
         self._config = config
         self._listening = listening
         self._configure = configure
@@ -89,16 +89,16 @@ class Life:
             # The group comes in by the folder's mode; below it a umask of 077 would keep it out of new manifests.
             os.umask(0o022)
         with _only_engine(config.cache.directory, LOCK_SECONDS + config.service.drain_seconds):
-            self._phases.end("lock")
+            self._timing.end("lock")
             async with Engine(config) as engine, maintained(engine), asyncio.TaskGroup() as tasks:
-                self._phases.end("cache")
+                self._timing.end("cache")
                 server = Server(config, engine, tasks, self._leave.set)
                 async with serving(config.service.http, server.statistics, self._not_ready):
                     async with _listening(config, server):
                         self._on_signals()
                         self._listening()
-                        self._phases.end("socket")
-                        logger.info("listening after %s", self._phases)
+                        self._timing.end("socket")
+                        logger.info("listening after %s", self._timing)
                         self._notifier.ready()
                         watch = tasks.create_task(self._reload_when_told(engine, server))
                         await self._leave.wait()
@@ -115,9 +115,9 @@ class Life:
     # ------------------------------------------------------------ the end
 
     async def _drain(self, engine: Engine, server: Server) -> None:
-        """Whoever sent one signal waits for an orderly end; whoever sends a second does not."""
+        """The first signal ends the service in order; a second one ends it at once."""
         seconds = self._config.service.drain_seconds
-        if self._config.grace_seconds is not None:  # nobody is connected, or the embedded engine is told to go
+        if self._config.grace_seconds is not None:  # no connection, or the embedded engine was told to leave
             return
         begun = time.monotonic()
         drained = asyncio.ensure_future(self._drain_within(engine, server, seconds))
@@ -176,7 +176,7 @@ async def run(
     configure: Callable[[], EngineConfig] | None = None,
     notifier: Notifier | None = None,
     *,
-    phases: Phases | None = None,
+    timing: StartupTiming | None = None,
 ) -> None:
     """Runs an engine from start to end; see `Life`.
 
@@ -186,16 +186,16 @@ async def run(
     if config.socket_path is None:
         raise ConfigError("an engine needs a socket path", field="socket_path")
     try:
-        await Life(config, listening, configure, notifier, phases=phases).run()
+        await Life(config, listening, configure, notifier, timing=timing).run()
     except BaseExceptionGroup as group:
         # What went wrong inside a task group comes out wrapped; the caller knows our errors, not groups of one.
         raise _only_error(group) from group
 
 
-def _whole_program() -> Phases:
-    phases = Phases.of_process()
-    phases.end("program")
-    return phases
+def _whole_program() -> StartupTiming:
+    timing = StartupTiming.of_process()
+    timing.end("program")
+    return timing
 
 
 def thread_count() -> int:
@@ -301,7 +301,7 @@ def _make_socket_folder(folder: Path, config: EngineConfig) -> None:
 
 
 def _open_to(socket_path: Path, config: EngineConfig) -> None:
-    """The file's mode keeps strangers out before they connect; `Admission` checks those who get through."""
+    """The file's mode refuses other users before they connect; `Admission` checks every connection."""
     if config.cache.group is not None:
         os.chown(socket_path, -1, group_id(config.cache.group))
     mode = 0o660 if config.cache.group is not None else 0o600

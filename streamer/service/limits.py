@@ -1,4 +1,4 @@
-"""How much a service lets its clients take: derived once from the memory and the descriptors it may use itself."""
+"""Limits of what clients of a service may take, derived once from its own memory and descriptor limits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from streamer.fetch.memory import budget_bytes
 logger = logging.getLogger(__name__)
 
 MAX_READ_BYTES = 64 * MiB
-# Questions of one peer that may be in work at the same time.
-MAX_QUESTIONS = 64
+# Unanswered long requests of one peer.
+MAX_LONG_REQUESTS = 64
 MAX_SESSIONS_PER_PEER = 256
 # The store's connections (at most 256 an endpoint), the catalog, chunk files and manifests.
 RESERVED_DESCRIPTORS = 512
@@ -27,14 +27,14 @@ class Limits(msgspec.Struct, frozen=True):
 
     Attributes:
         peers: connections.
-        answer_bytes: contents that were read for clients and not taken by them yet.
-        question_bytes: urls in questions that are being answered.
+        answer_bytes: contents that were read for clients and not received by them yet.
+        request_bytes: urls in requests that are being answered.
         schedule_bytes: schedules of open sessions, 20 bytes an entry.
     """
 
     peers: int
     answer_bytes: int
-    question_bytes: int
+    request_bytes: int
     schedule_bytes: int
 
     @classmethod
@@ -45,7 +45,7 @@ class Limits(msgspec.Struct, frozen=True):
         return cls(
             peers=max(LEAST_PEERS, min(config.max_connections, descriptors - RESERVED_DESCRIPTORS)),
             answer_bytes=max(MAX_READ_BYTES, budget // 2),
-            question_bytes=budget // 4,
+            request_bytes=budget // 4,
             schedule_bytes=budget // 2,
         )
 
@@ -54,5 +54,5 @@ def raise_descriptor_limit() -> None:
     """Takes as many descriptors as the system allows: the customary soft limit of 1024 is for select(2)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
-        with contextlib.suppress(ValueError, OSError):  # a kernel that refuses leaves what there was
+        with contextlib.suppress(ValueError, OSError):  # a kernel that refuses leaves the old limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

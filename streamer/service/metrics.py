@@ -32,7 +32,7 @@ class Definition(msgspec.Struct, frozen=True):
         name: with unit; a counter's ends in _total.
         source: key of the statistics, or of an entry of `table`; "" for an info metric: 1.
         table: "" for one value; else the list of entries in the statistics, one series each.
-        labels: keys of the entry that tell the series apart.
+        labels: keys of the entry that distinguish the series.
     """
 
     name: str
@@ -69,7 +69,7 @@ _SINGLE = (
     ("cache_limit_bytes", "limit_bytes", "What chunk files may take."),
     ("cache_kept_bytes", "kept_bytes", "Chunks that stay after their use."),
     ("cache_transit_bytes", "transit_bytes", "Chunks that leave after their use."),
-    ("cache_open_bytes", "open_bytes", "Chunks that somebody reads now."),
+    ("cache_open_bytes", "open_bytes", "Chunks that are being read now."),
     ("cache_kept_chunks", "kept_chunks", "Number of kept chunks."),
     ("cache_evicted_chunks_total", "evicted_chunks", "Chunks that left the cache."),
     ("cache_rejected_chunks_total", "rejected_chunks", "Chunks that were wrong on the disk and fetched again."),
@@ -192,7 +192,7 @@ def series(definition: Definition, values: Values) -> list[tuple[tuple[str, ...]
 
 
 def _value(definition: Definition, entry: Table) -> float | None:
-    """None: there is nothing to tell, as of a session whose loader has said nothing yet."""
+    """None: no value, as of a session whose loader has sent no report yet."""
     if not definition.source:
         return 1.0 if all(entry.get(label) for label in definition.labels[-1:]) else None
     found = entry.get(definition.source, 0)

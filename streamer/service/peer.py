@@ -16,7 +16,7 @@ from streamer.wire.messages import Content, Event, Failed, GetStatistics, Hello,
 logger = logging.getLogger(__name__)
 
 # What a reader may leave unread besides the contents it asked for: 100,000 small events. More would hold the
-# engine's memory; the client connects again and goes on where it stood.
+# engine's memory; the client reconnects and continues where it was.
 MAX_UNREAD_BYTES = 4 << 20
 # A connection that says nothing for this long after connecting is closed.
 HELLO_SECONDS = 10.0
@@ -26,7 +26,7 @@ _MOST_ERROR_LETTERS = 65536
 
 
 class PeerHandler(Protocol):
-    """What the server does with a connection."""
+    """A connection's view of the server."""
 
     def greet(self, peer: Peer, hello: Hello) -> None:
         """The first message."""
@@ -38,7 +38,7 @@ class PeerHandler(Protocol):
         """The connection ended."""
 
     def joined(self, peer: Peer) -> bool:
-        """A new connection; False: it is not welcome."""
+        """A new connection; False: it is refused."""
 
     def dropped(self, peer: Peer, why: str) -> None:
         """The connection is ended for what the peer did: "protocol", "unread" or "silent"."""
@@ -83,7 +83,7 @@ class Peer(asyncio.Protocol):
             self._take_some()
 
     def pause_writing(self) -> None:
-        """Called by asyncio: something lies unread."""
+        """Called by asyncio: the peer has unread bytes."""
         self._drained.clear()
 
     def resume_writing(self) -> None:
@@ -136,7 +136,7 @@ class Peer(asyncio.Protocol):
     # ------------------------------------------------------------ inside
 
     def _take_some(self) -> None:
-        """Takes a burst of what has arrived; if there is more, reading pauses and the other peers have their turn."""
+        """Takes a burst of what has arrived; if there is more, reading pauses and other peers are served."""
         if self._transport is None or self._transport.is_closing():
             self._requests = None
             return
@@ -149,7 +149,7 @@ class Peer(asyncio.Protocol):
                     self._requests = None
                     break
                 self._take(request)
-                if isinstance(request, GetStatistics | Tell):  # they look at every session: one a turn
+                if isinstance(request, GetStatistics | Tell):  # they look at every session: one per turn
                     break
         except StreamerError as error:
             self._refuse(error)
@@ -192,7 +192,7 @@ class Peer(asyncio.Protocol):
 
 
 def _credentials(transport: asyncio.Transport) -> Credentials | None:
-    """Who is on the other end, as the kernel says (Linux)."""
+    """The user at the other end, as the kernel reports it (Linux)."""
     connection = transport.get_extra_info("socket")
     if connection is None or not hasattr(socket, "SO_PEERCRED"):
         return None

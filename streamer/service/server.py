@@ -1,4 +1,4 @@
-"""The engine behind a unix socket: who is connected, what they ask, when to leave."""
+"""The engine behind a unix socket: its connections, their requests, and when it leaves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from streamer.config import EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.session import EngineSession, SessionRequest, Told
+from streamer.engine.session import EngineSession, LoaderReport, SessionRequest
 from streamer.engine.statistics import Values, engine_statistics
 from streamer.errors import (
     EngineUnavailableError,
@@ -24,9 +24,9 @@ from streamer.errors import (
 )
 from streamer.service.admission import Admission
 from streamer.service.limits import MAX_SESSIONS_PER_PEER, Limits
+from streamer.service.long_requests import LongRequests, PeerRequests
 from streamer.service.peer import Peer
-from streamer.service.process import process_statistics
-from streamer.service.questions import Asker, Questions
+from streamer.service.process_stats import process_statistics
 from streamer.version import VERSION
 from streamer.wire.messages import (
     PROTOCOL,
@@ -55,12 +55,12 @@ logger = logging.getLogger(__name__)
 _MOST_LETTERS = 500
 
 
-class _Conversation(msgspec.Struct):
-    """What one peer has going on."""
+class _PeerState(msgspec.Struct):
+    """The state of one connection."""
 
     job: str = ""
     sessions: dict[int, EngineSession] = msgspec.field(default_factory=dict)
-    asker: Asker = msgspec.field(default_factory=Asker)
+    requests: PeerRequests = msgspec.field(default_factory=PeerRequests)
 
 
 class Server:
@@ -69,9 +69,9 @@ class Server:
     Args:
         config: socket, grace, who may connect.
         engine: opened already.
-        tasks: where questions that take time run.
-        leave: called once when nobody has been connected for the grace time.
-        limits: of all clients together; None: from the memory and descriptors there are.
+        tasks: runs long requests.
+        leave: called once when there has been no connection for the grace time.
+        limits: of all clients together; None: from the available memory and descriptors.
 
     Raises:
         ConfigError: no such group; the token file cannot be read.
@@ -91,8 +91,8 @@ class Server:
         self._leave = leave
         self._admission = Admission(config.cache, config.service)
         self._limits = limits or Limits.of(config.service)
-        self._questions = Questions(engine, tasks, self._limits)
-        self._peers: dict[Peer, _Conversation] = {}
+        self._long_requests = LongRequests(engine, tasks, self._limits)
+        self._peers: dict[Peer, _PeerState] = {}
         self._grace: asyncio.TimerHandle | None = None
         self._begun = engine.now()
         self._count: Counter[str] = Counter()
@@ -102,11 +102,11 @@ class Server:
         return f"Server(peers={len(self._peers)}, engine={self._engine!r})"
 
     def statistics(self) -> Values:
-        """The engine's, and those of the service: connections, what was refused and dropped, the process."""
+        """The engine's, and those of the service: connections, refused and dropped ones, the process."""
         return {**engine_statistics(self._engine), **self._own_statistics(self._engine.now())}
 
     def reload(self, config: EngineConfig) -> None:
-        """Takes over who may connect; those who are connected stay.
+        """Applies who may connect; open connections stay.
 
         Raises:
             ConfigError: no such group; the token file cannot be read.
@@ -123,7 +123,7 @@ class Server:
             self._count["refused"] += 1
             logger.warning("%s refused: %d are connected already", peer, len(self._peers))
             return False
-        self._peers[peer] = _Conversation()
+        self._peers[peer] = _PeerState()
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
@@ -131,11 +131,11 @@ class Server:
 
     def lost(self, peer: Peer) -> None:
         """A connection ended: its leases end with it."""
-        conversation = self._peers.pop(peer, _Conversation())
-        for session in conversation.sessions.values():
+        state = self._peers.pop(peer, _PeerState())
+        for session in state.sessions.values():
             session.close()
         if peer.greeted:
-            self._engine.disconnect(conversation.job)
+            self._engine.disconnect(state.job)
         self._watch_grace()
 
     def dropped(self, peer: Peer, why: str) -> None:
@@ -143,7 +143,7 @@ class Server:
         self._count[f"dropped {why}"] += 1
 
     def greet(self, peer: Peer, hello: Hello) -> None:
-        """Checks who it is, and the version; answers where the chunks are."""
+        """Checks its credentials and version; answers with the folders of the chunks."""
         try:
             self._admission.check(peer.credentials, hello.token)
         except EngineUnavailableError:
@@ -173,8 +173,8 @@ class Server:
         )
 
     async def finish(self, seconds: float) -> None:
-        """Answers what is being asked, within this time."""
-        await self._questions.finish(seconds)
+        """Answers running requests, within this time."""
+        await self._long_requests.finish(seconds)
 
     def close(self) -> None:
         """Closes all connections."""
@@ -185,35 +185,35 @@ class Server:
 
     def take(self, peer: Peer, request: Request) -> None:
         """One message of a greeted peer."""
-        conversation = self._peers[peer]
+        state = self._peers[peer]
         match request:
             case OpenSession():
-                self._open(peer, conversation, request)
+                self._open(peer, state, request)
             case Extend() | Advance() | Reject():
-                self._step(peer, conversation, request)
+                self._step(peer, state, request)
             case CloseSession():
-                if (session := conversation.sessions.pop(request.session, None)) is not None:
+                if (session := state.sessions.pop(request.session, None)) is not None:
                     session.close()
             case GetManifest() | Read():
-                self._questions.ask(peer, conversation.asker, request)
+                self._long_requests.start(peer, state.requests, request)
             case GetStatistics():
                 peer.send(Statistics(request.request, self.statistics()))
             case Tell():
-                self._told(peer, request)
+                self._loader_report(peer, request)
             case _:
                 raise ProtocolError(f"{type(request).__name__} out of turn")
 
-    def _open(self, peer: Peer, conversation: _Conversation, request: OpenSession) -> None:
-        if request.session in conversation.sessions or len(conversation.sessions) >= MAX_SESSIONS_PER_PEER:
+    def _open(self, peer: Peer, state: _PeerState, request: OpenSession) -> None:
+        if request.session in state.sessions or len(state.sessions) >= MAX_SESSIONS_PER_PEER:
             raise ProtocolError(f"session {request.session} is open already, or there are too many")
         number = request.session
         try:
-            conversation.sessions[number] = self._engine.open_session(
+            state.sessions[number] = self._engine.open_session(
                 SessionRequest(
                     job=request.job,
                     dataset=request.dataset,
                     consumer=one_line(request.consumer),
-                    options=self._questions.options(peer, conversation.asker, request.options),
+                    options=self._long_requests.options(peer, state.requests, request.options),
                     order_id=request.order_id,
                     global_batch=request.global_batch,
                     world_size=request.world_size,
@@ -228,9 +228,9 @@ class Server:
         except StreamerError as error:
             peer.fail(error, session=number)
 
-    def _step(self, peer: Peer, conversation: _Conversation, request: Extend | Advance | Reject) -> None:
-        session = conversation.sessions.get(request.session)
-        if session is None:  # it was refused; the peer does not know yet
+    def _step(self, peer: Peer, state: _PeerState, request: Extend | Advance | Reject) -> None:
+        session = state.sessions.get(request.session)
+        if session is None:  # it was refused; the peer has not read that yet
             return
         match request:
             case Advance():
@@ -241,26 +241,26 @@ class Server:
                 self._check_room_for(request)
                 session.extend(request.epoch, _columns(request), request.complete)
 
-    def _told(self, teller: Peer, request: Tell) -> None:
-        """A loader's finding, over a line of its own: it counts for sessions of the same user and name only."""
-        user = teller.credentials and teller.credentials.uid
-        who = (request.job, request.dataset, one_line(request.consumer))
+    def _loader_report(self, sender: Peer, request: Tell) -> None:
+        """A loader's report, over a connection of its own: it applies to sessions of the same user and name only."""
+        user = sender.credentials and sender.credentials.uid
+        consumer = (request.job, request.dataset, one_line(request.consumer))
         verdict = request.verdict if request.verdict in VERDICTS else VERDICTS[-1]
-        told = Told(request.waiting_share, verdict, one_line(request.advice), self._engine.now())
-        for peer, conversation in self._peers.items():
+        report = LoaderReport(request.waiting_share, verdict, one_line(request.advice), self._engine.now())
+        for peer, state in self._peers.items():
             if (peer.credentials and peer.credentials.uid) != user:
                 continue
-            for session in conversation.sessions.values():
-                if (session.request.job, session.request.dataset, session.request.consumer) == who:
-                    session.told = told
+            for session in state.sessions.values():
+                if (session.request.job, session.request.dataset, session.request.consumer) == consumer:
+                    session.loader_report = report
 
     def _check_room_for(self, request: Extend) -> None:
-        held = sum(session.track.schedule_bytes() for session in self._engine.sessions.values())
+        held = sum(session.progress.schedule_bytes() for session in self._engine.sessions.values())
         wanted = len(request.chunk) + len(request.first) + len(request.last)
         if held + wanted > self._limits.schedule_bytes:
             raise ServiceError(
                 f"the schedules of all sessions take {held} bytes, {wanted} more exceed the "
-                f"{self._limits.schedule_bytes} that this service has for them; give it more memory",
+                f"{self._limits.schedule_bytes} that this service allows for them; give it more memory",
                 limit=self._limits.schedule_bytes,
             )
 
@@ -287,7 +287,7 @@ class Server:
 
 
 def one_line(text: str) -> str:
-    """What a client says as a log may repeat it: short, and nothing that steers a terminal or begins a new line."""
+    """A client's text for the log: short, without control characters or line breaks."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:_MOST_LETTERS])
 
 

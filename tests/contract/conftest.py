@@ -20,13 +20,13 @@ import numpy as np
 import obstore
 import pytest
 
+from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.client.engine_client import EngineClient
-from streamer.client.reader import ChunkReader, Wanted
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.client.settings import ClientSettings
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.indexing import ManifestRequest
+from streamer.engine.manifests import ManifestRequest
 from streamer.engine.session import SessionRequest
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import StreamerError

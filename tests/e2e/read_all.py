@@ -14,8 +14,8 @@ import sys
 
 import numpy as np
 
+from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.client.engine_client import EngineClient
-from streamer.client.reader import ChunkReader, Wanted
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.client.settings import ClientSettings
 from streamer.manifest.table import Manifest

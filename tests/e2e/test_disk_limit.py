@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamer.cache.disk_space import FIXED_BYTES
 from streamer.cache.folder import used_bytes
-from streamer.cache.space import FIXED_BYTES
-from streamer.cache.table import charged_bytes
+from streamer.cache.policy.table import charged_bytes
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
 from streamer.engine.session import open_bytes

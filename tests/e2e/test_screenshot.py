@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.cli.picture import Picture
+from streamer.cli.status_view import Picture
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "deploy" / "screenshot.py"
 FIGURES = ("memory", "MB/s", "requests of", "chunks", "so far, the cache keeps", "hedges", "retries", "800", "80.0 MB")

@@ -211,7 +211,7 @@ def test_one_service_for_one_folder(sidecar):
     second.configure()
     text = second.config.read_text().replace("drain_seconds = 5", "drain_seconds = 0")
     second.config.write_text(text)
-    program = "import streamer.service.lifecycle as l; l.LOCK_SECONDS = 0.2; from streamer.cli import main; main()"
+    program = "import streamer.service.lifecycle as l; l.LOCK_SECONDS = 0.2; from streamer.cli.main import main; main()"
     found = subprocess.run(
         [sys.executable, "-c", program, "serve", "--config", str(second.config)],
         check=False,

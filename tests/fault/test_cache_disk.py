@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from streamer.cache.folder import open_folder, used_bytes
-from streamer.client.reader import ChunkReader, Wanted
+from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.indexing import ManifestRequest
+from streamer.engine.manifests import ManifestRequest
 from streamer.engine.session import SessionRequest
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import CacheError, StreamerError
@@ -80,7 +80,7 @@ class Training:
         self._session.advance(int(steps[-1]) + 1, int(steps[-1]))
 
     async def _ready(self, step: int) -> None:
-        while self._session.track.through() < step:
+        while self._session.progress.through() < step:
             self._news.clear()
             await asyncio.wait_for(self._news.wait(), 60)
             if self._errors:

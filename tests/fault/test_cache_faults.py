@@ -19,8 +19,8 @@ import pytest
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.folder import open_folder, used_bytes
 from streamer.cache.maintenance import check
-from streamer.cache.table import charge
-from streamer.client.reader import ChunkReader, Wanted
+from streamer.cache.policy.table import charge
+from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.errors import CacheError, CacheFullError, IntegrityError
@@ -197,7 +197,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import test_cache_faults as shared
-from streamer.client.reader import ChunkReader, Wanted
+from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.errors import IntegrityError
 
 reader, offsets = ChunkReader([Path(sys.argv[1])]), shared.offsets_of(20_000)

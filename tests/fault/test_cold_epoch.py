@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from streamer.config import CacheConfig, EngineConfig, FetchConfig
-from streamer.engine import stores
+from streamer.engine import fetchers
 from streamer.engine.engine import Engine
-from streamer.engine.indexing import ManifestRequest
+from streamer.engine.manifests import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.manifest.model import ObjectRecord
 from streamer.store.base import Take
@@ -66,7 +66,7 @@ class Rank:
     async def train(self) -> None:
         for step in range(BATCHES):
             self.session.advance(step, step + 4)
-            while self.session.track.through() < step and not self.errors:
+            while self.session.progress.through() < step and not self.errors:
                 self._news.clear()
                 await self._news.wait()
         self.session.close()
@@ -75,7 +75,7 @@ class Rank:
 @pytest.fixture
 def store(monkeypatch) -> Counted:
     made = Counted()
-    monkeypatch.setattr(stores, "open_store", lambda *arguments: made)
+    monkeypatch.setattr(fetchers, "open_store", lambda *arguments: made)
     return made
 
 

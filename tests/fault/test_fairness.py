@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from streamer.config import CacheConfig, EngineConfig, FetchConfig
-from streamer.engine import stores
+from streamer.engine import fetchers
 from streamer.engine.engine import Engine
-from streamer.engine.indexing import ManifestRequest
+from streamer.engine.manifests import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.manifest.model import ObjectRecord
 from streamer.store.base import Take
@@ -72,7 +72,7 @@ class Trainer:
 
     @property
     def step(self) -> int:
-        return self.session.track.done
+        return self.session.progress.done
 
     @property
     def over(self) -> bool:
@@ -80,12 +80,12 @@ class Trainer:
 
     def greedy(self) -> None:
         """Takes what is there at once and asks for everything."""
-        self.session.advance(self.session.track.through() + 1, FOR_EVER)
+        self.session.advance(self.session.progress.through() + 1, FOR_EVER)
 
     def modest(self, tick: int) -> None:
         """A step every few ticks, two batches ahead; counts the ticks at which it stood still."""
         if tick % PERIOD == 0 and not self.over:
-            if self.session.track.through() >= self.step:
+            if self.session.progress.through() >= self.step:
                 self.session.advance(self.step + 1, self.step + 3)
             else:
                 self.session.advance(self.step, self.step + 2)
@@ -98,8 +98,8 @@ async def at_rest(engine: Engine, link: Link) -> None:
     while still < 3:
         await asyncio.sleep(0)
         counts = engine.fetchers.statistics()
-        moving = len(engine.flights) - int(counts["waiting"]) - len(link.queue)
-        still = 0 if moving or engine.pump._kicked or engine.flights._unlinking else still + 1
+        moving = len(engine.in_flight) - int(counts["waiting"]) - len(link.queue)
+        still = 0 if moving or engine.scheduler._wake_pending or engine.in_flight._unlinking else still + 1
         if moving:
             await asyncio.sleep(0.0005)
 
@@ -107,7 +107,7 @@ async def at_rest(engine: Engine, link: Link) -> None:
 @pytest.fixture
 def link(monkeypatch) -> Link:
     made = Link()
-    monkeypatch.setattr(stores, "open_store", lambda *arguments: made)
+    monkeypatch.setattr(fetchers, "open_store", lambda *arguments: made)
     return made
 
 

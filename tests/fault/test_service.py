@@ -23,8 +23,8 @@ from streamer.config import CacheConfig, EngineConfig, ServiceConfig
 from streamer.engine.engine import Engine
 from streamer.errors import ServiceError
 from streamer.manifest.table import Manifest
+from streamer.service import long_requests
 from streamer.service import peer as peer_module
-from streamer.service import questions
 from streamer.service.limits import Limits
 from streamer.service.peer import Peer
 from streamer.service.server import Server
@@ -169,7 +169,7 @@ def test_a_thousand_idle_connections_do_no_harm(make_service, data):
 
 def test_more_than_the_limit_are_refused_and_the_others_stay(make_service, caplog):
     """The door closes; those who are in are served."""
-    service = make_service(Limits(peers=5, answer_bytes=1 << 20, question_bytes=1 << 20, schedule_bytes=1 << 20))
+    service = make_service(Limits(peers=5, answer_bytes=1 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20))
     with service.client() as client:
         client.statistics()
         with connections(service.socket, 10, b""):
@@ -207,8 +207,8 @@ def test_who_does_not_read_is_dropped(make_service):
 
 def test_contents_that_nobody_takes_are_bounded_and_end(make_service, data, monkeypatch):
     """Fifty readers ask for a chunk over and over and do not read: together they hold at most the limit."""
-    monkeypatch.setattr(questions, "ANSWER_SECONDS", 0.2)
-    limits = Limits(peers=200, answer_bytes=2 << 20, question_bytes=1 << 20, schedule_bytes=1 << 20)
+    monkeypatch.setattr(long_requests, "ANSWER_SECONDS", 0.2)
+    limits = Limits(peers=200, answer_bytes=2 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20)
     service = make_service(limits)
     with service.client() as client:
         manifest, _ = opened(client, data)
@@ -217,7 +217,7 @@ def test_contents_that_nobody_takes_are_bounded_and_end(make_service, data, monk
         asks = HELLO + b"".join(encode(Read(n, manifest.digest, largest, 0, size)) for n in range(8))
         with connections(service.socket, SLOW, asks):
             until(lambda: service.count("dropped_unread") >= 3)
-            assert service.server._questions._answers.peak <= max(limits.answer_bytes, size)
+            assert service.server._long_requests._answers.peak <= max(limits.answer_bytes, size)
             until(lambda: service.count("dropped_unread") == SLOW)
         monkeypatch.undo()  # who reads has its time, however busy the machine
         assert client.read(manifest.digest, largest, 0, size)
@@ -237,7 +237,7 @@ def answers_of(connection: socket.socket, count: int = 1) -> list:
 
 def test_schedules_without_end_are_refused(make_service, data):
     """The memory for them is limited; the others' schedules stay."""
-    limits = Limits(peers=100, answer_bytes=1 << 20, question_bytes=1 << 20, schedule_bytes=100_000)
+    limits = Limits(peers=100, answer_bytes=1 << 20, request_bytes=1 << 20, schedule_bytes=100_000)
     service = make_service(limits)
     with service.client() as client:
         manifest, session = opened(client, data)
@@ -256,7 +256,7 @@ def test_schedules_without_end_are_refused(make_service, data):
 
 def test_questions_without_end_are_refused(make_service):
     """Urls that are being asked about are limited in bytes, questions of one peer in number."""
-    limits = Limits(peers=100, answer_bytes=1 << 20, question_bytes=10_000, schedule_bytes=1 << 20)
+    limits = Limits(peers=100, answer_bytes=1 << 20, request_bytes=10_000, schedule_bytes=1 << 20)
     service = make_service(limits)
     urls = [f"/nowhere/{number:05}/" for number in range(400)]
     asks = b"".join(encode(GetManifest(number, urls, "auto")) for number in range(3))
@@ -365,7 +365,7 @@ def test_lease_time_stays_within_twice(make_service, data, monkeypatch, capsys):
     Two services, one lease at each in turn: whatever else the machine does, it does it to both.
     """
     more_descriptors()
-    monkeypatch.setattr(questions, "ANSWER_SECONDS", 600.0)
+    monkeypatch.setattr(long_requests, "ANSWER_SECONDS", 600.0)
     quiet, crowded = make_service(name="quiet"), make_service(name="crowded")
     alone, beside = Leaser(quiet, data), Leaser(crowded, data)
     chunk_bytes = int(beside.manifest.chunk_local_bytes[0])

@@ -9,7 +9,7 @@ import numpy as np
 from streamer.cache.catalog import Catalog
 from streamer.cache.catalog_row import CatalogRow
 from streamer.cache.folder import LAYOUT_VERSION, open_folder
-from streamer.cache.table import as_keys, draw_ranks
+from streamer.cache.policy.table import as_keys, draw_ranks
 from streamer.cache.writer import ChunkBytes, write_chunk
 from streamer.formats import chunkfile
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamer.formats import choosing
+from streamer.formats import detect
 from streamer.manifest.build import BuildOptions, build
-from streamer.manifest.checks import open_verified
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
+from streamer.manifest.validation import open_verified
 
 FOLDER = Path(__file__).parent / "manifest-v1"
 
@@ -76,7 +76,7 @@ def built(name: str, root: Path) -> Manifest:
         root,
         lister=source,
         reader=source,
-        choose_format=choosing.chooser("auto"),
+        choose_format=detect.chooser("auto"),
         options=BuildOptions(chunk_bytes=4096),
     )
     return asyncio.run(work)

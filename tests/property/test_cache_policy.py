@@ -15,9 +15,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from streamer.cache.decision import Admit, Freed, Hit, Wait
-from streamer.cache.policy import CachePolicy
-from streamer.cache.table import charge
+from streamer.cache.policy.answers import Admit, Freed, Hit, Wait
+from streamer.cache.policy.cache_policy import CachePolicy
+from streamer.cache.policy.table import charge
 from streamer.errors import CacheFullError
 
 DATASETS = {"a": 12, "b": 5, "c": 9}
@@ -110,7 +110,7 @@ class Model:
         self.policy.look_ahead(name, chunk)
         consumer.ahead.append(chunk)
         try:
-            answer = self.policy.need(name, chunk, head=True)
+            answer = self.policy.need(name, chunk, blocking=True)
         except CacheFullError:
             return
         self.follow(key, answer, True)
@@ -125,7 +125,7 @@ class Model:
                 consumer.open.remove(chunk)
                 self.unlink(self.policy.release(name, chunk))
 
-    def follow(self, key: bytes, answer: Hit | Admit | Wait, head: bool) -> None:
+    def follow(self, key: bytes, answer: Hit | Admit | Wait, blocking: bool) -> None:
         assert answer.key == key
         if isinstance(answer, Hit):
             assert key in self.files
@@ -155,12 +155,12 @@ class Model:
         assert self.open_keys() <= self.files
 
     def the_limit_holds_but_for_what_cannot_leave(self) -> None:
-        heads = {key_of(one.dataset, chunk) for one in self.sessions.values() for chunk in one.ahead}
-        stuck = sum(map(cost_of, self.open_keys() | self.flying | (heads & self.files)))
+        blockings = {key_of(one.dataset, chunk) for one in self.sessions.values() for chunk in one.ahead}
+        stuck = sum(map(cost_of, self.open_keys() | self.flying | (blockings & self.files)))
         assert self.held_bytes() <= max(self.limit, stuck)
 
     def end(self) -> None:
-        """When everybody is gone nothing is held, due or open, and nothing is left in transit."""
+        """Without sessions nothing is referenced, scheduled or open, and nothing is left in transit."""
         for key in list(self.flying):
             self.policy.failed(key)
         self.flying.clear()
@@ -170,9 +170,9 @@ class Model:
         now = self.policy.statistics()
         assert (now.transit_bytes, now.open_bytes, now.sessions, now.staging_bytes) == (0, 0, 0, 0)
         table = self.policy._table
-        assert not table.held
+        assert not table.referenced
         assert not table.open
-        assert not table.due.any()
+        assert not table.scheduled.any()
         assert [group.kept_bytes for group in table.groups] == [
             int(table.cost[(table.state == 3) & (table.owner == group.index)].sum()) for group in table.groups
         ]
@@ -218,20 +218,20 @@ class PolicyMachine(Model, RuleBasedStateMachine):
             self.use_one(name, chunk % DATASETS[self.sessions[name].dataset], opens)
 
     @precondition(lambda self: any(one.ahead for one in self.sessions.values()))
-    @rule(data=st.data(), head=st.booleans())
-    def need(self, data: st.DataObject, head: bool) -> None:
+    @rule(data=st.data(), blocking=st.booleans())
+    def need(self, data: st.DataObject, blocking: bool) -> None:
         names = sorted(name for name, one in self.sessions.items() if one.ahead)
         name = data.draw(st.sampled_from(names))
         consumer = self.sessions[name]
         chunk = data.draw(st.sampled_from(consumer.ahead))
         key = key_of(consumer.dataset, chunk)
         try:
-            answer = self.policy.need(name, chunk, head=head)
+            answer = self.policy.need(name, chunk, blocking=blocking)
         except CacheFullError:
-            assert head
+            assert blocking
             assert not self.flying  # something under way would have meant: wait
             return
-        self.follow(key, answer, head)
+        self.follow(key, answer, blocking)
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data(), good=st.booleans())

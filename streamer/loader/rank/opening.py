@@ -24,7 +24,7 @@ from streamer.loader.rank.single_reads import StreamedBytes, find_key
 from streamer.loader.samples.maker import SampleMaker, SampleRules
 from streamer.loader.samples.recipe import SampleRecipe
 from streamer.loader.skipping import SkipRules
-from streamer.manifest.lease import open_held
+from streamer.manifest.reader_lock import open_held
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
 from streamer.order.quality import check_sample_shuffle, explain, lane_spread

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.client.engine_client import EngineClient
-from streamer.client.glance import glance, tell
+from streamer.client.oneshot import glance, tell
 from streamer.client.session import EpochSchedule, Session, SessionSpec
 
 Integers = npt.NDArray[np.int64]

@@ -12,13 +12,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamer.client.reader import ChunkReader, Wanted
+from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.decode.arrays import NO_ROW, Row
 from streamer.decode.dispatch import DecodeRule, SampleDecoder
 from streamer.decode.transforms import OnField
 from streamer.errors import DecodeError, IntegrityError
 from streamer.formats.base import Field, Format, SampleName
-from streamer.formats.choosing import find_format
+from streamer.formats.detect import find_format
 from streamer.loader.contracts import ChunkUnreadableError
 from streamer.loader.samples.seeding import SampleDraws
 from streamer.manifest.table import Manifest

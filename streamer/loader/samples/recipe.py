@@ -22,7 +22,7 @@ from streamer.loader.batch.placement import Rows
 from streamer.loader.samples.maker import CachedBytes, Place, Sample, SampleMaker, SampleRules
 from streamer.loader.samples.scatter import StraightReader
 from streamer.loader.samples.whole_fields import WholeReader
-from streamer.manifest.lease import open_held
+from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
 from streamer.order.epoch import EpochOrder
 from streamer.order.plan import RankPlan

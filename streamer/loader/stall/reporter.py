@@ -22,7 +22,7 @@ from typing import Protocol
 import msgspec
 
 from streamer.cgroup import usable_cores
-from streamer.client.glance import Finding
+from streamer.client.oneshot import Finding
 from streamer.errors import ConfigError
 from streamer.loader.contracts import PreparedStream, SeatedStream
 from streamer.loader.stall.causes import Story, so_far

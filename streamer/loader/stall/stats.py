@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from streamer.client.glance import Finding
+from streamer.client.oneshot import Finding
 from streamer.loader.stall.causes import DEVICE, HAND_OVER, Ledger, Recent, Trace
 
 Scalar = str | int | float | bool | None

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from streamer.forks import unforked
+from streamer.fork_lock import unforked
 from streamer.loader.workers.fork_protocol import (
     REPLY,
     Connect,

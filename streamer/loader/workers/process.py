@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import Protocol
 
-from streamer.forks import unforked
+from streamer.fork_lock import unforked
 from streamer.loader.workers.fork_protocol import memory_file
 from streamer.loader.workers.fork_server import current_place, uninterrupted
 

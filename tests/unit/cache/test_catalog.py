@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from streamer.cache.catalog import Catalog
+from streamer.cache.catalog_database import CatalogDisk
 from streamer.cache.catalog_row import CatalogRow, ForeignRowError
-from streamer.cache.plain_disk import PlainDisk
 from streamer.errors import CacheError
 
 KEY = bytes(range(16))
@@ -146,7 +146,7 @@ def test_peek_changes_nothing(folder: Path) -> None:
 
 def test_the_disk_refuses_anything_but_bytes_and_text(tmp_path: Path) -> None:
     """On the way in as on the way out; and it unlinks nothing for a row."""
-    disk = PlainDisk(str(tmp_path))
+    disk = CatalogDisk(str(tmp_path))
     keep = tmp_path / "keep"
     keep.touch()
     disk.remove(str(keep))

@@ -15,16 +15,15 @@ from pathlib import Path
 import pytest
 
 from streamer.cache import chunk_cache as module
-from streamer.cache.accounts import Published
 from streamer.cache.catalog import Catalog
 from streamer.cache.catalog_row import CatalogRow
 from streamer.cache.chunk_cache import ChunkCache
+from streamer.cache.disk_space import FIXED_BYTES
 from streamer.cache.folder import Folder, used_bytes
 from streamer.cache.maintenance import export
-from streamer.cache.space import FIXED_BYTES
-from streamer.cache.table import charge
+from streamer.cache.policy.table import charge
 from streamer.cache.verify import verify_file
-from streamer.cache.writer import ChunkBytes, write_chunk
+from streamer.cache.writer import ChunkBytes, Published, write_chunk
 from streamer.config import CacheConfig
 from streamer.errors import CacheError, CacheFullError, CacheVersionError, ClosedError
 
@@ -36,7 +35,7 @@ async def publish(cache: ChunkCache, chunk: ChunkBytes, dataset: str = "d") -> P
 
 
 async def test_a_published_chunk_is_there_whole(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """Its file has header, bytes and checksums, mode 0600, and lies where the reader looks."""
+    """Its file has blockinger, bytes and checksums, mode 0600, and lies where the reader looks."""
     chunk = make_chunk(1)
     async with ChunkCache(config) as cache:
         published = await publish(cache, chunk)
@@ -192,7 +191,7 @@ async def test_memory_is_bounded_too(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What fits neither on the disk nor in memory is a typed error that names both; after an eviction it fits."""
-    monkeypatch.setattr("streamer.cache.fallback.FALLBACK_BYTES", charge(10_076))
+    monkeypatch.setattr("streamer.cache.ram_fallback.FALLBACK_BYTES", charge(10_076))
     real = write_chunk
 
     def refuse(chunk: ChunkBytes, folder: Folder) -> int:
@@ -314,7 +313,7 @@ async def test_a_folder_of_another_version_is_refused(config: CacheConfig) -> No
 async def test_a_catalog_that_cannot_be_written_costs_nothing(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted and logged; the next start finds the chunk by its header."""
+    """Counted and logged; the next start finds the chunk by its blockinger."""
 
     def fail(*args: object) -> None:
         raise CacheError("no")

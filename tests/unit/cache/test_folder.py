@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamer.cache import folder as module
-from streamer.cache.folder import Access, filesystem_type, open_folder, open_layer, used_bytes
+from streamer.cache.folder import Permissions, filesystem_type, open_folder, open_layer, used_bytes
 from streamer.errors import CacheError, CacheVersionError, ConfigError
 
 
@@ -33,7 +33,7 @@ def test_with_a_group_it_is_readable_by_it(tmp_path: Path) -> None:
     folder = open_folder(tmp_path / "cache", name)
     assert (tmp_path / "cache" / "chunks" / "a").stat().st_mode & 0o777 == 0o750
     assert (tmp_path / "cache" / "catalog").stat().st_mode & 0o777 == 0o700
-    assert folder.access == Access(0o750, 0o640, group)
+    assert folder.permissions == Permissions(0o750, 0o640, group)
     with pytest.raises(ConfigError, match="does not exist"):
         open_folder(tmp_path / "cache", "nobody-has-this-group")
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from streamer.cache.catalog import Catalog
 from streamer.cache.chunk_cache import ChunkCache
-from streamer.cache.decision import Admit
-from streamer.cache.policy import CachePolicy
-from streamer.cache.table import charge
+from streamer.cache.policy.answers import Admit
+from streamer.cache.policy.cache_policy import CachePolicy
+from streamer.cache.policy.table import charge
 from streamer.config import CacheConfig
 
 LENGTH = 4096
@@ -36,7 +36,7 @@ def read_all(policy: CachePolicy, session: str) -> int:
     hits = 0
     for chunk in range(CHUNKS):
         policy.look_ahead(session, chunk)
-        answer = policy.need(session, chunk, head=True)
+        answer = policy.need(session, chunk, blocking=True)
         if isinstance(answer, Admit):
             policy.published(answer.key)
         hits += not isinstance(answer, Admit)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.cache.policy import CachePolicy
+from streamer.cache.policy.cache_policy import CachePolicy
+from streamer.cache.policy.table import charge
 from streamer.cache.simulation import JobPlan, Simulation
-from streamer.cache.table import charge
 
 COST = charge(4096)
 

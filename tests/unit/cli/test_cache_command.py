@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from streamer.cache.chunk_cache import ChunkCache
-from streamer.cli.frame import main
+from streamer.cli.main import main
 from streamer.config import CacheConfig, MiB
 
 KEYS = [bytes([number]) * 16 for number in range(1, 4)]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from streamer.cli.bench_command import at_endpoint, client_of, endpoint_of
-from streamer.cli.frame import main
 from streamer.cli.link_meter import Cell, Latency, Ranges, Way, find_objects, joined, measure_cell
 from streamer.cli.link_report import LinkFigures, advice, best, cell_row, save_plot
+from streamer.cli.main import main
 from streamer.config import FetchConfig, MiB
 from streamer.errors import AccessDeniedError, ConfigError, ThrottledError
 from streamer.manifest.model import ObjectRecord

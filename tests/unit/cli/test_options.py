@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamer.cli import index_command, serve_command
-from streamer.cli.frame import build_parser
+from streamer.cli.main import build_parser
 from streamer.cli.options import size, size_or_auto, storage_options
 from streamer.config import Environment
 

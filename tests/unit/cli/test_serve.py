@@ -3,7 +3,7 @@
 import pytest
 
 from streamer.cli import serve_command
-from streamer.cli.frame import build_parser, main
+from streamer.cli.main import build_parser, main
 from streamer.config import Environment
 
 

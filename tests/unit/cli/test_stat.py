@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from streamer.cli import stat_command
-from streamer.cli.engine_line import found
-from streamer.cli.picture import Picture
+from streamer.cli.connect import found
+from streamer.cli.status_view import StatusView
 from streamer.cli.terminal import Terminal
 from streamer.client.settings import ClientSettings
 from streamer.errors import EngineUnavailableError
@@ -52,7 +52,7 @@ def test_the_figures_and_tables_are_printed():
     """Plain when not a terminal."""
     out = io.StringIO()
     entry = {"dataset": "d" * 32, "url": "s3://b/", "samples": 3, "total_bytes": 10, "sessions": 1}
-    stat_command.show(Picture({"pid": 4, "datasets": [entry]}), Terminal(out, out))
+    stat_command.show(StatusView({"pid": 4, "datasets": [entry]}), Terminal(out, out))
     text = out.getvalue()
     assert "engine      pid 4" in text
     assert "dddddddd  s3://b/" in text

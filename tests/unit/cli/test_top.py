@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from streamer.cli import top_command
-from streamer.cli.frame import build_parser
-from streamer.cli.picture import Picture
+from streamer.cli.main import build_parser
+from streamer.cli.status_view import StatusView
 from streamer.cli.terminal import Terminal
 
 
@@ -44,7 +44,7 @@ def test_elsewhere_each_look_is_a_line():
 def test_the_screen_shows_every_figure_and_no_markup_of_clients():
     """Everything that `stat` prints; a client called [red] stays text."""
     entry = {"consumer": "[red]rank 0[/red]", "job": "j", "epoch": 0, "done": 5, "age_seconds": 2, "waiting_seconds": 1}
-    picture = Picture({"pid": 3, "sessions": [entry]})
+    picture = StatusView({"pid": 3, "sessions": [entry]})
     console = Console(file=io.StringIO(), width=120)
     console.print(top_command.render(picture))
     shown = console.file.getvalue()

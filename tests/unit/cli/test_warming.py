@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from streamer.cache.table import as_keys, charge, draw_ranks
+from streamer.cache.policy.table import as_keys, charge, draw_ranks
 from streamer.cli.warm_command import summary
 from streamer.cli.warming import Pace, Warmed, cut, file_bytes, plan
 from streamer.formats.chunkfile import CRC_BYTES, HEADER_BYTES

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from streamer import StreamingDataLoader, StreamingDataset, errors
-from streamer.cli.exits import Exit
-from streamer.cli.frame import COMMANDS
+from streamer.cli.exit_codes import Exit
+from streamer.cli.main import COMMANDS
 from streamer.loader.stall.stats import LoaderStats
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -12,13 +12,13 @@ import pytest
 
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.indexing import ManifestRequest
 from streamer.engine.maintenance import remove_unused_once
+from streamer.engine.manifest_store import QUIET_SECONDS
+from streamer.engine.manifests import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
-from streamer.engine.shelf import QUIET_SECONDS
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import ManifestError
-from streamer.manifest.lease import open_held
+from streamer.manifest.reader_lock import open_held
 
 OBJECTS = 30
 
@@ -57,7 +57,7 @@ class Consumer:
         steps = np.arange(chunks)
         self.session.extend(0, (steps.astype(np.uint32), steps, steps), True)
         self.session.advance(0, chunks - 1)
-        while self.session.track.through() < chunks - 1:
+        while self.session.progress.through() < chunks - 1:
             self._ready.clear()
             await asyncio.wait_for(self._ready.wait(), 20)
         self.session.advance(chunks, chunks)
@@ -79,9 +79,9 @@ def sizes(engine: Engine) -> dict[str, int]:
         "fetchers": len(engine.fetchers),
         "datasets": len(engine.datasets),
         "groups": sum(group.name not in ("", "-") for group in engine.policy._table.groups),
-        "manifests": len(engine.indexing.shelf.digests()),
+        "manifests": len(engine.manifests.store.digests()),
         "sources": len(list((manifests / "sources").iterdir())),
-        "answers": len(engine.indexing._found),
+        "answers": len(engine.manifests._found),
     }
 
 
@@ -127,7 +127,7 @@ async def test_what_a_later_session_needs_is_there(engine: Engine) -> None:
     await consumer.read_all()
     consumer.session.close()
     await an_hour_later(engine)
-    assert (len(engine.datasets), len(engine.indexing.shelf.digests())) == (0, 1)
+    assert (len(engine.datasets), len(engine.manifests.store.digests())) == (0, 1)
     again = Consumer(engine, digest)
     await again.read_all()
     assert engine_statistics(engine)["needs"] == 2 * engine_statistics(engine)["hits"]
@@ -166,24 +166,24 @@ async def test_nothing_is_removed_while_somebody_asks(engine: Engine, monkeypatc
     """The very manifest that is to go may be the answer: to a question that is under way, or comes meanwhile."""
     digest = await manifest_of(engine)
     asked, answer = asyncio.Event(), asyncio.Event()
-    find = engine.indexing._find
+    find = engine.manifests._find
 
     async def slowly(*question: object) -> str:
         asked.set()
         await answer.wait()
         return await find(*question)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine.indexing, "_find", slowly)
+    monkeypatch.setattr(engine.manifests, "_find", slowly)
     (engine.cache.root / "manifests" / "sources").rename(engine.cache.root / "lost")  # as if superseded
     async with asyncio.TaskGroup() as group:
         task = group.create_task(manifest_of(engine))
         await asked.wait()
         await an_hour_later(engine)
-        assert engine.indexing.shelf.digests() == {digest}
+        assert engine.manifests.store.digests() == {digest}
         answer.set()
     assert task.result() == digest
     await an_hour_later(engine)
-    assert engine.indexing.shelf.digests() == {digest}, "named again"
+    assert engine.manifests.store.digests() == {digest}, "named again"
 
 
 async def test_a_reader_of_a_superseded_manifest_goes_on(engine: Engine) -> None:
@@ -197,7 +197,7 @@ async def test_a_reader_of_a_superseded_manifest_goes_on(engine: Engine) -> None
     consumer.session.close()
     del held
     await an_hour_later(engine)
-    assert len(engine.indexing.shelf.digests()) == 1
+    assert len(engine.manifests.store.digests()) == 1
 
 
 async def test_the_next_engine_removes_what_the_last_one_left(tmp_path: Path) -> None:

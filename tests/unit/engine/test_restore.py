@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamer.cache.decision import Admit, Answer
-from streamer.cache.policy import CachePolicy
+from streamer.cache.policy.answers import Admit, Answer
+from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 

@@ -19,7 +19,7 @@ class Session:
     """One that waits for room, and was last heard of when it was made."""
 
     name, admitted = "s", True
-    track = SimpleNamespace(has_questions=lambda: True)
+    progress = SimpleNamespace(has_requests=lambda: True)
 
     def __init__(self, loop: SteeredLoop) -> None:
         self._loop, self.heard_at = loop, loop.time()
@@ -37,8 +37,8 @@ class House:
         self.now = loop.time
         self.sessions = {"s": Session(loop)}
         self.policy = SimpleNamespace(silence=self.silenced.append)
-        self.pump = SimpleNamespace(freed=lambda freed: None)
-        self.kick = lambda: None
+        self.scheduler = SimpleNamespace(freed=lambda freed: None)
+        self.wake = lambda: None
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from streamer.cache.folder import open_folder
 from streamer.cache.writer import ChunkBytes, write_chunk
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.client.settings import ClientSettings
-from streamer.formats.choosing import chooser
 from streamer.formats.chunkfile import relative_path
+from streamer.formats.detect import chooser
 from streamer.loader.dataset import StreamingDataset
 from streamer.loader.rank import opening
 from streamer.loader.samples.maker import CachedBytes

@@ -26,7 +26,7 @@ def faults() -> int:
 
 
 def test_no_page_faults_and_nothing_pickled():
-    """500 batches of 2 MB: on average below one page fault in the trainer, four in the worker, below 512 bytes pickled."""
+    """500 batches of 2 MB: on average below one page fault in the trainer, four in the worker, 512 bytes pickled."""
     with StreamingDataLoader(FakeDataset(16 * (WARM_UP + BATCHES), fresh), 16, 1, prefetch_batches=8) as loader:
         batches = iter(loader)
         for _ in range(WARM_UP):

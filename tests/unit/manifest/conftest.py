@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.formats import choosing
+from streamer.formats import detect
 from streamer.manifest.build import BuildOptions, build
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
@@ -105,7 +105,7 @@ def build_it(tmp_path: Path) -> BuildIt:
             root or tmp_path / "manifests",
             lister=store,
             reader=store,
-            choose_format=choosing.chooser(kind),
+            choose_format=detect.chooser(kind),
             options=settings,
         )
 

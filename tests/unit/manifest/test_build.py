@@ -6,7 +6,7 @@ import pytest
 
 from streamer.errors import ConfigError, ManifestError
 from streamer.manifest.build import BuildOptions
-from streamer.manifest.ports import Estimate, Progress
+from streamer.manifest.protocols import Estimate, Progress
 from tests.tars import tar_of
 
 

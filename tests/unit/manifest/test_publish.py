@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from streamer.errors import ManifestCorruptError
-from streamer.manifest.checks import open_verified
 from streamer.manifest.staging import settle, sweep, workplace
 from streamer.manifest.table import Manifest
+from streamer.manifest.validation import open_verified
 
 
 async def test_publishing_twice_keeps_the_first(build_it, store, tars):

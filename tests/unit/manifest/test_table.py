@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from streamer.errors import ManifestCorruptError, ManifestError, ManifestVersionError
-from streamer.formats import choosing
-from streamer.manifest.checks import open_verified
+from streamer.formats import detect
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.table import Manifest
+from streamer.manifest.validation import open_verified
 
 
 def opened(manifest, store) -> dict[str, dict[str, bytes]]:
     """Every sample by key, read through chunks and offsets."""
-    kind = choosing.find_format(manifest.format)
+    kind = detect.find_format(manifest.format)
     found = {}
     for c in range(manifest.chunks):
         chunk = manifest.chunk(c)

@@ -9,7 +9,7 @@ from streamer.service.limits import LEAST_PEERS, MAX_READ_BYTES, RESERVED_DESCRI
 def test_bytes_follow_the_memory():
     """A container of 512 MiB has a budget of 128: half of it for schedules, a quarter for questions."""
     limits = Limits.of(ServiceConfig(), memory_bytes=128 * MiB)
-    assert (limits.schedule_bytes, limits.question_bytes) == (64 * MiB, 32 * MiB)
+    assert (limits.schedule_bytes, limits.request_bytes) == (64 * MiB, 32 * MiB)
     assert limits.answer_bytes == MAX_READ_BYTES
 
 

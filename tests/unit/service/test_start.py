@@ -19,7 +19,7 @@ LATER = [
     "fsspec",
     "streamer.store.fsspec_store",
     "streamer.manifest.build",
-    "streamer.formats.choosing",
+    "streamer.formats.detect",
     "nanoarrow",
     "diskcache",
     "sqlite3",

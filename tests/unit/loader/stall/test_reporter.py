@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from streamer.client.glance import Finding
+from streamer.client.oneshot import Finding
 from streamer.errors import ConfigError
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.headspace import Headspace

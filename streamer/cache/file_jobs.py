@@ -1,0 +1,69 @@
+"""Work on files off the loop: threads that a cancel waits for, locks on keys, and the jobs themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def in_thread(pool: ThreadPoolExecutor | None, work: Callable[..., T], *args: object) -> T:
+    """Runs `work` in a thread of the pool, or of the loop's. A cancel waits for its end; nothing is written later."""
+    future = asyncio.get_running_loop().run_in_executor(pool, work, *args)
+    try:
+        await asyncio.wait([future])
+    except asyncio.CancelledError:
+        while not future.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
+        raise
+    return future.result()
+
+
+class KeyLocks:
+    """One holder at a time for each key: its writer, or its unlinker. Lives on one loop."""
+
+    def __init__(self) -> None:
+        self._busy: dict[bytes, asyncio.Event] = {}
+
+    def __repr__(self) -> str:
+        return f"KeyLocks({len(self._busy)} keys busy)"
+
+    @contextlib.asynccontextmanager
+    async def hold(self, keys: Sequence[bytes]) -> AsyncIterator[asyncio.Event]:
+        """Waits for all keys, then holds all; yields the event that is set when they are free again."""
+        while others := [self._busy[key] for key in keys if key in self._busy]:
+            await others[0].wait()
+        done = asyncio.Event()
+        self._busy.update(dict.fromkeys(keys, done))
+        try:
+            yield done
+        finally:
+            for key in set(keys):
+                del self._busy[key]
+            done.set()
+
+
+def unlink_all(paths: Mapping[bytes, Path], failed: dict[bytes, OSError]) -> None:
+    """Unlinks files; notes those that failed."""
+    for key, path in paths.items():
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            failed[key] = error
+
+
+def advise(path: Path, advice: int) -> None:
+    """`posix_fadvise` for a whole file."""
+    with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, advice)
+        finally:
+            os.close(descriptor)

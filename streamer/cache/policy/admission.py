@@ -1,0 +1,130 @@
+"""Answers the needs of sessions and counts them: the third part of the policy (see `cache_policy` for the rule)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from streamer.cache.policy.answers import Admit, Answer, Hit, Place, PolicyStatistics, Wait
+from streamer.cache.policy.emergency import Queues
+from streamer.cache.policy.partitions import Partitions
+from streamer.cache.policy.sessions import Session
+from streamer.cache.policy.table import State
+from streamer.config import format_bytes
+from streamer.errors import CacheError, CacheFullError
+
+
+class _Counters(msgspec.Struct):
+    needs: int = 0
+    hits: int = 0
+    needed_bytes: int = 0
+    admitted_bytes: int = 0
+    admitted_kept_bytes: int = 0
+
+
+class Admission:
+    """Hit, admit or wait; and which fetches are running. Owned by one policy; plain synchronous code.
+
+    Args:
+        partitions: bytes and victims.
+        sessions: the policy's, by name.
+    """
+
+    def __init__(self, partitions: Partitions, sessions: Mapping[str, Session]) -> None:
+        self._partitions = partitions
+        self._table = partitions.table
+        self._sessions = sessions
+        self._fetching: dict[bytes, int] = {}
+        self._count = _Counters()
+
+    def answer(self, session: Session, row: int, blocking: bool) -> Answer:
+        """One need of a session.
+
+        Raises:
+            CacheFullError: a blocking request, and everything on the disk is open.
+        """
+        answer = self._decide(row, blocking)
+        self._record(row, session, answer)
+        return answer
+
+    def finished(self, key: bytes) -> int:
+        """The row of a fetch that has ended.
+
+        Raises:
+            CacheError: there is none of that key.
+        """
+        row = self._fetching.pop(key, None)
+        if row is None:
+            raise CacheError(f"chunk {key.hex()} was not admitted, or its fetch has ended already")
+        return row
+
+    def queues(self) -> Queues:
+        """The look-ahead of each session that is not silent."""
+        return [list(one.ahead) for one in self._sessions.values() if not one.silent]
+
+    def statistics(self) -> PolicyStatistics:
+        """Bytes by kind now, and counts since the start. O(open chunks)."""
+        partitions, chunks = self._partitions, self._partitions.chunks
+        return PolicyStatistics(
+            limit_bytes=partitions.limit_bytes,
+            staging_bytes=partitions.staging_bytes,
+            kept_bytes=partitions.kept_bytes,
+            transit_bytes=partitions.transit_bytes,
+            open_bytes=self._open_bytes(),
+            kept_chunks=chunks[State.KEPT],
+            transit_chunks=chunks[State.TRANSIT],
+            fetching_chunks=chunks[State.FETCHING_KEPT] + chunks[State.FETCHING_TRANSIT],
+            sessions=len(self._sessions),
+            evicted_chunks=partitions.evicted,
+            promoted_chunks=partitions.promoted,
+            scheduled_evicted_chunks=partitions.scheduled_evicted,
+            **msgspec.structs.asdict(self._count),
+        )
+
+    def _open_bytes(self) -> int:
+        return sum(int(self._table.cost[row]) for row in self._table.open)
+
+    def _decide(self, row: int, blocking: bool) -> Answer:
+        key = self._table.key(row)
+        state = self._table.state[row]
+        if self._table.is_local(row):
+            return Hit(key)
+        if state != State.ABSENT:
+            return Wait(key, fetching=True)
+        granted = self._partitions.admit(row)
+        if granted is None and blocking:
+            granted = self._partitions.force(row, self.queues())
+            self._refuse_if_stuck(granted is None)
+        if granted is None:
+            return Wait(key, fetching=False)
+        self._fetching[key] = row
+        place = Place.KEPT if granted[0] == State.FETCHING_KEPT else Place.TRANSIT
+        return Admit(key, place, tuple(map(self._table.key, granted[1])))
+
+    def _refuse_if_stuck(self, refused: bool) -> None:
+        """A refused blocking request may wait for fetches and for clients of an earlier engine, not for ever."""
+        partitions = self._partitions
+        fetching = partitions.chunks[State.FETCHING_KEPT] + partitions.chunks[State.FETCHING_TRANSIT]
+        if not refused or fetching or partitions.settling:
+            return
+        opened = self._open_bytes()
+        raise CacheFullError(
+            f"no room for the next chunk: of the cache limit of {format_bytes(partitions.limit_bytes)},"
+            f" {format_bytes(opened)} are open in {len(self._sessions)} sessions; raise cache_bytes"
+            " or lower shuffle_window",
+            limit_bytes=partitions.limit_bytes,
+            open_bytes=opened,
+            sessions=len(self._sessions),
+        )
+
+    def _record(self, row: int, session: Session, answer: Answer) -> None:
+        cost = int(self._table.cost[row])
+        if isinstance(answer, Admit):
+            self._count.admitted_bytes += cost
+            self._count.admitted_kept_bytes += cost if answer.place is Place.KEPT else 0
+        if (isinstance(answer, Wait) and not answer.fetching) or not session.answer(row):
+            return
+        self._count.needs += 1
+        self._count.needed_bytes += cost
+        self._count.hits += not isinstance(answer, Admit)

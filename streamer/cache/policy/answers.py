@@ -1,0 +1,94 @@
+"""Answers of the cache policy: plain values, no behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import msgspec
+
+
+class Place(Enum):
+    """Which part of the cache a chunk is admitted to."""
+
+    KEPT = "kept"
+    TRANSIT = "transit"
+
+
+class Hit(msgspec.Struct, frozen=True):
+    """The chunk is on this machine already."""
+
+    key: bytes
+
+
+class Admit(msgspec.Struct, frozen=True):
+    """Fetch it: its bytes are reserved. Unlink `victims` first, then publish; end with `published` or `failed`.
+
+    Attributes:
+        key: the chunk to fetch.
+        place: kept (stays after its use) or transit (leaves after its use unless promoted).
+        victims: keys of chunks that are no longer in the policy; their files go before the new one is written.
+    """
+
+    key: bytes
+    place: Place
+    victims: tuple[bytes, ...] = ()
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """Not now: ask again when the policy has changed.
+
+    Attributes:
+        fetching: True: a fetch of this chunk is running; `published` or `failed` ends it.
+            False: no room; ask again after any `release`, `published`, `failed` or `close_session`.
+    """
+
+    key: bytes
+    fetching: bool
+
+
+Answer = Hit | Admit | Wait
+
+
+class Freed(msgspec.Struct, frozen=True):
+    """Chunks that an event released.
+
+    Attributes:
+        victims: keys whose files are to be unlinked; the policy has forgotten them.
+        promoted: keys that went from transit to kept: a flag, no copy, nothing to do on disk.
+    """
+
+    victims: tuple[bytes, ...] = ()
+    promoted: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStatistics:
+    """Where the bytes are and what has been decided so far.
+
+    Sizes are bytes as the disk counts them. `needed_bytes` counts each use once, `admitted_bytes` each fetch, so
+    `hit_rate` is the design's: 1 - bytes fetched / bytes needed.
+    """
+
+    limit_bytes: int
+    staging_bytes: int
+    kept_bytes: int
+    transit_bytes: int
+    open_bytes: int
+    kept_chunks: int
+    transit_chunks: int
+    fetching_chunks: int
+    sessions: int
+    needs: int
+    hits: int
+    needed_bytes: int
+    admitted_bytes: int
+    admitted_kept_bytes: int
+    evicted_chunks: int
+    promoted_chunks: int
+    scheduled_evicted_chunks: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the needed bytes that no fetch was made for; 0 before the first need."""
+        return 1.0 - self.admitted_bytes / self.needed_bytes if self.needed_bytes else 0.0

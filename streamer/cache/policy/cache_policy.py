@@ -1,0 +1,385 @@
+"""Decides which chunks stay on the SSD: a pure, synchronous state machine. No I/O, no clock, no asyncio.
+
+The rule. `C` is the limit in bytes, everything counted. *Kept* chunks survive their use and take at most `C - S`;
+*transit* chunks (misses in flight, waiting or open) take `S`; both together never exceed `C`. A chunk is *scheduled*
+while a live session still has it ahead in its running epoch, *referenced* while a session has it open or in look-ahead,
+*evictable* when it is kept and neither. *Selected* are, of each live dataset, the chunks with the highest ranks
+(rank = hash(key)) that fit into its quota of `C - S`, known before the first epoch. With w bytes open and in
+look-ahead, `S = 1.1 (1 - f) w + 2 chunks`, `f = min(1, C/D)`, or the mean of the misses and two deviations
+`(1 - f) w + 2 sqrt(f (1 - f) w chunk)` where that is more.
+
+Why this is optimal. In an epoch each chunk of the data (D bytes) is needed exactly once.
+
+1. *No policy exceeds C/D.* A hit in epoch e+1 is on a chunk that was not fetched for this use, so it has been in the
+   cache since its use in epoch e, hence at the moment between the epochs. At most C bytes are there. This holds for
+   every order, even one that is known in advance; so knowing the seed buys prefetching, never hits.
+2. *This rule gets (C - S)/D.* Once the kept part is full, only a blocking request can shrink it: a kept chunk is
+   evicted only when it is evictable, and only for a chunk that takes its place (same bytes). Evictable means: used in
+   this epoch, or not needed in it. (A kept chunk that is not selected, not scheduled, and referenced makes room as
+   well: a flag moves it to transit, and it is unlinked after the use for which it is referenced.) So every chunk that
+   is kept when the epoch begins is still there at its use, and each such use is a hit: C - S bytes of D. The
+   look-ahead may extend past the end of the epoch: it protects chunks (referenced), it never evicts a kept one.
+3. *The hits are spread evenly, and what stays is written once.* While there is room, every fetched chunk is kept (a
+   restarted job finds it). Then a selected chunk is kept from its fetch on, in place of an evictable one that is not
+   selected, and the others pass through transit. After one epoch the kept set is the selected one, the top of the
+   ranks. Ranks do not depend on the order: it is a uniform sample of the data, so any window of an epoch hits at the
+   same rate, and none of it is written again. (A next-use order has the same hits, all of them in the first f of the
+   epoch, and then the link is too slow.) A selected chunk for which nothing can be evicted yet passes through transit
+   and is promoted at its release, in place of what is evictable then.
+   A cold epoch looks as far ahead as a warm one: the misses are all of the window, but a share f of them is selected
+   and goes to kept; S is sized for the rest, (1 - f) w.
+   With two live datasets of which one does not fill its quota, the other one's chunks beyond its own quota are replaced
+   by those of higher rank as they pass, so that they are a uniform sample, too.
+4. *Some session can always progress.* Open chunks of all sessions plus one chunk for each fit into C (`open_session`
+   refuses otherwise). So when a blocking request finds no room, not all of C is open: either a running fetch ends
+   (`Wait`, then ask again), or a chunk that is not open is evicted. Chunks that *other sessions* need later do not
+   occupy transit: two jobs at different places of one dataset would otherwise each wait for what the other keeps.
+
+Plain LRU for comparison (`simulation.lru_hit_rates`): under fresh permutations a chunk used at x and next at y sees
+1 - x(1-y) of the data between, so it hits with f + (1 - f) ln(1 - f): 15 % at f = 0.5, and nothing at all under an
+identical order.
+
+How the engine drives it (one thread, one loop; every call is synchronous and takes microseconds):
+
+    policy = CachePolicy(limit_bytes, settling=True)
+    policy.local(keys, file_bytes, dataset_id) per dataset in the catalog; unlink policy.fit().victims
+    policy.add_dataset(id, file_bytes, keys);  policy.connect(job) ... policy.disconnect(job)
+    policy.open_session(sid, job, id, open_bytes, lookahead_bytes);  policy.start_epoch(sid, remaining_chunks)
+    for each use in schedule order: look_ahead(sid, chunk); need(sid, chunk, blocking=...)
+        Hit -> nothing;  Wait -> ask again on change
+        Admit -> unlink victims, fetch, publish, then published(key) or failed(key)
+    opened(sid, chunk) when the reader may open the file (its lease begins);  release(sid, chunk) when it is done
+    policy.close_session(sid);  policy.silence(sid) for a hanging one;  policy.settle() some seconds after the start
+
+Every call that returns `Freed` (or an `Admit` with victims) obliges the caller to unlink those files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from streamer.cache.policy.admission import Admission
+from streamer.cache.policy.answers import Answer, Freed, PolicyStatistics
+from streamer.cache.policy.partitions import Outcome, Partitions
+from streamer.cache.policy.sessions import Session, refuse_if_too_large, take
+from streamer.cache.policy.table import VACANT, Group, Rows, State, as_keys, charged_bytes
+from streamer.config import format_bytes
+from streamer.errors import CacheError
+from streamer.unique import unique
+
+
+class CachePolicy:
+    """Decides what is fetched to where and what leaves. Owned by the engine, used on its loop only.
+
+    Args:
+        limit_bytes: C, for chunk files as `charged_bytes` counts them (catalog and manifests already taken off).
+        settling: True: nothing is evicted for a session until `settle()`, because the clients of an earlier engine
+            are still re-opening theirs.
+    """
+
+    def __init__(self, limit_bytes: int, *, settling: bool = False) -> None:
+        self._partitions = Partitions(limit_bytes)
+        self._partitions.settling = settling
+        self._table = self._partitions.table
+        self._sessions: dict[str, Session] = {}
+        self._jobs: dict[str, int] = {}
+        self._admission = Admission(self._partitions, self._sessions)
+
+    def __repr__(self) -> str:
+        kept, transit = self._partitions.kept_bytes, self._partitions.transit_bytes
+        return (
+            f"CachePolicy(kept {format_bytes(kept)} + transit"
+            f" {format_bytes(transit)} of {format_bytes(self.limit_bytes)}, {len(self._sessions)} sessions)"
+        )
+
+    # --- what exists -----------------------------------------------------------------------------------------
+
+    def local(self, keys: ArrayLike, file_bytes: ArrayLike, dataset_id: str) -> None:
+        """Start-up: chunks that are on disk already. They count as kept; then call `fit()` once.
+
+        Args:
+            keys: 16 bytes each: list of bytes, (M, 16) uint8, or S16/V16.
+            file_bytes: length of each file.
+            dataset_id: whose they are, as the catalog says; call in order of last use, oldest first.
+        """
+        group = self._table.group(dataset_id)
+        self._end_of_use(group)
+        rows = unique(self._rows(keys, file_bytes, group))
+        for row in rows[self._table.state[rows] == State.ABSENT].tolist():
+            self._partitions.enter(row, State.KEPT)
+            self._table.queue_evictable(row)
+
+    def below(self, keys: ArrayLike) -> None:
+        """Start-up: chunks of a read-only layer. They are always hits and cost nothing."""
+        rows = self._rows(keys, np.zeros(len(as_keys(keys)), np.int64), self._table.group(""))
+        self._table.state[rows[self._table.state[rows] == State.ABSENT]] = State.BELOW
+
+    def fit(self) -> Freed:
+        """Evicts down to the limit, finished datasets and low ranks first; also while settling: the limit is hard."""
+        outcome = Outcome()
+        self._partitions.shrink(self._admission.queues(), outcome)
+        return self._partitions.freed(outcome)
+
+    def settle(self) -> Freed:
+        """The clients of an earlier engine have had time to reconnect: evict as usual from here on."""
+        self._partitions.settling = False
+        return self._trimmed(Outcome())
+
+    @property
+    def limit_bytes(self) -> int:
+        """C."""
+        return self._partitions.limit_bytes
+
+    def set_limit(self, limit_bytes: int) -> Freed:
+        """Sets another limit (a manifest was added, the disk fills up); evicts chunks that are not open if it must."""
+        self._partitions.limit_bytes = limit_bytes
+        self._plan()
+        return self._trimmed(Outcome())
+
+    def add_dataset(self, dataset_id: str, file_bytes: ArrayLike, keys: ArrayLike) -> None:
+        """Makes a dataset known; again is harmless. Chunks found by key in another dataset are shared with it.
+
+        Args:
+            dataset_id: the manifest's digest.
+            file_bytes: (M,) length of each chunk's file: blockinger, bytes and checksums (`chunkfile.file_bytes`).
+            keys: (M,) or (M, 16): 16 bytes each.
+        """
+        group = self._table.group(dataset_id)
+        if len(group.rows):
+            return
+        group.rows = self._rows(keys, file_bytes, group)
+        self._table.price(group.rows, charged_bytes(np.asarray(file_bytes, np.int64)))
+        cost = self._table.cost[group.rows[self._table.state[group.rows] != State.BELOW]]
+        group.total_bytes = int(cost.sum())
+        group.largest_bytes = int(cost.max(initial=0))
+
+    def forget_datasets(self, known: Container[str]) -> list[str]:
+        """Drops the datasets that are not `known` any more and that no session is on, their chunks not.
+
+        Also of live jobs: otherwise a job that moved to a new version would share its quota with all the old ones. The
+        chunks then have no owner, and are evicted first.
+
+        Returns:
+            The ids of those that were dropped.
+        """
+        busy = {session.group.index for session in self._sessions.values()}
+        gone = [
+            group
+            for group in self._table.groups
+            if group.name not in ("", VACANT) and group.name not in known and group.index not in busy
+        ]
+        if gone:
+            self._partitions.disown(gone)
+            self._plan()
+        return [group.name for group in gone]
+
+    def live_bytes(self, dataset_id: str) -> int:
+        """Bytes of all datasets of live jobs and of this one."""
+        return sum(group.total_bytes for group in self._table.groups if group.jobs or group.name == dataset_id)
+
+    def is_local(self, key: bytes) -> bool:
+        """True: readable on this machine now."""
+        row = self._table.find(key)
+        return row is not None and self._table.is_local(row)
+
+    def forget(self, key: bytes) -> bool:
+        """The file is wrong or gone: drops it; sessions that reference it must `need` it again.
+
+        Returns:
+            True: the chunk was local. The caller unlinks its file, if it exists.
+        """
+        row = self._table.find(key)
+        if row is None or not self._table.is_local(row):
+            return False
+        self._partitions.leave(row)
+        return True
+
+    # --- sessions --------------------------------------------------------------------------------------------
+
+    def connect(self, job: str) -> None:
+        """A connection of the job began: its datasets count as live while one is there (sessions count too)."""
+        self._jobs[job] = self._jobs.get(job, 0) + 1
+
+    def disconnect(self, job: str) -> None:
+        """A connection of the job ended. Close its sessions first."""
+        self._jobs[job] -= 1
+        if self._jobs[job]:
+            return
+        del self._jobs[job]
+        ended = [group for group in self._table.groups if job in group.jobs]
+        for group in ended:
+            group.jobs.discard(job)
+            self._end_of_use(group)
+        self._partitions.adopt()
+        self._plan()
+
+    def open_session(self, session: str, job: str, dataset_id: str, open_bytes: int, lookahead_bytes: int) -> Freed:
+        """A consumer begins; its sums enter the staging area S.
+
+        Args:
+            session: any unique name.
+            job: sessions and connections of one job belong together.
+            dataset_id: added before.
+            open_bytes: the most it has open (between `opened` and `release`) at once.
+            lookahead_bytes: what it asks for beyond that.
+
+        Raises:
+            CacheFullError: the open chunks of all sessions plus one each do not fit into the limit; nothing changed.
+            CacheError: unknown dataset, or the name is taken.
+        """
+        group = self._table.group(dataset_id)
+        if session in self._sessions or not len(group.rows):
+            raise CacheError(f"session {session!r}: name taken, or dataset {dataset_id} not added")
+        refuse_if_too_large(self._sessions.values(), group, open_bytes, self._partitions.limit_bytes)
+        self.connect(job)
+        scheduled = np.zeros(len(group.rows), np.bool_)
+        self._sessions[session] = Session(session, job, group, open_bytes, lookahead_bytes, scheduled)
+        if job not in group.jobs:
+            group.jobs.add(job)
+            self._partitions.adopt()
+        self._plan()
+        return self._trimmed(Outcome())
+
+    def close_session(self, session: str) -> Freed:
+        """A consumer is gone: its chunks are released at once. Unknown names are ignored."""
+        gone = self._sessions.pop(session, None)
+        if gone is None:
+            return Freed()
+        outcome = Outcome()
+        gone.set_scheduled(self._table, np.zeros_like(gone.scheduled))
+        for row, count in gone.open.items():
+            take(self._table.open, row, count)
+        self._unreference(gone.open, outcome)
+        if not gone.silent:
+            self._unreference(gone.ahead, outcome)
+        self.disconnect(gone.job)
+        self._plan()
+        return self._trimmed(outcome)
+
+    def start_epoch(self, session: str, remaining: ArrayLike) -> None:
+        """The session's running epoch: the chunk numbers that are still ahead in it."""
+        state = self._sessions[session]
+        scheduled = np.zeros_like(state.scheduled)
+        scheduled[np.asarray(remaining, dtype=np.int64)] = True
+        state.set_scheduled(self._table, scheduled)
+
+    def silence(self, session: str) -> Freed:
+        """A hanging consumer: its look-ahead loses its protection, its open chunks keep it. Ends with its next call."""
+        state = self._sessions[session]
+        outcome = Outcome()
+        if not state.silent:
+            state.silent = True
+            self._unreference(state.ahead, outcome)
+        return self._trimmed(outcome)
+
+    # --- one use ---------------------------------------------------------------------------------------------
+
+    def look_ahead(self, session: str, chunk: int) -> None:
+        """The session will use the chunk soon: referenced until its `release`. Call it in order, once per use."""
+        state = self._wake(session)
+        row = int(state.group.rows[chunk])
+        state.ahead[row] = state.ahead.get(row, 0) + 1
+        self._table.referenced[row] = self._table.referenced.get(row, 0) + 1
+
+    def need(self, session: str, chunk: int, *, blocking: bool = False) -> Answer:
+        """The session needs a chunk that it has in look-ahead or open.
+
+        Args:
+            session: its name.
+            chunk: its number in the session's dataset.
+            blocking: True: the session cannot continue without it; then it is admitted if anything can be evicted.
+
+        Raises:
+            CacheFullError: only with `blocking`: everything on the disk is open; names the numbers.
+            CacheError: the chunk is not in the session's look-ahead.
+        """
+        state = self._wake(session)
+        row = int(state.group.rows[chunk])
+        if row not in state.ahead and row not in state.open:
+            raise CacheError(f"session {session!r} needs chunk {chunk} that it has not announced by look_ahead")
+        return self._admission.answer(state, row, blocking)
+
+    def published(self, key: bytes) -> Freed:
+        """The admitted chunk is on disk and readable. Evicts it again if no session references it any more."""
+        row = self._admission.finished(key)
+        self._partitions.publish(row)
+        outcome = Outcome()
+        if row not in self._table.referenced:
+            self._partitions.idle(row, outcome)
+        return self._trimmed(outcome)
+
+    def failed(self, key: bytes) -> None:
+        """The fetch or the publishing failed or was cancelled: its bytes are released."""
+        self._partitions.leave(self._admission.finished(key))
+
+    def opened(self, session: str, chunk: int) -> bool:
+        """The reader may open the file from here on: the chunk cannot be evicted until `release`.
+
+        Returns:
+            False: the chunk is not local (any more): nothing has changed, `need` it again.
+        """
+        state = self._wake(session)
+        row = int(state.group.rows[chunk])
+        if not self._table.is_local(row) or row not in state.ahead:
+            return False
+        state.end_ahead(row)
+        state.open[row] = state.open.get(row, 0) + 1
+        self._table.open[row] = self._table.open.get(row, 0) + 1
+        if state.scheduled[chunk]:
+            state.scheduled[chunk] = False
+            self._table.scheduled[row] -= 1
+        return True
+
+    def release(self, session: str, chunk: int) -> Freed:
+        """The reader is done with one use of the chunk (opened, or only in look-ahead: then the use is cancelled)."""
+        state = self._wake(session)
+        row = int(state.group.rows[chunk])
+        if row in state.open:
+            take(state.open, row)
+            take(self._table.open, row)
+        elif row in state.ahead:
+            state.end_ahead(row)
+        else:
+            raise CacheError(f"session {session!r} releases chunk {chunk} that it does not reference")
+        outcome = Outcome()
+        self._unreference({row: 1}, outcome)
+        return self._trimmed(outcome)
+
+    def statistics(self) -> PolicyStatistics:
+        """Bytes by kind now, and counts since the start. O(open chunks)."""
+        return self._admission.statistics()
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _rows(self, keys: ArrayLike, file_bytes: ArrayLike, group: Group) -> Rows:
+        found = as_keys(keys)
+        cost = charged_bytes(np.asarray(file_bytes, dtype=np.int64))
+        return self._table.intern(found, cost, np.full(len(found), group.index, np.int32))
+
+    def _end_of_use(self, group: Group) -> None:
+        self._partitions.tick += 1
+        group.last_used = self._partitions.tick
+
+    def _plan(self) -> None:
+        self._partitions.plan(sum(one.window_bytes for one in self._sessions.values()))
+
+    def _trimmed(self, outcome: Outcome) -> Freed:
+        """Also continues what a lower limit began: a chunk that was open then may be evicted now."""
+        self._partitions.trim(outcome)
+        if self._partitions.total_bytes > self._partitions.limit_bytes:
+            self._partitions.shrink(self._admission.queues(), outcome)
+        return self._partitions.freed(outcome)
+
+    def _wake(self, name: str) -> Session:
+        session = self._sessions[name]
+        session.wake(self._table)
+        return session
+
+    def _unreference(self, uses: dict[int, int], outcome: Outcome) -> None:
+        for row, count in uses.items():
+            take(self._table.referenced, row, count)
+            if row not in self._table.referenced:
+                self._partitions.idle(row, outcome)

@@ -1,0 +1,62 @@
+"""Last-resort eviction candidates for a request that blocks its consumer. Rare; part of `partitions`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from streamer.cache.policy.table import ChunkTable, State
+
+# How many victims one pass over the table finds, so that a pass (1 ms per million chunks) is rare.
+BATCH = 256
+
+# Per session, the rows of its look-ahead in order of use: the first is its next use.
+Queues = list[list[int]]
+
+
+class LastResort:
+    """Finds chunks that are not open. Owned by one `Partitions`."""
+
+    def __init__(self, table: ChunkTable) -> None:
+        self._table = table
+        self._batch: list[int] = []
+
+    def far(self, queues: Queues) -> list[int]:
+        """Local chunks in look-ahead that are not open, furthest from their use first; no session's next use."""
+        distance = _distances(queues)
+        movable = [row for row, place in distance.items() if place > 0 and self._is_movable(row)]
+        return sorted(movable, key=lambda row: -distance[row])
+
+    def scheduled_kept(self) -> Iterator[int]:
+        """Kept chunks that a running epoch has still ahead, by rank."""
+        fresh = False
+        while self._batch or not fresh:
+            if not self._batch:
+                fresh = True
+                self._batch = self._lowest_kept()
+            elif self._is_idle(row := self._batch.pop()):
+                yield row
+
+    def _is_movable(self, row: int) -> bool:
+        return self._table.state[row] in (State.KEPT, State.TRANSIT) and row not in self._table.open
+
+    def _is_idle(self, row: int) -> bool:
+        return bool(self._table.state[row] == State.KEPT) and row not in self._table.referenced
+
+    def _lowest_kept(self) -> list[int]:
+        """The lowest rank last."""
+        rows = np.flatnonzero(self._table.state == State.KEPT)
+        rows = rows[~np.isin(rows, list(self._table.referenced))]
+        rows = rows[np.argsort(self._table.rank[rows], kind="stable")[:BATCH]]
+        found: list[int] = rows[::-1].tolist()
+        return found
+
+
+def _distances(queues: Queues) -> dict[int, int]:
+    """Uses that come before each chunk's own, in the session that comes to it first."""
+    distance: dict[int, int] = {}
+    for queue in queues:
+        for place, row in enumerate(queue):
+            distance[row] = min(place, distance.get(row, place))
+    return distance

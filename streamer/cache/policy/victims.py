@@ -1,0 +1,98 @@
+"""Candidates for eviction, in order. Part of `partitions`; plain synchronous code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from streamer.cache.policy.emergency import LastResort, Queues
+from streamer.cache.policy.table import ChunkTable, Group, State
+
+
+class Victims:
+    """Lists candidates lazily; the caller evicts what it takes, or returns it by `ChunkTable.queue_evictable`.
+
+    Args:
+        table: owned by the same `Partitions`.
+    """
+
+    def __init__(self, table: ChunkTable) -> None:
+        self._table = table
+        self._last_resort = LastResort(table)
+
+    def collect(self, needed: int, candidates: Iterable[int]) -> list[int] | None:
+        """Candidates until their bytes suffice; None, and nothing changed, if they do not."""
+        taken: dict[int, None] = {}  # a chunk may come up twice, as evictable and as kept
+        for row in candidates if needed > 0 else ():
+            if row not in taken:
+                taken[row] = None
+                needed -= int(self._table.cost[row])
+            if needed <= 0:
+                break
+        if needed <= 0:
+            return list(taken)
+        for row in taken:
+            self._table.queue_evictable(row)
+        return None
+
+    def evictable(self, group: Group) -> Iterator[int]:
+        """Evictable chunks of one dataset by rank."""
+        while (row := self._table.take_evictable(group)) is not None:
+            yield row
+
+    def finished(self) -> Iterator[int]:
+        """Evictable chunks that no live job's dataset has, the longest unused dataset first."""
+        idle = [group for group in self._table.groups if not group.jobs]
+        for group in sorted(idle, key=lambda one: one.last_used):
+            yield from self.evictable(group)
+
+    def above_quota(self) -> list[Group]:
+        """Live datasets that keep more than their share, the largest excess first."""
+        over_quota = [one for one in self._table.groups if one.jobs and one.kept_bytes > one.quota_bytes]
+        return sorted(over_quota, key=lambda one: one.quota_bytes - one.kept_bytes)
+
+    def surplus(self, over_quota: list[Group]) -> Iterator[int]:
+        """Evictable chunks of these datasets, as many as they keep above their quota."""
+        for group in over_quota:
+            surplus = group.kept_bytes - group.quota_bytes
+            while surplus > 0 and (row := self._table.take_evictable(group)) is not None:
+                surplus -= int(self._table.cost[row])
+                yield row
+
+    def evictable_anywhere(self) -> Iterator[int]:
+        """Evictable chunks of all datasets by rank."""
+        while True:
+            lowest = [
+                (self._table.rank[row], group.index)
+                for group in self._table.groups
+                if (row := self._table.lowest_evictable(group)) is not None
+            ]
+            if not lowest:
+                return
+            taken = self._table.take_evictable(self._table.groups[min(lowest)[1]])
+            assert taken is not None
+            yield taken
+
+    def outranked(self, row: int) -> Iterator[int]:
+        """Evictable chunks of the same dataset that have a lower rank than this one and are not selected."""
+        group = self._table.groups[self._table.owner[row]]
+        rank = min(int(self._table.rank[row]), group.least_rank)
+        while (lowest := self._table.lowest_evictable(group)) is not None and self._table.rank[lowest] < rank:
+            self._table.take_evictable(group)
+            yield lowest
+
+    def referenced_unselected(self, row: int) -> Iterator[int]:
+        """Kept, unselected chunks of the same dataset, open or needed in the next epoch. O(referenced chunks)."""
+        table = self._table
+        for other in table.referenced:
+            same = table.owner[other] == table.owner[row] and table.state[other] == State.KEPT
+            if same and not table.scheduled[other] and not table.is_selected(other):
+                yield other
+
+    def least_harm_first(self, queues: Queues) -> Iterator[int]:
+        """Every chunk that is not open, the least harmful to evict first; never the next use of a session."""
+        yield from self.finished()
+        far = self._last_resort.far(queues)
+        yield from (row for row in far if self._table.state[row] == State.TRANSIT)
+        yield from self.evictable_anywhere()
+        yield from self._last_resort.scheduled_kept()
+        yield from (row for row in far if self._table.state[row] == State.KEPT)

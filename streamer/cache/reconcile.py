@@ -1,0 +1,88 @@
+"""Compares the catalog and the files that an earlier engine left in the folder. Synchronous; runs in a thread."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.cache.catalog import Catalog
+from streamer.cache.catalog_row import CatalogRow
+from streamer.cache.folder import Folder, chunk_files, read_header
+from streamer.cache.policy.table import Keys, as_keys
+from streamer.errors import IntegrityError
+
+logger = logging.getLogger(__name__)
+
+# (dataset id, keys (M,), lengths of the files (M,))
+DatasetFiles = tuple[str, Keys, NDArray[np.int64]]
+
+
+class Contents(msgspec.Struct):
+    """The chunks found at start.
+
+    Attributes:
+        rows: by key; the dataset is "" when only the file's header is left.
+        used: when each dataset was last used, seconds since 1970.
+        added: rows that the catalog does not have yet.
+        removed: rows of the catalog without a file.
+        dropped: files that were torn, truncated or foreign; they are unlinked.
+    """
+
+    rows: dict[bytes, CatalogRow]
+    used: dict[str, float]
+    added: dict[bytes, CatalogRow] = msgspec.field(default_factory=dict)
+    removed: set[bytes] = msgspec.field(default_factory=set)
+    dropped: int = 0
+
+    @property
+    def forgotten(self) -> set[str]:
+        """Datasets without chunks, of which only the last use is known."""
+        return set(self.used) - {row.dataset for row in self.rows.values()}
+
+    def by_dataset(self) -> Iterator[DatasetFiles]:
+        """The chunks of each dataset, least recently used first."""
+        groups: dict[str, list[bytes]] = {}
+        for key, row in self.rows.items():
+            groups.setdefault(row.dataset, []).append(key)
+        for dataset in sorted(groups, key=lambda name: self.used.get(name, 0.0)):
+            keys = groups[dataset]
+            lengths = np.array([self.rows[key].file_bytes for key in keys], np.int64)
+            yield dataset, as_keys(keys), lengths
+
+
+def reconcile(folder: Folder, catalog: Catalog) -> Contents:
+    """Opens the catalog and compares it with the files: the files are right.
+
+    For a file without a row, or of another length than its row says, the header decides. The caller writes the changes
+    later: writing 100,000 rows takes half as long as reading as many headers, and the start does not wait for it.
+    """
+    listed = catalog.open()
+    found = Contents({}, listed.used)
+    for key, length in chunk_files(folder):
+        row = listed.chunks.pop(key, None)
+        if row is None or row.file_bytes != length:
+            row = _adopt(folder, key, length, "" if row is None else row.dataset)
+            if row is None:
+                found.dropped += 1
+                found.removed.add(key)
+                continue
+            found.added[key] = row
+        found.rows[key] = row
+    found.removed.update(listed.chunks)
+    return found
+
+
+def _adopt(folder: Folder, key: bytes, length: int, dataset: str) -> CatalogRow | None:
+    """A row for a file that has a sound header; otherwise the file goes."""
+    try:
+        read_header(folder, key, length)
+    except (IntegrityError, OSError) as error:
+        logger.warning("dropped a chunk file that is not whole: %s", error)
+        os.unlink(folder.chunk_path(key))
+        return None
+    return CatalogRow(length, dataset)

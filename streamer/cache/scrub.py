@@ -1,0 +1,67 @@
+"""Background work on a cache folder: scrubbing its chunks, and watching the free space.
+
+Both are coroutines that run until they are cancelled; the engine starts them in its own task group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from streamer.cache.chunk_cache import ChunkCache
+
+# 8 TB in eleven days, 4 % of what a SATA SSD reads.
+SCRUB_BYTES_PER_SECOND = 8 << 20
+# Between two passes.
+SCRUB_PAUSE_SECONDS = 60.0
+# The kernel has no event for free space. 2 s at 1 GB/s of other writers: 2 GB, hence the floor of the default.
+FREE_SPACE_SECONDS = 2.0
+
+
+async def scrub(
+    cache: ChunkCache,
+    on_damaged: Callable[[bytes], None],
+    skip: Callable[[bytes], bool] = lambda key: False,
+    bytes_per_second: int = SCRUB_BYTES_PER_SECOND,
+    pause_seconds: float = SCRUB_PAUSE_SECONDS,
+) -> None:
+    """Reads every chunk periodically, slowly, and compares it with its checksums.
+
+    Args:
+        cache: open.
+        on_damaged: called with the key of a corrupt chunk; forgets and evicts it.
+        skip: chunks not to read now, such as open ones: their readers check them, and their pages stay.
+        bytes_per_second: the pace.
+        pause_seconds: between two passes.
+    """
+    while True:
+        resident = cache.keys()
+        for key in resident:
+            if skip(key) or not cache.contains(key):
+                continue
+            length = cache.length(key)
+            if not await cache.verify(key):
+                on_damaged(key)
+            await cache.drop(key)
+            await asyncio.sleep(length / bytes_per_second)
+        # Also when every chunk was skipped: without it an engine whose chunks are all held did nothing else.
+        await asyncio.sleep(pause_seconds)
+
+
+async def watch_free_space(
+    cache: ChunkCache, on_limit: Callable[[int], None], every_seconds: float = FREE_SPACE_SECONDS
+) -> None:
+    """Lowers the limit while other programs fill the disk, and raises it again when they free it.
+
+    Args:
+        cache: open.
+        on_limit: called with the new `cache.limit_bytes` when it has changed; tells the policy, evicts its victims.
+        every_seconds: the pace.
+    """
+    known = cache.limit_bytes
+    while True:
+        await asyncio.sleep(every_seconds)
+        await cache.measure()
+        if cache.limit_bytes != known:
+            known = cache.limit_bytes
+            on_limit(known)

@@ -1,0 +1,59 @@
+"""The exit codes and their meanings, for scripts."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from streamer.errors import (
+    AccessDeniedError,
+    CacheError,
+    ConfigError,
+    EngineUnavailableError,
+    ObjectNotFoundError,
+    StreamerError,
+)
+
+
+class Exit(IntEnum):
+    """The exit codes of every command; stable."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    STORE = 3
+    CACHE = 4
+    ENGINE = 5
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+MEANINGS = {
+    Exit.DONE: "done",
+    Exit.FAILED: "failed; the message says why",
+    Exit.USAGE: "a wrong option or setting",
+    Exit.STORE: "the store has no such object, or refuses access",
+    Exit.CACHE: "the cache folder or its disk cannot be used as asked",
+    Exit.ENGINE: "no engine answers",
+    Exit.INTERRUPTED: "interrupted with Ctrl-C",
+    Exit.TERMINATED: "ended by SIGTERM",
+}
+
+# The first match decides.
+_BY_ERROR: tuple[tuple[type[StreamerError], Exit], ...] = (
+    (ConfigError, Exit.USAGE),
+    (ObjectNotFoundError, Exit.STORE),
+    (AccessDeniedError, Exit.STORE),
+    (CacheError, Exit.CACHE),
+    (EngineUnavailableError, Exit.ENGINE),
+)
+
+
+def exit_of(error: StreamerError) -> Exit:
+    """The exit code of an error."""
+    return next((code for kind, code in _BY_ERROR if isinstance(error, kind)), Exit.FAILED)
+
+
+def explained() -> str:
+    """The codes as a paragraph of help."""
+    lines = [f"  {int(code):>3}  {meaning}" for code, meaning in MEANINGS.items()]
+    return "exit codes:\n" + "\n".join(lines)

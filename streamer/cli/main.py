@@ -1,0 +1,159 @@
+"""Reads the command line, runs the command, turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple, NoReturn, Protocol, cast
+
+from streamer.cli.exit_codes import Exit, exit_of, explained
+from streamer.cli.terminal import Terminal
+from streamer.config import Environment
+from streamer.errors import StreamerError
+
+DESCRIPTION = "Train on data in object storage that is larger than the local disk."
+
+EXAMPLES = """\
+begin here:
+  streamer demo                              the whole path on this machine, with a bucket of its own
+  streamer index s3://bucket/train/          what a dataset has, before the first job lists it
+  streamer serve --cache-bytes 200GB         the engine as a service, for many jobs or a sidecar
+
+Sizes are bytes, or 200GB (10^9), 8MiB (2^20). Settings in the environment: STREAMER_CACHE_DIR,
+STREAMER_RUNTIME_DIR, STREAMER_ENGINE, STREAMER_LOG (debug, info, warning).
+"""
+
+
+class Command(Protocol):
+    """A file of this folder: what a command is made of."""
+
+    HELP: str
+    DESCRIPTION: str
+    EXAMPLES: str
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Adds the command's options."""
+        ...
+
+    @staticmethod
+    def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
+        """Runs it; returns the exit code."""
+        ...
+
+
+class Entry(NamedTuple):
+    """A command and the module it lives in, which is imported only when its options are needed."""
+
+    name: str
+    module: str
+
+
+COMMANDS = (
+    Entry("demo", "streamer.cli.demo_command"),
+    Entry("index", "streamer.cli.index_command"),
+    Entry("serve", "streamer.cli.serve_command"),
+    Entry("stat", "streamer.cli.stat_command"),
+    Entry("top", "streamer.cli.top_command"),
+    Entry("warm", "streamer.cli.warm_command"),
+    Entry("cache", "streamer.cli.cache_command"),
+    Entry("show", "streamer.cli.show_command"),
+    Entry("bench", "streamer.cli.bench_command"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script.
+
+    Args:
+        argv: the arguments without the program's name; None: those of the process.
+
+    Returns:
+        An `Exit` code.
+    """
+    arguments = build_parser().parse_args(argv)
+    if argv is None:
+        # What is open is closed on the way out: the demo's processes and folder must not outlive it.
+        signal.signal(signal.SIGTERM, lambda number, stack: sys.exit(Exit.TERMINATED))
+    code = _run(arguments, Terminal())
+    if argv is None and "obstore" in sys.modules:
+        _leave(code)
+    return code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with all commands."""
+    from streamer.version import VERSION
+
+    parser = _parser("streamer", DESCRIPTION, EXAMPLES)
+    parser.add_argument("--version", action="version", version=f"streamer {VERSION}")
+    parser.add_argument("--debug", action="store_true", help="log everything, and show tracebacks")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for entry in COMMANDS:
+        command = cast(Command, import_module(entry.module))
+        sub = commands.add_parser(
+            entry.name,
+            help=command.HELP,
+            description=command.DESCRIPTION,
+            epilog=_epilog(command.EXAMPLES),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(sub)
+        sub.set_defaults(run=command.run)
+    return parser
+
+
+def _parser(name: str, description: str, examples: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=name,
+        description=description,
+        epilog=_epilog(examples),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _epilog(examples: str) -> str:
+    return f"{examples.rstrip()}\n\n{explained()}"
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends the process at once.
+
+    A thread of obstore's that comes back to Python while the interpreter is being taken down aborts the process:
+    1 of 25 runs of `streamer index --out` ended with SIGABRT after all its work was done (obstore 0.12.1, 2026-11-20).
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _log(debug: bool) -> None:
+    level = "DEBUG" if debug else (Environment.read().log_level or "warning").upper()
+    known = logging.getLevelNamesMapping()
+    logging.basicConfig(
+        level=known.get(level, logging.WARNING), format="%(asctime)s %(name)s %(levelname)s %(message)s"
+    )
+
+
+def _run(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    try:
+        _log(arguments.debug)
+        return int(arguments.run(arguments, terminal))
+    except StreamerError as error:
+        if arguments.debug:
+            raise
+        terminal.error(str(error))
+        return exit_of(error)
+    except KeyboardInterrupt:
+        terminal.error("interrupted")
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output is gone (`streamer index ... | head`); the interpreter must not flush into it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.FAILED

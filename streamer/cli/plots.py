@@ -1,0 +1,58 @@
+"""Pictures in a terminal: two pixels per character, the upper half block in one colour on the other. No I/O."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Image = npt.NDArray[np.uint8]
+
+_UPPER_HALF = "▀"
+_RESET = "\x1b[0m"
+
+
+def half_blocks(picture: Image, columns: int, lines: int) -> Iterator[str]:
+    """The lines that show a picture as large as fits, its shape kept.
+
+    Args:
+        picture: uint8 (height, width, 3).
+        columns: characters in a line.
+        lines: the most text lines; each shows two rows.
+    """
+    height, width = fitting(picture.shape[0], picture.shape[1], columns, 2 * lines)
+    small = shrunk(picture, height, width)
+    for top in range(0, height - height % 2, 2):
+        yield "".join(map(_character, small[top], small[top + 1])) + _RESET
+
+
+def fitting(height: int, width: int, columns: int, rows: int) -> tuple[int, int]:
+    """The largest size of the same shape within columns x rows; never larger than the picture, never odd in height."""
+    scale = min(columns / width, rows / height, 1.0)
+    fitted = max(2, int(height * scale))
+    return fitted - fitted % 2, max(1, int(width * scale))
+
+
+def shrunk(picture: Image, height: int, width: int) -> Image:
+    """The means of equal areas: enough for looking, and needs no library."""
+    rows = np.linspace(0, picture.shape[0], height + 1).astype(int)
+    columns = np.linspace(0, picture.shape[1], width + 1).astype(int)
+    return np.array(
+        [[_mean(picture, rows[i : i + 2], columns[j : j + 2]) for j in range(width)] for i in range(height)]
+    )
+
+
+def _mean(picture: Image, rows: npt.NDArray[np.int_], columns: npt.NDArray[np.int_]) -> Image:
+    top, left = min(rows[0], picture.shape[0] - 1), min(columns[0], picture.shape[1] - 1)
+    area = picture[top : max(rows[1], top + 1), left : max(columns[1], left + 1)]
+    colour: Image = area.reshape(-1, 3).mean(axis=0).round().astype(np.uint8)
+    return colour
+
+
+def _character(upper: Image, lower: Image) -> str:
+    (r, g, b), (lr, lg, lb) = upper.tolist(), lower.tolist()
+    return f"\x1b[38;2;{r};{g};{b};48;2;{lr};{lg};{lb}m{_UPPER_HALF}"

@@ -1,0 +1,220 @@
+"""The contents of `streamer stat` and `streamer top`: statistics, and rates between two samples of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from streamer.config import format_bytes
+
+Statistics = Mapping[str, object]
+Row = tuple[str, ...]
+
+DATASET_HEADERS = ("dataset", "url", "samples", "size", "sessions")
+SESSION_HEADERS = ("consumer", "job", "epoch", "step", "waiting", "hits", "loader", "verdict")
+# Columns of words: everything else but the first two is a number.
+WORDS = ("job", "url", "verdict")
+_DIGEST_LETTERS = 8
+_URL_LETTERS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Per second between two samples; over the engine's life when there is only one.
+
+    Attributes:
+        store_bytes, cache_bytes, requests: per second.
+    """
+
+    store_bytes: float
+    cache_bytes: float
+    requests: float
+
+
+class StatusView:
+    """One sample of an engine's statistics.
+
+    Args:
+        now: its statistics.
+        before: an earlier sample of the same engine; None: rates and shares are over its whole life.
+    """
+
+    def __init__(self, now: Statistics, before: Statistics | None = None) -> None:
+        self.now = now
+        same = before is not None and before.get("pid") == now.get("pid")
+        self._before: Statistics = before if before is not None and same else {}
+
+    @property
+    def rates(self) -> Rates:
+        """How fast bytes come from where."""
+        seconds = max(1e-9, self._since("uptime_seconds"))
+        return Rates(
+            store_bytes=self._since("store_bytes") / seconds,
+            cache_bytes=self._since("hit_bytes") / seconds,
+            requests=self._since("store_requests") / seconds,
+        )
+
+    @property
+    def hits(self) -> float:
+        """Share of the bytes needed in the running epochs that were there."""
+        needed = sum(number(entry, "epoch_needed_bytes") for entry in self.sessions)
+        return sum(number(entry, "epoch_hit_bytes") for entry in self.sessions) / needed if needed else 0.0
+
+    @property
+    def fill(self) -> float:
+        """Share of the limit that is taken."""
+        limit = number(self.now, "limit_bytes")
+        return (number(self.now, "kept_bytes") + number(self.now, "transit_bytes")) / limit if limit else 0.0
+
+    @property
+    def sessions(self) -> list[Statistics]:
+        """Those that wait most first."""
+        return sorted(entries(self.now, "sessions"), key=lambda entry: -self.waiting(entry))
+
+    def waiting(self, session: Statistics) -> float:
+        """Share of its time that a consumer stood still for the engine."""
+        name = _name(session)
+        old = next((entry for entry in entries(self._before, "sessions") if _name(entry) == name), {})
+        aged = number(session, "age_seconds") - number(old, "age_seconds")
+        if aged <= 0:  # a new session of the same name
+            old, aged = {}, number(session, "age_seconds")
+        waited = number(session, "waiting_seconds") - number(old, "waiting_seconds")
+        return min(1.0, max(0.0, waited / aged)) if aged > 0 else 0.0
+
+    # ------------------------------------------------------------ as text
+
+    def lines(self) -> list[tuple[str, str]]:
+        """The figures of the whole engine: (what, text)."""
+        now, rates = self.now, self.rates
+        taken = number(now, "kept_bytes") + number(now, "transit_bytes")
+        return [
+            ("engine", f"pid {now.get('pid', '?')}, streamer {now.get('version', '?')}, up {duration(self._up)}"),
+            ("process", f"{count(now, 'connections')} connections, {amount(now, 'anonymous_bytes')} memory"),
+            ("store", f"{format_bytes(rates.store_bytes)}/s, {rates.requests:,.0f} requests/s"),
+            (
+                "in flight",
+                f"{count(now, 'in_flight')} requests of {count(now, 'window')}, {count(now, 'flights')} chunks",
+            ),
+            ("first byte", f"p50 {milliseconds(now, 'first_byte_p50_seconds')}, p99 {self._p99}"),
+            ("cache", f"{format_bytes(rates.cache_bytes)}/s"),
+            ("hits", f"{self.hits:.1%} so far, the cache keeps {number(now, 'hit_bound'):.1%} of the data"),
+            ("fill", f"{format_bytes(taken)} of {amount(now, 'limit_bytes')} ({self.fill:.0%})"),
+            ("tail", f"{count(now, 'hedges')} hedges, {count(now, 'hedge_wins')} of them first"),
+            ("trouble", self._trouble()),
+        ]
+
+    def dataset_rows(self) -> list[Row]:
+        """For `DATASET_HEADERS`."""
+        return [
+            (
+                str(entry.get("dataset", ""))[:_DIGEST_LETTERS],
+                _shortened(printable(str(entry.get("url", ""))), _URL_LETTERS),
+                count(entry, "samples"),
+                amount(entry, "total_bytes"),
+                count(entry, "sessions"),
+            )
+            for entry in entries(self.now, "datasets")
+        ]
+
+    def session_rows(self) -> list[Row]:
+        """For `SESSION_HEADERS`: "waiting" is for the engine, "loader" for whatever the trainer waited."""
+        return [
+            (
+                printable(str(entry.get("consumer", ""))),
+                printable(str(entry.get("job", ""))),
+                str(entry.get("epoch", "")),
+                count(entry, "done"),
+                str(entry["failed"]) if entry.get("failed") else f"{self.waiting(entry):.1%}",
+                _share(number(entry, "epoch_hit_bytes"), number(entry, "epoch_needed_bytes")),
+                *_of_loader(entry),
+            )
+            for entry in self.sessions
+        ]
+
+    def worst_loader(self) -> str:
+        """The report of the loader that waits most, as a part of a line; "" without reports."""
+        said = [entry for entry in self.sessions if isinstance(entry.get("loader_waiting_share"), int | float)]
+        if not said:
+            return ""
+        worst = max(said, key=lambda entry: number(entry, "loader_waiting_share"))
+        verdict = printable(f"{worst.get('consumer', '')}: {worst.get('verdict', '')}")
+        return f"  loader {number(worst, 'loader_waiting_share'):.1%} ({verdict})"
+
+    # ------------------------------------------------------------ inside
+
+    @property
+    def _up(self) -> float:
+        return number(self.now, "uptime_seconds")
+
+    @property
+    def _p99(self) -> str:
+        return milliseconds(self.now, "first_byte_p99_seconds")
+
+    def _trouble(self) -> str:
+        names = ("retries", "throttled", "failures", "errors", "rejected_chunks")
+        return ", ".join(f"{count(self.now, name)} {name.replace('_', ' ')}" for name in names)
+
+    def _since(self, name: str) -> float:
+        return number(self.now, name) - number(self._before, name)
+
+
+def entries(statistics: Statistics, table: str) -> list[Statistics]:
+    """A list of tables in the statistics; empty when there is none."""
+    found = statistics.get(table, [])
+    return cast("list[Statistics]", found) if isinstance(found, Sequence) else []
+
+
+def number(statistics: Statistics, name: str) -> float:
+    """A value that counts; 0 when it is not there (an older engine)."""
+    found = statistics.get(name, 0)
+    return float(found) if isinstance(found, int | float) else 0.0
+
+
+def count(statistics: Statistics, name: str) -> str:
+    """A whole number with separators."""
+    return f"{number(statistics, name):,.0f}"
+
+
+def amount(statistics: Statistics, name: str) -> str:
+    """Bytes for people."""
+    return format_bytes(number(statistics, name))
+
+
+def milliseconds(statistics: Statistics, name: str) -> str:
+    """A latency; "-" while unknown."""
+    seconds = number(statistics, name)
+    return f"{seconds * 1000:.0f} ms" if seconds else "-"
+
+
+def duration(seconds: float) -> str:
+    """1:02:03."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def printable(text: str) -> str:
+    """Clients choose their names: nothing in them may steer a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _of_loader(session: Statistics) -> tuple[str, str]:
+    """The last report of a session's loader: its waiting share, and why."""
+    share, verdict = session.get("loader_waiting_share"), printable(str(session.get("verdict") or ""))
+    if not isinstance(share, int | float):
+        return "-", ""
+    advice = printable(str(session.get("advice") or ""))
+    return f"{share:.1%}", f"{verdict}: {advice}" if advice else verdict
+
+
+def _name(session: Statistics) -> tuple[object, ...]:
+    return session.get("job"), session.get("consumer"), session.get("dataset")
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else "-"
+
+
+def _shortened(text: str, letters: int) -> str:
+    return text if len(text) <= letters else f"{text[: letters // 2 - 1]}..{text[-(letters // 2 - 1) :]}"

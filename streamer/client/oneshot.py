@@ -1,0 +1,97 @@
+"""One request to a running engine over a connection of its own: its counters, or a loader's report.
+
+Opens no session and starts no engine. May be called on any thread, also while the job's own client waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from streamer.client.connection import Connection, DisconnectedError
+from streamer.client.settings import ClientSettings
+from streamer.errors import StreamerError
+from streamer.wire.messages import GetStatistics, Statistics, Tell
+
+if TYPE_CHECKING:
+    from streamer.client.session import SessionSpec
+
+logger = logging.getLogger(__name__)
+
+# As `wire.messages.Tell` takes them.
+MOST_VERDICT_LETTERS, MOST_ADVICE_LETTERS = 64, 240
+
+
+def glance(settings: ClientSettings, timeout_seconds: float) -> Mapping[str, object] | None:
+    """The engine's counters (see `streamer.engine.statistics`); None: none runs there, or no answer in time.
+
+    Args:
+        settings: which engine.
+        timeout_seconds: for hello and answer.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    try:
+        token = settings.token()
+        with contextlib.closing(Connection(settings.socket_path, settings.job, token, timeout_seconds)) as connection:
+            connection.send(GetStatistics(1))
+            return _answer(connection, deadline)
+    except (DisconnectedError, StreamerError) as error:
+        logger.debug("no answer of the engine of %s: %s", settings.cache_dir, error)
+        return None
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A loader's report about its waiting.
+
+    Attributes:
+        waiting_share: of the trainer's time, 0 to 1.
+        verdict: why it waits. advice: what to do about it.
+    """
+
+    waiting_share: float
+    verdict: str
+    advice: str = ""
+
+
+def tell(settings: ClientSettings, session: SessionSpec, timeout_seconds: float, finding: Finding) -> bool:
+    """Reports a loader's waiting to the engine, for `streamer top` and /metrics.
+
+    Args:
+        settings: which engine, and the job.
+        session: whose loader it is.
+        timeout_seconds: for the hello.
+        finding: cut to what a line of a table shows.
+
+    Returns:
+        Whether it was sent; an engine that is gone is not an error.
+    """
+    try:
+        token = settings.token()
+        with contextlib.closing(Connection(settings.socket_path, settings.job, token, timeout_seconds)) as connection:
+            connection.send(
+                Tell(
+                    settings.job,
+                    session.dataset,
+                    session.consumer,
+                    min(1.0, max(0.0, finding.waiting_share)),
+                    finding.verdict[:MOST_VERDICT_LETTERS],
+                    finding.advice[:MOST_ADVICE_LETTERS],
+                )
+            )
+    except (DisconnectedError, StreamerError) as error:
+        logger.debug("the engine of %s got no report: %s", settings.cache_dir, error)
+        return False
+    return True
+
+
+def _answer(connection: Connection, deadline: float) -> Mapping[str, object] | None:
+    while (left := deadline - time.monotonic()) > 0:
+        for event in connection.receive(left):
+            if isinstance(event, Statistics):
+                return dict(event.values)
+    return None

@@ -1,0 +1,174 @@
+"""Reports of corrupt chunks: a chunk is dropped only when the engine finds it corrupt as well.
+
+A report alone does not cost a fetch: otherwise one faulty trainer could make the engine fetch a good chunk for ever,
+and take it from all that share it. The engine reads the chunk's file itself, in a thread, one file at a time:
+
+    corrupt, or missing    dropped and fetched again; after MAX_REJECTS corrupt copies the disk is reported
+    intact                 stays; the reader reads again, and gets an error after MAX_UNFOUNDED reports, because it
+                           does not see what the engine sees (another mount, bad memory)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from streamer.cache.chunk_cache import ChunkCache
+from streamer.engine.session import EngineSession
+from streamer.errors import IntegrityError
+
+logger = logging.getLogger(__name__)
+
+# After this many corrupt copies of one chunk the disk is at fault, not the network.
+MAX_REJECTS = 3
+# Unfounded reports that one session may send, about one chunk and in total.
+MAX_UNFOUNDED = 3
+MAX_UNFOUNDED_IN_ALL = 32
+# A chunk found intact is not read again for this long, and reports in this time count once: several workers of a rank
+# report one corrupt copy, the last of them when the next copy is there already.
+VERIFIED_SECONDS = 0.25
+
+
+class _Report(msgspec.Struct):
+    session: EngineSession
+    chunk: int
+    reason: str
+    times: int = 1
+
+
+class CorruptionReports:
+    """Checks reported chunks in the order of the reports. Owned by the engine, on its loop.
+
+    Args:
+        cache: whose files are read.
+        forget: removes a corrupt chunk from the policy and its file from the disk; returns False if it was not local.
+        wake: called when a session may continue.
+        now: the engine's clock, in seconds.
+        tasks: runs the checks.
+
+    Attributes:
+        dropped: corrupt copies, by key.
+        unfounded: reports about chunks that are intact.
+    """
+
+    def __init__(
+        self,
+        cache: ChunkCache,
+        forget: Callable[[bytes], bool],
+        wake: Callable[[], None],
+        now: Callable[[], float],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self.dropped: Counter[bytes] = Counter()
+        self.unfounded = 0
+        self._cache = cache
+        self._forget = forget
+        self._wake = wake
+        self._tasks = tasks
+        self._now = now
+        self._waiting: dict[tuple[str, int], _Report] = {}
+        self._check_task: asyncio.Task[None] | None = None
+        self._verified: dict[bytes, float] = {}
+
+    def __repr__(self) -> str:
+        return (
+            f"CorruptionReports(dropped={self.dropped.total()}, unfounded={self.unfounded}, "
+            f"waiting={len(self._waiting)})"
+        )
+
+    def report(self, session: EngineSession, chunk: int, reason: str) -> None:
+        """A reader found a chunk corrupt. `acknowledge` of its session follows once the engine has checked it.
+
+        Raises:
+            ManifestError: there is no such chunk.
+        """
+        session.dataset.key(chunk)
+        if (known := self._waiting.get((session.name, chunk))) is not None:
+            known.times += 1
+            return
+        if not session.progress.holds(chunk):  # it has read on meanwhile
+            session.acknowledge(1)
+            self._wake()
+            return
+        self._waiting[session.name, chunk] = _Report(session, chunk, reason)
+        if self._check_task is None:
+            self._check_task = self._tasks.create_task(self._check_all(), name="rejects")
+
+    def damaged(self, key: bytes) -> None:
+        """Drops a corrupt chunk; it is fetched again when it is needed."""
+        if self._forget(key):
+            self.dropped[key] += 1
+
+    def stop(self) -> None:
+        """Ends the checks; idempotent."""
+        if self._check_task is not None:
+            self._check_task.cancel()
+
+    async def _check_all(self) -> None:
+        try:
+            while self._waiting:
+                await self._check(next(iter(self._waiting.values())))
+        finally:
+            self._check_task = None
+
+    async def _check(self, reject: _Report) -> None:
+        session, key = reject.session, reject.session.dataset.key(reject.chunk)
+        right = await self._is_right(session, key, reject)
+        del self._waiting[session.name, reject.chunk]
+        if session.failed is None and session.is_open:
+            if not right:
+                self._found_wrong(reject, key)
+            session.acknowledge(reject.times)
+            self._wake()
+
+    async def _is_right(self, session: EngineSession, key: bytes, reject: _Report) -> bool:
+        if not session.is_open:
+            return True
+        now = self._now()
+        self._verified = {known: at for known, at in self._verified.items() if now - at < VERIFIED_SECONDS}
+        if key in self._verified:
+            return True
+        expected_bytes = int(session.dataset.file_bytes[reject.chunk])
+        if self._cache.length(key) not in (0, expected_bytes) or not await self._cache.verify(key):
+            return False
+        self._verified[key] = self._now()
+        self.unfounded += 1
+        self._count_unfounded(reject)
+        return True
+
+    def _found_wrong(self, reject: _Report, key: bytes) -> None:
+        session, chunk = reject.session, reject.chunk
+        logger.warning("%s rejects chunk %d (%s): %s", session.request.consumer, chunk, key.hex(), reject.reason)
+        self.damaged(key)
+        if self.dropped[key] > MAX_REJECTS:
+            session.fail(
+                IntegrityError(
+                    f"chunk {chunk} is wrong on disk after {MAX_REJECTS} fresh copies: {reject.reason}; check the disk "
+                    f"of {self._cache.root}",
+                    where=str(self._cache.root),
+                )
+            )
+        session.progress.lost(chunk, broken=True)
+
+    def _count_unfounded(self, reject: _Report) -> None:
+        session, chunk = reject.session, reject.chunk
+        session.unfounded[chunk] += 1
+        times = session.unfounded[chunk]
+        logger.warning(
+            "%s rejects chunk %d, which is right: it stays (%s)", session.request.consumer, chunk, reject.reason
+        )
+        if times > MAX_UNFOUNDED or session.unfounded.total() > MAX_UNFOUNDED_IN_ALL:
+            session.fail(
+                IntegrityError(
+                    f"{session.request.consumer} found chunk {chunk} wrong {times} times ({reject.reason}), but the "
+                    f"engine reads it from {self._cache.root} with every checksum right; does this process see "
+                    "that very folder? Check its mount and its machine's memory",
+                    where=str(self._cache.root),
+                    chunk=chunk,
+                    times=times,
+                )
+            )

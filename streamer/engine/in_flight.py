@@ -1,0 +1,160 @@
+"""Chunks in flight: one fetch per chunk key, however many sessions wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from streamer.cache.chunk_cache import ChunkCache
+from streamer.engine.datasets import Dataset
+from streamer.engine.fetchers import Fetchers
+from streamer.engine.session import EngineSession
+from streamer.errors import BrokenError, CacheError, StreamerError
+
+logger = logging.getLogger(__name__)
+
+Finished = Callable[["Fetch", StreamerError | None], None]
+
+
+class Waiter(msgspec.Struct):
+    """A session that waits for a fetch, and the step at which it needs the chunk."""
+
+    session: EngineSession
+    chunk: int
+    step: int
+
+
+class Fetch(msgspec.Struct):
+    """One chunk between store and SSD.
+
+    Attributes:
+        limit_bytes: the cache's new limit, where publishing changed it.
+    """
+
+    key: bytes
+    dataset: Dataset
+    chunk: int
+    waiters: list[Waiter] = msgspec.field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+    limit_bytes: int | None = None
+
+    def owner(self) -> str:
+        """The job that needs it first; "" without waiters."""
+        first = min(self.waiters, key=lambda waiter: waiter.session.due_at(waiter.step), default=None)
+        return "" if first is None else first.session.owner
+
+    def due(self) -> float:
+        """When the first of its waiters needs it, on the loop's clock; infinity without waiters."""
+        return min((waiter.session.due_at(waiter.step) for waiter in self.waiters), default=math.inf)
+
+
+class InFlight:
+    """Fetches and publishes. Owned by the engine, on its loop.
+
+    Args:
+        fetch_finished: called when a fetch is over, with the error if it failed.
+    """
+
+    def __init__(
+        self, cache: ChunkCache, fetchers: Fetchers, tasks: asyncio.TaskGroup, fetch_finished: Finished
+    ) -> None:
+        self._cache = cache
+        self._fetchers = fetchers
+        self._tasks = tasks
+        self._finished = fetch_finished
+        self._fetches: dict[bytes, Fetch] = {}
+        self._unlinking: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._fetches)
+
+    def start(self, key: bytes, waiter: Waiter, victims: Iterable[bytes] = ()) -> None:
+        """Starts the fetch of a chunk; the files of `victims` are removed before it is published."""
+        self.unlink(victims)
+        fetch = Fetch(key, waiter.session.dataset, waiter.chunk, [waiter])
+        self._fetches[key] = fetch
+        fetch.task = self._tasks.create_task(self._run(fetch), name=f"fetch {key.hex()}")
+
+    def join(self, key: bytes, waiter: Waiter) -> bool:
+        """Adds a waiter to a running fetch; False: there is none."""
+        fetch = self._fetches.get(key)
+        if fetch is not None:
+            fetch.waiters.append(waiter)
+        return fetch is not None
+
+    def leave(self, session: EngineSession) -> None:
+        """The session is closed; its fetches continue for other sessions and for the cache."""
+        for fetch in self._fetches.values():
+            fetch.waiters = [waiter for waiter in fetch.waiters if waiter.session is not session]
+
+    def datasets(self) -> list[Dataset]:
+        """The datasets that chunks are being fetched of."""
+        return [fetch.dataset for fetch in self._fetches.values()]
+
+    def unlink(self, keys: Iterable[bytes]) -> None:
+        """Removes files in the background; nothing is written before they are gone."""
+        victims = list(keys)
+        if victims:
+            task = self._tasks.create_task(self._evict(victims))
+            self._unlinking.add(task)
+            task.add_done_callback(self._unlinking.discard)
+
+    async def finish(self, seconds: float) -> int:
+        """Waits at most `seconds` for the running fetches; returns how many are left."""
+        tasks = [fetch.task for fetch in self._fetches.values() if fetch.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+        return len(self._fetches)
+
+    def cancel(self) -> None:
+        """Cancels all fetches."""
+        for fetch in self._fetches.values():
+            if fetch.task is not None:
+                fetch.task.cancel()
+
+    async def _run(self, fetch: Fetch) -> None:
+        error: StreamerError | None = None
+        try:
+            await self._fetch(fetch)
+        except StreamerError as failure:
+            error = failure
+        except Exception as failure:
+            logger.exception("fetch of chunk %s failed", fetch.key.hex())
+            error = BrokenError(f"the engine failed over chunk {fetch.chunk}: {failure!r}; see its log")
+        finally:
+            del self._fetches[fetch.key]
+        self._finished(fetch, error)
+
+    async def _fetch(self, fetch: Fetch) -> None:
+        manifest = fetch.dataset.manifest
+        chunk = manifest.chunk(fetch.chunk)
+        async with self._fetchers.of_chunk(chunk, fetch.dataset.options) as fetcher:
+            fetched = await fetcher.fetch(chunk, due=fetch.due, owner=fetch.owner)
+        with fetched:
+            await self._evictions_done()
+            await self._publish(fetch, fetched.parts)
+
+    async def _publish(self, fetch: Fetch, parts: list[memoryview]) -> None:
+        manifest = fetch.dataset.manifest
+        offsets = manifest.sample_offsets(fetch.chunk)
+        before = self._cache.limit_bytes
+        try:
+            await self._cache.publish(fetch.key, parts, offsets, dataset=manifest.digest)
+        finally:
+            # A disk that refuses writes lowers the limit.
+            if self._cache.limit_bytes != before:
+                fetch.limit_bytes = self._cache.limit_bytes
+
+    async def _evict(self, keys: list[bytes]) -> None:
+        try:
+            await self._cache.evict(keys)
+        except CacheError as error:
+            logger.warning("%s; their bytes stay counted", error)
+
+    async def _evictions_done(self) -> None:
+        while self._unlinking:
+            await asyncio.wait(set(self._unlinking))

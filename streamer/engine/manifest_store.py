@@ -1,0 +1,126 @@
+"""The manifests of a cache folder: which answer belongs to which request, and what may leave the disk.
+
+    manifests/<digest>/        a manifest; the folder's time is that of its last use
+    manifests/sources/<name>   "<listing> <digest>": the newest answer to one request, for that listing
+
+A manifest that no source names was superseded: the bucket has changed since. It is removed once it is unused. The
+others stay, because building one may mean reading all the data again; unused ones take at most a share of the limit,
+and are removed in the order of their last use. All this state is on the disk: a kill between two steps costs nothing.
+
+Synchronous; `remove_unused` runs in a thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from streamer.cache.folder import used_bytes
+from streamer.errors import ManifestError
+from streamer.manifest.reader_lock import remove_unread, sweep_removed
+from streamer.manifest.staging import sweep
+from streamer.manifest.table import Manifest
+
+# A reader locks a manifest milliseconds after the answer; one that only looks at it takes no lock, and is done within
+# minutes.
+QUIET_SECONDS = 300.0
+_NAME = re.compile("[0-9a-f]{32}")
+
+
+class ManifestStore:
+    """See above. Owned by the engine's `Manifests`, which looks for no manifest during `remove_unused`.
+
+    Args:
+        root: the folder of manifests.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._sources = root / "sources"
+
+    def __repr__(self) -> str:
+        return f"ManifestStore({str(self._root)!r})"
+
+    def find(self, request: tuple[object, ...], listing: str) -> str | None:
+        """Digest of the manifest that the same listing has made; None: there is none here."""
+        with suppress(OSError, ManifestError, ValueError):
+            known, digest = self._source(request).read_text().split()
+            if known == listing:
+                return Manifest.open(self._root / digest).digest
+        return None
+
+    def remember(self, request: tuple[object, ...], listing: str, digest: str) -> None:
+        """This is the answer from now on: the same listing is not read again."""
+        source = self._source(request)
+        source.parent.mkdir(exist_ok=True)
+        temporary = source.with_suffix(".new")
+        temporary.write_text(f"{listing} {digest}")
+        temporary.rename(source)
+
+    def use(self, digest: str) -> None:
+        """Marks a manifest as used now."""
+        with suppress(OSError):  # of a layout or a disk that is not ours to change: it is used nevertheless
+            os.utime(self._root / digest)
+
+    def remove_unused(self, used: Collection[str], most_bytes: int, now: float) -> list[str]:
+        """Removes superseded manifests, and those unused for longest while all unused ones exceed their share.
+
+        Args:
+            used: digests that are open.
+            most_bytes: what the unused ones may take.
+            now: seconds since 1970.
+
+        Returns:
+            Digests that are gone.
+
+        Raises:
+            OSError: the disk refused a removal.
+        """
+        sweep(self._root)
+        sweep_removed(self._root)
+        named = self._named()
+        for digest in used:
+            self.use(digest)
+        idle = [folder for folder in self._oldest_first() if folder.name not in used]
+        idle = [folder for folder in idle if not 0 <= now - folder.stat().st_mtime < QUIET_SECONDS]
+        gone = [folder.name for folder in idle if folder.name not in named and remove_unread(folder)]
+        sizes = {folder: used_bytes(folder) for folder in idle if folder.name in named}
+        surplus = sum(sizes.values()) - most_bytes
+        for folder, size in sizes.items():
+            if surplus > 0 and remove_unread(folder):
+                gone.append(folder.name)
+                surplus -= size
+        self._named()
+        return gone
+
+    def digests(self) -> set[str]:
+        """Digests of the manifests on the disk."""
+        return {folder.name for folder in self._oldest_first()}
+
+    def _oldest_first(self) -> list[Path]:
+        with suppress(FileNotFoundError):
+            folders = [path for path in self._root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+            return sorted(folders, key=lambda path: path.stat().st_mtime)
+        return []
+
+    def _named(self) -> set[str]:
+        """The digests that sources name; those that name nothing, and what a kill left of one, are removed."""
+        return {digest for source in self._all_sources() if (digest := self._digest_of(source)) is not None}
+
+    def _all_sources(self) -> Iterator[Path]:
+        with suppress(FileNotFoundError):
+            yield from list(self._sources.iterdir())
+
+    def _digest_of(self, source: Path) -> str | None:
+        words = source.read_text(errors="replace").split() if _NAME.fullmatch(source.name) else []
+        if len(words) == 2 and _NAME.fullmatch(words[1]) and (self._root / words[1]).is_dir():
+            return words[1]
+        source.unlink()
+        return None
+
+    def _source(self, request: tuple[object, ...]) -> Path:
+        return self._sources / hashlib.blake2b(repr(request).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,337 @@
+"""Answers requests for manifests: found in the folder, copied from a url, or built."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.cache.file_jobs import in_thread
+from streamer.config import MiB, format_bytes
+from streamer.engine.fetchers import Fetchers
+from streamer.engine.manifest_store import ManifestStore
+from streamer.errors import CacheError, ManifestError, ObjectNotFoundError
+from streamer.fetch import Fetcher
+from streamer.formats import chunkfile
+from streamer.manifest.model import Extent, ObjectRecord
+from streamer.manifest.protocols import IndexedChunk, Progress
+from streamer.manifest.table import Manifest
+from streamer.manifest.transfer import export_files, install_files
+
+logger = logging.getLogger(__name__)
+
+Report = Callable[[str, int, int], None]
+
+ROOT_NAME = "root.json"
+# Below this an index takes seconds on any link that can train: not worth a measurement of the link.
+_SMALL_BYTES = 1 << 30
+_PROBE_RANGES = 16
+_PROBE_BYTES = 4 * MiB
+# Another node's manifest can only be polled for: no store reports that an object appeared.
+_LOOK_SECONDS = 2.0
+
+
+class ManifestRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Which manifest; see `wire.messages.GetManifest`."""
+
+    urls: tuple[str, ...]
+    format: str = "auto"
+    options: Mapping[str, object] = msgspec.field(default_factory=dict)
+    manifest: str = ""
+    build: bool = True
+    chunk_bytes: int | None = None
+    limit_seconds: float = 600.0
+    wait_seconds: float = 1800.0
+
+    def __repr__(self) -> str:
+        # Not the options: they may be secret.
+        return f"ManifestRequest({self.urls}, format={self.format!r}, manifest={self.manifest!r})"
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for requests that have the same answer."""
+        return (self.urls, self.format, self.manifest, self.chunk_bytes)
+
+    @property
+    def source(self) -> tuple[object, ...]:
+        """Equal for requests for which the same manifest is built."""
+        return (self.urls, self.format, self.chunk_bytes)
+
+
+class WarmTarget(Protocol):
+    """Takes chunks whose bytes were read for an index."""
+
+    def room_bytes(self) -> int:
+        """Bytes that fit into the cache without an eviction."""
+        ...
+
+    async def keep(self, key: bytes, parts: list[memoryview], sample_offsets: npt.NDArray[np.int64]) -> None:
+        """Publishes a chunk without a session."""
+        ...
+
+    def adopt(self, digest: str, kept: Mapping[bytes, int]) -> None:
+        """Chunks that were published without a session (key: file bytes) belong to this manifest."""
+        ...
+
+
+class Manifests:
+    """Answers requests for manifests, equal ones together. Owned by the engine, on its loop.
+
+    Args:
+        root: the folder of manifests.
+        fetchers: read what is to be indexed.
+        target: takes the chunks that were read for it.
+    """
+
+    def __init__(self, root: Path, fetchers: Fetchers, target: WarmTarget) -> None:
+        self._root = root
+        self._fetchers = fetchers
+        self._target = target
+        self.store = ManifestStore(self._root)
+        # Excludes looking for manifests and removing some at the same time.
+        self._removing = asyncio.Lock()
+        self._asking = 0
+        # A lock lives as long as a request holds or awaits it: finished requests leave nothing behind.
+        self._locks: weakref.WeakValueDictionary[tuple[object, ...], asyncio.Lock] = weakref.WeakValueDictionary()
+        self._found: dict[tuple[object, ...], tuple[float, str]] = {}
+        self.read_bytes = 0
+        self.requests = 0
+
+    async def manifest(self, request: ManifestRequest, report: Report) -> str:
+        """Digest of the manifest, which is then in `manifests/<digest>`.
+
+        Raises:
+            ManifestError, ConfigError, StoreError: it cannot be had.
+        """
+        asked = time.monotonic()
+        async with self._removing:
+            self._asking += 1
+        try:
+            return await self._answer(request, report, asked)
+        finally:
+            self._asking -= 1
+
+    async def remove_unused(self, used: Collection[str], most_bytes: int) -> list[str]:
+        """As `ManifestStore.remove_unused`, in a thread; does nothing while a request runs.
+
+        Raises:
+            OSError: the disk refused a removal.
+        """
+        if self._asking:
+            return []
+        async with self._removing:
+            return await in_thread(None, self.store.remove_unused, used, most_bytes, time.time())
+
+    async def _answer(self, request: ManifestRequest, report: Report, asked: float) -> str:
+        lock = self._locks.setdefault(request.identity, asyncio.Lock())
+        async with lock:
+            found_at, digest = self._found.get(request.identity, (-1.0, ""))
+            if found_at < asked:  # what was found after this request came is fresh enough for it
+                digest = await self._find(request, report)
+                # Only for requests that wait meanwhile.
+                self._found = {known: self._found[known] for known in self._locks if known in self._found}
+                self._found[request.identity] = (time.monotonic(), digest)
+            self.store.use(digest)
+            return digest
+
+    async def _find(self, request: ManifestRequest, report: Report) -> str:
+        fetchers = self._fetchers
+        options = fetchers.allowlist.options(request.urls, request.options)
+        if not request.manifest:
+            async with fetchers.of(options) as fetcher:
+                return await self._build(request, fetcher, report)
+        async with fetchers.of(fetchers.allowlist.options([request.manifest], request.options)) as elsewhere:
+            digest = await self._found_elsewhere(request, elsewhere, report)
+            if digest is None:
+                async with fetchers.of(options) as fetcher:
+                    digest = await self._build(request, fetcher, report)
+                await self._give(digest, request.manifest, elsewhere)
+            self.store.remember(request.identity, "-", digest)
+            return digest
+
+    async def _found_elsewhere(self, request: ManifestRequest, elsewhere: Fetcher, report: Report) -> str | None:
+        """Copies the manifest at a url, after another node has built it if necessary; None: build it."""
+        deadline = time.monotonic() + request.wait_seconds
+        while (digest := await self._take(request.manifest, elsewhere)) is None and not request.build:
+            if time.monotonic() > deadline:
+                raise ManifestError(
+                    f"no manifest at {request.manifest} after {request.wait_seconds:.0f} s; node 0 builds it, or "
+                    f"`streamer index {request.urls[0]} --out {request.manifest}`",
+                    url=request.manifest,
+                )
+            report(f"waiting for the manifest at {request.manifest}", 0, 0)
+            await asyncio.sleep(_LOOK_SECONDS)
+        return digest
+
+    # ------------------------------------------------------------ manifests at a url
+
+    async def _take(self, url: str, fetcher: Fetcher) -> str | None:
+        """Copies a built manifest into the folder; None: there is none."""
+        records: list[ObjectRecord] = []
+        with suppress(ObjectNotFoundError):
+            records = [record async for page in fetcher.store(url).list(url) for record in page]
+        if not any(record.url.endswith(f"/{ROOT_NAME}") for record in records):
+            return None
+        files = [
+            (record.url.rsplit("/", 1)[-1], await fetcher.read(Extent(record, 0, record.size))) for record in records
+        ]
+        return install_files(files, self._root, url).digest
+
+    async def _give(self, digest: str, url: str, fetcher: Fetcher) -> None:
+        """Copies a manifest to a url, its root last: a reader that finds the root finds all of it."""
+        files = sorted(export_files(Manifest.open(self._root / digest)), key=lambda item: item[0] == ROOT_NAME)
+        for name, content in files:
+            await fetcher.store(url).put(f"{url.rstrip('/')}/{name}", content)
+
+    # ------------------------------------------------------------ built here
+
+    async def _build(self, request: ManifestRequest, fetcher: Fetcher, report: Report) -> str:
+        lister = _Recorder(fetcher)
+        for url in request.urls:
+            await lister.record(url)
+        allowlist = self._fetchers.allowlist
+        allowlist.check_objects(
+            (record.url for record in lister.records), allowlist.options(request.urls, request.options)
+        )
+        listing = lister.digest(request)
+        if (known := self.store.find(request.source, listing)) is not None:
+            return known
+        # Only here: an engine that finds its manifests starts 8 ms sooner.
+        from streamer.formats.detect import chooser
+        from streamer.manifest.build import BuildOptions, build
+
+        await self._check_cost(request, lister, fetcher, report)
+        warmed = Warmed(self._target)
+        manifest = await build(
+            request.urls,
+            self._root,
+            lister=lister,
+            reader=_Counted(fetcher, self),
+            choose_format=chooser(request.format),
+            options=BuildOptions(
+                chunk_bytes=request.chunk_bytes or "auto",
+                on_progress=lambda step: report(_progress(step), step.bytes_done, step.total_bytes),
+                on_chunk=warmed.keep,
+            ),
+        )
+        self.store.remember(request.source, listing, manifest.digest)
+        warmed.hand_off(manifest.digest)
+        return manifest.digest
+
+    async def _check_cost(self, request: ManifestRequest, lister: _Recorder, fetcher: Fetcher, report: Report) -> None:
+        """Says what the index costs; refuses one that takes too long in passing."""
+        from streamer.formats.detect import chooser
+
+        total = sum(record.size for record in lister.records)
+        chosen = chooser(request.format)(record.url for record in lister.records)
+        count = len(lister.records)
+        if chosen.whole_objects:
+            report(f"index {count} objects ({format_bytes(total)}): the listing is enough", 0, total)
+            return
+        if total < _SMALL_BYTES:
+            report(f"index {count} objects: read {format_bytes(total)} once", 0, total)
+            return
+        rate = await _measured_rate(lister.records, _Counted(fetcher, self))
+        seconds = total / rate
+        text = f"index {count} objects: read {format_bytes(total)}, {seconds / 60:.1f} min at {format_bytes(rate)}/s"
+        report(text, 0, total)
+        if seconds > request.limit_seconds:
+            raise ManifestError(
+                f"{text}: more than index_limit ({request.limit_seconds / 60:.0f} min). Build it once: "
+                f"`streamer index {request.urls[0]} --out URL`, then pass manifest=URL",
+                seconds=seconds,
+                limit_seconds=request.limit_seconds,
+            )
+
+
+class Warmed:
+    """Chunks whose bytes were read for the index: kept while there is room, handed to the policy at the end."""
+
+    def __init__(self, target: WarmTarget) -> None:
+        self._target = target
+        self._kept: dict[bytes, int] = {}
+
+    async def keep(self, chunk: IndexedChunk, parts: list[memoryview]) -> None:
+        """Publishes one chunk if it fits beside what the cache holds already."""
+        size = chunkfile.file_bytes(chunk.local_bytes, chunk.samples)
+        if chunk.sample_offsets is None or self._target.room_bytes() - sum(self._kept.values()) < 2 * size:
+            return
+        try:
+            await self._target.keep(chunk.key, parts, chunk.sample_offsets)
+            self._kept[chunk.key] = size
+        except CacheError as error:
+            logger.info("chunk %s is not kept from the index: %s", chunk.key.hex(), error)
+
+    def hand_off(self, digest: str) -> None:
+        """Adds the kept chunks to the policy."""
+        if self._kept:
+            self._target.adopt(digest, self._kept)
+
+
+class _Recorder:
+    """Lists once, and gives the same pages to the builder."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+        self._pages: dict[str, list[Sequence[ObjectRecord]]] = {}
+        self.records: list[ObjectRecord] = []
+
+    async def record(self, url: str) -> None:
+        """Lists one url."""
+        if url not in self._pages:
+            self._pages[url] = [page async for page in self._fetcher.store(url).list(url)]
+            self.records += [record for page in self._pages[url] for record in page]
+
+    async def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
+        """As a store would."""
+        for page in self._pages[url]:
+            yield page
+
+    def digest(self, request: ManifestRequest) -> str:
+        """Digest of all inputs of the result: the listing, the format, the sizes of chunks."""
+        state = hashlib.blake2b(repr((request.urls, request.format, request.chunk_bytes)).encode(), digest_size=16)
+        for record in self.records:
+            state.update(f"{record.url}\0{record.size}\0{record.version}\n".encode("utf-8", "surrogateescape"))
+        return state.hexdigest()
+
+
+class _Counted:
+    """Reads ranges for the builder; index traffic is counted apart."""
+
+    def __init__(self, fetcher: Fetcher, manifests: Manifests) -> None:
+        self._fetcher = fetcher
+        self._manifests = manifests
+
+    async def read(self, extent: Extent) -> bytes:
+        """Exactly the bytes of `extent`."""
+        content = await self._fetcher.read(extent)
+        self._manifests.read_bytes += len(content)
+        self._manifests.requests += 1
+        return content
+
+
+async def _measured_rate(records: Sequence[ObjectRecord], reader: _Counted) -> float:
+    """Bytes per second of a few parallel ranges from the largest object."""
+    largest = max(records, key=lambda record: record.size)
+    starts = range(0, min(largest.size, _PROBE_RANGES * _PROBE_BYTES), _PROBE_BYTES)
+    begun = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        reads = [
+            group.create_task(reader.read(Extent(largest, start, min(start + _PROBE_BYTES, largest.size))))
+            for start in starts
+        ]
+    return sum(len(read.result()) for read in reads) / (time.monotonic() - begun)
+
+
+def _progress(step: Progress) -> str:
+    return f"{step.objects_done} of {step.objects} objects, {step.samples} samples"

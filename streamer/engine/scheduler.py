@@ -1,0 +1,256 @@
+"""The scheduler: asks the policy for what sessions need, opens local chunks, starts fetches of the others.
+
+Synchronous, on the engine's loop. Sessions record their progress and `wake` it, as do finished fetches; each wake
+schedules all sessions once, waiting ones first. Nothing polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from streamer.cache.policy.answers import Admit, Freed, Hit, Wait
+from streamer.cache.policy.cache_policy import CachePolicy
+from streamer.engine.in_flight import Fetch, InFlight, Waiter
+from streamer.engine.page_cache import PageCache
+from streamer.engine.session import EngineSession
+from streamer.engine.session_progress import Use
+from streamer.errors import BrokenError, CacheError, CacheFullError, StreamerError
+
+logger = logging.getLogger(__name__)
+
+# A chunk that failed in look-ahead is tried again after this pause, or when its reader needs it.
+COOLING_SECONDS = 2.0
+# A chunk that the folder refused is tried again after this pause: by then victims are removed, or the disk has space.
+REFUSED_SECONDS = 0.2
+# A job may have this share of the limit open, or what it was planned with if that is more. Chunks that are not open can
+# be evicted, so a trainer that asks for everything and reads nothing leaves room for the next one.
+OPEN_SHARE = 0.5
+# Consecutive refusals of a chunk before its reader gets the error.
+MAX_REFUSALS = 10
+
+
+class Scheduler:
+    """Schedules all sessions. Owned by the engine, which sets `in_flight` before the first wake.
+
+    Args:
+        policy: decides what is kept, fetched and evicted.
+        sessions: the engine's, by name.
+        page_cache: advises the kernel.
+        loop: the engine's.
+    """
+
+    in_flight: InFlight
+
+    def __init__(
+        self,
+        policy: CachePolicy,
+        sessions: dict[str, EngineSession],
+        page_cache: PageCache,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.draining = False
+        self._policy = policy
+        self._sessions = sessions
+        self._page_cache = page_cache
+        self._loop = loop
+        self._refusals: Counter[bytes] = Counter()
+        self._wake_pending = False
+        self._asking: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"Scheduler(sessions={len(self._sessions)}, in_flight={len(self.in_flight)}, draining={self.draining})"
+
+    def wake(self) -> None:
+        """Something changed: schedules all sessions once, soon."""
+        if not self._wake_pending:
+            self._wake_pending = True
+            self._loop.call_soon(self._schedule_all)
+
+    def freed(self, freed: Freed) -> None:
+        """The policy evicted chunks: removes their files; sessions that had one in look-ahead ask for it again."""
+        self._lost(freed.victims)
+        self.in_flight.unlink(freed.victims)
+        if freed.victims or freed.promoted:
+            self.wake()
+
+    def fetch_finished(self, fetch: Fetch, error: StreamerError | None) -> None:
+        """A fetch is over."""
+        if fetch.limit_bytes is not None:
+            self.freed(self._policy.set_limit(fetch.limit_bytes))
+        if error is None:
+            self._refusals.pop(fetch.key, None)
+            for waiter in fetch.waiters:
+                waiter.session.progress.arrived(waiter.chunk)
+            self.freed(self._policy.published(fetch.key))
+        else:
+            self._policy.failed(fetch.key)
+            pause = self._pause_after(fetch, error)
+            for waiter in fetch.waiters:
+                self._fetch_failed(waiter, error, pause)
+        self.wake()
+
+    # ------------------------------------------------------------ one session
+
+    def _schedule_all(self) -> None:
+        self._wake_pending = False
+        live = [session for session in self._sessions.values() if session.admitted and session.failed is None]
+        # Only of sessions that can progress: a failed one keeps its requests until its reader closes it.
+        self._asking = {session.owner for session in live if session.progress.has_requests()}
+        # First every finished use of every session: otherwise a blocked reader got the error that everything is open,
+        # while finished uses of another were not released yet (2 in 11 runs with the smallest cache, 2026-11-20).
+        for session in live:
+            self._isolated(self._release_finished, session)
+        # Not by how much a session asks for: one that asks for everything would always come first.
+        for session in sorted(live, key=lambda one: (not one.waits, one.fill)):
+            if session.failed is None:
+                self._isolated(self._schedule, session)
+
+    def _isolated(self, work: Callable[[EngineSession], None], session: EngineSession) -> None:
+        """An error of one session ends that session only."""
+        try:
+            work(session)
+        except StreamerError as error:
+            session.fail(error)
+        except Exception as error:
+            logger.exception("session %s failed", session.name)
+            session.fail(BrokenError(f"the engine failed over this session: {error!r}; see its log"))
+
+    def _schedule(self, session: EngineSession) -> None:
+        # Local chunks are opened first: an open chunk is never evicted.
+        self._open_local(session)
+        self._ask_ahead(session)
+        self._open_local(session)
+        for chunk in session.reached_cooling():
+            self._retry(session, chunk)
+        session.announce()
+
+    def _release_finished(self, session: EngineSession) -> None:
+        for use in session.progress.take_finished():
+            key = session.dataset.key(use.chunk)
+            if not session.progress.holds(use.chunk):
+                session.keys.pop(key, None)
+            self.freed(self._policy.release(session.name, use.chunk))
+            self._page_cache.dont_need(key)
+
+    def _ask_ahead(self, session: EngineSession) -> None:
+        """Asks the policy for what the session needs next, until it has enough ahead or there is no room."""
+        progress = session.progress
+        while not self.draining:
+            if (request := progress.take_request()) is not None:
+                if self._must_wait(session, request) or not self._ask(session, request):
+                    progress.ask_later(request)
+                    return
+                continue
+            use = progress.next_use()
+            if use is None or (use.first > progress.want and progress.ahead_bytes >= session.lookahead_bytes):
+                return
+            if session.running_epoch is None:
+                self._start_epoch(session, use.epoch)
+            self._policy.look_ahead(session.name, use.chunk)
+            progress.hold(use)
+            # Local by an earlier use that is not finished yet: a hit, and counted as one.
+            if progress.is_local(use.chunk) and not self._ask(session, use):
+                progress.ask_later(use)
+
+    def _ask(self, session: EngineSession, use: Use) -> bool:
+        """Asks the policy for one chunk; False: no room now."""
+        progress = session.progress
+        key = session.dataset.key(use.chunk)
+        session.keys[key] = use.chunk
+        try:
+            answer = self._policy.need(session.name, use.chunk, blocking=progress.is_blocking(use))
+        except CacheFullError as error:
+            if not self._others_can_release(session):
+                session.fail(error)
+            return False
+        waiter = Waiter(session, use.chunk, progress.first_need(use.chunk))
+        match answer:
+            case Hit():
+                progress.arrived(use.chunk)
+                self._page_cache.will_need(key)
+            case Admit(victims=victims):
+                self._lost(victims)
+                self.in_flight.start(key, waiter, victims)
+            case Wait(fetching=True) if self.in_flight.join(key, waiter):
+                pass
+            case Wait():
+                return False
+        if use.number >= 0:
+            session.count(use.epoch, int(session.dataset.file_bytes[use.chunk]), hit=not isinstance(answer, Admit))
+        return True
+
+    def _must_wait(self, session: EngineSession, use: Use) -> bool:
+        """The session has all that it was planned with, and another job waits for room."""
+        others_ask = bool(self._asking - {session.owner})
+        return others_ask and session.fill >= 1.0 and not session.progress.is_blocking(use)
+
+    def _others_can_release(self, session: EngineSession) -> bool:
+        """Everything is open, but some other reader has steps to read, and releases chunks when it has read them."""
+        return any(other is not session and other.can_progress for other in self._sessions.values())
+
+    def _open_local(self, session: EngineSession) -> None:
+        for use in session.progress.openable():
+            if not session.progress.is_blocking(use) and self._has_enough_open(session):
+                return
+            self._open(session, use)
+
+    def _has_enough_open(self, session: EngineSession) -> bool:
+        if session.open_bytes() < session.planned_bytes:
+            return False
+        job = [other for other in self._sessions.values() if other.owner == session.owner]
+        most = max(sum(one.planned_bytes for one in job), OPEN_SHARE * self._policy.limit_bytes)
+        return sum(one.open_bytes() for one in job) >= most
+
+    def _open(self, session: EngineSession, use: Use) -> None:
+        if use.epoch != session.running_epoch:
+            self._start_epoch(session, use.epoch)
+        if self._policy.opened(session.name, use.chunk):
+            session.progress.opened(use)
+        else:
+            session.progress.lost(use.chunk)
+            self.wake()
+
+    def _start_epoch(self, session: EngineSession, epoch: int) -> None:
+        """The first epoch begins with its first use, later ones when the reader reaches them."""
+        session.running_epoch = epoch
+        self._policy.start_epoch(session.name, session.progress.remaining(epoch))
+
+    # ------------------------------------------------------------ failures
+
+    def _pause_after(self, fetch: Fetch, error: StreamerError) -> float | None:
+        """Seconds until the next try although a reader waits; None: the reader gets the error."""
+        if not isinstance(error, CacheError):
+            return None
+        self._refusals[fetch.key] += 1
+        return REFUSED_SECONDS if self._refusals[fetch.key] <= MAX_REFUSALS else None
+
+    def _fetch_failed(self, waiter: Waiter, error: StreamerError, pause: float | None) -> None:
+        """A reader that waits gets the error; a look-ahead, or a chunk that found no room, is tried again."""
+        session, chunk = waiter.session, waiter.chunk
+        if pause is None and session.progress.is_wanted(chunk):
+            session.fail(error)
+            return
+        logger.warning("chunk %d of %s is tried again: %s", chunk, session.request.consumer, error)
+        if pause is None:
+            session.cooling.add(chunk)
+            self._loop.call_later(COOLING_SECONDS, self._retry, session, chunk)
+        else:
+            self._loop.call_later(pause, self._ask_again, session, chunk)
+
+    def _retry(self, session: EngineSession, chunk: int) -> None:
+        if chunk in session.cooling:
+            session.cooling.discard(chunk)
+            self._ask_again(session, chunk)
+
+    def _ask_again(self, session: EngineSession, chunk: int) -> None:
+        session.progress.lost(chunk)
+        self.wake()
+
+    def _lost(self, victims: tuple[bytes, ...]) -> None:
+        for key in victims:
+            for session in self._sessions.values():
+                if (chunk := session.keys.pop(key, None)) is not None:
+                    session.progress.lost(chunk)

@@ -1,0 +1,121 @@
+"""Which urls an engine serves, and with which storage options.
+
+An engine that holds credentials serves what is below its configured urls and nothing else. Otherwise every client
+could read, with the engine's rights, any bucket, file or web address that the engine can reach.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from streamer.config import DatasetConfig
+from streamer.errors import AccessDeniedError, ConfigError
+from streamer.manifest.model import Chunk
+from streamer.store.urls import shown, split
+
+Options = Mapping[str, object]
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """A configured url as it is compared: "scheme root" and key, cut at slashes."""
+
+    prefix: str
+    options: Options
+
+    def __repr__(self) -> str:
+        # Not the options: they may be secret.
+        return f"_Entry({self.prefix!r})"
+
+
+class UrlAllowlist:
+    """Decides by url; pure but for resolving links of local files.
+
+    Args:
+        datasets: what is served; empty: everything, with the options that clients send.
+    """
+
+    def __init__(self, datasets: Sequence[DatasetConfig] = ()) -> None:
+        entries = [_Entry(_comparable(dataset.url), dataset.storage_options) for dataset in datasets]
+        self._entries = sorted(entries, key=lambda entry: len(entry.prefix), reverse=True)
+
+    def __repr__(self) -> str:
+        return f"UrlAllowlist({[entry.prefix for entry in self._entries]})"
+
+    @property
+    def restricted(self) -> bool:
+        """Only configured urls are served, with the engine's own options; those of clients are not used."""
+        return bool(self._entries)
+
+    def options(self, urls: Iterable[str], offered: Options) -> Options:
+        """The storage options for urls that are read together.
+
+        Args:
+            urls: prefixes, patterns or objects.
+            offered: what the client sent.
+
+        Raises:
+            AccessDeniedError: a url is not served here.
+            ConfigError: the urls have different options.
+        """
+        if not self.restricted:
+            return offered
+        found: list[tuple[str, Options]] = [(url, self._of(url)) for url in urls]
+        for url, options in found[1:]:
+            if options != found[0][1]:
+                raise ConfigError(
+                    f"{shown(found[0][0])} and {shown(url)} have different storage options in the service's "
+                    "configuration; one dataset is read with one set of them",
+                    field="storage_options",
+                )
+        return found[0][1] if found else {}
+
+    def check_objects(self, urls: Iterable[str], options: Options) -> None:
+        """Each object must be served with exactly these options; a manifest may name any url.
+
+        Raises:
+            AccessDeniedError: one is not.
+        """
+        if self.restricted:
+            for url in urls:
+                if self._of(url) != options:
+                    raise _denied(url)
+
+    def check_chunk(self, chunk: Chunk, options: Options) -> None:
+        """As `check_objects`, for the objects of a chunk."""
+        if self.restricted:
+            self.check_objects({extent.object.url for extent in chunk.extents}, options)
+
+    def _of(self, url: str) -> Options:
+        wanted = _comparable(url)
+        for entry in self._entries:
+            if wanted == entry.prefix or wanted.startswith(entry.prefix.rstrip("/") + "/"):
+                return entry.options
+        raise _denied(url)
+
+
+def _denied(url: str) -> AccessDeniedError:
+    return AccessDeniedError(
+        f"{shown(url)} is not among the datasets of this service; add a [[datasets]] entry for it to the service's "
+        "configuration",
+        url=shown(url),
+    )
+
+
+def _comparable(url: str) -> str:
+    """One spelling per address.
+
+    Raises:
+        AccessDeniedError: it has a dot segment, which a server or a client library may resolve to somewhere else.
+    """
+    if "\0" in url:  # no store and no file system has such a name
+        raise _denied(url.replace("\0", "?"))
+    address = split(url)
+    if address.scheme == "file":
+        # A link in a served folder must not lead out of it.
+        return "file://" + os.path.realpath(address.key)
+    if any(part in (".", "..") for part in address.key.split("/")):
+        raise _denied(url)
+    return f"{address.root}/{address.key}".rstrip("/")

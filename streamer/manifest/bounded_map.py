@@ -1,0 +1,47 @@
+"""Concurrent work with a limit; the first error is raised as itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
+
+async def bounded_map(
+    work: Callable[[Item], Awaitable[Outcome]], items: Sequence[Item], concurrency: int
+) -> list[Outcome]:
+    """Awaits `work` for every item, at most `concurrency` at once; the results in the items' order.
+
+    The first error cancels the rest and is raised as it is, without an ExceptionGroup around it.
+    """
+    outcomes: dict[int, Outcome] = {}
+    todo = iter(enumerate(items))
+
+    async def worker(source: Iterable[tuple[int, Item]]) -> None:
+        for place, item in source:
+            outcomes[place] = await work(item)
+
+    with plain_errors():
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(concurrency, len(items))):
+                group.create_task(worker(todo))
+    return [outcomes[place] for place in range(len(items))]
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raises the first error of a task group as itself, with its own cause."""
+    try:
+        yield
+    except BaseExceptionGroup as errors:
+        first = _first_error(errors)
+        raise first from first.__cause__
+
+
+def _first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = errors.exceptions[0]
+    return _first_error(first) if isinstance(first, BaseExceptionGroup) else first

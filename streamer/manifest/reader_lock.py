@@ -1,0 +1,77 @@
+"""Readers of a manifest in a shared folder hold a lock on it; it is removed only when it is not locked.
+
+The lock is on the folder itself: the kernel frees it with the process, however that ends, and it holds in every
+container that sees the folder. The engine keeps no record of readers, so a restart loses none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import weakref
+from pathlib import Path
+
+from streamer.errors import ManifestError
+from streamer.manifest.table import Manifest
+
+_PREFIX = ".removed-"
+
+
+def open_held(path: Path) -> Manifest:
+    """Opens a manifest that stays on the disk while the result lives. Holds one descriptor.
+
+    Raises:
+        ManifestError: as Manifest.open; also one that was just removed.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ManifestError(f"no manifest at {path}: {error.strerror}", path=str(path)) from error
+    try:
+        # Where a mount has no locks, only the sessions of the engine protect a manifest.
+        with contextlib.suppress(OSError):
+            # Waits for a remover at most, which holds it for a moment. What it has removed is not there below.
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        manifest = Manifest.open(path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    # Not at exit: the kernel does it then, and threads may still read.
+    weakref.finalize(manifest, os.close, descriptor).atexit = False
+    return manifest
+
+
+def remove_unread(path: Path) -> bool:
+    """Removes a manifest folder unless a process holds it; True: it is gone.
+
+    The folder is renamed first: a reader finds all of it or nothing, and `sweep_removed` finds what a kill leaves.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        nameless = path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")
+        os.rename(path, nameless)
+        shutil.rmtree(nameless)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def sweep_removed(root: Path) -> int:
+    """Removes what killed removers have left below `root`; returns how many folders."""
+    leftovers = list(root.glob(f"{_PREFIX}*"))
+    for leftover in leftovers:
+        shutil.rmtree(leftover, ignore_errors=True)
+    return len(leftovers)

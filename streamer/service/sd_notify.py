@@ -1,0 +1,63 @@
+"""Reports the service's state to the service manager (sd_notify(3)): one datagram, no library."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+
+logger = logging.getLogger(__name__)
+
+
+class Notifier:
+    """Sends READY, RELOADING, STOPPING and WATCHDOG. Does nothing without a manager.
+
+    Args:
+        address: $NOTIFY_SOCKET: a path, or "@name" in the abstract namespace.
+        watchdog_seconds: the manager's watchdog interval.
+    """
+
+    def __init__(self, address: str | None, watchdog_seconds: float | None = None) -> None:
+        self._address = address
+        self._watchdog_seconds = watchdog_seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"Notifier({self._address!r}, watchdog_seconds={self._watchdog_seconds})"
+
+    def ready(self) -> None:
+        """The service serves (again). Starts the watchdog messages."""
+        self._send("READY=1")
+        if self._timer is None and self._watchdog_seconds:
+            self._alive()
+
+    def reloading(self) -> None:
+        """The configuration is read again; `ready` follows."""
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def stopping(self) -> None:
+        """The service ends."""
+        self._send("STOPPING=1")
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _alive(self) -> None:
+        assert self._watchdog_seconds is not None
+        self._send("WATCHDOG=1")
+        # Half of the interval, as sd_watchdog_enabled(3) recommends; on the loop: a stuck loop is not alive.
+        self._timer = asyncio.get_running_loop().call_later(self._watchdog_seconds / 2, self._alive)
+
+    def _send(self, state: str) -> None:
+        if self._address is None:
+            return
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.sendto(state.encode(), address)
+        except OSError as error:
+            logger.warning("cannot notify the service manager at %s: %s", self._address, error)

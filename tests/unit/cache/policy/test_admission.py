@@ -1,0 +1,56 @@
+"""What a need is answered, where the policy's own tests do not look."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamer.cache.policy.answers import Admit, Wait
+from streamer.cache.policy.cache_policy import CachePolicy
+from streamer.cache.policy.table import charge
+from streamer.errors import CacheFullError
+
+LENGTH = 4096
+COST = charge(LENGTH)
+
+
+@pytest.fixture
+def policy() -> CachePolicy:
+    """Room for two chunks, one of which a session has open."""
+    policy = CachePolicy(2 * COST)
+    policy.add_dataset("a", [LENGTH] * 9, [bytes([1 + chunk]) * 16 for chunk in range(9)])
+    policy.open_session("s", "j", "a", COST, COST)
+    policy.look_ahead("s", 0)
+    first = policy.need("s", 0)
+    policy.published(first.key)
+    assert policy.opened("s", 0)
+    return policy
+
+
+def test_a_head_of_line_waits_while_a_fetch_is_under_way(policy: CachePolicy) -> None:
+    """Nothing can leave for it now, but the fetch will end; it hears of a full cache only when all is open."""
+    for chunk in (1, 2):
+        policy.look_ahead("s", chunk)
+    coming = policy.need("s", 1)
+    assert isinstance(coming, Admit)
+    assert policy.need("s", 2, blocking=True) == Wait(bytes([3]) * 16, fetching=False)
+    policy.published(coming.key)
+    assert policy.opened("s", 1)
+    with pytest.raises(CacheFullError, match="in 1 sessions"):
+        policy.need("s", 2, blocking=True)
+
+
+def test_a_need_that_waits_for_room_is_counted_when_it_is_answered(policy: CachePolicy) -> None:
+    """Asked three times, answered once: one need, one fetch."""
+    before = policy.statistics()
+    for chunk in (1, 2):
+        policy.look_ahead("s", chunk)
+    coming = policy.need("s", 1)
+    for _ in range(2):
+        assert isinstance(policy.need("s", 2), Wait)
+    policy.published(coming.key)
+    policy.release("s", 0)
+    policy.release("s", 1)
+    assert isinstance(policy.need("s", 2), Admit)
+    after = policy.statistics()
+    assert (after.needs - before.needs, after.hits - before.hits) == (2, 0)
+    assert after.admitted_bytes - before.admitted_bytes == 2 * COST

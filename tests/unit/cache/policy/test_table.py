@@ -1,0 +1,88 @@
+"""The columns: keys, ranks, groups and their evictable chunks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streamer.cache.policy.table import (
+    CHUNK_ALLOWANCE_BYTES,
+    ChunkTable,
+    State,
+    as_keys,
+    charge,
+    charged_bytes,
+    draw_ranks,
+)
+
+
+def table_of(count: int) -> ChunkTable:
+    """One group, every chunk kept."""
+    table = ChunkTable()
+    group = table.group("d")
+    keys = as_keys([bytes([n]) + bytes(15) for n in range(count)])
+    group.rows = table.intern(keys, np.full(count, 10), np.zeros(count, np.int16))
+    table.state[:] = State.KEPT
+    return table
+
+
+@pytest.mark.parametrize(("length", "blocks"), [(1, 1), (4096, 1), (4097, 2), (8 << 20, 2048)])
+def test_whole_blocks_and_an_allowance_are_charged(length: int, blocks: int) -> None:
+    """For one file as for many."""
+    assert charge(length) == blocks * 4096 + CHUNK_ALLOWANCE_BYTES
+    assert charged_bytes(np.array([length])).tolist() == [charge(length)]
+
+
+@pytest.mark.parametrize("kind", ["list", "V16", "S16", "uint8"])
+def test_keys_come_in_any_shape(kind: str) -> None:
+    """Also with zeros at the end, which numpy's strings hide."""
+    raw = [b"a" * 16, b"b" + bytes(15)]
+    grid = np.frombuffer(b"".join(raw), np.uint8).reshape(2, 16)
+    given = raw if kind == "list" else grid if kind == "uint8" else np.array(raw, kind)
+    table = ChunkTable()
+    rows = table.intern(as_keys(given), np.array([1, 2]), np.zeros(2, np.int16))
+    assert [table.key(row) for row in rows.tolist()] == raw
+    assert table.find(raw[1]) == rows[1]
+    assert table.find(b"c" * 16) is None
+
+
+def test_known_keys_keep_their_rows() -> None:
+    """Interned again, also twice in one call: the same row, the first cost."""
+    table = table_of(5)
+    keys = as_keys([bytes([n]) + bytes(15) for n in (7, 3, 7, 0)])
+    rows = table.intern(keys, np.array([1, 2, 3, 4]), np.zeros(4, np.int16)).tolist()
+    assert rows[0] == rows[2] == 5
+    assert rows[1] == 3
+    assert len(table) == 6
+    assert table.cost[5] == 1
+
+
+def test_ranks_are_uniform() -> None:
+    """Ten thousand consecutive keys: every tenth of the range has its tenth."""
+    ranks = draw_ranks(as_keys([n.to_bytes(16, "big") for n in range(10_000)]))
+    shares = np.histogram(ranks, 10, (0, 1 << 31))[0] / 10_000
+    assert np.abs(shares - 0.1).max() < 0.015
+
+
+def test_evictable_chunks_come_by_rank_and_only_while_evictable() -> None:
+    """What is held or scheduled meanwhile is passed over, and comes back later."""
+    table = table_of(6)
+    group = table.groups[0]
+    table.rank[:] = [50, 40, 30, 20, 10, 0]
+    table.queue_evictable_of(group.rows)
+    table.referenced[5] = 1
+    table.scheduled[4] = 1
+    assert [table.take_evictable(group) for _ in range(3)] == [3, 2, 1]
+    del table.referenced[5]
+    table.queue_evictable(5)
+    table.queue_evictable(5)
+    assert [table.take_evictable(group) for _ in range(3)] == [5, 0, None]
+
+
+def test_a_million_chunks_take_little_memory() -> None:
+    """At most 50 bytes per chunk, so 1.5 million fit beside the engine's other books."""
+    table = ChunkTable()
+    keys = np.random.default_rng(0).integers(0, 256, (1_000_000, 16), dtype=np.uint8)
+    table.intern(as_keys(keys), np.full(len(keys), 1), np.zeros(len(keys), np.int16))
+    columns = [value for value in vars(table).values() if isinstance(value, np.ndarray)]
+    assert sum(column.nbytes for column in columns) <= 50 * len(keys)

@@ -1,0 +1,56 @@
+"""The bytes of the folder: reserved before they are written, given back after they are gone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from streamer.cache.disk_space import FIXED_BYTES, DiskSpace
+from streamer.cache.policy.table import charge
+from streamer.errors import CacheFullError
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> DiskSpace:
+    """Room for two files of 100 KB beside an empty folder of manifests."""
+    (tmp_path / "manifests").mkdir()
+    folder_bytes = (tmp_path / "manifests").stat().st_blocks * 512
+    return DiskSpace(tmp_path, FIXED_BYTES + folder_bytes + 2 * charge(100_000), 0, 0)
+
+
+async def test_what_does_not_fit_is_refused_with_the_numbers(space: DiskSpace) -> None:
+    """The third file is; after one is given back it fits."""
+    await space.reserve(100_000)
+    await space.reserve(100_000)
+    assert space.charged_bytes == space.hard_limit_bytes == 2 * charge(100_000)
+    with pytest.raises(CacheFullError, match="no room for a chunk of") as caught:
+        await space.reserve(100_000)
+    assert caught.value.details["wanted_bytes"] == charge(100_000)
+    space.release(100_000)
+    await space.reserve(100_000)
+
+
+async def test_a_reservation_waits_for_unlinks_under_way(space: DiskSpace) -> None:
+    """Their bytes are about to come back."""
+    await space.reserve(200_000)
+    end = asyncio.Event()
+    space.unlink_begins(end)
+    waiting = asyncio.create_task(space.reserve(100_000))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    space.release(200_000)
+    space.unlink_ends(end)
+    end.set()
+    await waiting
+    assert space.charged_bytes == charge(100_000)
+
+
+async def test_while_the_disk_refuses_the_limit_is_what_is_there(space: DiskSpace) -> None:
+    """And what memory takes; the next look at the disk ends that."""
+    await space.reserve(100_000)
+    space.refused = True
+    assert space.limit_bytes(memory_bytes=5000) == charge(100_000) + 5000
+    space.measure()
+    assert space.limit_bytes(memory_bytes=0) == space.hard_limit_bytes

@@ -1,0 +1,85 @@
+"""Files and catalog are brought to agree at start: the files are right."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from streamer.cache.catalog import Catalog
+from streamer.cache.folder import Folder, open_folder
+from streamer.cache.reconcile import Contents, reconcile
+from streamer.cache.writer import ChunkBytes, write_chunk
+
+MakeChunk = Callable[..., ChunkBytes]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_chunk: MakeChunk) -> Folder:
+    """Three chunks, all in the catalog."""
+    folder = open_folder(tmp_path / "cache")
+    for number in range(3):
+        write_chunk(make_chunk(number), folder)
+    start(folder)
+    return folder
+
+
+def start(folder: Folder) -> Contents:
+    """As the chunk cache does: what is found is written afterwards."""
+    catalog = Catalog(folder.path / "catalog")
+    try:
+        found = reconcile(folder, catalog)
+        catalog.write(found.added, found.removed)
+        return found
+    finally:
+        catalog.close()
+
+
+def test_a_lost_catalog_is_rebuilt_from_the_headers(folder: Folder, make_chunk: MakeChunk) -> None:
+    """All published chunks are there; their dataset is not known any more."""
+    shutil.rmtree(folder.path / "catalog")
+    found = start(folder)
+    assert set(found.rows) == {make_chunk(number).key for number in range(3)}
+    assert {row.dataset for row in found.rows.values()} == {""}
+    assert found.dropped == 0
+
+
+def test_deleted_files_leave_the_catalog(folder: Folder, make_chunk: MakeChunk) -> None:
+    """A row without a file is no chunk."""
+    folder.chunk_path(make_chunk(1).key).unlink()
+    assert make_chunk(1).key not in start(folder).rows
+    assert make_chunk(1).key not in Catalog(folder.path / "catalog").peek()
+
+
+def test_truncated_files_are_dropped(folder: Folder, make_chunk: MakeChunk) -> None:
+    """Whatever the catalog says: the blockinger's length decides."""
+    path = folder.chunk_path(make_chunk(1).key)
+    path.write_bytes(path.read_bytes()[:-1])
+    found = start(folder)
+    assert (len(found.rows), found.dropped) == (2, 1)
+    assert not path.exists()
+    assert make_chunk(1).key not in Catalog(folder.path / "catalog").peek()
+
+
+def test_a_file_under_another_name_is_dropped(folder: Folder, make_chunk: MakeChunk) -> None:
+    """Swapped: the blockinger repeats the key."""
+    folder.chunk_path(make_chunk(1).key).rename(folder.chunk_path(make_chunk(7).key))
+    found = start(folder)
+    assert set(found.rows) == {make_chunk(0).key, make_chunk(2).key}
+    assert found.dropped == 1
+
+
+def test_an_empty_file_is_dropped(folder: Folder, make_chunk: MakeChunk) -> None:
+    """As a power loss leaves it."""
+    folder.chunk_path(make_chunk(9).key).touch()
+    assert start(folder).dropped == 1
+
+
+def test_other_files_are_left_alone(folder: Folder) -> None:
+    """Not ours: neither a chunk nor touched."""
+    for name in ("notes.txt", "x.chunk", "z" * 32 + ".chunk", "0" * 32 + ".chunk"):
+        (folder.path / "chunks" / "a" / name).touch()
+    assert len(start(folder).rows) == 3
+    assert (folder.path / "chunks" / "a" / "notes.txt").exists()

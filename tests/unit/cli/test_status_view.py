@@ -1,0 +1,154 @@
+"""What stat and top make of an engine's statistics."""
+
+import json
+
+import pytest
+
+from streamer.cli.status_view import StatusView, duration, printable
+
+
+def statistics(**changes):
+    """An engine in the middle of epoch 1, as its service tells it."""
+    values = {
+        "pid": 7,
+        "version": "0.1",
+        "uptime_seconds": 100.0,
+        "connections": 2,
+        "anonymous_bytes": 90_000_000,
+        "store_bytes": 5_000_000_000,
+        "store_requests": 600,
+        "hit_bytes": 2_000_000_000,
+        "in_flight": 12,
+        "window": 64,
+        "flights": 9,
+        "first_byte_p50_seconds": 0.03,
+        "first_byte_p99_seconds": 0.0,
+        "kept_bytes": 8_000_000_000,
+        "transit_bytes": 1_000_000_000,
+        "limit_bytes": 10_000_000_000,
+        "hit_bound": 0.45,
+        "hedges": 3,
+        "hedge_wins": 2,
+        "datasets": [
+            {"dataset": "ab" * 16, "url": "s3://b/" + "x" * 90, "samples": 10**6, "total_bytes": 2e10, "sessions": 2}
+        ],
+        "sessions": [session("rank 0", 10.0), session("rank 1", 40.0)],
+        **changes,
+    }
+    return json.loads(json.dumps(values))
+
+
+def session(consumer, waiting, age=100.0, **more):
+    return {
+        "consumer": consumer,
+        "job": "j",
+        "dataset": "ab" * 16,
+        "epoch": 1,
+        "done": 1234,
+        "waiting_seconds": waiting,
+        "age_seconds": age,
+        "epoch_needed_bytes": 1000,
+        "epoch_hit_bytes": 412,
+        "failed": "",
+        **more,
+    }
+
+
+def text(picture):
+    return dict(picture.lines())
+
+
+def test_one_look_is_over_the_engines_life():
+    """Rates by its uptime, waiting by the session's age; who waits most comes first."""
+    picture = StatusView(statistics())
+    assert (picture.rates.store_bytes, picture.rates.cache_bytes, picture.rates.requests) == (5e7, 2e7, 6.0)
+    assert [row[0] for row in picture.session_rows()] == ["rank 1", "rank 0"]
+    assert [row[4] for row in picture.session_rows()] == ["40.0%", "10.0%"]
+    assert picture.session_rows()[0][2:4] == ("1", "1,234")
+
+
+def test_two_looks_are_over_the_time_between():
+    """What happened before does not count."""
+    later = statistics(
+        uptime_seconds=102.0,
+        store_bytes=5_100_000_000,
+        sessions=[session("rank 0", 10.5, 102.0), session("rank 1", 40.0, 102.0)],
+    )
+    picture = StatusView(later, statistics())
+    assert picture.rates.store_bytes == 5e7
+    assert [picture.waiting(entry) for entry in picture.sessions] == [0.25, 0.0]
+
+
+def test_another_engine_starts_anew():
+    """After a restart the counters are smaller; no negative rate is shown."""
+    restarted = statistics(pid=8, uptime_seconds=2.0, store_bytes=100, hit_bytes=0, sessions=[session("rank 0", 1, 2)])
+    picture = StatusView(restarted, statistics())
+    assert picture.rates.store_bytes == 50
+    assert picture.waiting(picture.sessions[0]) == 0.5
+
+
+def test_a_session_that_was_opened_again_starts_anew():
+    """Same name, younger: its own age counts."""
+    picture = StatusView(statistics(sessions=[session("rank 0", 1.0, 4.0)]), statistics())
+    assert picture.waiting(picture.sessions[0]) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("what", "shown"),
+    [
+        ("hits", "41.2% so far, the cache keeps 45.0% of the data"),
+        ("fill", "9.0 GB of 10.0 GB (90%)"),
+        ("in flight", "12 requests of 64, 9 chunks"),
+        ("first byte", "p50 30 ms, p99 -"),
+        ("tail", "3 hedges, 2 of them first"),
+        ("trouble", "0 retries, 0 throttled, 0 failures, 0 errors, 0 rejected chunks"),
+    ],
+)
+def test_the_figures_as_text(what, shown):
+    """With units; unknown latencies and missing counters do no harm."""
+    assert text(StatusView(statistics()))[what] == shown
+
+
+def test_an_idle_engine_has_a_picture():
+    """Nothing connected, nothing divided by zero."""
+    picture = StatusView({"pid": 1})
+    assert text(picture)["hits"] == "0.0% so far, the cache keeps 0.0% of the data"
+    assert picture.session_rows() == picture.dataset_rows() == []
+
+
+def test_names_of_clients_cannot_steer_the_terminal():
+    """Escape sequences become question marks; long urls are cut in the middle."""
+    assert printable("rank\x1b[2J\n0") == "rank?[2J?0"
+    picture = StatusView(statistics(sessions=[session("\x1b]0;x\x07", 0.0, job="\r")]))
+    assert picture.session_rows()[0][:2] == ("?]0;x?", "?")
+    assert len(picture.dataset_rows()[0][1]) == 48
+
+
+def test_a_failed_session_shows_its_error_instead_of_its_waiting():
+    """It stands still for good."""
+    picture = StatusView(statistics(sessions=[session("rank 0", 1.0, failed="ObjectChangedError")]))
+    assert picture.session_rows()[0][4] == "ObjectChangedError"
+
+
+def test_the_loaders_word_is_shown_beside_the_engines():
+    """Two shares: waiting for the engine, and for whatever it was; "-" before the first report."""
+    said = {"loader_waiting_share": 0.43, "verdict": "decode", "advice": "4 more\x1b[2J workers"}
+    picture = StatusView(statistics(sessions=[session("rank 0", 40.0, **said), session("rank 1", 10.0, verdict=None)]))
+    assert [row[4:] for row in picture.session_rows()] == [
+        ("40.0%", "41.2%", "43.0%", "decode: 4 more?[2J workers"),
+        ("10.0%", "41.2%", "-", ""),
+    ]
+
+
+def test_a_line_names_the_loader_that_waits_most():
+    """For a log; nothing before the first report."""
+    said = {"loader_waiting_share": 0.1, "verdict": "not input-bound"}
+    worst = {"loader_waiting_share": 0.43, "verdict": "decode"}
+    picture = StatusView(statistics(sessions=[session("rank 0", 0.0, **said), session("rank 1", 0.0, **worst)]))
+    assert picture.worst_loader() == "  loader 43.0% (rank 1: decode)"
+    assert StatusView(statistics()).worst_loader() == ""
+
+
+def test_durations():
+    """Hours, minutes, seconds."""
+    assert [duration(s) for s in (0, 59.9, 3661, 360000)] == ["0:00:00", "0:00:59", "1:01:01", "100:00:00"]

@@ -1,0 +1,229 @@
+"""The reader: checked bytes, or an error that says what is wrong."""
+
+import os
+import zlib
+
+import msgspec
+import numpy as np
+import pytest
+
+from streamer.client import chunk_reader as reader_module
+from streamer.client.chunk_reader import ChunkReader, Wanted
+from streamer.errors import IntegrityError
+from streamer.formats import chunkfile
+
+KEY = bytes(range(16))
+SAMPLES = [b"first", b"", b"the third sample", b"x" * 5000]
+OFFSETS = np.concatenate([[0], np.cumsum([len(sample) for sample in SAMPLES])])
+LOCAL_BYTES = int(OFFSETS[-1])
+WANTED = [Wanted(i, int(OFFSETS[i]), int(OFFSETS[i + 1])) for i in range(len(SAMPLES))]
+
+
+@pytest.fixture
+def root(tmp_path):
+    path = tmp_path / chunkfile.relative_path(KEY)
+    path.parent.mkdir(parents=True)
+    crcs = np.array([zlib.crc32(sample) for sample in SAMPLES], "<u4").tobytes()
+    payload = b"".join(SAMPLES)
+    header = chunkfile.ChunkHeader(KEY, LOCAL_BYTES, len(SAMPLES), zlib.crc32(crcs), zlib.crc32(payload)).encode()
+    path.write_bytes(header + payload + crcs)
+    return tmp_path
+
+
+def read(root, wanted=WANTED, *, more=()):
+    found = ChunkReader([*more, root]).read(KEY, LOCAL_BYTES, len(SAMPLES), wanted)
+    return [bytes(view) for view in found]
+
+
+def damage(root, offset, content):
+    with (root / chunkfile.relative_path(KEY)).open("r+b") as file:
+        file.seek(offset)
+        file.write(content)
+
+
+def test_samples_come_in_the_order_asked(root):
+    """Any selection, any order, empty samples too."""
+    assert read(root) == SAMPLES
+    assert read(root, [WANTED[3], WANTED[1]]) == [SAMPLES[3], b""]
+
+
+def test_neighbours_are_read_in_one_call(root, monkeypatch):
+    """All four samples, into pieces of any length: one preadv; with a gap between them two."""
+    calls = []
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: calls.append(len(buffers)) or preadv(fd, buffers, at))
+    pieces = [[memoryview(bytearray(count)) for count in (1, len(sample) - 1) if count > 0] for sample in SAMPLES]
+    pieces[1] = []
+    reader = ChunkReader([root])
+    reader.read_into(KEY, LOCAL_BYTES, len(SAMPLES), list(zip(WANTED, pieces, strict=True)))
+    assert [b"".join(parts) for parts in pieces] == SAMPLES
+    assert calls == [6]
+    assert read(root, [WANTED[0], WANTED[2]]) == [SAMPLES[0], SAMPLES[2]]
+    assert len(calls) == 3
+
+
+def test_a_call_takes_only_so_many_bytes_and_pieces(root, monkeypatch):
+    """Runs are cut where a call would take too much; what comes is the same."""
+    monkeypatch.setattr(reader_module, "_RUN_BYTES", 20)
+    assert read(root) == SAMPLES
+    monkeypatch.setattr(reader_module, "_RUN_BYTES", 1 << 20)
+    monkeypatch.setattr(reader_module, "_RUN_PIECES", 2)
+    assert read(root) == SAMPLES
+
+
+def test_runs_are_cut_by_bytes_pieces_and_gaps(monkeypatch):
+    """Ten neighbours of 10 bytes in two pieces: as many as 35 bytes take, then five pieces; a gap cuts."""
+    wanted = [(Wanted(i, 10 * i, 10 * i + 10), [memoryview(bytearray(5))] * 2) for i in range(10)]
+
+    def lengths(some):
+        return [len(run) for run in reader_module._runs(some)]
+
+    assert lengths(wanted) == [10]
+    assert lengths(wanted[:4] + wanted[5:]) == [4, 5]
+    monkeypatch.setattr(reader_module, "_RUN_BYTES", 35)
+    assert lengths(wanted) == [3, 3, 3, 1]
+    monkeypatch.setattr(reader_module, "_RUN_PIECES", 5)
+    assert lengths(wanted) == [2, 2, 2, 2, 2]
+    monkeypatch.setattr(reader_module, "_RUN_BYTES", 5)
+    assert lengths(wanted) == [1] * 10
+    assert lengths([]) == []
+
+
+def test_a_read_that_stops_early_goes_on(root, monkeypatch):
+    """The kernel may give fewer bytes than asked: the rest is asked for, across the pieces."""
+    preadv = os.preadv
+
+    def seven(fd, buffers, at):
+        left, few = 7, []
+        for buffer in buffers:
+            few.append(buffer[:left])
+            left -= len(few[-1])
+        return preadv(fd, few, at)
+
+    monkeypatch.setattr(os, "preadv", seven)
+    assert read(root) == SAMPLES
+
+
+def test_each_of_several_neighbours_is_checked(root):
+    """One wrong byte in the last sample of a run: its number is told."""
+    damage(root, chunkfile.HEADER_BYTES + LOCAL_BYTES - 1, b"?")
+    with pytest.raises(IntegrityError, match="sample 3"):
+        read(root)
+    assert read(root, WANTED[:3]) == SAMPLES[:3]
+
+
+def test_layers_are_searched_in_order(root, tmp_path):
+    """A root without the chunk is passed over."""
+    assert read(root, more=[tmp_path / "upper"]) == SAMPLES
+
+
+def test_a_missing_chunk_is_a_file_not_found(tmp_path):
+    """The caller leases it again."""
+    with pytest.raises(FileNotFoundError):
+        ChunkReader([tmp_path]).read(KEY, LOCAL_BYTES, len(SAMPLES), WANTED)
+
+
+@pytest.mark.parametrize(
+    ("offset", "content"),
+    [
+        pytest.param(0, b"garbage!", id="magic"),
+        pytest.param(20, b"\xff", id="key in the header"),
+        pytest.param(chunkfile.HEADER_BYTES + 10, b"\xff", id="a byte of the third sample"),
+        pytest.param(chunkfile.crc_offset(LOCAL_BYTES, 2), b"\0\0\0\0", id="its checksum"),
+    ],
+)
+def test_damage_is_found_by_whoever_uses_the_bytes(root, offset, content):
+    """One wrong byte in header, payload or checksums: IntegrityError for the sample that needs it."""
+    damage(root, offset, content)
+    with pytest.raises(IntegrityError):
+        read(root, [WANTED[2]])
+
+
+def test_damage_elsewhere_does_not_matter(root):
+    """Only the bytes used are checked."""
+    damage(root, chunkfile.HEADER_BYTES + 10, b"\xff")
+    assert read(root, [WANTED[0], WANTED[3]]) == [SAMPLES[0], SAMPLES[3]]
+
+
+@pytest.mark.parametrize("length", [0, 30, chunkfile.HEADER_BYTES + 100, chunkfile.crc_offset(LOCAL_BYTES, 3)])
+def test_a_truncated_file_is_found(root, length):
+    """Cut in the header, in the payload, in the checksums."""
+    path = root / chunkfile.relative_path(KEY)
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(IntegrityError):
+        read(root, [WANTED[3]])
+
+
+def test_a_swapped_file_is_found(root):
+    """A good file of another chunk under this name: the header says so."""
+    with pytest.raises(IntegrityError, match="manifest says"):
+        ChunkReader([root]).read(KEY, LOCAL_BYTES + 1, len(SAMPLES), WANTED)
+
+
+def preads(monkeypatch):
+    """Offsets of all reads but those of samples, from now on."""
+    asked = []
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda descriptor, count, at: asked.append(at) or pread(descriptor, count, at))
+    return asked
+
+
+def read_by(reader, sample):
+    (found,) = reader.read(KEY, LOCAL_BYTES, len(SAMPLES), [WANTED[sample]])
+    return bytes(found)
+
+
+def test_header_and_checksums_are_read_once(root, monkeypatch):
+    """What the chunk must hold does not change."""
+    asked, reader = preads(monkeypatch), ChunkReader([root])
+    assert [read_by(reader, sample) for sample in (2, 0, 3)] == [SAMPLES[2], SAMPLES[0], SAMPLES[3]]
+    assert asked == [0, chunkfile.crc_offset(LOCAL_BYTES, 0)]
+
+
+def test_checksums_of_very_many_samples_are_read_each_time(root, monkeypatch):
+    """Only those of the samples that are read."""
+    monkeypatch.setattr(reader_module, "_KEPT_SAMPLES", 3)
+    asked, reader = preads(monkeypatch), ChunkReader([root])
+    assert [read_by(reader, sample) for sample in (2, 3)] == [SAMPLES[2], SAMPLES[3]]
+    assert asked == [at for sample in (2, 3) for at in (0, chunkfile.crc_offset(LOCAL_BYTES, sample))]
+
+
+def test_checksums_are_kept_of_some_chunks(root, monkeypatch):
+    """A reader of a million chunks does not grow."""
+    monkeypatch.setattr(reader_module, "_KEPT_TABLES", 2)
+    reader, path = ChunkReader([root]), root / chunkfile.relative_path(KEY)
+    for number in range(5):
+        key = bytes([number]) * 16
+        other = root / chunkfile.relative_path(key)
+        other.parent.mkdir(exist_ok=True)
+        content = path.read_bytes()
+        header = chunkfile.ChunkHeader.decode(content, "")
+        other.write_bytes(msgspec.structs.replace(header, key=key).encode() + content[chunkfile.HEADER_BYTES :])
+        assert bytes(reader.read(key, LOCAL_BYTES, len(SAMPLES), [WANTED[2]])[0]) == SAMPLES[2]
+        assert len(reader._tables) <= 2
+
+
+def test_a_file_that_was_swapped_since_is_found(root):
+    """A good file of another chunk under this name, of the same lengths: its bytes are not what was promised."""
+    reader, path = ChunkReader([root]), root / chunkfile.relative_path(KEY)
+    assert read_by(reader, 2) == SAMPLES[2]
+    other = b"".join([*SAMPLES[:2], SAMPLES[2].upper(), *SAMPLES[3:]])
+    crcs = np.array(
+        [zlib.crc32(bytes(other[OFFSETS[i] : OFFSETS[i + 1]])) for i in range(len(SAMPLES))], "<u4"
+    ).tobytes()
+    header = chunkfile.ChunkHeader(bytes(16), LOCAL_BYTES, len(SAMPLES), zlib.crc32(crcs), zlib.crc32(other)).encode()
+    path.write_bytes(header + other + crcs)
+    with pytest.raises(IntegrityError, match="does not match its checksum"):
+        read_by(reader, 2)
+
+
+def test_a_chunk_that_was_refused_and_fetched_again_is_read(root):
+    """What was kept of the broken file is forgotten."""
+    path = root / chunkfile.relative_path(KEY)
+    good = path.read_bytes()
+    damage(root, chunkfile.crc_offset(LOCAL_BYTES, 2), b"\0\0\0\0")
+    reader = ChunkReader([root])
+    with pytest.raises(IntegrityError):
+        read_by(reader, 2)
+    path.write_bytes(good)
+    assert read_by(reader, 2) == SAMPLES[2]

@@ -1,0 +1,80 @@
+"""A look at the engine's counters from outside."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+
+import pytest
+
+from streamer.client.engine_client import EngineClient
+from streamer.client.oneshot import Finding, glance, tell
+from streamer.client.session import SessionSpec
+from streamer.client.settings import ClientSettings
+from streamer.loader.stall.advice import Verdict
+from streamer.wire.messages import VERDICTS, GetManifest
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return ClientSettings(
+        cache_dir=tmp_path / "cache", runtime_dir=tmp_path / "run", cache_bytes=8 << 20, grace_seconds=0.1
+    )
+
+
+def test_no_engine_is_none_and_none_is_started(settings):
+    """Looking starts nothing."""
+    assert glance(settings, 1.0) is None
+    assert not settings.cache_dir.exists()
+
+
+def test_a_running_engine_answers_and_a_stopped_one_does_not_hold_us(settings):
+    """Its counters by name; None in time where it does not answer."""
+    with EngineClient(settings) as client:
+        pid = client._connected().welcome.pid
+        found = glance(settings, 10.0)
+        assert found["needs"] == 0
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            assert glance(settings, 0.05) is None
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+def told(client: EngineClient) -> list[tuple[object, ...]]:
+    names = ("consumer", "loader_waiting_share", "verdict", "advice")
+    return [tuple(entry[name] for name in names) for entry in client.statistics()["sessions"]]
+
+
+def test_what_a_loader_found_is_seen_with_its_session(settings, tmp_path):
+    """Share, verdict and advice, cut to a line, without what steers a terminal; other sessions keep theirs."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.bin").write_bytes(b"x" * 100)
+    with EngineClient(settings) as client:
+        folder = client.manifest(GetManifest(0, [f"{tmp_path}/data/"], "auto"))
+        specs = [SessionSpec(dataset=folder.name, consumer=f"rank {rank}") for rank in range(2)]
+        sessions = [client.open_session(spec) for spec in specs]
+        mine = dataclasses.replace(settings, job=client.job)
+        assert told(client) == [("rank 0", None, None, None), ("rank 1", None, None, None)]
+        assert tell(mine, specs[1], 5.0, Finding(0.43, "decode", "4 more workers\x1b[2J" + "!" * 300))
+        assert told(client)[0] == ("rank 0", None, None, None)
+        assert told(client)[1] == ("rank 1", 0.43, "decode", ("4 more workers?[2J" + "!" * 300)[:240])
+        assert tell(mine, specs[1], 5.0, Finding(7.0, "nonsense"))
+        assert told(client)[1] == ("rank 1", 1.0, "other", "")
+        assert tell(dataclasses.replace(mine, job="another"), specs[0], 5.0, Finding(0.5, "decode"))
+        assert told(client)[0] == ("rank 0", None, None, None)
+        for session in sessions:
+            session.close()
+
+
+def test_an_engine_that_is_away_is_not_told(settings):
+    """No error, nothing started."""
+    assert not tell(settings, SessionSpec(dataset="d", consumer="rank 0"), 1.0, Finding(0.1, "decode"))
+    assert not settings.cache_dir.exists()
+
+
+def test_the_protocol_knows_every_verdict():
+    """A verdict is a label of /metrics: a new one has to be added to both lists."""
+    assert {str(verdict) for verdict in Verdict} == set(VERDICTS) - {"other"}
+    assert max(map(len, VERDICTS)) <= 64

@@ -1,0 +1,173 @@
+"""Who is believed about a chunk: the reader, or the engine that looks itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from streamer.engine.corruption_reports import (
+    MAX_REJECTS,
+    MAX_UNFOUNDED,
+    MAX_UNFOUNDED_IN_ALL,
+    VERIFIED_SECONDS,
+    CorruptionReports,
+)
+from streamer.errors import IntegrityError, ManifestError
+
+CHUNKS = 100
+
+
+class Cache:
+    root = "/cache"
+
+    def __init__(self) -> None:
+        self.wrong: set[bytes] = set()
+        self.read: list[bytes] = []
+
+    def length(self, key: bytes) -> int:
+        return 10
+
+    async def verify(self, key: bytes) -> bool:
+        self.read.append(key)
+        await asyncio.sleep(0)
+        return key not in self.wrong
+
+
+class Engine:
+    """What the reports need of an engine; its clock moves only when it is set."""
+
+    def __init__(self) -> None:
+        self.cache = Cache()
+        self.dropped: list[bytes] = []
+        self.time, self.kicks = 100.0, 0
+
+    def now(self) -> float:
+        return self.time
+
+    def forget(self, key: bytes) -> bool:
+        self.dropped.append(key)
+        return True
+
+    def wake(self) -> None:
+        self.kicks += 1
+
+
+class Session:
+    """What the reports need of a session: its dataset, its progress, its request, all in one."""
+
+    consumer = "rank 0"
+    file_bytes = np.full(CHUNKS, 10)
+
+    def __init__(self, engine: Engine, name: str = "1 rank 0") -> None:
+        self.name = name
+        self.dataset = self.progress = self.request = self
+        self.unfounded: Counter[int] = Counter()
+        self.failed: IntegrityError | None = None
+        self.judged_rejects = 0
+        self.lost_chunks: list[int] = []
+        self.held = set(range(CHUNKS))
+        self.is_open = True
+
+    def key(self, chunk: int) -> bytes:
+        if chunk >= CHUNKS:
+            raise ManifestError(f"no chunk {chunk}")
+        return bytes([chunk]) * 16
+
+    def holds(self, chunk: int) -> bool:
+        return chunk in self.held
+
+    def lost(self, chunk: int, *, broken: bool) -> None:
+        self.lost_chunks.append(chunk)
+
+    def acknowledge(self, rejects: int) -> None:
+        self.judged_rejects += rejects
+
+    def fail(self, error: IntegrityError) -> None:
+        self.failed = error
+
+
+@pytest.fixture
+async def parts():
+    engine = Engine()
+    async with asyncio.TaskGroup() as tasks:
+        yield engine, Session(engine), CorruptionReports(engine.cache, engine.forget, engine.wake, engine.now, tasks)
+
+
+async def checked(rejects: CorruptionReports) -> None:
+    """All that was heard so far."""
+    if rejects._check_task is not None:
+        await asyncio.wait([rejects._check_task])
+
+
+async def test_a_burst_about_one_chunk_is_one_look(parts):
+    """Eight workers report it at once, or while it is being read: read once, counted once, all of them answered."""
+    engine, session, rejects = parts
+    for _ in range(4):
+        rejects.report(session, 5, "crc")
+    await asyncio.sleep(0)
+    for _ in range(4):
+        rejects.report(session, 5, "crc")
+    await checked(rejects)
+    assert (session.judged_rejects, engine.dropped, session.lost_chunks) == (8, [], [])
+    assert (len(engine.cache.read), rejects.unfounded) == (1, 1)
+
+
+async def test_what_was_found_right_is_not_read_again_at_once(parts):
+    """Whoever repeats it costs nothing and is not counted; after the pause both."""
+    engine, session, rejects = parts
+    for _ in range(3):
+        rejects.report(session, 5, "crc")
+        await checked(rejects)
+    assert (len(engine.cache.read), session.unfounded[5]) == (1, 1)
+    engine.time += VERIFIED_SECONDS
+    rejects.report(session, 5, "crc")
+    await checked(rejects)
+    assert (len(engine.cache.read), session.unfounded[5]) == (2, 2)
+
+
+async def test_who_is_wrong_about_many_chunks_fails_as_well(parts):
+    """Not only about one chunk."""
+    _, session, rejects = parts
+    for chunk in range(MAX_UNFOUNDED_IN_ALL + 1):
+        assert session.failed is None
+        rejects.report(session, chunk, "crc")
+        await checked(rejects)
+    assert isinstance(session.failed, IntegrityError)
+    assert max(session.unfounded.values()) <= MAX_UNFOUNDED
+
+
+async def test_a_disk_that_lies_is_named(parts):
+    """Every fresh copy is wrong, too."""
+    engine, session, rejects = parts
+    engine.cache.wrong.add(session.key(7))
+    for _ in range(MAX_REJECTS + 1):
+        assert session.failed is None
+        rejects.report(session, 7, "crc")
+        await checked(rejects)
+    assert "wrong on disk after 3 fresh copies" in str(session.failed)
+    assert engine.dropped == [session.key(7)] * (MAX_REJECTS + 1)
+
+
+async def test_what_a_session_does_not_hold_is_answered_without_a_look(parts):
+    """It has read on; nothing is queued, so a flood of such rejects holds no memory."""
+    engine, session, rejects = parts
+    session.held.clear()
+    for chunk in range(50):
+        rejects.report(session, chunk, "crc")
+    assert (session.judged_rejects, engine.cache.read, rejects._waiting) == (50, [], {})
+    with pytest.raises(ManifestError):
+        rejects.report(session, CHUNKS, "crc")
+
+
+async def test_a_session_that_has_left_hears_nothing(parts):
+    """Its rejects are dropped; those of the next one are checked."""
+    engine, session, rejects = parts
+    rejects.report(session, 5, "crc")
+    session.is_open = False
+    other = Session(engine, "2 rank 1")
+    rejects.report(other, 6, "crc")
+    await checked(rejects)
+    assert (session.judged_rejects, other.judged_rejects, engine.cache.read) == (0, 1, [session.key(6)])

@@ -1,0 +1,97 @@
+"""Fetchers of several sets of credentials: connections of their own, one budget of memory."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from streamer.config import FetchConfig
+from streamer.engine.datasets import options_key
+from streamer.engine.fetchers import Fetchers
+from streamer.engine.url_allowlist import UrlAllowlist
+from streamer.errors import ClosedError
+from streamer.fetch import Fetched
+from streamer.manifest.model import Chunk, Extent
+from streamer.store.local_store import LocalStore
+
+KiB = 1024
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """One object."""
+    (tmp_path / "a").write_bytes(bytes(600 * KiB))
+    return tmp_path / "a"
+
+
+async def chunk_of(path: Path) -> Chunk:
+    """A chunk of one whole file."""
+    (record,) = [record async for page in LocalStore().list(f"file://{path}") for record in page]
+    return Chunk(0, bytes(16), (Extent(record, 0, record.size),), 0, 1, record.size, record.size)
+
+
+async def settle(fetchers: Fetchers, waiting: int) -> None:
+    """Until so many wait, as the statistics count them."""
+    async with asyncio.timeout(60):
+        while fetchers.statistics()["waiting"] != waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def test_all_credentials_share_one_budget(file: Path) -> None:
+    """With room for one chunk another one waits, whoever's it is, and is counted once."""
+    wanted = await chunk_of(file)
+    async with (
+        Fetchers(FetchConfig(memory_bytes=1024 * KiB), UrlAllowlist()) as fetchers,
+        fetchers.of({"key": "ours"}) as ours,
+        fetchers.of({"key": "theirs"}) as theirs,
+    ):
+        assert ours is not theirs
+        first = await ours.fetch(wanted)
+        async with asyncio.TaskGroup() as group:
+            second: asyncio.Task[Fetched] = group.create_task(theirs.fetch(wanted))
+            await settle(fetchers, waiting=1)
+            assert fetchers.statistics()["reserved_bytes"] == 600 * KiB
+            first.close()
+        second.result().close()
+        assert fetchers.statistics()["reserved_peak_bytes"] == 600 * KiB
+        assert fetchers.statistics()["reserved_bytes"] == 0
+
+
+async def test_fetchers_of_old_credentials_are_closed(file: Path) -> None:
+    """A hundred renewals: what nobody uses and no session needs is closed at the second look; counts go on."""
+    wanted = await chunk_of(file)
+    async with Fetchers(FetchConfig(memory_bytes=4096 * KiB), UrlAllowlist()) as fetchers:
+        most = 0
+        for number in range(100):
+            async with fetchers.of({"token": number}) as fetcher:
+                (await fetcher.fetch(wanted)).close()
+            if number % 5 == 4:
+                fetchers.close_idle(set())
+            most = max(most, len(fetchers))
+        assert most <= 10
+        assert fetchers.statistics()["requests"] == 100
+        assert fetchers.statistics()["received_bytes"] == 100 * 600 * KiB
+        for _ in range(2):
+            fetchers.close_idle({options_key({"token": 99})})
+        assert len(fetchers) == 1
+        async with fetchers.of({"token": 99}) as last:
+            assert last is fetcher, "a session needs it"
+
+
+async def test_a_fetcher_in_use_stays_open(file: Path) -> None:
+    """However long its chunk takes."""
+    wanted = await chunk_of(file)
+    async with Fetchers(FetchConfig(memory_bytes=4096 * KiB), UrlAllowlist()) as fetchers:
+        async with fetchers.of({}) as fetcher:
+            for _ in range(3):
+                fetchers.close_idle(set())
+            (await fetcher.fetch(wanted)).close()
+        fetchers.close_idle(set())
+        assert len(fetchers) == 1, "used since the last look"
+        fetchers.close_idle(set())
+        assert len(fetchers) == 0
+        await asyncio.sleep(0)
+        with pytest.raises(ClosedError):
+            await fetcher.fetch(wanted)

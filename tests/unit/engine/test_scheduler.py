@@ -1,0 +1,117 @@
+"""The scheduler of a real engine in this loop: which sessions progress when the cache is full."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.config import CacheConfig, EngineConfig
+from streamer.engine.engine import Engine
+from streamer.engine.manifests import ManifestRequest
+from streamer.engine.session import EngineSession, SessionRequest
+from streamer.engine.statistics import engine_statistics
+from streamer.errors import StreamerError
+from streamer.manifest.table import Manifest
+
+LIMIT = (512 << 10) + 1_800_000
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+    """A cache of half of 60 files of up to 100 KB: about 12 chunks."""
+    random = np.random.default_rng(5)
+    for number in range(60):
+        path = tmp_path / "data" / f"class{number % 3}" / f"{number:03}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(random.bytes(int(random.integers(30_000, 100_000))))
+    cache = CacheConfig(directory=tmp_path / "cache", limit_bytes=LIMIT)
+    async with Engine(EngineConfig(cache=cache, settle_seconds=0.0)) as engine:
+        yield engine
+
+
+async def manifest_of(engine: Engine) -> Manifest:
+    url = str(engine.cache.root.parent / "data")
+    digest = await engine.manifest(ManifestRequest(urls=(url,)), lambda text, done, total: None)
+    return Manifest.open(engine.cache.root / "manifests" / digest)
+
+
+class Consumer:
+    """A session and the events it got."""
+
+    def __init__(self, engine: Engine, manifest: Manifest, name: str, job: str = "job") -> None:
+        self.news = asyncio.Event()
+        self.errors: list[StreamerError] = []
+        request = SessionRequest(job=job, dataset=manifest.digest, consumer=name)
+        self.session: EngineSession = engine.open_session(request, self._on_ready, self.errors.append)
+
+    def _on_ready(self, through: int, rejects: int) -> None:
+        self.news.set()
+
+    def one_chunk_a_step(self, epoch: int, first_step: int, chunks: list[int]) -> None:
+        steps = np.arange(first_step, first_step + len(chunks))
+        self.session.extend(epoch, (np.array(chunks, np.uint32), steps, steps), True)
+
+    async def ready(self, step: int) -> None:
+        while self.session.progress.through() < step:
+            self.news.clear()
+            await asyncio.wait_for(self.news.wait(), 60)
+
+
+async def test_all_that_is_over_is_given_back_before_anybody_asks(engine: Engine) -> None:
+    """One reader has read all that fills the cache in one go: the other gets its room, and is not refused for it."""
+    manifest = await manifest_of(engine)
+    greedy, late = (Consumer(engine, manifest, f"rank {rank}") for rank in range(2))
+    greedy.one_chunk_a_step(0, 0, list(range(manifest.chunks)))
+    greedy.session.advance(0, manifest.chunks - 1)
+    await greedy.ready(3)
+    while len(engine.in_flight):  # the last one may bring no news
+        await engine.in_flight.finish(60)
+    filled = greedy.session.progress.through()
+    assert filled < manifest.chunks - 2
+    late.one_chunk_a_step(0, 0, [manifest.chunks - 1])
+    greedy.session.advance(filled + 1, manifest.chunks - 1)
+    late.session.advance(0, 0)
+    await late.ready(0)
+    assert not late.errors + greedy.errors
+
+
+async def test_nobody_holds_back_for_a_session_that_has_failed(engine: Engine) -> None:
+    """It has asked for room and waits for none: others may take more than they were planned with."""
+    manifest = await manifest_of(engine)
+    greedy, late = Consumer(engine, manifest, "rank 0"), Consumer(engine, manifest, "rank 0", job="other")
+    greedy.one_chunk_a_step(0, 0, list(range(manifest.chunks)))
+    greedy.session.advance(0, manifest.chunks - 1)
+    await greedy.ready(3)
+    late.one_chunk_a_step(0, 0, list(range(manifest.chunks)))
+    late.session.advance(0, manifest.chunks - 1)
+    await asyncio.sleep(0)
+    engine.wake()
+    await asyncio.sleep(0)
+    assert late.session.progress.has_requests()
+    assert engine.scheduler._asking == {"job", "other"}
+    late.session.fail(StreamerError("lost"))
+    engine.wake()
+    await asyncio.sleep(0)
+    assert engine.scheduler._asking == {"job"}
+
+
+async def test_a_chunk_that_is_there_by_an_earlier_use_counts_as_a_hit(engine: Engine) -> None:
+    """The next epoch's look-ahead comes to a chunk that this epoch still has open: needs count every use."""
+    manifest = await manifest_of(engine)
+    reader = Consumer(engine, manifest, "rank 0")
+    for epoch in range(3):
+        reader.one_chunk_a_step(epoch, 2 * epoch, [epoch % 2, 1 - epoch % 2])
+    for step in range(6):
+        reader.session.advance(step, step)
+        await reader.ready(step)
+    counts = engine_statistics(engine)
+    assert (counts["needs"], counts["hits"]) == (6, 4)
+    assert [vars_of(count) for count in reader.session.counts.values()] == [(2, 0), (2, 2), (2, 2)]
+
+
+def vars_of(count: object) -> tuple[int, int]:
+    return count.needs, count.hits  # type: ignore[attr-defined]

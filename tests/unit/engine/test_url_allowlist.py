@@ -1,0 +1,117 @@
+"""Which urls are served with which options."""
+
+import os
+
+import pytest
+
+from streamer.config import DatasetConfig
+from streamer.engine.manifests import ManifestRequest
+from streamer.engine.session import SessionRequest
+from streamer.engine.url_allowlist import UrlAllowlist
+from streamer.errors import AccessDeniedError, ConfigError
+
+ONE, TWO = {"key": "one"}, {"key": "two"}
+
+
+@pytest.fixture
+def allowlist():
+    return UrlAllowlist(
+        [
+            DatasetConfig(url="s3://bucket/train/", storage_options=ONE),
+            DatasetConfig(url="s3://bucket/train/extra/", storage_options=TWO),
+            DatasetConfig(url="gs://other", storage_options=TWO),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        vars(UrlAllowlist([DatasetConfig(url="s3://bucket/", storage_options={"secret": "hunter2"})])),
+        ManifestRequest(urls=("s3://bucket/",), options={"secret": "hunter2"}),
+        SessionRequest(job="job", dataset="digest", consumer="rank 0", options={"secret": "hunter2"}),
+    ],
+    ids=["allowlist", "manifest", "session"],
+)
+def test_secrets_are_not_in_the_repr(holder):
+    """What holds storage options is printed in logs and tracebacks."""
+    assert "hunter2" not in repr(holder)
+
+
+def test_without_datasets_the_client_says_how():
+    """Its own options, any url."""
+    allowlist = UrlAllowlist()
+    assert not allowlist.restricted
+    assert allowlist.options(["s3://anything/"], ONE) == ONE
+    allowlist.check_objects(["file:///etc/passwd"], {})
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("s3://bucket/train/", ONE),
+        ("s3://bucket/train", ONE),
+        ("s3://bucket/train/0001.tar", ONE),
+        ("s3://bucket/train/{00..10}.tar", ONE),
+        ("s3://bucket/train/extra/a", TWO),
+        ("gs://other/any/thing", TWO),
+    ],
+)
+def test_the_longest_configured_url_above_decides(allowlist, url, options):
+    """What the client offers does not matter."""
+    assert allowlist.options([url], {"key": "the client's"}) == options
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket/",
+        "s3://bucket/training/",
+        "s3://bucket/train/../secret/",
+        "s3://bucket/train/./a",
+        "s3://bucket2/train/",
+        "gs://otherwise/",
+        "file:///etc/passwd",
+        "/etc/passwd",
+        "s3://bucket/train/\0",
+        "http://169.254.169.254/latest/meta-data/",
+        "https://bucket/train/%2e%2e/a",
+    ],
+)
+def test_everything_else_is_denied(allowlist, url):
+    """Neighbours, parents, other buckets, local files, the metadata service."""
+    with pytest.raises(AccessDeniedError, match="datasets"):
+        allowlist.options([url], ONE)
+
+
+def test_a_denied_url_is_shown_without_its_secrets(allowlist):
+    """A signed url is as good as a key."""
+    with pytest.raises(AccessDeniedError) as denied:
+        allowlist.options(["https://user:hunter2@host/a?sig=hunter2"], {})
+    assert "hunter2" not in f"{denied.value} {denied.value.details}"
+
+
+def test_urls_of_one_dataset_must_have_one_set_of_options(allowlist):
+    """Two would need two clients for one manifest."""
+    with pytest.raises(ConfigError, match="different storage options"):
+        allowlist.options(["s3://bucket/train/a", "gs://other/b"], {})
+
+
+def test_objects_of_a_manifest_are_checked(allowlist):
+    """A manifest taken from a url may name any object."""
+    allowlist.check_objects(["s3://bucket/train/a", "s3://bucket/train/b"], ONE)
+    for url in ("s3://bucket/train/extra/a", "s3://private/a", "/etc/shadow"):
+        with pytest.raises(AccessDeniedError):
+            allowlist.check_objects(["s3://bucket/train/a", url], ONE)
+
+
+def test_a_link_does_not_lead_out_of_a_local_dataset(tmp_path):
+    """The service may be able to read what the trainer may not."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "private").write_text("x")
+    os.symlink(tmp_path / "private", tmp_path / "data" / "link")
+    allowlist = UrlAllowlist([DatasetConfig(url=str(tmp_path / "data"))])
+    assert allowlist.options([f"{tmp_path}/data/a", f"file://{tmp_path}/data/"], {}) == {}
+    for url in (f"{tmp_path}/data/link", f"{tmp_path}/data/../private"):
+        with pytest.raises(AccessDeniedError):
+            allowlist.options([url], {})

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from streamer.manifest.bounded_map import bounded_map
+
+
+async def test_results_keep_the_order_and_the_bound():
+    """At most so many at once; results by place, whatever ends first."""
+    running = most = 0
+
+    async def work(item: int) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(10 - item):
+            await asyncio.sleep(0)
+        running -= 1
+        return item * item
+
+    assert await bounded_map(work, range(10), 3) == [i * i for i in range(10)]
+    assert most == 3
+    assert await bounded_map(work, [], 3) == []
+
+
+async def test_the_first_error_arrives_as_itself():
+    """No ExceptionGroup around it, its cause kept, the others cancelled."""
+    cancelled: list[int] = []
+
+    async def work(item: int) -> None:
+        if item == 1:
+            raise KeyError("bad") from ValueError("why")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(item)
+            raise
+
+    with pytest.raises(KeyError, match="bad") as caught:
+        await bounded_map(work, range(5), 3)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert sorted(cancelled) == [0, 2]

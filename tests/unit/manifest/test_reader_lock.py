@@ -1,0 +1,131 @@
+"""Who reads a manifest holds it: nobody removes it meanwhile, and nothing is left when the reader is killed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from streamer.errors import ManifestError
+from streamer.manifest import reader_lock
+from streamer.manifest.reader_lock import open_held, remove_unread, sweep_removed
+from streamer.manifest.table import Manifest
+
+HOLD = """
+import sys
+from pathlib import Path
+from streamer.manifest.reader_lock import open_held
+held = open_held(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+async def path(build_it, store) -> Path:
+    """The folder of a manifest that nobody holds."""
+    return (await build_it(store({"s3://b/a/1.bin": b"1", "s3://b/a/2.bin": b"22"}), "s3://b/a/")).path
+
+
+def test_a_manifest_stays_while_somebody_holds_it(path: Path) -> None:
+    """Two readers: it goes after the last one."""
+    one, other = open_held(path), open_held(path)
+    assert not remove_unread(path)
+    del one
+    assert not remove_unread(path)
+    assert other.samples == 2
+    del other
+    assert remove_unread(path)
+    assert not path.exists()
+    assert remove_unread(path), "what is gone is gone"
+
+
+def test_one_that_only_looks_does_not_hold(path: Path) -> None:
+    """Plain `Manifest.open`: its mapping is good after the files are gone."""
+    looked = Manifest.open(path)
+    assert remove_unread(path)
+    assert looked.name(1).object_key == "2.bin"
+    with pytest.raises(ManifestError, match="no manifest at"):
+        open_held(path)
+
+
+def test_a_killed_reader_holds_nothing(path: Path) -> None:
+    """The kernel has freed its lock."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "held\n"
+        assert not remove_unread(path)
+        reader.kill()
+        reader.wait()
+        assert remove_unread(path)
+
+
+def test_a_reader_that_comes_during_the_removal_finds_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the folder open and waits for the lock; then there is no manifest any more, not half of one."""
+    waits, failed = threading.Event(), []
+    flock = fcntl.flock
+
+    def told(descriptor: int, operation: int) -> None:
+        waits.set()
+        flock(descriptor, operation)
+
+    def read() -> None:
+        try:
+            open_held(path)
+        except ManifestError as error:
+            failed.append(str(error))
+
+    remover = os.open(path, os.O_RDONLY)
+    flock(remover, fcntl.LOCK_EX)
+    monkeypatch.setattr(reader_lock.fcntl, "flock", told)
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert waits.wait(20)
+    shutil.move(path, path.with_name("nameless"))
+    os.close(remover)
+    reader.join(20)
+    assert len(failed) == 1
+
+
+def test_what_a_killed_remover_left_is_swept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between the new name and the end: no reader finds it, the next sweep removes it."""
+
+    def killed(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reader_lock.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            remove_unread(path)
+    with pytest.raises(ManifestError):
+        open_held(path)
+    assert sweep_removed(path.parent) == 1
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_mount_without_locks_is_read_all_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As some virtual machines see their host's folders."""
+
+    def unsupported(descriptor: int, operation: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(reader_lock.fcntl, "flock", unsupported)
+    assert open_held(path).samples == 2
+
+
+def test_a_holder_has_one_descriptor(path: Path) -> None:
+    """Whatever the number of files; none is left when it is gone."""
+    before = os.listdir("/proc/self/fd")
+    held = open_held(path)
+    assert len(os.listdir("/proc/self/fd")) == len(before) + 1
+    del held
+    assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import shutil
+
+import msgspec
+import numpy as np
+import pytest
+
+from streamer.errors import ManifestCorruptError
+from streamer.manifest.arrow import map_table
+from streamer.manifest.arrow_writer import write_table
+from streamer.manifest.columns import BinaryColumn, digest_of
+from streamer.manifest.layout import ROOT_NAME, decode_root, encode_root, file_name, schemas
+from streamer.manifest.table import Manifest
+from streamer.manifest.validation import open_verified
+
+
+def forged(manifest: Manifest, target, table: str, column: str, row: int, value: int):
+    """A copy with one wrong value and digests that fit it, as a hostile url might serve it."""
+    shutil.copytree(manifest.path, target)
+    path = target / file_name(table, 0)
+    root = decode_root((target / ROOT_NAME).read_bytes(), "root")
+    # From the original: the copy is written while these columns are mapped.
+    columns = dict(map_table(manifest.path / path.name, schemas(manifest.whole_objects)[table]))
+    old = columns[column]
+    changed = (old.offsets if isinstance(old, BinaryColumn) else old).copy()
+    changed[row] = value
+    columns[column] = BinaryColumn(changed, old.content) if isinstance(old, BinaryColumn) else changed
+    sizes = {**root.file_bytes, path.name: write_table(path, columns)}
+    part = root.content.parts[0]
+    run = msgspec.structs.replace(part.tables[table], digest=digest_of(columns))
+    part = msgspec.structs.replace(part, tables={**part.tables, table: run})
+    content = msgspec.structs.replace(root.content, parts=[part])
+    (target / ROOT_NAME).write_bytes(encode_root(content, root.urls, sizes))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "row", "value", "rule"),
+    [
+        ("chunks", "first_sample", 0, 1, "chunks begin at sample 0"),
+        ("chunks", "first_sample", 3, 0, "have samples"),
+        ("chunks", "local_bytes", 3, -1, "lengths are not negative"),
+        ("chunks", "local_bytes", 3, 1 << 40, "as long as their extents"),
+        ("chunks", "codec", 3, 9, "codecs are known"),
+        ("chunks", "first_extent", 3, 0, "chunks have extents"),
+        ("objects", "size", 3, -1, "lengths are not negative"),
+        ("objects", "size", 3, 10, "extents are inside their objects"),
+        ("objects", "key", 3, 10_000, "byte strings are in order"),
+        ("extents", "object", 3, 99, "extents name objects"),
+        ("extents", "start", 0, -512, "extents are inside their objects"),
+        ("extents", "stop", 0, 1 << 40, "extents are inside their objects"),
+        ("samples", "start", 0, 5, "samples are inside their chunks"),
+        ("samples", "start", 1, 1 << 31, "samples are inside their chunks"),
+    ],
+)
+def test_wrong_values_of_containers(tar_manifest, tmp_path, table, column, row, value, rule):
+    """One wrong value with a digest that fits: opening in full names the rule."""
+    path = forged(tar_manifest, tmp_path / "forged", table, column, row, value)
+    with pytest.raises(ManifestCorruptError, match=rule):
+        open_verified(path)
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "row", "value", "rule"),
+    [
+        ("samples", "label", 3, 5, "labels are classes"),
+        ("samples", "label", 3, -2, "labels are classes"),
+        ("objects", "size", 3, 1 << 40, "as long as their objects"),
+    ],
+)
+def test_wrong_values_of_files(file_manifest, tmp_path, table, column, row, value, rule):
+    """The same for whole objects."""
+    path = forged(file_manifest, tmp_path / "forged", table, column, row, value)
+    with pytest.raises(ManifestCorruptError, match=rule):
+        open_verified(path)
+
+
+def test_a_forgery_without_a_change_passes(tar_manifest, tmp_path):
+    """The forger itself breaks nothing."""
+    path = forged(tar_manifest, tmp_path / "forged", "samples", "start", 0, 0)
+    assert np.array_equal(open_verified(path).chunk_first, tar_manifest.chunk_first)

@@ -1,0 +1,52 @@
+"""What the service manager hears."""
+
+import asyncio
+import logging
+import socket
+
+import pytest
+
+from streamer.service.sd_notify import Notifier
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(request, tmp_path):
+    """A socket as systemd's, by path and by abstract name."""
+    address = str(tmp_path / "notify") if request.param == "path" else f"@streamer-test-{tmp_path.name}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind("\0" + address[1:] if address.startswith("@") else address)
+        listener.settimeout(60)
+        yield address, listener
+
+
+async def test_ready_reloading_stopping(manager):
+    """In systemd's words."""
+    address, listener = manager
+    notifier = Notifier(address)
+    notifier.ready()
+    notifier.reloading()
+    notifier.stopping()
+    heard = [listener.recv(1000).decode() for _ in range(3)]
+    assert heard[0] == "READY=1"
+    assert heard[1].startswith("RELOADING=1\nMONOTONIC_USEC=")
+    assert heard[2] == "STOPPING=1"
+
+
+async def test_the_watchdog_is_fed_by_the_loop(manager):
+    """Twice an interval, until closed."""
+    address, listener = manager
+    notifier = Notifier(address, watchdog_seconds=0.02)
+    notifier.ready()
+    heard = [await asyncio.to_thread(listener.recv, 1000) for _ in range(4)]
+    notifier.close()
+    assert heard == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1", b"WATCHDOG=1"]
+    await asyncio.get_running_loop().shutdown_default_executor()
+
+
+def test_no_manager_no_message(caplog):
+    """None named: silence. One named that is gone: a line in the log, and the service lives on."""
+    Notifier(None).stopping()
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        Notifier("/nobody/there").stopping()
+    assert "/nobody/there" in caplog.text
