@@ -73,7 +73,7 @@ class Fetchers:
         """The fetcher for these storage options, open until the end of the block at least."""
         key = options_key(options)
         if key not in self._open:
-            self._open[key] = _Lent(Fetcher(self._config, partial(_open, options), self._memory))
+            self._open[key] = _Lent(Fetcher(self._config, partial(_open, options, self._config), self._memory))
             await self._open[key].fetcher.__aenter__()
         lent = self._open[key]
         lent.users += 1
@@ -127,5 +127,5 @@ async def _hang_up(fetcher: Fetcher) -> None:
         logger.warning("%r was not closed in order: %s", fetcher, error)
 
 
-def _open(options: Mapping[str, object], url: str) -> ObjectStore:
-    return open_store(url, options)
+def _open(options: Mapping[str, object], config: FetchConfig, url: str) -> ObjectStore:
+    return open_store(url, options, client=config.client)

@@ -88,6 +88,7 @@ def test_options_count_more_than_variables_and_these_more_than_the_file(tmp_path
         ("[service]\ndrain_seconds = -1", "drain_seconds"),
         ("[fetch]\nhedge = 'no'", "hedge"),
         ("[fetch]\nwindow_max = 2.5", "window_max"),
+        ("[fetch]\nclient = 'wget'", "client='wget' is not one of auto, curl, obstore"),
         ("[cache]\neviction = 'random'", "eviction"),
         ("[cache]\nlayers = 3", "layers"),
         ("[[datasets]]\nurl = 's3://b/'\nsecret = 'x'", "secret"),

@@ -14,7 +14,7 @@ from streamer.errors import ConfigError, StoreError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.base import Take
-from streamer.store.curl_access import Access
+from streamer.store.curl.access import Access
 from streamer.store.urls import shown
 
 # Read from a socket at once.

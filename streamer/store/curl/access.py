@@ -21,9 +21,9 @@ import msgspec
 from streamer.errors import ConfigError
 from streamer.store import boto_keys, failures
 from streamer.store.boto_keys import Keys
+from streamer.store.curl.signature import Signer
 from streamer.store.obstore_clients import certificates, options_refused, s3_client
 from streamer.store.options import Translation, family
-from streamer.store.signature import Signer
 from streamer.store.urls import Address, shown
 
 if TYPE_CHECKING:
