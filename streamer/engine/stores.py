@@ -21,7 +21,7 @@ from streamer.engine.access import Access
 from streamer.engine.datasets import options_key
 from streamer.errors import StreamerError
 from streamer.fetch import Fetcher
-from streamer.fetch.memory import Memory
+from streamer.fetch.memory_budget import Memory
 from streamer.fetch.statistics import FetchStatistics
 from streamer.manifest.model import Chunk
 from streamer.store import ObjectStore, open_store

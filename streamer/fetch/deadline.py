@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from streamer.fetch.clock import Alarm, Clock
+from streamer.fetch.presence_clock import Alarm, Clock
 
 
 def _none() -> float:

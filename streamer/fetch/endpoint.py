@@ -9,13 +9,13 @@ from contextlib import suppress
 from streamer.config import FetchConfig
 from streamer.errors import StreamerError, ThrottledError
 from streamer.fetch import hedge
-from streamer.fetch.clock import Clock
-from streamer.fetch.gate import Gate
+from streamer.fetch.concurrency import LATENCY_INFLATION, WindowControl, size_class
+from streamer.fetch.fair_gate import Gate
 from streamer.fetch.hedge import HedgeBudget, Sampled
 from streamer.fetch.pacing import Pacing
+from streamer.fetch.presence_clock import Clock
 from streamer.fetch.retry import RetryTokens, asked_seconds
 from streamer.fetch.statistics import Tally
-from streamer.fetch.window import LATENCY_INFLATION, WindowControl, size_class
 from streamer.manifest.model import Extent
 from streamer.store.base import ObjectStore
 from streamer.store.urls import shown

@@ -9,12 +9,12 @@ from types import TracebackType
 
 from streamer.config import FetchConfig
 from streamer.errors import ClosedError
-from streamer.fetch import plan
+from streamer.fetch.buffer_pool import Landing
 from streamer.fetch.endpoint import Endpoint
-from streamer.fetch.gate import Due, Line, Owner, nobody
-from streamer.fetch.memory import Memory
+from streamer.fetch.fair_gate import Due, Line, Owner, nobody
+from streamer.fetch.memory_budget import Memory
+from streamer.fetch.ranges import plan_ranges
 from streamer.fetch.request import Room
-from streamer.fetch.slabs import Landing
 from streamer.fetch.statistics import FetchStatistics, Tally
 from streamer.fetch.transfer import Fetch, Transfer
 from streamer.manifest.model import Chunk, Extent
@@ -112,7 +112,7 @@ class Fetcher:
             StoreError: see Transfer.run; the other ranges of the chunk are cancelled.
             ClosedError: the fetcher is not open.
         """
-        ranges = plan.requests(chunk.extents, self._config.range_bytes)
+        ranges = plan_ranges(chunk.extents, self._config.range_bytes)
         due = due or _asked_now()
         reserved = sum(extent.length for extent in ranges)
         charged = await self._memory.acquire(Line(due, owner), reserved)
@@ -138,7 +138,7 @@ class Fetcher:
         make_line = partial(Line, due or _asked_now())
         await self._memory.acquire(make_line(), extent.length)
         try:
-            ranges = plan.requests([extent], self._config.range_bytes)
+            ranges = plan_ranges([extent], self._config.range_bytes)
             content = bytearray(sum(extent.length for extent in ranges))
             await self._fetch_all(ranges, make_line, lambda: memoryview(content))
             return bytes(content)

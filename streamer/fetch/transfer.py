@@ -10,7 +10,7 @@ import msgspec
 
 from streamer.errors import StoreError, StoreTimeoutError, StreamerError, ThrottledError
 from streamer.fetch import hedge
-from streamer.fetch.attempt import Attempt
+from streamer.fetch.hedged_attempt import Attempt
 from streamer.fetch.request import Order, Room
 from streamer.fetch.retry import (
     SILENT_TRIES,
@@ -29,7 +29,7 @@ from streamer.store.urls import shown
 if TYPE_CHECKING:
     from streamer.config import FetchConfig
     from streamer.fetch.endpoint import Endpoint
-    from streamer.fetch.gate import Line
+    from streamer.fetch.fair_gate import Line
     from streamer.fetch.hedge import Sampled
     from streamer.fetch.statistics import Tally
 

@@ -12,7 +12,7 @@ import msgspec
 from streamer.engine.engine import Engine
 from streamer.engine.indexing import ManifestRequest
 from streamer.errors import BrokenError, ConfigError, ProtocolError, ServiceError, StreamerError
-from streamer.fetch.gate import Gate, Line
+from streamer.fetch.fair_gate import Gate, Line
 from streamer.service.limits import MAX_QUESTIONS, MAX_READ_BYTES, Limits
 from streamer.service.peer import Peer
 from streamer.wire.messages import Content, GetManifest, IndexProgress, ManifestReady, Read

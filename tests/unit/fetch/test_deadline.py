@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from streamer.fetch.clock import Clock
 from streamer.fetch.deadline import Deadline
+from streamer.fetch.presence_clock import Clock
 
 MS = 0.001
 

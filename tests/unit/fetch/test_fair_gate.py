@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from streamer.fetch.gate import Gate, Line
+from streamer.fetch.fair_gate import Gate, Line
 
 
 def line(due: float = 0.0) -> Line:

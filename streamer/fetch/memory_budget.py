@@ -6,8 +6,8 @@ import os
 
 from streamer.cgroup import Cgroup
 from streamer.config import FetchConfig, GiB, MiB
-from streamer.fetch.gate import Gate
-from streamer.fetch.slabs import Slabs
+from streamer.fetch.buffer_pool import Slabs
+from streamer.fetch.fair_gate import Gate
 
 # A quarter leaves room for the trainer's workers and the page cache; above 1 GiB no link needs more in flight
 # (100 Gbit/s at 100 ms is 1.2 GB).

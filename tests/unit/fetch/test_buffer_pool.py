@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from streamer.fetch.slabs import GRAIN_BYTES, IDLE_BYTES, Landing, Slabs, room_bytes
+from streamer.fetch.buffer_pool import GRAIN_BYTES, IDLE_BYTES, Landing, Slabs, room_bytes
 
 MiB = 1 << 20
 

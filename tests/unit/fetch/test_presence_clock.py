@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from streamer.fetch.clock import BEAT_SECONDS, LATE_SECONDS, Alarm, Clock
+from streamer.fetch.presence_clock import BEAT_SECONDS, LATE_SECONDS, Alarm, Clock
 from tests.unit.steered_loop import SteeredLoop
 
 MS = 0.001
