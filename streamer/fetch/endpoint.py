@@ -14,7 +14,7 @@ from streamer.fetch.fair_gate import Gate
 from streamer.fetch.hedge import HedgeBudget, Sampled
 from streamer.fetch.pacing import Pacing
 from streamer.fetch.presence_clock import Clock
-from streamer.fetch.retry import RetryTokens, asked_seconds
+from streamer.fetch.retry import RetryBudget, asked_seconds
 from streamer.fetch.statistics import Tally
 from streamer.manifest.model import Extent
 from streamer.store.base import ObjectStore
@@ -51,9 +51,9 @@ class Endpoint:
         self.time = self.clock.time
         self.store = store
         self.control = WindowControl(config.window_start, config.window_min, config.window_max)
-        self.pacing = Pacing(lambda: self.control.climbing, self.time())
+        self.pacing = Pacing(self.time())
         self.gate = Gate(self.control.size)
-        self.tokens = RetryTokens()
+        self.retries = RetryBudget()
         self.budget = HedgeBudget(config.hedge_requests_share, config.hedge_bytes_share)
         self.rates = Sampled()
         self.last_success: float | None = None
@@ -89,7 +89,7 @@ class Endpoint:
         """A request went through in `seconds`, just `now`."""
         self.last_success = now
         self.newest_served = max(self.newest_served, now - seconds)
-        self.tokens.give_back(1)
+        self.retries.give_back()
         self.control.finished(now, seconds, length, contended=self.gate.contended)
         self.pacing.served(now - seconds, now)
         self._apply()
@@ -105,26 +105,15 @@ class Endpoint:
 
     def may_duplicate(self, length: int) -> bool:
         """Decides on a duplicate (or an early end) of `length` bytes and pays for it."""
-        inflation = self.control.inflation_at(self.time())
-        return (
-            self._hedging
-            and hedge.worthwhile(inflation=inflation, limited=self.pacing.limited)
-            and self.budget.take(length)
-        )
+        return self._hedging and not self.congested and not self.pacing.limited and self.budget.take(length)
 
-    def duplicate_after(self, first_byte: Sampled, due: float) -> float | None:
-        """Seconds until a request without a first byte is due for a duplicate; None: no hedging.
+    def duplicate_after(self, first_byte: Sampled) -> float | None:
+        """Seconds until a request without a first byte gets a duplicate; None: no hedging.
 
         Args:
             first_byte: times of its size class.
-            due: when its chunk is needed, on the loop's clock.
         """
-        if not self._hedging:
-            return None
-        after = hedge.duplicate_after(first_byte, soon=hedge.due_soon(due - self.clock.loop.time(), first_byte))
-        if after is None:
-            after = hedge.cold_duplicate_after(self.best_known(first_byte))
-        return after * self.budget.delay
+        return hedge.duplicate_after(first_byte) if self._hedging else None
 
     @property
     def congested(self) -> bool:

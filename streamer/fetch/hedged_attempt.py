@@ -63,12 +63,9 @@ class Attempt:
             return self._winner is request
         self._winner = request
         if request is self._first:
-            if self._duplicate is not None:
-                self._order.endpoint.budget.lost()
             self._drop_duplicate()
         elif self._task is not None:
             self._order.tally.hedge_wins += 1
-            self._order.endpoint.budget.won()
             self._task.cancel()
         return True
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable
 
 import msgspec
 
@@ -27,14 +26,9 @@ TALLY_SECONDS = 5.0
 # Refusals beyond chance that start a trial, as a share of the answers and in number. 1 % by chance is common.
 NOTICED_SHARE = 0.02
 NOTICED_REFUSALS = 8.0
-# While more and more requests are in flight anyway, each step tells as much as a trial: a limit refuses a third at the
-# next one. More than this share refused is a limit without waiting for it.
-CLIMBING_SHARE = 0.25
 # More is never taken for chance: a store that refuses this many is not helped by full speed.
 CHANCE_MOST = 0.4
-# Older answers fade: what is known as chance is an average over about this many.
-CHANCE_ANSWERS = 10_000
-# What was found to be chance is tried again after this long, then after twice as long: the trial may have been wrong.
+# What was found to be chance is tried again after this long: the trial may have been wrong.
 REPEAT_SECONDS = 30.0
 TRIAL_FACTOR = 0.9
 # Of a limit that was measured, what is sent.
@@ -125,7 +119,7 @@ class Chance(msgspec.Struct):
         """Adds answers to the average."""
         total = self.answers + answers
         self.share += (share - self.share) * answers / max(total, 1.0)
-        self.answers = min(total, float(CHANCE_ANSWERS))
+        self.answers = total
 
     def excess(self, share: float, answers: int) -> float:
         """Refusals among the answers that chance does not explain; 0 when they may well be chance."""
@@ -139,7 +133,6 @@ class Pacing:
     """The rate at which one endpoint is asked.
 
     Args:
-        climbing: whether the number of requests in flight grows quickly just now.
         now: the moment; all moments are of one clock.
 
     Attributes:
@@ -148,17 +141,15 @@ class Pacing:
         confirmations: trials that found a limit since one last found chance.
     """
 
-    def __init__(self, climbing: Callable[[], bool], now: float) -> None:
+    def __init__(self, now: float) -> None:
         self.per_second = self.measured_limit = math.inf
         self.confirmations = 0
-        self._climbing = climbing
         self._chance = Chance()
         self._tally = Tally(now)
         self._next_look = now
         # The share refused before the running trial; None: there is none.
         self._tried_share: float | None = None
         self._repeat_at = now
-        self._repeat_seconds = REPEAT_SECONDS
         self._raise_at = math.inf
         self._raise_seconds = RAISE_SECONDS
         self._raise_factor = RAISE_FACTOR
@@ -204,10 +195,7 @@ class Pacing:
             self._chance = Chance()
         excess = self._chance.excess(share, tally.answers)
         if excess >= NOTICED_REFUSALS and excess > NOTICED_SHARE * tally.answers:
-            if share > CLIMBING_SHARE + self._chance.share or not self._climbing():
-                self._try(share, now)
-            else:
-                self._tally = Tally(now)
+            self._try(share, now)
             return
         if not tally.refused or now - tally.since >= TALLY_SECONDS:
             self._learn(share, now)
@@ -243,7 +231,7 @@ class Pacing:
             self.confirmations = 0
             self._chance = Chance()
             self._learn(share, now)
-            self._repeat_at, self._repeat_seconds = now + self._repeat_seconds, 2 * self._repeat_seconds
+            self._repeat_at = now + REPEAT_SECONDS
             self._resume(now)
 
     def _keep_to_limit(self, now: float) -> None:

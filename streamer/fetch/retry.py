@@ -11,9 +11,7 @@ from streamer.errors import (
     ObjectChangedError,
     ObjectNotFoundError,
     StoreError,
-    StoreTimeoutError,
     StreamerError,
-    ThrottledError,
 )
 from streamer.store.failures import EXPIRED_CODES
 
@@ -21,13 +19,11 @@ _PERMANENT = (AccessDeniedError, ObjectNotFoundError, ObjectChangedError, Config
 # 408 and 425 ask for another try; they and 429 arrive as their own types or with these numbers.
 _RETRIED_CLIENT_ERRORS = (408, 425, 429)
 
-# The token budget of aws-c-io's standard retry strategy: 500, a transient failure costs 10, a throttle 5, each
-# success pays 1 back, and a range that comes in after retries what its last retry cost. It bounds the extra load of an
-# outage; the first tries of new requests need no token. Without the last rule 5 % each of 503, resets and short bodies
-# spend it in 4 s, and each retry then waits 2 s (200 instead of 2,000 objects/s, 2026-11-22).
-CAPACITY_TOKENS = 500
-TRANSIENT_TOKENS = 10
-THROTTLE_TOKENS = 5
+# Retries per endpoint that follow after a short pause; further ones wait up to the longest. Each takes one, and each
+# request that is served gives one back, so that an outage spends them and failures of less than half of the requests do
+# not. (The retry strategy of aws-c-io has 500 tokens, takes 10 or 5, and gives back 1: 5 % each
+# of 503, resets and short bodies spent those in 4 s, 200 instead of 2,000 objects/s, 2026-11-22.)
+RETRY_BUDGET = 100
 SILENT_TRIES = 2
 # A body that stalls is resumed where it ended, so that each try has its bytes. At 2 % of stalls six in one range are
 # 6e-11; an object all of whose bodies stall somewhere took 12.7-19.7 s, now 8.9-13.3 s (2026-11-20).
@@ -107,20 +103,18 @@ def within(seconds: float, failing_seconds: float, idle_seconds: float, least: f
     return min(seconds, max(left, least)) if left > 0 else seconds
 
 
-class RetryTokens(msgspec.Struct):
-    """The budget of one endpoint: it bounds the extra load of an outage."""
+class RetryBudget(msgspec.Struct):
+    """The retries of one endpoint that are sent early: bounds the extra load of an outage."""
 
-    tokens: int = CAPACITY_TOKENS
+    left: int = RETRY_BUDGET
 
-    def take(self, error: StreamerError) -> int:
-        """Pays for a retry; returns the price. 0: the budget is spent, and the retry waits the longest pause."""
-        throttled = isinstance(error, (ThrottledError, StoreTimeoutError))
-        price = THROTTLE_TOKENS if throttled else TRANSIENT_TOKENS
-        if self.tokens < price:
-            return 0
-        self.tokens -= price
-        return price
+    def take(self) -> bool:
+        """Takes one; False: none is left, and the retry waits the longest pause."""
+        if not self.left:
+            return False
+        self.left -= 1
+        return True
 
-    def give_back(self, tokens: int) -> None:
-        """A request went through (1), or a range after retries (what its last retry cost)."""
-        self.tokens = min(CAPACITY_TOKENS, self.tokens + tokens)
+    def give_back(self) -> None:
+        """A request was served."""
+        self.left = min(RETRY_BUDGET, self.left + 1)

@@ -85,7 +85,6 @@ class Transfer:
         self._last_failure = 0.0
         self._sent = 0.0
         self._served = float("-inf")
-        self._paid_tokens = 0
         self._refreshed = False
         self._was_late = False
         self._fresh = False
@@ -106,7 +105,6 @@ class Transfer:
                 pause = await self._try()
                 if pause > 0.0:
                     await asyncio.sleep(pause)
-            self._endpoint.tokens.give_back(self._paid_tokens)
         finally:
             clock.end()
 
@@ -141,7 +139,7 @@ class Transfer:
             self._fetch.tally,
             first_byte,
             self._patience_seconds(first_byte),
-            self._endpoint.duplicate_after(first_byte, self._fetch.line.due()),
+            self._endpoint.duplicate_after(first_byte),
             self._fetch.room,
             self._offset + extent.start,
             self._piece_bytes(),
@@ -241,8 +239,7 @@ class Transfer:
 
     def _pause(self, error: StreamerError) -> float:
         config = self._config
-        if paid := self._endpoint.tokens.take(error):
-            self._paid_tokens = paid
+        if self._endpoint.retries.take():
             pause = pause_seconds(
                 self._fruitless, config.backoff_start_seconds, config.backoff_max_seconds, random.random()
             )
