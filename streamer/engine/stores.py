@@ -21,7 +21,7 @@ from streamer.engine.access import Access
 from streamer.engine.datasets import options_key
 from streamer.errors import StreamerError
 from streamer.fetch import Fetcher
-from streamer.fetch.memory_budget import Memory
+from streamer.fetch.memory_budget import MemoryBudget
 from streamer.fetch.statistics import FetchStatistics
 from streamer.manifest.model import Chunk
 from streamer.store import ObjectStore, open_store
@@ -48,7 +48,7 @@ class Fetchers:
     def __init__(self, config: FetchConfig, access: Access) -> None:
         self.access = access
         self._config = config
-        self._memory = Memory(config)
+        self._memory = MemoryBudget(config)
         self._open: dict[str, _Lent] = {}
         self._past: Counter[str] = Counter()
 

@@ -45,7 +45,7 @@ LEAST_PER_SECOND = 16.0
 MOST_PER_SECOND = 1e6
 
 
-class Verdict(enum.Enum):
+class TrialResult(enum.Enum):
     """What a trial shows."""
 
     CHANCE = "the same share is refused at another rate"
@@ -183,7 +183,7 @@ class Pacing:
         self._next_look = now + INTERVAL_SECONDS
         tally = self._tally
         if self._tried_share is not None:
-            self._judge(self._tried_share, now)
+            self._end_trial(self._tried_share, now)
         else:
             self._watch(now)
         tally.look(now)
@@ -208,7 +208,7 @@ class Pacing:
         self.per_second = max(TRIAL_FACTOR * self._tally.served_lately(now), LEAST_PER_SECOND)
         self._tally = Tally(now)
 
-    def _judge(self, before: float, now: float) -> None:
+    def _end_trial(self, before: float, now: float) -> None:
         """Ends the trial when it shows something.
 
         Args:
@@ -220,12 +220,12 @@ class Pacing:
         excess = (share - self._chance.share) * tally.answers
         if max(predicted, excess) < NOTICED_REFUSALS:
             return
-        verdict = _verdict(predicted, excess, share)
-        if verdict is Verdict.NEITHER:
+        result = _result(predicted, excess, share)
+        if result is TrialResult.NEITHER:
             self._try(share, now)
             return
         self._tried_share = None
-        if verdict is Verdict.LIMIT:
+        if result is TrialResult.LIMIT:
             self._keep_to_limit(now)
         else:
             self.confirmations = 0
@@ -261,7 +261,7 @@ class Pacing:
         self._tally = Tally(now)
 
 
-def _verdict(predicted: float, excess: float, share: float) -> Verdict:
+def _result(predicted: float, excess: float, share: float) -> TrialResult:
     """What a trial shows.
 
     Args:
@@ -270,7 +270,7 @@ def _verdict(predicted: float, excess: float, share: float) -> Verdict:
         share: of its requests that were refused.
     """
     if excess < predicted / 2:
-        return Verdict.LIMIT
+        return TrialResult.LIMIT
     if share <= CHANCE_MOST and abs(excess - predicted) <= 2.0 * math.sqrt(max(predicted, 0.0)) + 1.0:
-        return Verdict.CHANCE
-    return Verdict.NEITHER
+        return TrialResult.CHANCE
+    return TrialResult.NEITHER

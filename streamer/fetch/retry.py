@@ -51,7 +51,7 @@ def pause_seconds(attempt: int, start: float, longest: float, draw: float) -> fl
     return float(draw * min(longest, start * 2.0 ** (attempt - 1)))
 
 
-# A store that asks for more is not believed: a wrong header would close the window for good.
+# The most that a Retry-After is honoured for: a wrong header would stop the fetcher for good.
 MOST_ASKED_SECONDS = 60.0
 
 
@@ -62,16 +62,16 @@ def asked_seconds(error: StreamerError) -> float:
 
 
 class Failing(msgspec.Struct, frozen=True):
-    """How a range fails. A body that comes on in pieces is no failure, unless it stalls while others' do not.
+    """How a range fails. A body that arrives in pieces is no failure, unless it stalls while others' do not.
 
     Attributes:
         tries: failed in a row without a byte kept.
         idle_seconds: since the last byte was kept, or since the first try began.
         silent: the last try waited in vain for a store that answers others as quickly as ever.
-        alone: the endpoint serves others meanwhile, or never served anybody; else it is down after it worked.
-        worked: the endpoint has served somebody.
-        stalls: tries of this range, with or without bytes, that ended in silence; 0 while nobody else got a large body
-            since the first of them.
+        alone: the endpoint serves others meanwhile, or never served any; else it is down after it worked.
+        worked: the endpoint has served a request.
+        stalls: tries of this range, with or without bytes, that ended in silence; 0 while no other range got a large
+            body since the first of them.
     """
 
     tries: int
@@ -98,7 +98,7 @@ def gives_up(failing: Failing, config: FetchConfig) -> bool:
 
 
 def within(seconds: float, failing_seconds: float, idle_seconds: float, least: float = 0.0) -> float:
-    """A pause or a patience cut so that it ends when it is time to judge; not below `least`, nor after that time."""
+    """A pause or a patience cut to end at `failing_seconds`, not below `least`; uncut after that time."""
     left = failing_seconds - idle_seconds
     return min(seconds, max(left, least)) if left > 0 else seconds
 
