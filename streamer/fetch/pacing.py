@@ -5,10 +5,11 @@ share of them at any rate, as S3 does with 0.1 to 1 %; or because they come fast
 the same, so a trial decides: for a moment only nine tenths of what was just served is sent. A limit then refuses
 nothing; chance refuses the same share as before. A limit is kept to; chance costs the retries of what was refused.
 
-Simulated with 30 ms latency and objects of 110 KB (2026-11-23): refusals by chance leave 0.92 to 1.0 of the rate at 1
-to 5 %, 0.83 to 1.0 at 20 %; limits of 100 to 3,500 requests/s are used to 0.93 to 1.0 with less than 1 % refused, and
-to 0.83 to 1.0 with 5 % chance on top. To shrink the number of requests in flight instead is too coarse: 200 requests/s
-are 6 in flight, so that one more is 17 %, and a slow answer counts as room (0.69 of the limit with 5 % chance on top).
+Simulated with 30 ms latency and 10,000 objects of 110 KB from the first request on (2026-11-23): chance leaves 1.0 of
+the rate at 1 %, 0.85 to 0.99 at 5 % and 0.89 to 0.98 at 20 %; limits of 100 to 2,000 requests/s are used to at least
+0.92 with 1 % refused, and to 0.8 with 5 % chance on top. To shrink the number of requests in flight instead is too
+coarse: 200 requests/s are 6 in flight, so that one more is 17 %, and a slow answer counts as room (0.69 of the limit
+with 5 % chance on top).
 """
 
 from __future__ import annotations
