@@ -220,7 +220,7 @@ class _Bench:
 
 def client_of(store: ObjectStore) -> str:
     """The name of what reads."""
-    from streamer.store.curl_store import CurlStore
+    from streamer.store.curl.store import CurlStore
     from streamer.store.local_store import LocalStore
     from streamer.store.obstore_store import ObstoreStore
 

@@ -1,4 +1,4 @@
-"""One request of libcurl: what it is told, what it may take, what its answer means."""
+"""One transfer of libcurl: its request, the bytes it may take, the meaning of its answer."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from streamer.errors import ConfigError, StoreError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.base import Take
-from streamer.store.curl_access import Access
+from streamer.store.curl.access import Access
 from streamer.store.urls import shown
 
-# Read from a socket at once.
+# The size of one read from a socket.
 _BUFFER_BYTES = 512 * 1024
-# Of what a store says instead of bytes, as much is looked at for its code.
+# Of an answer that is not the object, this much is searched for the store's error code.
 _SAID_BYTES = 64 * 1024
-# Of the address that a redirect names, what is not among these is escaped.
+# Other characters in the address of a redirect are escaped.
 _ASCII = bytes(range(0x21, 0x7F)).decode()
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class Handle:
-    """An easy handle of libcurl, and the request that it is lent to.
+    """An easy handle of libcurl and the request that uses it.
 
     Attributes:
         received: bytes of the body.
-        failure: what was raised while libcurl called; it knows no exceptions.
+        failure: what a callback raised; libcurl knows no exceptions.
     """
 
     __slots__ = (
+        "_answer",
         "_fresh",
         "_lines",
         "_most",
         "_range",
         "_redirects",
         "_redirects_left",
-        "_said",
         "_sink",
         "_tag",
         "_take",
@@ -58,7 +58,7 @@ class Handle:
         self._take: Take | None = None
         self._sink: Take | None = None
         self._lines: list[bytes] = []
-        self._said = b""
+        self._answer = b""
         self._most = 0
         self._redirects = self._redirects_left = access.redirects
         self._fresh = False
@@ -68,27 +68,27 @@ class Handle:
         self.easy.setopt(pycurl.HEADERFUNCTION, self._lines.append)
         self.easy.setopt(pycurl.WRITEFUNCTION, self._write)
 
-    def lend(self, target: ObjectRecord, asked: tuple[int, int], take: Take) -> None:
-        """To one request, from now on until `take_back`."""
+    def bind(self, target: ObjectRecord, asked: tuple[int, int], take: Take) -> None:
+        """Starts a request, which ends with `unbind`."""
         self._target, self._range, self._take = target, asked, take
         self._redirects_left = self._redirects
         tag = versions.if_match(target.version)
         # libcurl would write a line break as it is. Unsent, it is still compared with what comes.
         self._tag = tag if tag is not None and tag.isascii() and tag.isprintable() else None
 
-    def take_back(self) -> None:
-        """Nothing of the request is kept."""
+    def unbind(self) -> None:
+        """Drops everything of the request."""
         self._target = self._take = None
         self._begin_again()
 
     def _begin_again(self) -> None:
         self._sink = self.failure = None
         self._lines.clear()
-        self._said = b""
+        self._answer = b""
         self.received = 0
 
     def prepare(self, address: str, headers: Sequence[str], *, fresh: bool) -> None:
-        """Tells libcurl what to ask for; what has not changed since the last request is told already."""
+        """Sets the options of the transfer that differ from those of the last one."""
         easy, (start, stop) = self.easy, self._range
         lines = [f"Range: bytes={start}-{stop - 1}", *headers]
         if self._tag is not None:
@@ -100,18 +100,18 @@ class Handle:
             self._fresh = fresh
 
     def finish(self) -> str:
-        """Judges the answer, which came to its end.
+        """Checks an answer that is complete.
 
         Returns:
-            Where to ask instead; empty when the range was received.
+            The address of a redirect; empty when the range was received.
 
         Raises:
             StoreError: it is not the range.
         """
-        assert self._target is not None, "lent"
+        assert self._target is not None, "bound"
         if self._sink is None:  # an answer without a body
             self._sink = self._begin()
-        if self._sink == self._hear:
+        if self._sink == self._keep_answer:
             return self._redirected()
         start, stop = self._range
         if self.received != stop - start:
@@ -119,7 +119,7 @@ class Handle:
         return ""
 
     def _redirected(self) -> str:
-        assert self._target is not None, "lent"
+        assert self._target is not None, "bound"
         address = self.easy.getinfo_raw(pycurl.REDIRECT_URL) if self._redirects else None
         if not address:
             raise self._refusal()
@@ -130,8 +130,8 @@ class Handle:
         return quote(address, safe=_ASCII)
 
     def failed(self, error: pycurl.error) -> BaseException:
-        """What ended it early, as ours."""
-        assert self._target is not None, "lent"
+        """The error of a transfer that ended early."""
+        assert self._target is not None, "bound"
         if self.failure is not None:
             return self.failure
         url, (start, stop), code, text = self._target.url, self._range, error.args[0], str(error.args[-1])
@@ -144,7 +144,7 @@ class Handle:
         return failures.unreachable(url, _REASONS.get(code, f"the request failed (libcurl {code})"))
 
     def _write(self, piece: bytes) -> int | None:
-        """libcurl has a piece of the body; another number than its length ends the request."""
+        """Receives a piece of the body; returns another number than its length to end the transfer."""
         try:
             sink = self._sink
             if sink is None:
@@ -159,15 +159,15 @@ class Handle:
         return None
 
     def _too_much(self) -> StoreError:
-        assert self._target is not None, "lent"
-        if self._sink == self._hear:
+        assert self._target is not None, "bound"
+        if self._sink == self._keep_answer:
             return self._refusal()
         return failures.short_read(self._target.url, *self._range, self.received)
 
     def _begin(self) -> Take:
-        """At the first byte: whether it is what was asked for, in the pinned version."""
-        assert self._target is not None, "lent"
-        assert self._take is not None, "lent"
+        """Checks that the answer is the range in the pinned version; returns the receiver of its bytes."""
+        assert self._target is not None, "bound"
+        assert self._take is not None, "bound"
         target, (start, stop) = self._target, self._range
         self._most = stop - start
         if self._is_as_expected():
@@ -177,7 +177,7 @@ class Handle:
             _check_range(target, (start, stop), headers.get(b"content-range", b"").decode("latin-1"))
         elif status != 200:
             self._most = _SAID_BYTES
-            return self._hear
+            return self._keep_answer
         elif (start, stop) != (0, target.size):
             raise StoreError(
                 f"{shown(target.url)}: the server does not serve ranges", url=shown(target.url), status=200
@@ -186,8 +186,8 @@ class Handle:
         return self._take
 
     def _is_as_expected(self) -> bool:
-        """Whether the head has just the lines that most servers write: cheaper than to take it apart (4 us)."""
-        assert self._target is not None, "lent"
+        """Whether the head has the lines that most servers write; parsing it costs 4 us more."""
+        assert self._target is not None, "bound"
         lines, tag, (start, stop) = self._lines, self._tag, self._range
         return (
             tag is not None
@@ -207,16 +207,16 @@ class Handle:
                 status, headers = int(line.split()[1]), {}
         return status, headers
 
-    def _hear(self, piece: bytes | memoryview) -> None:
-        """What a store says instead of bytes."""
-        self._said += piece
+    def _keep_answer(self, piece: bytes | memoryview) -> None:
+        """Keeps a piece of an answer that is not the object."""
+        self._answer += piece
 
     def _refusal(self) -> StoreError:
-        assert self._target is not None, "lent"
+        assert self._target is not None, "bound"
         status, headers = self._head()
         if status == 412:
             return versions.changed(self._target, None)
-        code = failures.code_of(self._said.decode("latin-1"))
+        code = failures.code_of(self._answer.decode("latin-1"))
         after = failures.asked_seconds(headers.get(b"retry-after", b"").decode("latin-1"))
         return failures.error_of(self._target.url, failures.Answer(status, code, after))
 
@@ -253,7 +253,7 @@ def _check_range(target: ObjectRecord, asked: tuple[int, int], said: str) -> Non
 
 
 def _version(target: ObjectRecord, headers: dict[bytes, bytes]) -> str:
-    """What the answer is a version of, in the words of listings."""
+    """The version in the answer, written as in listings."""
     tag, version, moment = (
         headers.get(name, b"").decode("latin-1") for name in (b"etag", b"x-amz-version-id", b"last-modified")
     )

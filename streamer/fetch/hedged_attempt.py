@@ -1,4 +1,4 @@
-"""One try of a range, with at most one duplicate: whoever has the first byte delivers the body.
+"""One try of a range with at most one duplicate: the request with the first byte delivers the body.
 
 The first request runs in the caller's task. The duplicate, when there is one, runs in a task of the chunk's group and
 takes the caller's place by cancelling it and being awaited instead (the way asyncio.timeout does it), so that the
@@ -10,21 +10,21 @@ from __future__ import annotations
 import asyncio
 
 from streamer.errors import StreamerError
-from streamer.fetch.request import Order, Request
+from streamer.fetch.request import Request, RequestSpec
 
 
-class Attempt:
+class HedgedAttempt:
     """One try; `await run()` once, inside the window.
 
     Args:
-        order: what to ask for.
+        spec: what to ask for.
         group: where a duplicate runs; the caller's task belongs to it as well.
     """
 
-    def __init__(self, order: Order, group: asyncio.TaskGroup) -> None:
-        self._order = order
+    def __init__(self, spec: RequestSpec, group: asyncio.TaskGroup) -> None:
+        self._spec = spec
         self._group = group
-        self._first = Request(order, self._claim, self._launch)
+        self._first = Request(spec, self._claim, self._start_duplicate)
         self._task: asyncio.Task[object] | None = None
         self._winner: Request | None = None
         self._duplicate: asyncio.Task[None] | None = None
@@ -32,7 +32,7 @@ class Attempt:
 
     @property
     def received(self) -> int:
-        """Bytes that landed: those of whoever had the first byte."""
+        """Bytes received by the request that had the first byte."""
         return self._winner.received if self._winner is not None else 0
 
     async def run(self) -> None:
@@ -41,8 +41,8 @@ class Attempt:
         Raises:
             StoreError: this try failed; what was received is good.
         """
-        self._task = asyncio.current_task(self._order.endpoint.clock.loop)
-        self._order.endpoint.budget.earned(self._order.extent.length)
+        self._task = asyncio.current_task(self._spec.endpoint.clock.loop)
+        self._spec.endpoint.budget.earned(self._spec.extent.length)
         try:
             await self._first.receive()
         except StreamerError as error:
@@ -58,17 +58,14 @@ class Attempt:
             raise self._failure
 
     def _claim(self, request: Request) -> bool:
-        """At the first byte: the first to come delivers, the other is cancelled."""
+        """Lets the first request with a byte deliver the body and cancels the other."""
         if self._winner is not None:
             return self._winner is request
         self._winner = request
         if request is self._first:
-            if self._duplicate is not None:
-                self._order.endpoint.budget.lost()
             self._drop_duplicate()
         elif self._task is not None:
-            self._order.tally.hedge_wins += 1
-            self._order.endpoint.budget.won()
+            self._spec.tally.hedge_wins += 1
             self._task.cancel()
         return True
 
@@ -76,19 +73,19 @@ class Attempt:
         if self._duplicate is not None:
             self._duplicate.cancel()
 
-    def _launch(self) -> None:
-        """The first byte is late: a duplicate, if it may help."""
+    def _start_duplicate(self) -> None:
+        """Sends a duplicate because the first byte is late, if the budget allows one."""
         if self._task is None or self._task.cancelling():  # the group takes no more tasks
             return
-        if self._winner is None and self._order.endpoint.may_duplicate(self._order.extent.length):
-            self._order.tally.hedges += 1
+        if self._winner is None and self._spec.endpoint.may_duplicate(self._spec.extent.length):
+            self._spec.tally.hedges += 1
             self._duplicate = self._group.create_task(self._run_duplicate())
 
     async def _run_duplicate(self) -> None:
-        endpoint = self._order.endpoint
+        endpoint = self._spec.endpoint
         endpoint.gate.force()
         try:
-            await Request(self._order, self._claim).receive()
+            await Request(self._spec, self._claim).receive()
         except StreamerError as error:
             if self._leads():  # it had won: its failure is the attempt's; else the first request goes on alone
                 self._failure = error

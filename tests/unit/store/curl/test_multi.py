@@ -12,8 +12,8 @@ from itertools import pairwise
 import pycurl
 import pytest
 
-from streamer.store import curl_multi
-from streamer.store.curl_multi import Multi
+from streamer.store.curl import multi as curl_multi
+from streamer.store.curl.multi import Multi
 
 BODY = bytes(range(256)) * 400
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from streamer.fetch.clock import BEAT_SECONDS, LATE_SECONDS, Alarm, Clock
+from streamer.fetch.presence_clock import BEAT_SECONDS, LATE_SECONDS, Alarm, PresenceClock
 from tests.unit.steered_loop import SteeredLoop
 
 MS = 0.001
@@ -15,14 +15,14 @@ UNNOTICED_SECONDS = BEAT_SECONDS + LATE_SECONDS
 
 
 @pytest.fixture
-def clock(loop: SteeredLoop) -> Clock:
+def clock(loop: SteeredLoop) -> PresenceClock:
     """One that somebody listens by."""
-    made = Clock()
+    made = PresenceClock()
     made.begin()
     return made
 
 
-def test_goes_on_as_the_loop_does(clock: Clock, loop: SteeredLoop) -> None:
+def test_goes_on_as_the_loop_does(clock: PresenceClock, loop: SteeredLoop) -> None:
     """A loop that comes round in time is never absent."""
     before = clock.time()
     loop.sleep(60.0)
@@ -31,7 +31,7 @@ def test_goes_on_as_the_loop_does(clock: Clock, loop: SteeredLoop) -> None:
 
 
 @pytest.mark.parametrize("away_seconds", [1.0, 3600.0])
-def test_an_absence_is_no_time(clock: Clock, loop: SteeredLoop, away_seconds: float) -> None:
+def test_an_absence_is_no_time(clock: PresenceClock, loop: SteeredLoop, away_seconds: float) -> None:
     """Of an absence hardly anything counts, whether it is asked before or after the beat that was missed."""
     before = clock.time()
     loop.now += away_seconds
@@ -43,7 +43,7 @@ def test_an_absence_is_no_time(clock: Clock, loop: SteeredLoop, away_seconds: fl
     assert clock.time() - between == pytest.approx(10.0)
 
 
-def test_never_goes_back(clock: Clock, loop: SteeredLoop) -> None:
+def test_never_goes_back(clock: PresenceClock, loop: SteeredLoop) -> None:
     """Whatever is late, and by how much."""
     times = [clock.time()]
     for i in range(200):
@@ -56,7 +56,7 @@ def test_never_goes_back(clock: Clock, loop: SteeredLoop) -> None:
     assert clock.absent_seconds > 0.0
 
 
-def test_nobody_is_woken_while_nobody_listens(clock: Clock, loop: SteeredLoop) -> None:
+def test_nobody_is_woken_while_nobody_listens(clock: PresenceClock, loop: SteeredLoop) -> None:
     """The beat ends with the last listener, begins again with the next, and there is one."""
     clock.begin()
     clock.end()
@@ -73,7 +73,7 @@ def test_nobody_is_woken_while_nobody_listens(clock: Clock, loop: SteeredLoop) -
     assert len(loop.timers) == 1
 
 
-def test_alarm_rings_once_at_its_moment(clock: Clock, loop: SteeredLoop) -> None:
+def test_alarm_rings_once_at_its_moment(clock: PresenceClock, loop: SteeredLoop) -> None:
     """Neither before nor a second time; a moved one at the last moment it was given; a cancelled one never."""
     rung: list[float] = []
     Alarm(clock, clock.time() + 1.0, lambda: rung.append(loop.now))
@@ -84,7 +84,7 @@ def test_alarm_rings_once_at_its_moment(clock: Clock, loop: SteeredLoop) -> None
     assert rung == pytest.approx([1001.0, 1002.0])
 
 
-def test_alarm_does_not_count_an_absence(clock: Clock, loop: SteeredLoop) -> None:
+def test_alarm_does_not_count_an_absence(clock: PresenceClock, loop: SteeredLoop) -> None:
     """Away for twice its time it waits for the rest of it, in presence."""
     rung: list[float] = []
     Alarm(clock, clock.time() + 10.0, lambda: rung.append(loop.now))
@@ -94,7 +94,7 @@ def test_alarm_does_not_count_an_absence(clock: Clock, loop: SteeredLoop) -> Non
     assert rung == pytest.approx([1030.0], abs=UNNOTICED_SECONDS)
 
 
-def test_alarm_looks_again_after_an_absence(clock: Clock, loop: SteeredLoop) -> None:
+def test_alarm_looks_again_after_an_absence(clock: PresenceClock, loop: SteeredLoop) -> None:
     """Due the moment before the process was stopped: what came meanwhile is heard before it rings."""
     rung: list[float] = []
     Alarm(clock, clock.time() + 1.0, lambda: rung.append(loop.now))
@@ -105,7 +105,7 @@ def test_alarm_looks_again_after_an_absence(clock: Clock, loop: SteeredLoop) -> 
     assert rung == pytest.approx([1006.0 - MS + BEAT_SECONDS])
 
 
-def test_alarm_rings_on_a_loop_that_is_always_late(clock: Clock, loop: SteeredLoop) -> None:
+def test_alarm_rings_on_a_loop_that_is_always_late(clock: PresenceClock, loop: SteeredLoop) -> None:
     """One that comes round each quarter of a second is present for less than half of it, but present."""
     rung: list[float] = []
     Alarm(clock, clock.time() + 1.0, lambda: rung.append(loop.now))
@@ -116,7 +116,7 @@ def test_alarm_rings_on_a_loop_that_is_always_late(clock: Clock, loop: SteeredLo
 
 async def test_a_blocked_loop() -> None:
     """The same on a real loop, that something blocks for longer than the alarm's time."""
-    clock = Clock()
+    clock = PresenceClock()
     rung = asyncio.Event()
     clock.begin()
     began = clock.time()

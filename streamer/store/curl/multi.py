@@ -1,7 +1,7 @@
 """Transfers of libcurl on an event loop.
 
-pycurl's own AsyncCurlMulti tells the loop of each socket at the begin and at the end of each request: six system calls
-and two handles of the loop. Here one epoll watches the sockets, idle ones as well, and the loop watches that epoll: one
+pycurl's own AsyncCurlMulti adds and removes a reader at the begin and the end of each request: six system calls and two
+handles of the loop. Here one epoll watches the sockets, idle ones as well, and the loop watches that epoll: one
 system call, and 12 us less of 76 for an object of 100 KB (2026-11-22).
 """
 
@@ -20,14 +20,14 @@ _WATCHED = {
     pycurl.POLL_OUT: select.EPOLLOUT,
     pycurl.POLL_INOUT: select.EPOLLIN | select.EPOLLOUT,
 }
-# After so long the loop has its turn; who is not served by then comes first in the next one. A socket brings up to 2 MB
-# at once: with all of 120 in one turn the engine heard nobody for 250 ms, no chunk that was whole was written
-# meanwhile, and 300 MB of buffers were filled instead of 100: 8 % of a cold epoch's time (2026-11-22).
+# The loop continues after this; sockets not served by then come first in the next turn. A socket delivers up to 2 MB at
+# once: with all of 120 in one turn the engine served no client for 250 ms, no complete chunk was written meanwhile, and
+# 300 MB of buffers were filled instead of 100: 8 % of a cold epoch's time (2026-11-22).
 _TURN_SECONDS = 0.001
-# Sockets that are served before the clock is looked at.
+# Sockets served between two looks at the clock.
 _AT_ONCE = 2
 _NEVER = float("inf")
-# libcurl waits for a name that it is just looking up, 10 to 20 s where no resolver answers; nobody waits for it longer.
+# Closing waits for a name being resolved, 10 to 20 s where no resolver answers; `close` returns after this.
 _CLOSE_SECONDS = 1.0
 
 
@@ -43,7 +43,7 @@ class Multi:
         self._pending: dict[pycurl.Curl, asyncio.Future[None]] = {}
         self._busy: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._rings_at = _NEVER
+        self._timer_at = _NEVER
         self._epoll = select.epoll()
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_MAXCONNECTS, idle_connections)
@@ -60,7 +60,7 @@ class Multi:
         return self._epoll.closed
 
     async def perform(self, easy: pycurl.Curl) -> None:
-        """Runs one transfer to its end; whoever is cancelled here leaves none.
+        """Runs one transfer to its end; a cancelled call removes it.
 
         Raises:
             pycurl.error: it failed.
@@ -83,21 +83,21 @@ class Multi:
             self._take_out(easy).cancel()
         if self._timer is not None:
             self._timer.cancel()
-        self._rings_at = -_NEVER  # no timer from the other thread
+        self._timer_at = -_NEVER  # no timer from the other thread
         self._epoll.close()
-        gone = self._loop.create_future()
-        threading.Thread(target=self._hang_up, args=[gone], name="streamer-curl-close", daemon=True).start()
-        await asyncio.wait([gone], timeout=_CLOSE_SECONDS)
+        closed = self._loop.create_future()
+        threading.Thread(target=self._close_connections, args=[closed], name="streamer-curl-close", daemon=True).start()
+        await asyncio.wait([closed], timeout=_CLOSE_SECONDS)
 
-    def _hang_up(self, gone: asyncio.Future[None]) -> None:
-        """On a thread of its own, on which it may take long; nothing else uses libcurl's object any more."""
+    def _close_connections(self, closed: asyncio.Future[None]) -> None:
+        """Runs on a thread of its own, because it may block; nothing else uses libcurl's object any more."""
         self._multi.close()
         with suppress(RuntimeError):  # the loop has ended meanwhile
-            self._loop.call_soon_threadsafe(gone.set_result, None)
+            self._loop.call_soon_threadsafe(closed.set_result, None)
 
     def _watch(self, what: int, descriptor: int, _multi: object, _assigned: object) -> None:
         """libcurl waits for something at a socket, or no longer: it then stays watched, until it is closed."""
-        if (events := _WATCHED.get(what)) is None or self.closed:  # closed: it says goodbye, on the other thread
+        if (events := _WATCHED.get(what)) is None or self.closed:  # closed: libcurl shuts down on the other thread
             self._busy.discard(descriptor)
             return
         self._busy.add(descriptor)
@@ -129,14 +129,14 @@ class Multi:
         When it is called too early it says again how long, so that a timer is only ever moved to earlier.
         """
         moment = self._loop.time() + milliseconds / 1000
-        if milliseconds < 0 or moment >= self._rings_at:
+        if milliseconds < 0 or moment >= self._timer_at:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._rings_at = self._loop.call_at(moment, self._time_is_up), moment
+        self._timer, self._timer_at = self._loop.call_at(moment, self._time_is_up), moment
 
     def _time_is_up(self) -> None:
-        self._timer, self._rings_at = None, _NEVER
+        self._timer, self._timer_at = None, _NEVER
         self._act(pycurl.SOCKET_TIMEOUT, 0)
         self._resolve()
 

@@ -78,7 +78,7 @@ def pieces(extent: Extent, range_bytes: int) -> Iterator[Extent]:
     yield Extent(extent.object, start, extent.stop)
 
 
-def requests(extents: Sequence[Extent], range_bytes: int) -> list[Extent]:
+def plan_ranges(extents: Sequence[Extent], range_bytes: int) -> list[Extent]:
     """The ranges to request, whose concatenation is the chunk's bytes."""
     planned: list[Extent] = []
     for extent in merged(extents):

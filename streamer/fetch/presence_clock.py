@@ -1,9 +1,10 @@
-"""A clock that stands still while this process does not run, and alarms set by it.
+"""A clock that stops while this process does not run, and alarms on it.
 
-Whoever did not listen cannot say that the other was silent. A process that was stopped (SIGSTOP, a suspended job, a
-paused machine) or whose loop was starved wakes up with all its deadlines past, while the answers lie in its sockets:
-abandoning every request in flight would throw them away and burst upon the store. So the fetcher's durations are those
-of its own presence, known by a beat: what the loop is late for it was away for.
+Time during which this process did not run does not count as silence of the store. A process that was stopped (SIGSTOP,
+a suspended job, a paused machine) or whose loop was starved finds all its deadlines past when it continues, while the
+answers are in its sockets. To abandon every request in flight would discard them and send all of them again at once.
+The fetcher's durations therefore count only while the loop runs. A periodic timer (the beat) shows that: the time by
+which it is late is absence.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-# Beats are due so often, and one that is late by more was missed. An absence counts as presence for the sum of both at
+# The period of the beat, and the lateness that counts as absence. An absence counts as presence for the sum of both at
 # most; the least patience of a default is 1.5 s. While ranges are fetched only: 20 timers a second are 0.01 % of a
 # core (2026-11-20).
 BEAT_SECONDS = 0.05
 LATE_SECONDS = 0.05
-# What loops' timers come early by: uvloop's have milliseconds.
+# Timers of a loop may be early by this: uvloop's have a resolution of milliseconds.
 _EARLY_SECONDS = 0.002
-_WORTH_A_WORD_SECONDS = 1.0
+_LOGGED_SECONDS = 1.0
 
 
-class Clock:
+class PresenceClock:
     """Seconds during which this process attended to its event loop; never goes back. Lives on that loop.
 
     Attributes:
-        loop: the running loop, whose own clock goes on always.
-        absent_seconds: what this clock is behind that one.
+        loop: the running loop; its own clock never stops.
+        absent_seconds: by how much this clock is behind the loop's.
     """
 
     def __init__(self) -> None:
@@ -40,10 +41,10 @@ class Clock:
         self._beating = False
 
     def __repr__(self) -> str:
-        return f"Clock({self.time():.3f}, absent_seconds={self.absent_seconds:.3f})"
+        return f"PresenceClock({self.time():.3f}, absent_seconds={self.absent_seconds:.3f})"
 
     def time(self) -> float:
-        """Now. Between two beats that are late it stands still, until the loop comes round to the second."""
+        """Now. While a beat is overdue the clock stops, until the loop runs it."""
         now = self.loop.time()
         if now > self._latest:
             self.absent_seconds += now - self._latest
@@ -51,14 +52,14 @@ class Clock:
         return now - self.absent_seconds
 
     def begin(self) -> None:
-        """Somebody listens for answers from now on."""
+        """A request waits for its answer from now on."""
         self._listeners += 1
         if not self._beating:
             self._beating = True
             self._expect_beat()
 
     def end(self) -> None:
-        """One who listened does so no more; the beat ends with the last one."""
+        """A request ended; the beat stops with the last one."""
         self._listeners -= 1
 
     def _expect_beat(self) -> None:
@@ -68,7 +69,7 @@ class Clock:
 
     def _beat(self, absent_before: float) -> None:
         self.time()
-        if (away := self.absent_seconds - absent_before) >= _WORTH_A_WORD_SECONDS:
+        if (away := self.absent_seconds - absent_before) >= _LOGGED_SECONDS:
             logger.info("this process did not run for %.1f s: no store is blamed for that time", away)
         if self._listeners:
             self._expect_beat()
@@ -81,44 +82,44 @@ def _nothing() -> None:
 
 
 class Alarm:
-    """Calls back once at a moment of a clock; until then it may be moved. Its owner cancels it in the end.
+    """Calls back once at a moment of a clock. It may be moved; its owner cancels it in the end.
 
     Args:
-        clock: whose moment.
+        clock: the clock of the moment.
         moment: on it.
-        ring: what is called then.
+        callback: what is called then.
 
     Attributes:
-        moment: when it rings.
+        moment: when it calls.
     """
 
-    __slots__ = ("_absent_before", "_clock", "_ring", "_timer", "moment")
+    __slots__ = ("_absent_before", "_callback", "_clock", "_timer", "moment")
 
-    def __init__(self, clock: Clock, moment: float, ring: Callable[[], None]) -> None:
+    def __init__(self, clock: PresenceClock, moment: float, callback: Callable[[], None]) -> None:
         self._clock = clock
-        self._ring = ring
+        self._callback = callback
         self.moment = moment
         self._absent_before = absent = clock.absent_seconds
         self._timer = clock.loop.call_at(moment + absent, self._fire)
 
     def move(self, moment: float) -> None:
-        """Another moment, also after it rang."""
+        """Sets another moment, also after the call."""
         self._timer.cancel()
         self.moment = moment
         self._absent_before = absent = self._clock.absent_seconds
         self._timer = self._clock.loop.call_at(moment + absent, self._fire)
 
     def cancel(self) -> None:
-        """It will never ring; idempotent. What it would have called is forgotten: the owner goes without a cycle."""
+        """Cancels the call; idempotent. Drops the callback, which breaks a reference cycle with the owner."""
         self._timer.cancel()
-        self._ring = _nothing
+        self._callback = _nothing
 
     def _fire(self) -> None:
         left = self.moment - self._clock.time()
         if left <= _EARLY_SECONDS:
             if self._clock.absent_seconds <= self._absent_before:
-                self._ring()
+                self._callback()
                 return
-            # What came meanwhile is heard first. Once: a loop that is late at every beat must hear it ring as well.
+            # Answers that arrived meanwhile go first, but once: on a loop that is always late the alarm fires as well.
             left, self._absent_before = BEAT_SECONDS, float("inf")
         self._timer = self._clock.loop.call_later(left, self._fire)

@@ -1,4 +1,4 @@
-"""The memory that bodies may fill: how much when nobody says, and who has it."""
+"""The memory for bodies: how much where the configuration has no figure, and the buffers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 
 from streamer.cgroup import Cgroup
 from streamer.config import FetchConfig, GiB, MiB
-from streamer.fetch.gate import Gate
-from streamer.fetch.slabs import Slabs
+from streamer.fetch.buffer_pool import BufferPool
+from streamer.fetch.fair_gate import FairGate
 
 # A quarter leaves room for the trainer's workers and the page cache; above 1 GiB no link needs more in flight
 # (100 Gbit/s at 100 ms is 1.2 GB).
@@ -16,23 +16,23 @@ MOST_BYTES = 1 * GiB
 LEAST_BYTES = 64 * MiB
 
 
-class Memory:
-    """What is reserved for chunks on their way, and the buffers. Fetchers of one process share it; on one event loop.
+class MemoryBudget:
+    """The bytes reserved for chunks being fetched, and their buffers. Shared by the fetchers of one event loop.
 
     Args:
         config: how much.
 
     Attributes:
-        gate: bytes reserved and who waits for some.
-        slabs: the buffers themselves.
+        gate: reserved bytes and the requests that wait for some.
+        buffers: the buffers themselves.
     """
 
     def __init__(self, config: FetchConfig) -> None:
-        self.gate = Gate(config.memory_bytes or budget_bytes())
-        self.slabs = Slabs(self.gate.limit)
+        self.gate = FairGate(config.memory_bytes or budget_bytes())
+        self.buffers = BufferPool(self.gate.limit)
 
     def __repr__(self) -> str:
-        return f"Memory({self.gate}, {self.slabs})"
+        return f"MemoryBudget({self.gate}, {self.buffers})"
 
 
 def budget_bytes(cgroup: Cgroup | None = None) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from streamer.fetch.window import WindowControl, size_class
+from streamer.fetch.concurrency import WindowControl, size_class
 
 MiB = 1 << 20
 

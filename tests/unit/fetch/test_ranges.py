@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.config import MiB
-from streamer.fetch.plan import merged, part_bytes, pieces, requests, step_bytes
+from streamer.fetch.ranges import merged, part_bytes, pieces, plan_ranges, step_bytes
 from streamer.manifest.model import Extent, ObjectRecord
 
 A = ObjectRecord("s3://b/a", 10_000, "etag:1")
@@ -25,14 +25,14 @@ def test_touching_extents_of_one_object_are_one_request() -> None:
 
 def test_empty_extents_are_never_requested() -> None:
     """A sample of 0 bytes costs nothing and separates nothing."""
-    assert requests([Extent(A, 0, 10), Extent(B, 5, 5), Extent(A, 10, 20)], 100) == [Extent(A, 0, 20)]
-    assert requests([Extent(A, 7, 7)], 100) == []
+    assert plan_ranges([Extent(A, 0, 10), Extent(B, 5, 5), Extent(A, 10, 20)], 100) == [Extent(A, 0, 20)]
+    assert plan_ranges([Extent(A, 7, 7)], 100) == []
 
 
 def test_order_is_kept() -> None:
     """Extents that go backwards stay as they are: the chunk's bytes are their concatenation."""
     extents = [Extent(A, 50, 60), Extent(A, 0, 50)]
-    assert requests(extents, 1000) == extents
+    assert plan_ranges(extents, 1000) == extents
 
 
 def test_cuts_lie_on_multiples() -> None:
@@ -94,4 +94,4 @@ def test_steps_fit_the_parts(part: int, parts: int, range_mib: int) -> None:
 def test_ranges_end_where_parts_end() -> None:
     """100 MiB in parts of 5 MiB: ranges of two parts instead of 8 MiB across three."""
     target = uploaded(100 * MiB, 20)
-    assert all(piece.stop % (5 * MiB) == 0 for piece in requests([Extent(target, 0, 100 * MiB)], 8 * MiB))
+    assert all(piece.stop % (5 * MiB) == 0 for piece in plan_ranges([Extent(target, 0, 100 * MiB)], 8 * MiB))

@@ -10,9 +10,9 @@ import pytest
 from botocore.exceptions import CredentialRetrievalError
 
 from streamer.errors import ConfigError, StoreError
-from streamer.store import curl_access
 from streamer.store.boto_keys import Keys
-from streamer.store.curl_access import Access, KeyRing, make_access, trusted
+from streamer.store.curl import access as curl_access
+from streamer.store.curl.access import Access, KeyRing, make_access, trusted
 from streamer.store.options import translate
 from streamer.store.urls import split
 

@@ -1,6 +1,6 @@
-"""How libcurl reaches one bucket or host: addresses, headers, trust, keys. From the same options as obstore's clients.
+"""How libcurl reaches one bucket or host, from the same options as obstore's clients.
 
-Nothing here sends a request; boto may, when it looks for credentials.
+Nothing here sends a request but boto, when it looks for credentials.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import msgspec
 from streamer.errors import ConfigError
 from streamer.store import boto_keys, failures
 from streamer.store.boto_keys import Keys
+from streamer.store.curl.signature import Signer
 from streamer.store.obstore_clients import certificates, options_refused, s3_client
 from streamer.store.options import Translation, family
-from streamer.store.signature import Signer
 from streamer.store.urls import Address, shown
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
-# Keys that may end are looked for again so often; boto renews them long before their end.
+# The time between two look-ups of keys that expire; boto renews them long before.
 _KEYS_SECONDS = 60.0
-# After a look-up that failed; a metadata service that is not up yet is asked by one request of many.
+# The same after a look-up that failed, for a metadata service that is not up yet.
 _KEYS_AGAIN_SECONDS = 1.0
 # Where distributions keep the certificates that they trust, where Python's own ssl does not know.
 _BUNDLES = (
@@ -65,12 +65,12 @@ class KeyRing:
         self._lock = asyncio.Lock()
 
     async def keys(self) -> Keys:
-        """The keys. Whoever comes when the minute is over waits until they were looked for again.
+        """The keys; once a minute a request waits until they were looked up again.
 
-        Where that fails, the last ones serve on: if they have ended, the store says so.
+        Where that fails, the last ones are used: if they have expired, the store answers so.
 
         Raises:
-            StoreError: there were never any; all who waited for one look-up share its failure.
+            StoreError: there were never any; all requests that waited for one look-up share its failure.
         """
         if time.monotonic() >= self._next:
             async with self._lock:
@@ -96,9 +96,9 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         base: what the escaped key is appended to; empty where objects are named by whole urls.
         signer: None: requests are not signed.
-        keys: that sign and do not end.
-        ring: of keys that end.
-        headers: of each request.
+        keys: keys that do not expire.
+        ring: keys that expire.
+        headers: header lines of each request.
         bundle, folder: files with trusted certificates.
         connect_seconds: until a connection stands.
         redirects: followed at most.
@@ -128,7 +128,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_access(address: Address, translation: Translation) -> Access | None:
-    """How libcurl reaches a root; None where only obstore finds credentials.
+    """The access to a root; None where only obstore finds credentials.
 
     Raises:
         ConfigError: an option that obstore refuses, a header that HTTP does not take, or an unreadable CA file.

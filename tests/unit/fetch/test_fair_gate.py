@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from streamer.fetch.gate import Gate, Line
+from streamer.fetch.fair_gate import FairGate, WaitQueue
 
 
-def line(due: float = 0.0) -> Line:
+def line(due: float = 0.0) -> WaitQueue:
     """A line with a fixed due time."""
-    return Line(lambda: due)
+    return WaitQueue(lambda: due)
 
 
 async def settle() -> None:
@@ -22,7 +22,7 @@ async def settle() -> None:
 
 async def test_grants_up_to_the_limit() -> None:
     """The third of three waits until one is released."""
-    gate = Gate(2)
+    gate = FairGate(2)
     await gate.acquire(line())
     await gate.acquire(line())
     async with asyncio.TaskGroup() as group:
@@ -35,7 +35,7 @@ async def test_grants_up_to_the_limit() -> None:
 
 async def test_amount_above_the_limit_is_granted_alone() -> None:
     """The smallest read always moves: more than the limit is granted when nothing else is used."""
-    gate = Gate(10)
+    gate = FairGate(10)
     await gate.acquire(line(), 3)
     async with asyncio.TaskGroup() as group:
         large = group.create_task(gate.acquire(line(), 50))
@@ -47,7 +47,7 @@ async def test_amount_above_the_limit_is_granted_alone() -> None:
 
 async def test_nobody_overtakes_the_first() -> None:
     """A small request that would fit waits behind a large one that is due earlier."""
-    gate = Gate(10)
+    gate = FairGate(10)
     await gate.acquire(line(), 6)
     order: list[str] = []
 
@@ -69,9 +69,9 @@ async def test_nobody_overtakes_the_first() -> None:
 
 async def test_due_time_may_change_while_waiting() -> None:
     """The order is that of the due times at the moment of the grant; within a line it is first in, first out."""
-    gate = Gate(1)
+    gate = FairGate(1)
     due = {"a": 1.0, "b": 2.0}
-    lines = {name: Line(lambda name=name: due[name]) for name in due}  # type: ignore[misc]
+    lines = {name: WaitQueue(lambda name=name: due[name]) for name in due}  # type: ignore[misc]
     order: list[str] = []
 
     async def take(name: str, number: int) -> None:
@@ -91,7 +91,7 @@ async def test_due_time_may_change_while_waiting() -> None:
 
 async def test_cancelled_waiter_holds_nothing() -> None:
     """Cancelled before the grant, or in the very turn of the grant: the gauge ends at zero and others move on."""
-    gate = Gate(1)
+    gate = FairGate(1)
     await gate.acquire(line())
     async with asyncio.TaskGroup() as group:
         early, granted, last = (group.create_task(gate.acquire(line(i))) for i in range(3))
@@ -108,7 +108,7 @@ async def test_cancelled_waiter_holds_nothing() -> None:
 
 async def test_all_waiters_cancelled_at_once() -> None:
     """Regression: the first to leave drops the others' cancelled futures, which then must not be removed again."""
-    gate = Gate(1)
+    gate = FairGate(1)
     await gate.acquire(line())
     shared = line()
     async with asyncio.TaskGroup() as group:
@@ -122,7 +122,7 @@ async def test_all_waiters_cancelled_at_once() -> None:
 
 async def test_resize_grants_at_once() -> None:
     """A larger limit lets waiters in; a smaller one takes nothing back."""
-    gate = Gate(1)
+    gate = FairGate(1)
     await gate.acquire(line())
     async with asyncio.TaskGroup() as group:
         group.create_task(gate.acquire(line()))
@@ -134,7 +134,7 @@ async def test_resize_grants_at_once() -> None:
 
 async def test_closed_gate_opens_by_itself() -> None:
     """Retry-After: nothing is granted before its time, then everything that waited."""
-    gate, loop = Gate(4), asyncio.get_running_loop()
+    gate, loop = FairGate(4), asyncio.get_running_loop()
     until = loop.time() + 0.02
     gate.close_until(until)
     await gate.acquire(line())
@@ -144,7 +144,7 @@ async def test_closed_gate_opens_by_itself() -> None:
 
 async def test_many_lines_are_read_less_often() -> None:
     """Above 64 lines the due times are read every 10 ms instead of at each grant."""
-    gate = Gate(1)
+    gate = FairGate(1)
     reads = 0
 
     def due() -> float:
@@ -154,7 +154,7 @@ async def test_many_lines_are_read_less_often() -> None:
 
     await gate.acquire(line())
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(gate.acquire(Line(due))) for _ in range(200)]
+        tasks = [group.create_task(gate.acquire(WaitQueue(due))) for _ in range(200)]
         await settle()
         before = reads
         for task in tasks[:50]:
@@ -168,18 +168,18 @@ async def test_many_lines_are_read_less_often() -> None:
 @pytest.mark.parametrize("amount", [1, 5])
 async def test_force_ignores_the_limit(amount: int) -> None:
     """Duplicates have a budget of their own."""
-    gate = Gate(1)
+    gate = FairGate(1)
     await gate.acquire(line())
     gate.force(amount)
     assert gate.used == 1 + amount
 
 
-async def grants(gate: Gate, wanted: list[tuple[str, float]], count: int) -> list[str]:
+async def grants(gate: FairGate, wanted: list[tuple[str, float]], count: int) -> list[str]:
     """Who gets the next grants of one each; `wanted` are owners and due times that wait behind a full gate."""
     order: list[str] = []
 
     async def take(owner: str, due: float) -> None:
-        await gate.acquire(Line(lambda: due, lambda: owner))
+        await gate.acquire(WaitQueue(lambda: due, lambda: owner))
         order.append(owner)
 
     async with asyncio.TaskGroup() as group:
@@ -193,15 +193,15 @@ async def grants(gate: Gate, wanted: list[tuple[str, float]], count: int) -> lis
     return order
 
 
-async def full_of(gate: Gate, owner: str) -> None:
+async def full_of(gate: FairGate, owner: str) -> None:
     """`owner` holds all of it."""
     for _ in range(gate.limit):
-        assert await gate.acquire(Line(lambda: 0.0, lambda: owner)) == owner
+        assert await gate.acquire(WaitQueue(lambda: 0.0, lambda: owner)) == owner
 
 
 async def test_who_holds_less_than_its_share_comes_first() -> None:
     """One owner fills the gate and has everything due at once; the other, due later, still gets up to its half."""
-    gate = Gate(4)
+    gate = FairGate(4)
     await full_of(gate, "greedy")
     wanted = [("greedy", 0.0)] * 6 + [("modest", 9.0)] * 3
     assert await grants(gate, wanted, 3) == ["modest", "modest", "greedy"]
@@ -209,7 +209,7 @@ async def test_who_holds_less_than_its_share_comes_first() -> None:
 
 async def test_what_others_do_not_want_is_not_kept_free() -> None:
     """Alone, or with others who want little, an owner takes everything."""
-    gate = Gate(4)
+    gate = FairGate(4)
     await full_of(gate, "greedy")
     assert await grants(gate, [("greedy", 0.0)] * 4 + [("modest", 9.0)], 4) == ["modest", *["greedy"] * 3]
     assert gate.used == 4
@@ -217,9 +217,9 @@ async def test_what_others_do_not_want_is_not_kept_free() -> None:
 
 async def test_shares_end_at_zero() -> None:
     """Cancelled in the turn of the grant or released: nobody holds anything any more."""
-    gate = Gate(1)
+    gate = FairGate(1)
     await full_of(gate, "a")
-    waiting = asyncio.create_task(gate.acquire(Line(lambda: 0.0, lambda: "b")))
+    waiting = asyncio.create_task(gate.acquire(WaitQueue(lambda: 0.0, lambda: "b")))
     await settle()
     gate.release(owner="a")
     waiting.cancel()
