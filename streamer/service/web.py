@@ -116,5 +116,5 @@ def _metrics(look: Look) -> web.Response:
     try:
         body, kind = metrics.exposition(look())
     except ImportError:
-        return web.Response(status=501, text="metrics need pip install 'streamer[sidecar]'\n")
+        return web.Response(status=501, text="metrics need pip install 'streamer-data[sidecar]'\n")
     return web.Response(body=body, headers={"Content-Type": kind})

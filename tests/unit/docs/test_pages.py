@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
@@ -14,7 +15,8 @@ from streamer.cli.exits import Exit
 from streamer.cli.frame import COMMANDS
 from streamer.loader.counters import LoaderStats
 
-DOCS = Path(__file__).parents[3] / "docs"
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS) for path in DOCS.rglob("*.md"))
 
 
@@ -56,3 +58,13 @@ def test_links_lead_somewhere(page: Path) -> None:
             continue
         path, _, _ = target.partition("#")
         assert (DOCS / page.parent / path).exists(), target
+
+
+def test_extras_are_asked_of_the_distribution_that_has_them() -> None:
+    """Every `streamer...[extra]` in messages, pages and Dockerfiles names the distribution and extras that exist."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    sources = [*ROOT.glob("*.md"), ROOT / "pyproject.toml", *DOCS.rglob("*.md"), *(ROOT / "docker").iterdir()]
+    text = "\n".join(path.read_text() for path in [*sources, *(ROOT / "streamer").rglob("*.py")])
+    named = re.findall(r"\b(streamer[\w-]*)\[([a-z0-9,]+)\]", text)
+    assert {name for name, _ in named} == {project["name"]} == {"streamer-data"}
+    assert {extra for _, extras in named for extra in extras.split(",")} <= set(project["optional-dependencies"])

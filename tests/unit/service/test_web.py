@@ -39,7 +39,7 @@ async def test_without_prometheus_client_the_rest_works(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     address = f"127.0.0.1:{free_port()}"
     async with serving(address, dict, lambda: ""):
-        assert await get(address, "/metrics") == (501, "metrics need pip install 'streamer[sidecar]'\n")
+        assert await get(address, "/metrics") == (501, "metrics need pip install 'streamer-data[sidecar]'\n")
         assert (await get(address, "/readyz"))[0] == 200
 
 
