@@ -17,7 +17,11 @@ from streamer.loader.counters import LoaderStats
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
-PAGES = sorted(path.relative_to(DOCS) for path in DOCS.rglob("*.md"))
+FOLDERS = ("benchmarks", "deploy", "docs")
+PAGES = sorted(
+    path.relative_to(ROOT)
+    for path in [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
+)
 
 
 def _tree(kind: type[errors.StreamerError]) -> set[str]:
@@ -52,12 +56,12 @@ def test_tuning_names_fields_that_there_are() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_links_lead_somewhere(page: Path) -> None:
     """Relative links to files, and to headings where they name one."""
-    text = re.sub(r"```.*?```", "", (DOCS / page).read_text(), flags=re.DOTALL)
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)]+)\)", text):
         if target.startswith(("http:", "https:", "#")):
             continue
         path, _, _ = target.partition("#")
-        assert (DOCS / page.parent / path).exists(), target
+        assert (ROOT / page.parent / path).exists(), target
 
 
 def test_extras_are_asked_of_the_distribution_that_has_them() -> None:
@@ -68,3 +72,18 @@ def test_extras_are_asked_of_the_distribution_that_has_them() -> None:
     named = re.findall(r"\b(streamer[\w-]*)\[([a-z0-9,]+)\]", text)
     assert {name for name, _ in named} == {project["name"]} == {"streamer-data"}
     assert {extra for _, extras in named for extra in extras.split(",")} <= set(project["optional-dependencies"])
+
+
+@pytest.mark.parametrize("page", ["README.md", "benchmarks/README.md"])
+def test_results_that_are_named_exist(page: str) -> None:
+    """Every figure names the file that it was read from."""
+    named = set(re.findall(r"`([\w-]+-\d{4}-\d\d-\d\d\.\w+)`", (ROOT / page).read_text()))
+    assert named
+    assert [name for name in named if not (ROOT / "benchmarks" / "results" / name).exists()] == []
+
+
+def test_every_benchmark_is_explained() -> None:
+    """Each program that takes arguments has a row."""
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    programs = {path.name for path in (ROOT / "benchmarks").glob("*.py") if "kept(" in path.read_text()}
+    assert {name for name in programs - {"report.py"} if f"\n| `{name}" not in text.replace(" bulk`", "`")} == set()
