@@ -83,7 +83,7 @@ def test_results_that_are_named_exist(page: str) -> None:
 
 
 def test_every_benchmark_is_explained() -> None:
-    """Each program that takes arguments has a row."""
+    """Each program that keeps a result has a row."""
     text = (ROOT / "benchmarks" / "README.md").read_text()
     programs = {path.name for path in (ROOT / "benchmarks").glob("*.py") if "kept(" in path.read_text()}
     assert {name for name in programs - {"report.py"} if f"\n| `{name}" not in text.replace(" bulk`", "`")} == set()
