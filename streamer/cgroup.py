@@ -31,6 +31,17 @@ class Cgroup(msgspec.Struct, frozen=True):
         texts = [*self._texts("", "memory.max"), *self._texts("memory", "memory.limit_in_bytes")]
         return min((int(text) for text in texts if text.isdecimal()), default=None)
 
+    def memory_left_bytes(self) -> int | None:
+        """Memory it can still take below the tightest of its limits; None: no limit but the machine's.
+
+        The page cache counts as free: the kernel drops it before it kills a process.
+        """
+        newer = (_left_bytes(folder, "memory.max", "memory.current") for folder in self._folders(""))
+        older = (
+            _left_bytes(folder, "memory.limit_in_bytes", "memory.usage_in_bytes") for folder in self._folders("memory")
+        )
+        return min((left for left in chain(newer, older) if left is not None), default=None)
+
     def cpus(self) -> float | None:
         """CPU seconds that it may take in a second; None: no limit but the machine's."""
         newer = (text.split() for text in self._texts("", "cpu.max"))
@@ -59,6 +70,17 @@ class Cgroup(msgspec.Struct, frozen=True):
             if controller in controllers.split(",") and ".." not in path:
                 own = mount / path.strip("/")
                 yield from (folder for folder in (own, *own.parents) if mount in folder.parents)
+
+
+def _left_bytes(folder: Path, limit: str, used: str) -> int | None:
+    try:
+        most = int((folder / limit).read_text())
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        # Version 1 counts the groups below under "total_"; version 2 always does.
+        cached = sum(int(stat.get(f"total_{name}", stat[name])) for name in ("inactive_file", "active_file"))
+        return max(0, most - int((folder / used).read_text()) + cached)
+    except (OSError, ValueError, KeyError):  # no such files here, or "max": no limit
+        return None
 
 
 def usable_cores(cgroup: Cgroup | None = None) -> int:

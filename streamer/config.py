@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
 
 from streamer.errors import ConfigError
 
@@ -24,8 +23,6 @@ _UNITS = {
     **{f"{p}IB": 1024 ** (i + 1) for i, p in enumerate("KMGTP")},
     **{p: 1000 ** (i + 1) for i, p in enumerate("KMGTP")},
 }
-
-Eviction = Literal["hold", "epoch-lru", "lru"]
 
 
 def parse_bytes(text: str | int, field_name: str = "size") -> int:
@@ -99,7 +96,6 @@ class CacheConfig:
     directory: Path
     # None: 80 % of the free space plus what the cache holds already.
     limit_bytes: int | None = None
-    eviction: Eviction = "hold"
     # The cache gives way before the disk is full for everybody else.
     free_floor_bytes: int = 1 * GiB
     # Read-only folders below the writable one.
@@ -122,9 +118,6 @@ class EngineConfig:
     silent_seconds: float = 60.0
     # Look-ahead covers the tail of the latency: 2 x p99.9 at full link speed.
     lookahead_bytes: int = 512 * MiB
-    lookahead_chunks: int = 64
-    # An index that would take longer than this is not built in passing.
-    index_limit_seconds: float = 600.0
     # What a service serves and with which credentials; empty: any url, with the options that the client sends.
     datasets: tuple[DatasetConfig, ...] = ()
     service: ServiceConfig = field(default_factory=lambda: ServiceConfig())
@@ -212,7 +205,7 @@ class Environment:
 # What every process of streamer may find in its environment, and what only `streamer serve` reads.
 _COMMON = frozenset(["CACHE_DIR", "RUNTIME_DIR", "ENGINE", "LOG", "TOKEN_FILE", "JOB", "NODE", "NODES"])
 SERVICE_VARIABLES = (
-    *("CONFIG", "SOCKET", "HTTP", "CACHE_BYTES", "MEMORY_BYTES", "EVICTION"),
+    *("CONFIG", "SOCKET", "HTTP", "CACHE_BYTES", "MEMORY_BYTES"),
     *("GROUP", "ALLOW_UIDS", "DRAIN_SECONDS", "MAX_CONNECTIONS"),
 )
 # Kubernetes puts these into every container when a Service is called "streamer".

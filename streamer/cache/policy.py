@@ -30,21 +30,21 @@ Why this is the best there is. In an epoch each chunk of the data (D bytes) is n
    and goes to kept; the rest, (1 - f) w, is what S was made for.
    Two live datasets of which one does not fill its quota: the other one's chunks beyond its own quota are replaced by
    those of higher rank as they pass, so that they are a uniform sample, too.
-   "epoch-lru" draws a fifth of the ranks anew each epoch: the content rotates, claims 1 and 2 do not change.
 4. *Somebody always moves.* Open chunks of all sessions plus one chunk for each fit into C (`open_session` refuses
    otherwise). So when a head of line finds no room, what fills C is not all open: a fetch under way ends (`Wait`,
    then ask again), or a chunk that is not open is evicted for it. Chunks that *other sessions* need later do not hold
    transit: two jobs at different places of one dataset would otherwise each wait for what the other keeps.
 
-Plain LRU for comparison: under fresh permutations a chunk used at x and next at y sees 1 - x(1-y) of the data between,
-so it hits with f + (1 - f) ln(1 - f): 15 % at f = 0.5, and nothing at all under an identical order.
+Plain LRU for comparison (`simulation.lru_hit_rates`): under fresh permutations a chunk used at x and next at y sees
+1 - x(1-y) of the data between, so it hits with f + (1 - f) ln(1 - f): 15 % at f = 0.5, and nothing at all under an
+identical order.
 
 How the engine drives it (one thread, one loop; every call is synchronous and takes microseconds):
 
     policy = CachePolicy(limit_bytes, settling=True)
     policy.local(keys, file_bytes, dataset_id) per dataset in the catalog; unlink policy.fit().victims
     policy.add_dataset(id, file_bytes, keys);  policy.connect(job) ... policy.disconnect(job)
-    policy.open_session(sid, job, id, open_bytes, lookahead_bytes);  policy.start_epoch(sid, epoch, remaining_chunks)
+    policy.open_session(sid, job, id, open_bytes, lookahead_bytes);  policy.start_epoch(sid, remaining_chunks)
     for each use in schedule order: look_ahead(sid, chunk); need(sid, chunk, head=...)
         Hit -> nothing;  Wait -> ask again on change
         Admit -> unlink victims, fetch, publish, then published(key) or failed(key)
@@ -66,7 +66,7 @@ from streamer.cache.desk import Desk
 from streamer.cache.room import Outcome, Room
 from streamer.cache.sessions import Session, refuse_if_too_large, take
 from streamer.cache.table import VACANT, Group, Rows, State, as_keys, charged_bytes
-from streamer.config import Eviction, format_bytes
+from streamer.config import format_bytes
 from streamer.distinct import distinct
 from streamer.errors import CacheError
 
@@ -76,14 +76,12 @@ class CachePolicy:
 
     Args:
         limit_bytes: C, for chunk files as `charged_bytes` counts them (catalog and manifests already taken off).
-        eviction: "hold", "epoch-lru" or "lru" (no transit, no epochs: for comparison, or without a schedule).
         settling: True: nothing is evicted for a session until `settle()`, because the clients of an earlier engine
             are still re-opening theirs.
     """
 
-    def __init__(self, limit_bytes: int, eviction: Eviction = "hold", *, settling: bool = False) -> None:
-        self._eviction = eviction
-        self._room = Room(limit_bytes, lru=eviction == "lru")
+    def __init__(self, limit_bytes: int, *, settling: bool = False) -> None:
+        self._room = Room(limit_bytes)
         self._room.settling = settling
         self._table = self._room.table
         self._sessions: dict[str, Session] = {}
@@ -93,7 +91,7 @@ class CachePolicy:
     def __repr__(self) -> str:
         room = self._room
         return (
-            f"CachePolicy({self._eviction}, kept {format_bytes(room.kept_bytes)} + transit"
+            f"CachePolicy(kept {format_bytes(room.kept_bytes)} + transit"
             f" {format_bytes(room.transit_bytes)} of {format_bytes(room.limit_bytes)}, {len(self._sessions)} sessions)"
         )
 
@@ -111,7 +109,6 @@ class CachePolicy:
         self._end_of_use(group)
         rows = distinct(self._rows(keys, file_bytes, group))
         for row in rows[self._table.state[rows] == State.ABSENT].tolist():
-            self._room.touch(row)
             self._room.enter(row, State.KEPT)
             self._table.queue_spent(row)
 
@@ -262,17 +259,12 @@ class CachePolicy:
         self._plan()
         return self._trimmed(outcome)
 
-    def start_epoch(self, session: str, epoch: int, remaining: ArrayLike) -> None:
+    def start_epoch(self, session: str, remaining: ArrayLike) -> None:
         """The session's running epoch: the chunk numbers it has still ahead in it (all the rest, from any position)."""
         state = self._sessions[session]
         due = np.zeros_like(state.due)
         due[np.asarray(remaining, dtype=np.int64)] = True
         state.set_due(self._table, due)
-        if epoch > state.group.epoch:
-            state.group.epoch = epoch
-            if self._eviction == "epoch-lru":
-                self._table.rotate(state.group)
-                self._room.choose(state.group)
 
     def silence(self, session: str) -> Freed:
         """A hanging consumer: its coming chunks lose their protection, not its open ones. Any call of it ends that."""
@@ -314,7 +306,6 @@ class CachePolicy:
         """The fetch admitted for the key is on disk and readable. Frees it again when nobody holds it any more."""
         row = self._desk.landed(key)
         self._room.publish(row)
-        self._room.touch(row)
         outcome = Outcome()
         if row not in self._table.held:
             self._room.idle(row, outcome)
@@ -337,7 +328,6 @@ class CachePolicy:
         state.end_ahead(row)
         state.open[row] = state.open.get(row, 0) + 1
         self._table.open[row] = self._table.open.get(row, 0) + 1
-        self._room.touch(row)
         if state.due[chunk]:
             state.due[chunk] = False
             self._table.due[row] -= 1
@@ -354,7 +344,6 @@ class CachePolicy:
             state.end_ahead(row)
         else:
             raise CacheError(f"session {session!r} releases chunk {chunk} that it does not hold")
-        self._room.touch(row)
         outcome = Outcome()
         self._unhold({row: 1}, outcome)
         return self._trimmed(outcome)

@@ -39,8 +39,8 @@ class Room:
     Invariants: kept + transit <= limit after every admission; an open chunk never leaves but by `forget`.
     """
 
-    def __init__(self, limit_bytes: int, *, lru: bool) -> None:
-        self.table = ChunkTable(spare_due=not lru)
+    def __init__(self, limit_bytes: int) -> None:
+        self.table = ChunkTable()
         self.limit_bytes = limit_bytes
         self.staging_bytes = 0
         self.kept_bytes = 0
@@ -49,7 +49,6 @@ class Room:
         self.tick = 0
         self.chunks = [0] * State.COUNT
         self.evicted = self.due_evicted = self.promoted = 0
-        self._lru = lru
         self._victims = Victims(self.table)
 
     @property
@@ -69,7 +68,7 @@ class Room:
         live = [group for group in self.table.groups if group.jobs]
         data_bytes = sum(group.total_bytes for group in live)
         self.staging_bytes = 0
-        if live and not self._lru:
+        if live:
             share = min(1.0, self.limit_bytes / max(1, data_bytes))
             largest = max(group.largest_bytes for group in live)
             self.staging_bytes = min(self.limit_bytes, _staging_bytes(share, window_bytes, largest))
@@ -85,8 +84,8 @@ class Room:
             left -= group.quota_bytes
 
     def choose(self, group: Group) -> None:
-        """Which chunks of a dataset its quota is for; of a finished one, and in plain LRU: none."""
-        if group.jobs and not self._lru:
+        """Which chunks of a dataset its quota is for; of a finished one: none."""
+        if group.jobs:
             self.table.choose(group)
         else:
             group.least_rank = 1 << RANK_BITS
@@ -116,12 +115,6 @@ class Room:
         """A fetched chunk has become readable."""
         fetching_kept = self.table.state[row] == State.FETCHING_KEPT
         self._move(row, State.KEPT if fetching_kept else State.TRANSIT)
-
-    def touch(self, row: int) -> None:
-        """The chunk was used now (plain LRU: that is its rank)."""
-        if self._lru:
-            self.tick += 1
-            self.table.rank[row] = self.tick
 
     def _move(self, row: int, state: int) -> None:
         self.chunks[self.table.state[row]] -= 1
@@ -156,8 +149,7 @@ class Room:
             victims = None if self.settling else self._victims.collect(needed, self._victims.by_hurt(queues))
         if victims is None:
             return None
-        state = State.FETCHING_KEPT if self._lru else State.FETCHING_TRANSIT
-        return self._replace(row, state, victims)
+        return self._replace(row, State.FETCHING_TRANSIT, victims)
 
     def _replace(self, row: int, state: int, victims: list[int]) -> tuple[int, list[int]]:
         for victim in victims:
@@ -166,8 +158,7 @@ class Room:
         return state, victims
 
     def _evict(self, row: int) -> None:
-        due = self.table.state[row] == State.KEPT and self.table.due[row] > 0
-        self.due_evicted += int(due and not self._lru)
+        self.due_evicted += int(self.table.state[row] == State.KEPT and self.table.due[row] > 0)
         self.evicted += 1
         self.leave(row)
 
@@ -177,8 +168,6 @@ class Room:
             return []
         if self.settling:
             return None
-        if self._lru:
-            return self._victims.collect(needed, self._victims.spent_anywhere())
         idle = [one for one in self.table.groups if not one.jobs]
         rich = self._victims.above_quota() if group.kept_bytes + cost <= group.quota_bytes else []
         most = sum(one.kept_bytes for one in idle)

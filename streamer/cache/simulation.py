@@ -145,10 +145,8 @@ class Simulation:
         return True
 
     def _start_epoch(self, job: JobRun) -> None:
-        epoch, begun = divmod(job.place, job.epoch_chunks)
-        if not begun:
-            rest = job.uses[job.place : job.place + job.epoch_chunks]
-            self.policy.start_epoch(job.plan.name, epoch, rest)
+        if job.place % job.epoch_chunks == 0:
+            self.policy.start_epoch(job.plan.name, job.uses[job.place : job.place + job.epoch_chunks])
 
     def _ask(self, job: JobRun) -> None:
         """Announces and asks in order of use, until there is no room."""
@@ -180,6 +178,34 @@ class Simulation:
     def finish(self, job: JobRun) -> Freed:
         """Ends a job's session."""
         return self.policy.close_session(job.plan.name)
+
+
+def lru_hit_rates(order: Order, epochs: int, cost: NDArray[np.int64], limit_bytes: int) -> list[float]:
+    """What a cache of least recently used chunks would hit in each epoch, for comparison.
+
+    Args:
+        order: chunk numbers of an epoch, in order of use.
+        epochs: how many.
+        cost: (chunks,) what each chunk takes, in bytes.
+        limit_bytes: what the cache may take.
+
+    Returns:
+        Per epoch, the share of the needed bytes that were in the cache.
+    """
+    kept: dict[int, int] = {}  # by last use, the oldest first
+    rates, free = [], limit_bytes
+    for epoch in range(epochs):
+        missed = 0
+        for chunk in order(epoch).tolist():
+            size = int(cost[chunk])
+            if kept.pop(chunk, None) is None:
+                missed += size
+                free -= size
+            kept[chunk] = size
+            while free < 0:
+                free += kept.pop(next(iter(kept)))
+        rates.append(1.0 - missed / float(cost.sum()))
+    return rates
 
 
 def _begin(plan: JobPlan) -> JobRun:

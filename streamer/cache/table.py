@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from streamer.distinct import distinct, numbered
+from streamer.splitmix import GAMMA, fold_each
 
 KEY_BYTES = 16
 BLOCK_BYTES = 4096
@@ -25,8 +26,6 @@ RANK_BITS = 31
 # How finely `ChunkTable.choose` looks at ranks: a sum over a million chunks takes 10 ms, a sort 120 (2026-11-20).
 CHOICE_BITS = 16
 ROW_BITS = 32
-# "epoch-lru": one rank in five is drawn anew each epoch.
-ROTATED_SHARE = 5
 _ROW_MASK = (1 << ROW_BITS) - 1
 # The name of a group that was given up; no dataset can be called so.
 VACANT = "-"
@@ -69,15 +68,11 @@ def as_keys(raw: ArrayLike) -> Keys:
     return plain.view(np.uint8).reshape(-1, KEY_BYTES).view(f"S{KEY_BYTES}").reshape(-1)
 
 
-def draw_ranks(keys: Keys, salt: int) -> NDArray[np.int64]:
-    """A uniform 31-bit number per key (splitmix64's finaliser), the same in every run."""
+def draw_ranks(keys: Keys) -> NDArray[np.int64]:
+    """A uniform 31-bit number per key, the same in every run."""
     words = np.ascontiguousarray(keys).view("<u8").reshape(-1, 2)
-    mixed = words[:, 0] ^ (words[:, 1] * np.uint64(0x9E3779B97F4A7C15))
-    mixed = mixed + np.uint64((salt * 0xD1342543DE82EF95 + 0x9E3779B97F4A7C15) & (2**64 - 1))
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return (mixed >> np.uint64(64 - RANK_BITS)).astype(np.int64)
+    hashes = fold_each(words[:, 1] * GAMMA, words[:, 0])
+    return (hashes >> np.uint64(64 - RANK_BITS)).astype(np.int64)
 
 
 class Group(msgspec.Struct):
@@ -100,20 +95,14 @@ class Group(msgspec.Struct):
     quota_bytes: int = 0
     least_rank: int = 1 << RANK_BITS
     last_used: int = 0
-    epoch: int = -1
     jobs: set[str] = msgspec.field(default_factory=set)
     heap: list[int] = msgspec.field(default_factory=list)
 
 
 class ChunkTable:
-    """The columns, by row number. Owned by one policy; plain synchronous code.
+    """The columns, by row number. Owned by one policy; plain synchronous code."""
 
-    Args:
-        spare_due: False: chunks that a running epoch still has ahead count as spent too (plain LRU).
-    """
-
-    def __init__(self, *, spare_due: bool) -> None:
-        self._spare_due = spare_due
+    def __init__(self) -> None:
         self.keys: Keys = np.empty(0, f"S{KEY_BYTES}")
         self.cost = np.empty(0, np.int64)
         self.rank = np.empty(0, np.int64)
@@ -191,7 +180,7 @@ class ChunkTable:
         self._grow(int(rows.max(initial=-1)) + 1 - len(self))
         self.keys[rows] = keys
         self.cost[rows] = cost
-        self.rank[rows] = draw_ranks(keys, 0)
+        self.rank[rows] = draw_ranks(keys)
         self.owner[rows] = owner
         self._queued[rows] = False
         self._order = np.argsort(self.keys, kind="stable").astype(np.int32)
@@ -213,12 +202,10 @@ class ChunkTable:
 
     def is_spent(self, row: int) -> bool:
         """True: kept, and no session holds it or has it ahead in its running epoch."""
-        if self.state[row] != State.KEPT or row in self.held:
-            return False
-        return not self._spare_due or self.due[row] == 0
+        return bool(self.state[row] == State.KEPT and row not in self.held and self.due[row] == 0)
 
     def choose(self, group: Group) -> None:
-        """Finds `least_rank` anew, after quota, ranks or owners changed. O(chunks)."""
+        """Finds `least_rank` anew, after quota or owners changed. O(chunks)."""
         rows = group.rows[(self.owner[group.rows] == group.index) & (self.state[group.rows] != State.BELOW)]
         step = RANK_BITS - CHOICE_BITS
         cost = np.bincount(self.rank[rows] >> step, weights=self.cost[rows], minlength=1 << CHOICE_BITS)
@@ -234,7 +221,7 @@ class ChunkTable:
         """Puts a chunk that may have become spent where `lowest_spent` looks."""
         if not self._queued[row] and self.is_spent(row):
             self._queued[row] = True
-            heapq.heappush(self.groups[self.owner[row]].heap, self._entry(row))
+            heapq.heappush(self.groups[self.owner[row]].heap, int(self.rank[row]) << ROW_BITS | row)
 
     def queue_spent_of(self, rows: Rows) -> None:
         """`queue_spent` for many rows."""
@@ -251,8 +238,6 @@ class ChunkTable:
             elif not self.is_spent(row):
                 heapq.heappop(heap)
                 self._queued[row] = False
-            elif heap[0] != (entry := self._entry(row)):
-                heapq.heapreplace(heap, entry)  # used again since: its rank rose (lru)
             else:
                 return row
         return None
@@ -265,21 +250,11 @@ class ChunkTable:
             self._queued[row] = False
         return row
 
-    def rotate(self, group: Group) -> None:
-        """For "epoch-lru": the chunks whose turn it is in the group's epoch get a new rank."""
-        keys = self.keys[group.rows]
-        turn = draw_ranks(keys, 2 * group.epoch + 1) % ROTATED_SHARE == 0
-        self.rank[group.rows[turn]] = draw_ranks(keys[turn], 2 * group.epoch + 2)
-        self.rebuild(group)
-
     def rebuild(self, group: Group) -> None:
-        """Makes the group's heap and bytes anew, after ranks or owners changed."""
+        """Makes the group's heap and bytes anew, after owners changed."""
         mine = self.owner == group.index
         self._queued[mine] = False
         kept = mine & ((self.state == State.KEPT) | (self.state == State.FETCHING_KEPT))
         group.kept_bytes = int(self.cost[kept].sum())
         group.heap = []
         self.queue_spent_of(np.flatnonzero(kept).astype(np.int32))
-
-    def _entry(self, row: int) -> int:
-        return int(self.rank[row]) << ROW_BITS | row

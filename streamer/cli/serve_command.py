@@ -49,7 +49,7 @@ counts more than the variable, the variable more than the file.
 """
 
 # `configuration` takes these from the arguments; their names are those of `service.configuration`.
-_OPTIONS = ("cache_dir", "cache_bytes", "memory_bytes", "socket", "eviction", "group", "http", "drain_seconds")
+_OPTIONS = ("cache_dir", "cache_bytes", "memory_bytes", "socket", "group", "http", "drain_seconds")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--socket", type=Path, metavar="PATH", help="where to listen (default: engine.sock in the runtime folder)"
     )
-    parser.add_argument("--eviction", choices=("hold", "epoch-lru", "lru"), help="what stays (default: hold)")
     parser.add_argument("--group", metavar="GROUP", help="its members may connect and read the cache; name or number")
     parser.add_argument(
         "--http", metavar="HOST:PORT", help="/metrics, /healthz, /readyz; or off (default: 127.0.0.1:9464)"

@@ -105,7 +105,7 @@ def plan(
     here, free = _among(keys, present - below), _among(keys, below)
     there = here | free
     sizes = file_bytes(manifest)
-    order = np.lexsort((-draw_ranks(keys, 0), ~there))
+    order = np.lexsort((-draw_ranks(keys), ~there))
     if room_bytes is None:
         return WarmPlan(chunks=order, file_bytes=sizes[order], present_chunks=0, missing_chunks=0)
     order = order[int(there.sum()) :]

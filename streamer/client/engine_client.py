@@ -19,7 +19,8 @@ from typing import Self, TypeVar
 
 from streamer import errors
 from streamer.client.connection import Connection, DisconnectedError
-from streamer.client.launcher import connect
+from streamer.client.launcher import connect, pause_before_restart
+from streamer.client.restarts import Restarts
 from streamer.client.session import Session, SessionSpec
 from streamer.client.settings import ClientSettings
 from streamer.errors import ClosedError, EngineUnavailableError, ManifestError, ServiceError
@@ -61,11 +62,11 @@ class EngineClient:
         self._answers: dict[int, Event] = {}
         self._numbers = itertools.count(1)
         self._closed = False
-        self._restarts = 0
+        self._restarts = Restarts()
         _clients.add(self)
 
     def __repr__(self) -> str:
-        return f"EngineClient({self.settings.cache_dir}, sessions={len(self._sessions)}, restarts={self._restarts})"
+        return f"EngineClient({self.settings.cache_dir}, sessions={len(self._sessions)}, {self._restarts})"
 
     def __enter__(self) -> Self:
         return self
@@ -231,7 +232,7 @@ class EngineClient:
     def _connected(self) -> Connection:
         self._check_open()
         if self._connection is None:
-            self._connection = connect(self.settings)
+            self._connection = connect(self.settings, self._restarts)
             if self._poll is None:
                 self._poll = select.epoll()
             # A closed socket leaves the set by itself. A selector would confuse a new socket of the same number with
@@ -242,19 +243,38 @@ class EngineClient:
         return self._connection
 
     def _reconnect(self) -> None:
+        """Connects to the next engine and opens the sessions there.
+
+        Raises:
+            EngineUnavailableError: engines crash again and again; the sessions have ended.
+        """
         self._check_open()
         logger.warning("the engine of %s went away; connecting again", self.settings.cache_dir)
         begun = time.monotonic()
-        while True:
+        reopened = False
+        while not reopened:
             self._drop()
-            self._restarts += 1
-            connection = self._connected()
+            try:
+                pause_before_restart(self.settings, self._restarts)
+                connection = self._connected()
+            except EngineUnavailableError as error:
+                self._end_sessions(error)
+                raise
             with contextlib.suppress(DisconnectedError):
-                for session in self._sessions.values():
-                    for message in session.reopen_messages(self.job, self.settings.encoded_options()):
-                        connection.send(message)
-                logger.info("connected again after %.2f s", time.monotonic() - begun)
-                return
+                self._reopen_sessions(connection)
+                reopened = True
+        logger.info("connected again after %.2f s", time.monotonic() - begun)
+
+    def _reopen_sessions(self, connection: Connection) -> None:
+        for session in self._sessions.values():
+            for message in session.reopen_messages(self.job, self.settings.encoded_options()):
+                connection.send(message)
+
+    def _end_sessions(self, error: EngineUnavailableError) -> None:
+        """No engine knows them: a later connection must not wait for what they wanted."""
+        for session in self._sessions.values():
+            session.on_error(error)
+        self._sessions.clear()
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -269,15 +289,19 @@ class EngineClient:
     def _take(self, event: Event) -> None:
         match event:
             case Ready(session=number) if number in self._sessions:
-                self._sessions[number].on_ready(event.through, event.rejects)
+                if self._sessions[number].on_ready(event.through, event.rejects):
+                    self._restarts.progressed()
             case Failed(session=number) if number in self._sessions:
                 self._sessions[number].on_error(_error(event))
             case Failed(request=number) if number >= 0:
                 self._answers[number] = event
             case Failed(session=-1):
                 raise _error(event)
-            case IndexProgress() | ManifestReady() | Content() | Statistics():
+            case IndexProgress():
                 self._answers[event.request] = event
+            case ManifestReady() | Content() | Statistics():
+                self._answers[event.request] = event
+                self._restarts.progressed()
             case Opened() | Ready() | Failed():
                 logger.debug("late event %s", type(event).__name__)
             case _:

@@ -1,7 +1,8 @@
 """Finds the engine of a cache folder, or starts it: one engine, however many ranks start at once.
 
 Connect; else take `spawn.lock`, connect again (another rank may have been faster), start the engine, wait for its ready
-line on a pipe. The engine is a process of its own, in its own session, ended by its last connection.
+line on a pipe. The engine is a process of its own, in its own session, ended by its last connection. One that crashes
+is started again a few times; see `restarts`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from streamer import errors
 from streamer.client.connection import Connection, DisconnectedError
+from streamer.client.restarts import Restarts
 from streamer.client.settings import ClientSettings
 from streamer.errors import ConfigError, EngineUnavailableError
 from streamer.forks import unforked
@@ -29,31 +31,39 @@ _READY_LINE_BYTES = 65536
 _RETRY_SECONDS = 0.2
 
 
-def connect(settings: ClientSettings) -> Connection:
+def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Connection:
     """Returns a connection to the engine that `settings` names, starting the embedded one if need be.
 
+    Args:
+        settings: which engine.
+        restarts: crashes so far; None: none.
+
     Raises:
-        EngineUnavailableError: nobody answered in `connect_seconds`, or the engine ended at once.
+        EngineUnavailableError: nobody answered in `connect_seconds`, or engines crash at their start.
         StreamerError: what the engine said when it could not start (cache folder, limit, version).
     """
-    if settings.external:
-        return _connect_patiently(settings)
-    if sys.platform == "win32":
-        raise ConfigError("streamer runs on Linux; on Windows use WSL2", field="platform")
-    _make_runtime_dir(settings.runtime_dir)
-    deadline = time.monotonic() + settings.connect_seconds
-    while True:
-        # Tried once more when the time is over: a process that was stopped has not seen that the engine is ready.
-        with contextlib.suppress(DisconnectedError):
-            return Connection(settings.socket_path, settings.job, settings.token())
-        if time.monotonic() > deadline:
-            break
-        _start_if_nobody_did(settings)
-    raise EngineUnavailableError(
-        f"the engine of {settings.cache_dir} starts and does not stay ({settings.connect_seconds:.0f} s); "
-        f"its log is {log_path(settings)}",
-        log=str(log_path(settings)),
-    )
+    restarts = Restarts() if restarts is None else restarts
+    connection = _connect_patiently(settings) if settings.external else _connect_or_start(settings, restarts)
+    restarts.connected(time.monotonic())
+    return connection
+
+
+def pause_before_restart(settings: ClientSettings, restarts: Restarts) -> None:
+    """Counts a crash of the engine and sleeps until the next start may be tried.
+
+    Raises:
+        EngineUnavailableError: engines have crashed too often without progress between.
+    """
+    pause = restarts.crashed(time.monotonic())
+    if pause is None:
+        where = str(settings.socket_path if settings.external else log_path(settings))
+        raise EngineUnavailableError(
+            f"the engine of {settings.cache_dir} crashed {restarts.crashes} times in a row without progress and is not "
+            f"started again; {f'it serves at {where}' if settings.external else f'its log is {where}'}",
+            log="" if settings.external else where,
+            crashes=restarts.crashes,
+        )
+    time.sleep(pause)
 
 
 def log_path(settings: ClientSettings) -> Path:
@@ -61,12 +71,25 @@ def log_path(settings: ClientSettings) -> Path:
     return settings.runtime_dir / f"{settings.engine_id}.log"
 
 
-def _start_if_nobody_did(settings: ClientSettings) -> None:
-    with _spawn_lock(settings):
+def _connect_or_start(settings: ClientSettings, restarts: Restarts) -> Connection:
+    if sys.platform == "win32":
+        raise ConfigError("streamer runs on Linux; on Windows use WSL2", field="platform")
+    _make_runtime_dir(settings.runtime_dir)
+    while True:
         with contextlib.suppress(DisconnectedError):
-            Connection(settings.socket_path, settings.job, settings.token()).close()
-            return
-        _start(settings)
+            return _connect_once(settings)
+        with _spawn_lock(settings):
+            with contextlib.suppress(DisconnectedError):
+                return _connect_once(settings)
+            started = _start(settings)
+        if started:
+            with contextlib.suppress(DisconnectedError):
+                return _connect_once(settings)
+        pause_before_restart(settings, restarts)
+
+
+def _connect_once(settings: ClientSettings) -> Connection:
+    return Connection(settings.socket_path, settings.job, settings.token())
 
 
 def _connect_patiently(settings: ClientSettings) -> Connection:
@@ -74,7 +97,7 @@ def _connect_patiently(settings: ClientSettings) -> Connection:
     deadline = time.monotonic() + settings.connect_seconds
     while True:
         try:
-            return Connection(settings.socket_path, settings.job, settings.token())
+            return _connect_once(settings)
         except DisconnectedError as error:
             if time.monotonic() > deadline:
                 raise EngineUnavailableError(
@@ -115,8 +138,12 @@ def _spawn_lock(settings: ClientSettings) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _start(settings: ClientSettings) -> None:
-    """Starts an engine and waits until it listens."""
+def _start(settings: ClientSettings) -> bool:
+    """Starts an engine and waits until it listens; False: it ended before, without a reason.
+
+    Raises:
+        StreamerError: the reason that it gave.
+    """
     with contextlib.ExitStack() as on_exit:
         with unforked():
             ready_read, ready_write = os.pipe()
@@ -125,7 +152,7 @@ def _start(settings: ClientSettings) -> None:
                 process = _spawn(settings, ready_write)
             finally:
                 os.close(ready_write)
-        _await_ready(ready_read, process, settings)
+        return _await_ready(ready_read, process, settings)
 
 
 def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
@@ -144,7 +171,6 @@ def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
     configuration = {
         "cache_dir": str(settings.cache_dir),
         "cache_bytes": settings.cache_bytes,
-        "eviction": settings.eviction,
         "socket": str(settings.socket_path),
         "grace_seconds": settings.grace_seconds,
     }
@@ -162,19 +188,17 @@ def _engine_environment() -> dict[str, str]:
     return {"OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
-def _await_ready(descriptor: int, process: subprocess.Popen[bytes], settings: ClientSettings) -> None:
+def _await_ready(descriptor: int, process: subprocess.Popen[bytes], settings: ClientSettings) -> bool:
     line = _read_line(descriptor)
     # The process forks and its parent half leaves at once: an engine is nobody's child, so never a zombie.
     process.wait()
     if line == {"ready": True}:
         logger.info("engine started for %s, log %s", settings.cache_dir, log_path(settings))
-        return
+        return True
     if "kind" in line:
         raise errors.from_wire(str(line["kind"]), str(line["message"]), _details(line.get("details")))
-    raise EngineUnavailableError(
-        f"the engine of {settings.cache_dir} ended before it listened; its log is {log_path(settings)}",
-        log=str(log_path(settings)),
-    )
+    logger.warning("the engine of %s ended before it listened; log %s", settings.cache_dir, log_path(settings))
+    return False
 
 
 def _details(found: object) -> dict[str, errors.Detail]:

@@ -78,7 +78,7 @@ class Session:
         self._epochs: list[EpochSchedule] = []
         self._done = self._told = 0
         self._want = -1
-        self._ready = -1
+        self._ready = self._furthest = -1
         self._rejects = 0
         self._error: StreamerError | None = None
         self._closed = False
@@ -145,10 +145,17 @@ class Session:
 
     # ------------------------------------------------------------ called by the client
 
-    def on_ready(self, through: int, rejects: int) -> None:
-        """The engine reports progress; a report from before the last reject does not count."""
+    def on_ready(self, through: int, rejects: int) -> bool:
+        """The engine reports progress; a report from before the last reject does not count.
+
+        Returns:
+            Whether a step is ready that no engine has had ready before.
+        """
         if rejects == self._rejects:
             self._ready = through
+        further = self._ready > self._furthest
+        self._furthest = max(self._furthest, self._ready)
+        return further
 
     def on_error(self, error: StreamerError) -> None:
         """The engine reports a failure."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from streamer.config import Environment, Eviction, read_token
+from streamer.config import Environment, read_token
 from streamer.errors import ConfigError
 
 # sun_path has 108 bytes including the final zero (unix(7)).
@@ -27,7 +27,7 @@ class ClientSettings:
         cache_bytes: limit for an engine started by this client; None lets it choose.
         storage_options: as fsspec takes them; sent to the engine, never logged.
         job: the same text for all ranks of a job; "" if nothing tells.
-        connect_seconds: how long an engine may stay away before it is an error.
+        connect_seconds: how long an engine that this client does not start may stay away before it is an error.
         token_file: holds what the engine asks for; read at each connect, so it may be renewed.
         grace_seconds: how long an engine started by this client stays after its last connection.
     """
@@ -36,7 +36,6 @@ class ClientSettings:
     runtime_dir: Path
     engine: str | None = None
     cache_bytes: int | None = None
-    eviction: Eviction = "hold"
     storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
     job: str = ""
     connect_seconds: float = 60.0

@@ -35,7 +35,6 @@ from streamer.engine.stores import Fetchers
 from streamer.engine.track import Columns
 from streamer.engine.upkeep import Upkeep
 from streamer.errors import CacheFullError, ConfigError, StreamerError
-from streamer.manifest.model import Extent
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +69,7 @@ class Engine:
             await stack.enter_async_context(self.fetchers)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             self.datasets = Datasets(self.cache.root, self.fetchers.access)
-            self.policy = CachePolicy(self.cache.limit_bytes, self.config.cache.eviction, settling=True)
+            self.policy = CachePolicy(self.cache.limit_bytes, settling=True)
             self.pump = Pump(self.policy, self.sessions, Pages(self.cache, tasks), self._loop)
             self.flights = self.pump.flights = Flights(self.cache, self.fetchers, tasks, self.pump.landed)
             self.indexing = Indexing(self)
@@ -117,8 +116,9 @@ class Engine:
         """The chunk-local bytes `[start, stop)` straight from the store, for looking at a sample."""
         dataset = self.datasets.get(digest, options)
         dataset.key(chunk)
-        async with self.fetchers.of_chunk(dataset.manifest.chunk(chunk), dataset.options) as fetcher:
-            return b"".join([await fetcher.read(piece) for piece in _extents_of(dataset, chunk, span)])
+        wanted = dataset.manifest.chunk(chunk)
+        async with self.fetchers.of_chunk(wanted, dataset.options) as fetcher:
+            return b"".join([await fetcher.read(piece) for piece in wanted.extents_of(*span)])
 
     def statistics(self) -> Values:
         """Counters by name; see `engine.statistics`."""
@@ -277,14 +277,3 @@ class Engine:
     def policy_holds(self, key: bytes) -> bool:
         """Some session has the chunk in look-ahead or open."""
         return any(key in session.keys for session in self.sessions.values())
-
-
-def _extents_of(dataset: Dataset, chunk: int, span: tuple[int, int]) -> list[Extent]:
-    """Where the chunk-local bytes `[start, stop)` lie in the store."""
-    found, offset = [], 0
-    for extent in dataset.manifest.chunk(chunk).extents:
-        start, stop = max(span[0] - offset, 0), min(span[1] - offset, extent.length)
-        if start < stop:
-            found.append(Extent(extent.object, extent.start + start, extent.start + stop))
-        offset += extent.length
-    return found

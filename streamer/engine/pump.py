@@ -221,7 +221,7 @@ class Pump:
     def _start_epoch(self, session: EngineSession, epoch: int) -> None:
         """The first epoch begins with its first use, later ones when the reader gets there."""
         session.running_epoch = epoch
-        self._policy.start_epoch(session.name, epoch, session.track.remaining(epoch))
+        self._policy.start_epoch(session.name, session.track.remaining(epoch))
 
     # ------------------------------------------------------------ what did not work
 

@@ -63,6 +63,16 @@ class Chunk(msgspec.Struct, frozen=True):
     local_bytes: int
     codec: Codec = Codec.IDENTITY
 
+    def extents_of(self, start: int, stop: int) -> list[Extent]:
+        """Returns where the chunk-local bytes `[start, stop)` are in the store; no extent is empty."""
+        found, offset = [], 0
+        for extent in self.extents:
+            lower, upper = max(start - offset, 0), min(stop - offset, extent.length)
+            if lower < upper:
+                found.append(Extent(extent.object, extent.start + lower, extent.start + upper))
+            offset += extent.length
+        return found
+
 
 class SampleName(msgspec.Struct, frozen=True):
     """What the manifest knows of a sample besides its bytes (raw objects only).

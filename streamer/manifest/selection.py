@@ -21,6 +21,7 @@ from streamer.manifest.arrow import map_table, write_table
 from streamer.manifest.packing import hash_keys
 from streamer.manifest.publish import settle_file, workplace
 from streamer.manifest.table import Manifest
+from streamer.splitmix import GAMMA, fold, fold_each, mix
 
 Int64Array = NDArray[np.int64]
 _SUFFIX = ".arrows"
@@ -263,15 +264,7 @@ def _sample_hash(manifest: Manifest, ordinals: Int64Array, seed: int) -> NDArray
         chunk, _, _ = manifest.locate(ordinals)
         words = np.ascontiguousarray(manifest.chunk_keys[:, :8]).view("<u8").reshape(-1)
         base, place = words[chunk], (ordinals - manifest.chunk_first[chunk]).astype(np.uint64)
-    return _splitmix64(_splitmix64(base ^ _splitmix64(np.array([seed & (2**64 - 1)], np.uint64))) + place)
-
-
-def _splitmix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014."""
-    mixed = state + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    return mix(fold_each(fold(seed), base) + place + GAMMA)
 
 
 def _whole_objects_only(manifest: Manifest, field: str) -> None:

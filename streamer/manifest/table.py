@@ -198,18 +198,6 @@ class Manifest:
         stop[~last] = self._starts(following[~last])
         return chunk, self._starts(ordinals), stop
 
-    def sample_extents(self, ordinal: int) -> tuple[Extent, ...]:
-        """Where one sample lies in the store; empty for a sample of 0 bytes."""
-        chunk, start, stop = (int(a[0]) for a in self.locate(np.array([ordinal])))
-        found, position = [], 0
-        for extent in self.chunk(chunk).extents:
-            lower = max(start - position, 0)
-            upper = min(stop - position, extent.length)
-            if lower < upper:
-                found.append(Extent(extent.object, extent.start + lower, extent.start + upper))
-            position += extent.length
-        return tuple(found)
-
     def name(self, ordinal: int) -> SampleName:
         """What is known of a sample besides its bytes: path and label of a raw file, nothing in containers."""
         if not 0 <= ordinal < self.samples:

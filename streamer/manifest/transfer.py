@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from streamer.errors import ManifestCorruptError
-from streamer.manifest.layout import ROOT_NAME, TABLE_SUFFIX, decode_root, file_name, schemas
+from streamer.manifest.layout import ROOT_NAME, TABLE_SUFFIX, file_name, schemas
 from streamer.manifest.publish import settle, workplace
 from streamer.manifest.table import Manifest
 
@@ -22,20 +22,6 @@ def export_files(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
     names = [file_name(table, part) for part in range(manifest.parts) for table in schemas(manifest.whole_objects)]
     for name in [*names, ROOT_NAME]:
         yield name, (manifest.path / name).read_bytes()
-
-
-def listed_files(root_json: bytes, where: str) -> Mapping[str, int]:
-    """The files that a root.json wants besides itself, with their lengths in bytes.
-
-    Args:
-        root_json: its content, at most `layout.ROOT_LIMIT_BYTES` are accepted.
-        where: what to call it in errors, e.g. its url.
-
-    Raises:
-        ManifestVersionError: of another version.
-        ManifestCorruptError: not a root.json.
-    """
-    return decode_root(root_json, where).file_bytes
 
 
 def install_files(files: Iterable[tuple[str, bytes]], root: Path, where: str = "the received manifest") -> Manifest:

@@ -1,6 +1,6 @@
 """The configuration of `streamer serve`: a TOML file, STREAMER_* variables over it, command line options over both.
 
-    [cache]     directory limit_bytes eviction group free_floor_bytes layers
+    [cache]     directory limit_bytes group free_floor_bytes layers
     [fetch]     memory_bytes window_max range_bytes ...
     [engine]    socket_path lookahead_bytes silent_seconds ...
     [service]   http allow_uids token_file drain_seconds max_connections
@@ -18,7 +18,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeVar, get_args, get_origin
+from typing import TypeVar, get_args, get_origin
 
 from streamer.config import (
     CacheConfig,
@@ -45,7 +45,6 @@ _ELSEWHERE = frozenset(["cache", "fetch", "datasets", "service", "grace_seconds"
 _PLACES = {
     "cache_dir": ("cache", "directory"),
     "cache_bytes": ("cache", "limit_bytes"),
-    "eviction": ("cache", "eviction"),
     "group": ("cache", "group"),
     "memory_bytes": ("fetch", "memory_bytes"),
     "socket": ("engine", "socket_path"),
@@ -173,10 +172,6 @@ def _coerced(name: str, value: object, hint: object) -> object:
         hint = next(arm for arm in get_args(hint) if arm is not type(None))
         if value == "auto":
             return None
-    if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(str, get_args(hint)))}", field=name)
-        return value
     if get_origin(hint) is tuple:
         parts = value.split(",") if isinstance(value, str) else value
         if not isinstance(parts, list | tuple):

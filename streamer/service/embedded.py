@@ -50,11 +50,7 @@ def _run(settings: object, ready_fd: int, phases: Phases) -> None:
 def _configuration(settings: object) -> EngineConfig:
     if not isinstance(settings, dict):
         raise ConfigError("the configuration on stdin is no mapping", field="stdin")
-    cache = CacheConfig(
-        directory=Path(settings["cache_dir"]),
-        limit_bytes=settings.get("cache_bytes"),
-        eviction=settings.get("eviction", "hold"),
-    )
+    cache = CacheConfig(directory=Path(settings["cache_dir"]), limit_bytes=settings.get("cache_bytes"))
     return EngineConfig(
         cache=cache, socket_path=Path(settings["socket"]), grace_seconds=settings.get("grace_seconds", 3.0)
     )

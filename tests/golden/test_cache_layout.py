@@ -73,5 +73,4 @@ def test_the_catalog_is_read_across_versions_of_diskcache(tmp_path: Path) -> Non
 
 def test_ranks_are_the_same_in_every_run() -> None:
     """Which chunks stay must not change with a release: a change here empties nobody's cache, but rotates it."""
-    assert draw_ranks(as_keys([KEY, bytes(16)]), 0).tolist() == [269543057, 1896895516]
-    assert draw_ranks(as_keys([KEY, bytes(16)]), 3).tolist() == [1155620201, 785847385]
+    assert draw_ranks(as_keys([KEY, bytes(16)])).tolist() == [269543057, 1896895516]

@@ -11,9 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from streamer.cache.policy import CachePolicy
-from streamer.cache.simulation import JobPlan, JobRun, Order, Simulation
+from streamer.cache.simulation import JobPlan, JobRun, Order, Simulation, lru_hit_rates
 from streamer.cache.table import charged_bytes
-from streamer.config import Eviction
 from streamer.errors import CacheFullError
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -51,12 +50,12 @@ def block(count: int) -> Order:
 class World:
     """A policy over one dataset of `CHUNKS` chunks of 0.5 to 1.5 MiB and a limit that is a share of it."""
 
-    def __init__(self, share: float, eviction: Eviction = "hold", count: int = CHUNKS) -> None:
+    def __init__(self, share: float, count: int = CHUNKS) -> None:
         self.cost = charged_bytes(sizes(count))
         self.ticks = 0
         self.count = count
         self.limit = int(share * self.cost.sum())
-        self.policy = CachePolicy(self.limit, eviction)
+        self.policy = CachePolicy(self.limit)
         self.policy.add_dataset("train", sizes(count), keys(count))
 
     def plan(self, order: Order, epochs: int, name: str = "job", hang_at: int | None = None) -> JobPlan:
@@ -104,29 +103,16 @@ def test_warm_epochs_reach_the_bound_in_any_order(share: float, order: Callable[
 @pytest.mark.parametrize("share", SHARES)
 def test_plain_lru_is_as_bad_as_its_formula(share: float) -> None:
     """The negative control: f + (1-f) ln(1-f) under fresh permutations."""
-    world = World(share, "lru", 2000)
-    (job,) = world.run(world.plan(fresh(2000), 3))
+    cost = charged_bytes(sizes(2000))
+    rates = lru_hit_rates(fresh(2000), 3, cost, int(share * cost.sum()))
     formula = share + (1 - share) * math.log(1 - share)
-    assert np.mean(job.hit_rates(world.cost)[1:]) == pytest.approx(formula, abs=0.03)
+    assert np.mean(rates[1:]) == pytest.approx(formula, abs=0.03)
 
 
 def test_plain_lru_hits_nothing_under_an_identical_order() -> None:
     """Half of the data cached, and every chunk leaves just before it is used again."""
-    world = World(0.5, "lru", 1000)
-    (job,) = world.run(world.plan(identical(1000), 3))
-    assert job.hit_rates(world.cost)[1:] == [0.0, 0.0]
-
-
-def test_epoch_lru_rotates_the_content_at_the_same_hit_rate() -> None:
-    """A fifth of the ranks is drawn anew each epoch: other chunks hit, as many as before."""
-    held, rotated = World(0.5, count=800), World(0.5, "epoch-lru", 800)
-    hits = []
-    for world in (held, rotated):
-        (job,) = world.run(world.plan(identical(800), 6))
-        assert min(job.hit_rates(world.cost)[1:]) >= 0.98 * world.bound()
-        missed = job.missed.reshape(6, -1)
-        hits.append(float((missed[3] != missed[5]).mean()))
-    assert hits[0] < 0.01 < 0.1 < hits[1]
+    cost = charged_bytes(sizes(1000))
+    assert lru_hit_rates(identical(1000), 3, cost, int(0.5 * cost.sum())) == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("share", SHARES)

@@ -18,7 +18,6 @@ from hypothesis.stateful import (
 from streamer.cache.decision import Admit, Freed, Hit, Wait
 from streamer.cache.policy import CachePolicy
 from streamer.cache.table import charge
-from streamer.config import Eviction
 from streamer.errors import CacheFullError
 
 DATASETS = {"a": 12, "b": 5, "c": 9}
@@ -54,11 +53,9 @@ class Consumer:
 class Model:
     """The policy beside plain sets: files are a set of keys, fetches under way another."""
 
-    eviction: Eviction = "hold"
-
     def prepare(self, limit: int, found: set[int], settling: bool) -> None:
         self.limit = limit * (BLOCK + 1024)
-        self.policy = CachePolicy(self.limit, self.eviction, settling=settling)
+        self.policy = CachePolicy(self.limit, settling=settling)
         self.files: set[bytes] = set()
         self.flying: set[bytes] = set()
         self.sessions: dict[str, Consumer] = {}
@@ -198,11 +195,11 @@ class PolicyMachine(Model, RuleBasedStateMachine):
         self.begin(min(set(SESSIONS) - set(self.sessions)), job, dataset, window)
 
     @precondition(lambda self: self.sessions)
-    @rule(data=st.data(), epoch=st.integers(0, 3))
-    def start_epoch(self, data: st.DataObject, epoch: int) -> None:
+    @rule(data=st.data())
+    def start_epoch(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.sessions)))
         count = DATASETS[self.sessions[name].dataset]
-        self.policy.start_epoch(name, epoch, sorted(data.draw(st.sets(st.integers(0, count - 1)))))
+        self.policy.start_epoch(name, sorted(data.draw(st.sets(st.integers(0, count - 1)))))
 
     @precondition(lambda self: self.sessions)
     @rule(data=st.data())
@@ -314,24 +311,16 @@ class PolicyMachine(Model, RuleBasedStateMachine):
             self.end()
 
 
-@pytest.mark.parametrize("eviction", ["hold", "epoch-lru", "lru"])
-def test_the_policy_behaves_like_a_dictionary_of_files(eviction: Eviction) -> None:
+def test_the_policy_behaves_like_a_dictionary_of_files() -> None:
     """Whatever sessions do: one file per chunk, open ones stay, the limit holds, the books end at zero."""
-
-    class Machine(PolicyMachine):
-        pass
-
-    Machine.eviction = eviction
-    run_state_machine_as_test(Machine, settings=SETTINGS)
+    run_state_machine_as_test(PolicyMachine, settings=SETTINGS)
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("eviction", ["hold", "epoch-lru", "lru"])
-def test_a_long_random_walk_keeps_the_books(eviction: Eviction, seed: int) -> None:
+def test_a_long_random_walk_keeps_the_books(seed: int) -> None:
     """The same model, two thousand steps on a full cache: what short examples do not reach."""
     random = np.random.default_rng(seed)
     model = Model()
-    model.eviction = eviction
     model.prepare(int(random.integers(9, 20)), set(range(12)), settling=False)
     for _ in range(2000):
         walk(model, random)
@@ -359,7 +348,7 @@ def walk(model: Model, random: np.random.Generator) -> None:
         model.release_one(name, random)
     elif step < 0.97:
         count = DATASETS[model.sessions[name].dataset]
-        model.policy.start_epoch(name, int(random.integers(9)), random.permutation(count)[: random.integers(count)])
+        model.policy.start_epoch(name, random.permutation(count)[: random.integers(count)])
     elif step < 0.98:
         model.unlink(model.policy.silence(name))
     elif step < 0.99:

@@ -55,10 +55,37 @@ def test_the_first_version_has_a_tree_for_each_controller(tmp_path):
     assert (found.memory_bytes(), found.cpus()) == (1 << 30, 2.0)
 
 
+def test_what_is_left_of_the_memory_is_that_of_the_tightest_group(tmp_path):
+    """Limit minus use, the page cache counted as free; the group above has less left than the own one."""
+    found = made(
+        tmp_path,
+        "0::/pod/trainer\n",
+        pod__memory_dot_max="1000",
+        pod__memory_dot_current="900",
+        pod__memory_dot_stat="anon 600\ninactive_file 200\nactive_file 100",
+        pod__trainer__memory_dot_max="5000",
+        pod__trainer__memory_dot_current="600",
+        pod__trainer__memory_dot_stat="anon 600\ninactive_file 0\nactive_file 0",
+    )
+    assert found.memory_left_bytes() == 400
+
+
+def test_what_is_left_of_the_memory_in_version_1(tmp_path):
+    """Its use counts the groups below, so their page cache counts as well."""
+    found = made(
+        tmp_path,
+        "4:memory:/job\n",
+        memory__job__memory_dot_limit_in_bytes="1000",
+        memory__job__memory_dot_usage_in_bytes="1100",
+        memory__job__memory_dot_stat="inactive_file 0\nactive_file 0\ntotal_inactive_file 50\ntotal_active_file 70",
+    )
+    assert found.memory_left_bytes() == 20
+
+
 @pytest.mark.parametrize("membership", ["", "0::/\n", "0::/../../elsewhere\n"])
 def test_no_limit_is_none(tmp_path, membership):
     """ "max", no file, or a group that this namespace cannot see: all allowed CPUs."""
     found = made(tmp_path, membership, cpu_dot_max="max 100000", memory_dot_max="max")
-    assert (found.memory_bytes(), found.cpus()) == (None, None)
+    assert (found.memory_bytes(), found.memory_left_bytes(), found.cpus()) == (None, None, None)
     assert usable_cores(found) == ALLOWED
     assert Cgroup(tmp_path / "nowhere", tmp_path / "neither").memory_bytes() is None

@@ -40,7 +40,7 @@ spec = OrderSpec.auto("d" * 32, sizes, 64, 0, "block")
 plan = RankPlan(EpochOrder(spec, sizes, 0), 64, 1, 0, False)
 plan.schedule(0)
 plan.batch(0)
-policy = CachePolicy(1 << 30, "hold")
+policy = CachePolicy(1 << 30)
 policy.add_dataset("d" * 32, sizes * 1000, np.arange(640, dtype=np.uint8).reshape(40, 16))
 print(*sys.modules)
 """

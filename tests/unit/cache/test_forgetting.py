@@ -27,7 +27,7 @@ def key_of(version: int, chunk: int) -> bytes:
 def open_version(policy: CachePolicy, version: int) -> str:
     policy.add_dataset(f"v{version}", [LENGTH] * CHUNKS, [key_of(version, chunk) for chunk in range(CHUNKS)])
     policy.open_session(f"s{version}", "job", f"v{version}", charge(LENGTH), charge(LENGTH))
-    policy.start_epoch(f"s{version}", 0, range(CHUNKS))
+    policy.start_epoch(f"s{version}", range(CHUNKS))
     return f"s{version}"
 
 

@@ -61,7 +61,7 @@ def test_kept_fills_first_then_transit() -> None:
     """Up to C - S chunks stay, the next ones pass through."""
     policy = policy_of(10, a=40)
     policy.open_session("s", "j", "a", COST, 2 * COST)
-    policy.start_epoch("s", 0, range(40))
+    policy.start_epoch("s", range(40))
     staging = policy.statistics().staging_bytes
     kept = (10 * COST - staging) // COST
     places = [fetch(policy, "s", chunk).place for chunk in range(kept + 2)]
@@ -171,7 +171,7 @@ def test_chunks_of_a_finished_job_go_first_the_longest_unused_before() -> None:
             use(policy, name, chunk)
         policy.close_session(name)
     victims = list(policy.open_session("s", "j", "c", COST, COST).victims)
-    policy.start_epoch("s", 0, range(20))
+    policy.start_epoch("s", range(20))
     for chunk in range(6):
         victims += fetch(policy, "s", chunk).victims
     assert [victim[:1] for victim in victims] == [b"a"] * 4 + [b"b"] * 3
@@ -212,7 +212,7 @@ def test_a_shared_chunk_belongs_to_the_live_dataset() -> None:
     policy.local([*shared, *(key_of("old", chunk) for chunk in range(5))], [LENGTH] * 10, "old")
     policy.add_dataset("new", [LENGTH] * 30, [*shared, *(key_of("new", chunk) for chunk in range(25))])
     policy.open_session("s", "j", "new", COST, COST)
-    policy.start_epoch("s", 0, range(30))
+    policy.start_epoch("s", range(30))
     victims = [victim for chunk in range(5, 17) for victim in fetch(policy, "s", chunk).victims]
     assert {victim[:3] for victim in victims} == {b"old"}
     policy.look_ahead("s", 0)
@@ -223,7 +223,7 @@ def test_a_head_of_line_pushes_out_what_hurts_least() -> None:
     """Look-ahead waits, the head takes the transit chunk furthest from its use; open ones stay."""
     policy = policy_of(6, a=40)
     policy.open_session("s", "j", "a", 4 * COST, 0)
-    policy.start_epoch("s", 0, range(40))
+    policy.start_epoch("s", range(40))
     chunk = 0
     while True:
         policy.look_ahead("s", chunk)
@@ -355,7 +355,7 @@ def test_many_chunks_are_no_burden() -> None:
     policy = CachePolicy(count // 2 * COST)
     policy.add_dataset("a", np.full(count, LENGTH), keys)
     policy.open_session("s", "j", "a", COST, COST)
-    policy.start_epoch("s", 0, np.arange(count))
+    policy.start_epoch("s", np.arange(count))
     calls = 0
 
     class Counting(np.ndarray):

@@ -30,7 +30,7 @@ def ranks_of(table: ChunkTable, rows: list[int]) -> list[int]:
 
 @pytest.fixture
 def table() -> ChunkTable:
-    return ChunkTable(spare_due=True)
+    return ChunkTable()
 
 
 def test_as_many_as_needed_by_rank(table: ChunkTable) -> None:

@@ -42,9 +42,9 @@ def test_serve_takes_what_the_line_says_and_the_environment_otherwise(tmp_path: 
     assert (config.cache.directory, config.cache.limit_bytes) == (tmp_path, 200 * 10**9)
     assert (config.socket_path, config.grace_seconds) == (Path("/run/x/engine.sock"), None)
     assert config.fetch.memory_bytes == 64 << 20
-    arguments = build_parser().parse_args(["serve", "--socket", "/s", "--cache-dir", "/c", "--eviction", "lru"])
+    arguments = build_parser().parse_args(["serve", "--socket", "/s", "--cache-dir", "/c"])
     config = serve_command.configuration(arguments, environment)
-    assert (config.socket_path, config.cache.directory, config.cache.eviction) == (Path("/s"), Path("/c"), "lru")
+    assert (config.socket_path, config.cache.directory) == (Path("/s"), Path("/c"))
 
 
 def test_index_makes_local_paths_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

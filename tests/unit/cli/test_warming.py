@@ -35,7 +35,7 @@ def test_what_fits_is_what_the_cache_would_keep() -> None:
     """The chunks of the highest ranks: no epoch exchanges them."""
     manifest = _manifest()
     chosen = plan(manifest, set(), room_bytes=10 * charge(_size()))
-    ranks = draw_ranks(as_keys(manifest.chunk_keys), 0)
+    ranks = draw_ranks(as_keys(manifest.chunk_keys))
     assert chosen.chunks.tolist() == np.argsort(-ranks)[:10].tolist()
     assert (chosen.present_chunks, chosen.missing_chunks) == (0, 30)
     assert file_bytes(manifest).tolist() == [_size()] * CHUNKS

@@ -67,13 +67,13 @@ def test_locate_agrees_with_the_chunks(tar_manifest, file_manifest):
         assert [len(a) for a in manifest.locate(np.empty(0, np.int64))] == [0, 0, 0]
 
 
-def test_sample_extents_are_the_samples_bytes(tar_manifest, file_manifest, tars, files, store):
+def test_the_extents_of_a_sample_are_its_bytes(tar_manifest, file_manifest, tars, files, store):
     """One sample can be read from the store without its chunk."""
     for manifest, source in ((tar_manifest, store(tars)), (file_manifest, store(files))):
         for ordinal in range(0, manifest.samples, 13):
             chunk, start, stop = (int(a[0]) for a in manifest.locate(np.array([ordinal])))
             whole = source.bytes_of(manifest.chunk(chunk).extents)
-            assert source.bytes_of(manifest.sample_extents(ordinal)) == whole[start:stop]
+            assert source.bytes_of(manifest.chunk(chunk).extents_of(start, stop)) == whole[start:stop]
 
 
 def test_numbers_agree(tar_manifest, file_manifest):

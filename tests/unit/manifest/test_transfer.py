@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from streamer.errors import ManifestCorruptError, ManifestVersionError
-from streamer.manifest.transfer import export_files, install_files, listed_files
+from streamer.manifest.transfer import export_files, install_files
 
 
 async def test_out_and_in_again(tar_manifest, file_manifest, tmp_path):
@@ -14,13 +14,6 @@ async def test_out_and_in_again(tar_manifest, file_manifest, tmp_path):
         installed = install_files(reversed(files), tmp_path / "elsewhere")
         assert installed.path == tmp_path / "elsewhere" / manifest.digest
         assert {p.name: p.read_bytes() for p in installed.path.iterdir()} == dict(files)
-
-
-def test_the_root_lists_what_to_get(tar_manifest):
-    """A reader learns names and lengths from root.json."""
-    files = dict(export_files(tar_manifest))
-    root = files.pop("root.json")
-    assert listed_files(root, "url") == {name: len(content) for name, content in files.items()}
 
 
 @pytest.mark.parametrize("name", ["root.json", "samples-00000.arrows"])

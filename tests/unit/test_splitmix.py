@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamer.order.hashing import fold, fold_each, mix
+from streamer.splitmix import fold, fold_each, mix
 
 
 def test_mix_gives_the_published_first_outputs_of_splitmix64() -> None:

@@ -1,0 +1,166 @@
+"""An engine that crashes again and again: started a few times, with pauses, then an error that names its log.
+
+The engines are real processes. A `sitecustomize` module, which every Python process imports at its start, counts the
+engines and kills them with SIGKILL at a chosen point, as the kernel does with a process that takes too much memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.client.engine_client import EngineClient
+from streamer.client.launcher import log_path
+from streamer.client.restarts import MOST_RESTARTS
+from streamer.client.session import EpochSchedule, Session, SessionSpec
+from streamer.client.settings import ClientSettings
+from streamer.errors import EngineUnavailableError
+from streamer.manifest import Manifest
+from streamer.wire.messages import GetManifest
+
+_CRASH = """
+import os, signal, sys
+
+def crash():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def on_event(event, arguments):
+    if {event!r} == event and {fragment!r} in str(arguments[0]):
+        crash()
+
+if "streamer.service" in sys.orig_argv:
+    with open({starts!r}, "a") as starts:
+        starts.write("started\\n")
+    crash() if {event!r} == "start" else sys.addaudithook(on_event)
+"""
+
+
+class Saboteur:
+    """Makes engines crash; counts them."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder = folder / "sabotage"
+        self._starts = folder / "starts.txt"
+        self._monkeypatch = monkeypatch
+
+    def crash(self, event: str, fragment: str = "") -> None:
+        """Every engine from now on is killed at an audit event whose first argument has a fragment; or at its start."""
+        self._folder.mkdir()
+        names = {"event": event, "fragment": fragment, "starts": str(self._starts)}
+        (self._folder / "sitecustomize.py").write_text(_CRASH.format(**names))
+        self._monkeypatch.syspath_prepend(str(self._folder))
+
+    @property
+    def starts(self) -> int:
+        return len(self._starts.read_text().splitlines())
+
+
+@pytest.fixture
+def saboteur(tmp_path, monkeypatch) -> Saboteur:
+    return Saboteur(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def settings(tmp_path) -> ClientSettings:
+    return ClientSettings(
+        cache_dir=tmp_path / "cache", runtime_dir=tmp_path / "run", cache_bytes=64 << 20, grace_seconds=0.1
+    )
+
+
+@pytest.fixture
+def manifest(settings, tmp_path) -> Manifest:
+    random = np.random.default_rng(5)
+    (tmp_path / "data").mkdir()
+    for number in range(40):
+        (tmp_path / "data" / f"{number:03}.bin").write_bytes(random.bytes(100_000))
+    with EngineClient(settings) as client:
+        made = Manifest.open(client.manifest(GetManifest(0, [str(tmp_path / "data")], "auto", chunk_bytes=200_000)))
+    assert made.chunks > MOST_RESTARTS + 1
+    await_end(settings.cache_dir)
+    return made
+
+
+def await_end(cache_dir: Path) -> None:
+    """Waits until no engine has the folder: each holds its lock until it ends."""
+    descriptor = os.open(cache_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    finally:
+        os.close(descriptor)
+
+
+def opened(client: EngineClient, manifest: Manifest) -> Session:
+    """A session that needs one chunk a step."""
+    session = client.open_session(SessionSpec(dataset=manifest.digest, consumer="rank 0"))
+    steps = np.arange(manifest.chunks, dtype=np.int64)
+    session.extend(EpochSchedule(0, steps.astype(np.uint32), steps, steps))
+    return session
+
+
+def assert_gave_up(error: EngineUnavailableError, settings: ClientSettings, starts: int) -> None:
+    assert str(log_path(settings)) in str(error)
+    assert error.details["log"] == str(log_path(settings))
+    assert error.details["crashes"] == starts
+    assert str(starts) in str(error)
+
+
+def test_an_engine_that_crashes_at_its_start_is_given_up(settings, saboteur):
+    """It ends before it listens: five more tries with pauses, then an error that names the log and the number."""
+    saboteur.crash("start")
+    begun = time.monotonic()
+    with EngineClient(settings) as client, pytest.raises(EngineUnavailableError) as caught:
+        client.statistics()
+    assert saboteur.starts == MOST_RESTARTS + 1
+    # 0, 0.2, 0.4, 0.8 and 1.6 s: a least time, which no slow machine makes shorter.
+    assert time.monotonic() - begun >= 3.0
+    assert_gave_up(caught.value, settings, saboteur.starts)
+
+
+def test_an_engine_that_crashes_after_the_handshake_is_given_up(settings, saboteur, manifest):
+    """It crashes over the session that is opened: every engine does, so the session ends with the error."""
+    saboteur.crash("open", manifest.digest)
+    with EngineClient(settings) as client:
+        session = opened(client, manifest)
+        with pytest.raises(EngineUnavailableError) as caught:
+            session.wait(0)
+        assert saboteur.starts == MOST_RESTARTS + 1
+        assert_gave_up(caught.value, settings, saboteur.starts)
+        with pytest.raises(EngineUnavailableError):
+            _ = session.ready
+        assert saboteur.starts == MOST_RESTARTS + 1
+
+
+def test_a_question_that_crashes_every_engine_is_given_up(settings, saboteur, manifest, tmp_path):
+    """A manifest over which every engine crashes, as one that takes too much memory would."""
+    saboteur.crash("os.scandir", str(tmp_path / "data"))
+    with EngineClient(settings) as client, pytest.raises(EngineUnavailableError) as caught:
+        client.manifest(GetManifest(0, [str(tmp_path / "data")], "auto"))
+    assert_gave_up(caught.value, settings, MOST_RESTARTS + 1)
+
+
+def test_an_engine_that_makes_progress_is_always_replaced(settings, saboteur, manifest):
+    """More crashes than a row of them may have, but each engine got further: training goes on."""
+    with EngineClient(settings) as client:
+        session = opened(client, manifest)
+        for step in range(manifest.chunks):
+            session.wait(step, 60)
+            session.done(step)
+            kill_engine(client)
+
+
+def kill_engine(client: EngineClient) -> None:
+    """Kills the engine of a client and waits for its end."""
+    pid = client._connected().welcome.pid
+    handle = os.pidfd_open(pid)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        assert select.select([handle], [], [], 60.0)[0]
+    finally:
+        os.close(handle)
