@@ -12,10 +12,10 @@ Ways: `ring` is StreamingDataLoader without any code of the user's; in `ring+use
 user's returns, which may draw from Python's and numpy's generators and does not; in `ring+draws` it draws one number
 from each, so both are seeded for each sample; in `ring+torch` its module has imported torch, whose generator is seeded
 for each sample. `bare` has no loader: so many processes call the same function and copy each sample once into memory
-that is there already, which nobody can do without. `stock` is DataLoader with default_collate;
-`stock+copy` makes one tensor first (apex, timm); `stock numpy` returns arrays; `stock+ring` is DataLoader with our
-`RingCollate`. CPU is user + system of the main process and of all workers; faults are minor page faults; both from when
-the ring is there and ten batches have warmed it. The ways run in turn, `--rounds` times; medians are printed.
+that is there already, which nobody can do without. `stock` is DataLoader with default_collate; `stock+copy` makes one
+tensor first (apex, timm); `stock numpy` returns arrays. CPU is user + system of the main process and of all workers;
+faults are minor page faults; both from when the ring is there and ten batches have warmed it. The ways run in turn,
+`--rounds` times; medians are printed.
 
 jpeg: see `loader_jpeg.py`. complaint, straggler, wake-ups: see `loader_steps.py`. Last, each bound and whether it was
 met. A result is kept in benchmarks/results/.

@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from streamer.loader import memory
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.stock import RingCollate
 from streamer.loader.testing import FakeDataset
 
 try:
@@ -127,7 +126,7 @@ def warmed_up(loader: StreamingDataLoader) -> Iterator[object]:
 
 def all_ready(loader: StreamingDataLoader) -> bool:
     pool = loader._supply.feeder._pool  # type: ignore[union-attr]
-    return not pool.missing and all(handle.ready for handle in pool.handles)
+    return not pool.missing and all(handle.ready for handle in pool.workers.values())
 
 
 def measure(batches: Iterator[object], pids: Callable[[], list[int]], count: int) -> tuple[Usage, Usage, float]:
@@ -285,7 +284,6 @@ WAYS: dict[str, Way] = {
     "ring+user": of_kind(ours),
     DRAWS: of_kind(partial(wrapped, Drawing)),
     TORCH: of_kind(partial(wrapped, BesideTorch)),
-    "stock+ring": of_kind(partial(stock, RingCollate())),
     "stock": of_kind(partial(stock, default_collate)),
     "stock+copy": of_kind(partial(stock, collate_copy)),
     "stock numpy": of_kind(partial(stock, collate_numpy)),

@@ -6,8 +6,7 @@
 Before:  dataset = torchvision.datasets.ImageFolder("/data/train", transform)
 After:   dataset = StreamingDataset("s3://bucket/train/", transform=transform, batch_size=32)
 
-Two epochs over class folders of small JPEGs. `RingCollate` is optional: with it torch's workers hand batches over in
-shared memory instead of copying them through a queue.
+Two epochs over class folders of small JPEGs.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from torch.utils.data import DataLoader
 
 from streamer import StreamingDataset
 from streamer.decode.transforms import HorizontalFlip, OnField, RandomResizedCrop
-from streamer.loader.stock import RingCollate
 
 
 def make_data(folder: Path, images: int) -> None:
@@ -46,7 +44,7 @@ def train(url: str, cache: Path, batch_size: int, workers: int) -> None:
         batch_size=batch_size,
         transform=OnField("jpg", RandomResizedCrop(64), HorizontalFlip()),
     )
-    loader = DataLoader(dataset, batch_size=batch_size, num_workers=workers, collate_fn=RingCollate())
+    loader = DataLoader(dataset, batch_size=batch_size, num_workers=workers)
     for epoch in range(2):
         started, samples, classes = time.perf_counter(), 0, [0] * len(dataset.classes)
         for batch in loader:

@@ -46,7 +46,7 @@ class Straggler(msgspec.Struct, frozen=True):
     """One worker, or single samples, far slower than the rest.
 
     Attributes:
-        kind: which of both. number: row or ordinal.
+        kind: which of both. number: of the worker, or the sample's ordinal.
         seconds: per batch, or of the sample. times: the batch's time in medians of the others.
     """
 
@@ -63,8 +63,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
         share: of the time that was waiting. seconds: waiting and steps.
         waiting: seconds by cause.
         straggler: see `Straggler`.
-        workers, cores: how many; a worker of several threads counts as so many.
-        threads: of each worker.
+        workers, cores: how many.
         engine_before, engine: the engine's view at both ends.
     """
 
@@ -76,7 +75,6 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     engine_before: EngineView | None
     engine: EngineView | None
-    threads: int = 1
 
     def grown(self, name: str) -> float:
         """What an engine's counter grew by, since its start where nobody looked before or it was replaced."""
@@ -154,11 +152,10 @@ def advise(verdict: Verdict, found: Findings) -> str:
 def more_workers(found: Findings) -> str:
     """How many workers would make the waiting vanish, if the cores are there."""
     needed = math.ceil(found.workers / max(1.0 - found.share, 1 / 16))
-    more = math.ceil((min(needed, found.cores) - found.workers) / found.threads)
+    more = min(needed, found.cores) - found.workers
     if more < 1:
         return f"{found.workers} workers keep all {found.cores} cores busy: " if found.workers >= found.cores else ""
-    there = found.workers // found.threads
-    return f"{more} more worker{'s' if more > 1 else ''} (num_workers={there + more}) or "
+    return f"{more} more worker{'s' if more > 1 else ''} (num_workers={found.workers + more}) or "
 
 
 def _about(straggler: Straggler) -> str:

@@ -66,16 +66,16 @@ class Story:
         state: what it is in now: a cause, or MADE; "" before anything happened.
         since: perf_counter nanoseconds at which that began.
         spent: cause -> nanoseconds, of the states before.
-        row: the worker that had it last; -1: none, or the trainer itself.
+        worker: number of the worker that had it last; -1: none, or the trainer itself.
     """
 
-    __slots__ = ("row", "since", "spent", "state")
+    __slots__ = ("since", "spent", "state", "worker")
 
     def __init__(self) -> None:
         self.state = ""
         self.since = 0
         self.spent: dict[str, int] = {}
-        self.row = -1
+        self.worker = -1
 
     def __repr__(self) -> str:
         return f"Story({self.state!r}, spent={self.spent})"
@@ -162,13 +162,13 @@ class Turn:
     """One batch as a worker made it. All times are nanoseconds.
 
     Attributes:
-        row: of the worker; -1: the trainer itself.
+        worker: its number; -1: the trainer itself.
         spent: of loading, collating and writing.
         ordinal, sample: the slowest sample and its time; -1 and 0: unknown.
         waited: the waiting that is the worker's.
     """
 
-    row: int
+    worker: int
     spent: int
     ordinal: int
     sample: int
@@ -196,7 +196,7 @@ class Ledger(msgspec.Struct):
         spent = s.load + s.collate + s.write
         if left:
             self._stages(s, spent, left)
-        self.turns.add(Turn(trace.story.row, spent, *trace.slowest, left))
+        self.turns.add(Turn(trace.story.worker, spent, *trace.slowest, left))
 
     def _delays(self, story: Story, waited: int, arrived_at: int) -> int:
         """Takes what is not the worker's; returns the rest."""

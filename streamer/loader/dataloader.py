@@ -14,12 +14,21 @@ import numpy.typing as npt
 from streamer.errors import ClosedError, StreamerError
 from streamer.loader.counters import LoaderStats, TrainerClock
 from streamer.loader.delivery import Delivery, Supply
-from streamer.loader.device import check_device, check_slots
+from streamer.loader.device import check_device
 from streamer.loader.epoch_iterator import EpochIterator
 from streamer.loader.pool import WorkerType
 from streamer.loader.provision import Provision
 from streamer.loader.report import Snapshot, StallReport, compare
-from streamer.loader.settings import LoaderSettings, Pin, at_least, crew_of, one_of, ring_bytes_of, span_of
+from streamer.loader.settings import (
+    LoaderSettings,
+    Pin,
+    at_least,
+    crew_of,
+    one_of,
+    refuse_threads,
+    ring_bytes_of,
+    span_of,
+)
 from streamer.loader.skipping import OnError, SkipLedger, Skipped, SkipRules
 from streamer.loader.source import Collate, Preparable, PreparedStream
 from streamer.loader.stall import (
@@ -59,15 +68,11 @@ class StreamingDataLoader:
         device: where batches are wanted; copies run on a stream of their own, two batches ahead. None: leave them
             where they are.
         device_transform: called with each batch on the device, e.g. `streamer.loader.device.Normalize`.
-        device_slots: batches of CUDA memory that are used again and again, instead of asking torch's allocator for each
-            batch; at least 4, one more for each batch that the training keeps. 0: none.
         collate_fn: list of samples -> batch; default: as `default_collate`. Runs in the workers.
-        threads_per_worker: batches that each worker process makes at the same time, in threads: for transforms that
-            release the GIL or wait for something. Same batches; each thread has a copy of the transform. Above 1 only
-            `rng` is reproducible: the global generators, which threads share, are not seeded.
-        worker_type: "process", or "thread" for threads of the trainer's own process: as above only `rng` is then
-            reproducible, and all of them call the one transform.
-        prefetch_batches: batches begun and not yet taken; default 8 per worker and thread, at most 48.
+        threads_per_worker: refused; a worker makes one batch at a time. Use more `num_workers`.
+        worker_type: "process", or "thread" for threads of the trainer's own process: only `rng` is then reproducible,
+            because the threads share the global generators, which are not seeded; and all of them call one transform.
+        prefetch_batches: batches begun and not yet taken; default 8 per worker, at most 48.
         ring_bytes: memory of the ring; default a twentieth of the machine's, at most 2 GiB.
         timeout: seconds that one sample may take before its worker is replaced; 0: any time.
         pin: register the ring with CUDA: "auto" where there is CUDA, True: an error where that fails, False.
@@ -91,9 +96,8 @@ class StreamingDataLoader:
         drop_last: bool = False,
         device: str | torch.device | None = None,
         device_transform: Callable[[object], object] | None = None,
-        device_slots: int = 0,
         collate_fn: Collate | None = None,
-        threads_per_worker: int = 1,
+        threads_per_worker: None = None,
         worker_type: WorkerType = "process",
         prefetch_batches: int | None = None,
         ring_bytes: int | str | None = None,
@@ -105,14 +109,14 @@ class StreamingDataLoader:
         on_report: OnReport | None = None,
     ) -> None:
         self.dataset = dataset
-        crew = crew_of(num_workers, threads_per_worker, worker_type)
+        refuse_threads(threads_per_worker)
+        crew = crew_of(num_workers, worker_type)
         self._settings = LoaderSettings(
             batch_size=at_least("batch_size", batch_size, 1),
             crew=crew,
             drop_last=drop_last,
             device=check_device(device),
             device_transform=device_transform,
-            device_slots=check_slots(device_slots),
             collate_fn=collate_fn,
             span=span_of(prefetch_batches, crew),
             ring_bytes=ring_bytes_of(ring_bytes),

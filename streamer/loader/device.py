@@ -13,7 +13,7 @@ from streamer.loader.moving import BatchTransform, CudaMover, Mover, mover_for
 from streamer.loader.normalize import Normalize
 from streamer.loader.packed import map_tensors
 
-__all__ = ["AHEAD", "CudaMover", "DevicePrefetcher", "Normalize", "check_device", "check_slots", "map_tensors"]
+__all__ = ["AHEAD", "CudaMover", "DevicePrefetcher", "Normalize", "check_device", "map_tensors"]
 
 # Enough to cover one late batch; each costs a batch of device memory.
 AHEAD = 2
@@ -36,20 +36,6 @@ def check_device(device: str | torch.device | None) -> torch.device | None:
     if str(found) == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
     return found
-
-
-def check_slots(device_slots: int, ahead: int = AHEAD) -> int:
-    """The number of slots, if it is enough.
-
-    Raises:
-        ConfigError: fewer than are ahead, in use and coming.
-    """
-    if device_slots and device_slots < ahead + 2:
-        raise ConfigError(
-            f"device_slots={device_slots}: {ahead} batches ahead, the one in use and the next one need {ahead + 2}",
-            field="device_slots",
-        )
-    return device_slots
 
 
 class DevicePrefetcher:

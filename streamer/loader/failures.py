@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 
 from streamer.errors import IntegrityError, WorkerError
-from streamer.loader.board import Doing
-from streamer.loader.handles import Obituary
+from streamer.loader.handles import ExitReport
 from streamer.loader.window import Pending
 
 # A sample, or a batch, that was in the hands of so many workers when they died is not tried again.
@@ -34,18 +33,21 @@ def located(error: BaseException, pending: Pending, ordinal: int) -> BaseExcepti
     return error
 
 
-def bequeath(pending: Pending, doing: Doing | None, obituary: Obituary, skip: bool) -> WorkerError | None:
-    """What becomes of a batch whose worker is gone: None: it is made again, else it has failed.
+def requeue(pending: Pending, report: ExitReport, skip: bool) -> WorkerError | None:
+    """Decides whether a batch is made again after its worker has ended.
 
     Args:
         pending: the batch.
-        doing: what its thread was doing; None: it was another one of the process that is to blame.
-        obituary: how the worker ended.
+        report: how the worker ended.
         skip: a sample that ends every worker is left out.
+
+    Returns:
+        None if it is made again, else the error with which it fails.
     """
-    if doing is None or doing.task != pending.task or pending.strike(doing.ordinal) < STRIKES:
+    doing = report.doing
+    if doing.task != pending.task or pending.strike(doing.ordinal) < STRIKES:
         return None
-    error = deadly(pending, doing.ordinal, obituary)
+    error = deadly(pending, doing.ordinal, report)
     if doing.ordinal < 0 or not skip:
         return error
     pending.left_out.add(doing.ordinal)
@@ -53,18 +55,18 @@ def bequeath(pending: Pending, doing: Doing | None, obituary: Obituary, skip: bo
     return None
 
 
-def deadly(pending: Pending, ordinal: int, obituary: Obituary) -> WorkerError:
+def deadly(pending: Pending, ordinal: int, report: ExitReport) -> WorkerError:
     """A sample, or a batch, that ends every worker."""
     what = f"sample {ordinal}" if ordinal >= 0 else "putting the batch together"
     return WorkerError(
         f"{what} (epoch {pending.epoch}, batch {pending.batch}) ended {STRIKES} workers; the last one: "
-        f"{obituary.cause}, {obituary.peak_bytes >> 20} MiB at its peak. A SIGKILL that nobody sent means out of "
+        f"{report.cause}, {report.peak_bytes >> 20} MiB at its peak. A SIGKILL that nobody sent means out of "
         "memory: use fewer workers, or on_error='skip' to go on without the sample",
         ordinal=ordinal,
         epoch=pending.epoch,
         batch=pending.batch,
-        cause=obituary.cause,
-        peak_bytes=obituary.peak_bytes,
+        cause=report.cause,
+        peak_bytes=report.peak_bytes,
     )
 
 
@@ -87,21 +89,21 @@ class Deaths:
         """A batch was made, or a run begins."""
         self._count = 0
 
-    def another(self, obituary: Obituary) -> WorkerError | None:
+    def another(self, report: ExitReport) -> WorkerError | None:
         """One more; the error if it makes no sense to go on."""
         self._count += 1
         # A SIGKILL comes from outside and may strike at any time; a worker that ends by itself at start always will.
-        by_itself = not obituary.was_ready and obituary.signal != signal.SIGKILL
-        return hopeless(self._count, obituary) if self._count >= (_BOOT_DEATHS if by_itself else _DEATHS) else None
+        by_itself = not report.was_ready and report.signal != signal.SIGKILL
+        return hopeless(self._count, report) if self._count >= (_BOOT_DEATHS if by_itself else _DEATHS) else None
 
 
-def hopeless(deaths: int, obituary: Obituary) -> WorkerError:
+def hopeless(deaths: int, report: ExitReport) -> WorkerError:
     """Workers that die whatever they are given."""
     return WorkerError(
-        f"{deaths} workers died without making a batch; the last one: {obituary.cause}, "
-        f"{obituary.peak_bytes >> 20} MiB at its peak. See what they wrote to stderr",
-        cause=obituary.cause,
-        peak_bytes=obituary.peak_bytes,
+        f"{deaths} workers died without making a batch; the last one: {report.cause}, "
+        f"{report.peak_bytes >> 20} MiB at its peak. See what they wrote to stderr",
+        cause=report.cause,
+        peak_bytes=report.peak_bytes,
     )
 
 

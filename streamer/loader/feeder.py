@@ -18,12 +18,11 @@ from collections.abc import Mapping
 from streamer.errors import BrokenError, StreamerError
 from streamer.loader import failures
 from streamer.loader.bell import Bell
-from streamer.loader.board import Doing
 from streamer.loader.causes import MADE, RING, START, WORK, Story
 from streamer.loader.control import EARLY, Kind, Made, Note
 from streamer.loader.counters import FeedCounters
 from streamer.loader.feed_plan import FeedPlan
-from streamer.loader.handles import Handle, Host, Obituary
+from streamer.loader.handles import ExitReport, WorkerHandle
 from streamer.loader.keeper import RingKeeper, release
 from streamer.loader.maker import MakerRules
 from streamer.loader.overtime import Overtime
@@ -211,24 +210,19 @@ class Feeder:
         """Gives out work. Returns whether a worker is left idle for want of something."""
         if not self._scene.open:
             return False
-        if not any(handle.ready for handle in self._pool.handles):
+        if not any(handle.ready for handle in self._pool.workers.values()):
             self._prepare()
             return False
         while (handle := self._least_busy()) is not None:
             pending = self._scene.next(idle=not handle.tasks)
             if pending is None:
                 return True
-            seat = self._secluded(handle) if pending.strikes else handle
-            if seat is None:
-                self._scene.window.repeat(pending)
-                return True
             if not self._keeper.place(pending, self._scene.starving(pending)):
                 pending.story.become(RING)
                 self._scene.window.repeat(pending)
                 return True
             pending.story.become(WORK)
-            seat.host.alone = bool(pending.strikes) and len(seat.host.handles) > 1
-            self._send(seat, pending)
+            self._send(handle, pending)
         return False
 
     def _prepare(self) -> None:
@@ -237,34 +231,25 @@ class Feeder:
             pending.story.become(START)
             self._scene.window.repeat(pending)
 
-    def _least_busy(self) -> Handle | None:
+    def _least_busy(self) -> WorkerHandle | None:
         # Who still starts gets nothing: it would wait for the start, 0.2 s of CPU, while others could make it at once.
-        free = (handle for handle in self._pool.handles if handle.ready and not handle.host.alone)
+        free = (handle for handle in self._pool.workers.values() if handle.ready)
         handle = min(free, key=lambda h: len(h.tasks), default=None)
         return handle if handle is not None and len(handle.tasks) < self._depth() else None
 
     def _depth(self) -> int:
         return 2 if 0 < self._batch_nanoseconds < _SHORT_NANOSECONDS else 1
 
-    def _secluded(self, handle: Handle) -> Handle | None:
-        """Where a batch is made over which a worker has died: beside no other one, so that it is known who is to blame.
-
-        None: no worker is idle now.
-        """
-        if len(handle.host.handles) == 1:
-            return handle
-        return next((other for other in self._pool.handles if other.ready and other.host.idle), None)
-
-    def _send(self, handle: Handle, pending: Pending) -> None:
+    def _send(self, handle: WorkerHandle, pending: Pending) -> None:
         self._tasks += 1
         pending.task = self._tasks
         handle.tasks.append(pending)
-        handle.tell(pending)
+        handle.send_task(pending)
         self._staff.begin()
 
     # ------------------------------------------------------------ what the workers say
 
-    def made(self, handle: Handle, made: Made, spill: int | None) -> None:
+    def made(self, handle: WorkerHandle, made: Made, spill: int | None) -> None:
         """See `Employer`."""
         pending = _finish_task(handle, made.number)
         finished = Finished(pending, made, spill)
@@ -274,7 +259,7 @@ class Feeder:
             finished.discard()
             return
         pending.story.become(MADE)
-        pending.story.row = handle.row
+        pending.story.worker = handle.number
         self._deaths.forget()
         self.counters.made(made)
         self.counters.spilled += spill is not None and pending.slot != EARLY
@@ -282,7 +267,7 @@ class Feeder:
         self._batch_nanoseconds = (3 * (self._batch_nanoseconds or spent) + spent) // 4
         self._scene.window.finish(pending, finished)
 
-    def noted(self, handle: Handle, note: Note) -> None:
+    def noted(self, handle: WorkerHandle, note: Note) -> None:
         """See `Employer`."""
         if note.kind is Kind.SKIPPED:
             _task_of(handle, note.number).skipped[note.value] = note.body.decode(errors="replace")
@@ -293,22 +278,20 @@ class Feeder:
         """See `Employer`."""
         self._scene.stop(failures.unopened(thaw_error(frozen)))
 
-    def lost(self, host: Host, obituary: Obituary, guilty: Handle | None) -> bool:
-        """See `Employer`: the batches are made by others."""
+    def lost(self, handle: WorkerHandle, report: ExitReport) -> bool:
+        """See `Employer`: its batches are made by others."""
         self.counters.respawns += 1
-        for handle, doing in zip(host.handles, obituary.doing, strict=True):
-            blamed = doing if guilty is None or handle is guilty else None
-            for pending in handle.tasks:
-                self._bequeath(pending, blamed, obituary)
-        if (error := self._deaths.another(obituary)) is not None:
+        for pending in handle.tasks:
+            self._requeue(pending, report)
+        if (error := self._deaths.another(report)) is not None:
             self._scene.stop(error)
         return self._scene.open
 
-    def _bequeath(self, pending: Pending, doing: Doing | None, obituary: Obituary) -> None:
+    def _requeue(self, pending: Pending, report: ExitReport) -> None:
         pending.story.lose()
         if pending.abandoned:
             release(pending)
-        elif (error := failures.bequeath(pending, doing, obituary, self._skips)) is not None:
+        elif (error := failures.requeue(pending, report, self._skips)) is not None:
             self._fail(pending, error)
         else:
             self._scene.window.repeat(pending)
@@ -318,14 +301,14 @@ class Feeder:
         assert self._equipped is not None
         return self._equipped[1].on_error == "skip"
 
-    def _end_stuck(self, handle: Handle) -> None:
+    def _end_stuck(self, handle: WorkerHandle) -> None:
         if handle.process is None:
             self._scene.stop(failures.overdue(self._overtime.ordinal(handle), self._plan.timeout_seconds))
             return
-        handle.host.kill()
-        self._staff.lose(handle.host, guilty=handle)
+        handle.kill()
+        self._staff.lose(handle)
 
-    def _answered(self, handle: Handle, pending: Pending, note: Note) -> None:
+    def _answered(self, handle: WorkerHandle, pending: Pending, note: Note) -> None:
         if note.kind is Kind.NEED:
             self._grant(handle, pending, note.value)
         elif pending.abandoned:
@@ -350,7 +333,7 @@ class Feeder:
 
     # ------------------------------------------------------------ the ring
 
-    def _grant(self, handle: Handle, pending: Pending, nbytes: int) -> None:
+    def _grant(self, handle: WorkerHandle, pending: Pending, nbytes: int) -> None:
         """The worker holds a batch of this size: say where it goes, even if nobody waits for it any more."""
         self._staff.announce(self._keeper.grant(pending, nbytes))
         self._send(handle, pending)
@@ -360,15 +343,14 @@ class Feeder:
         self._staff.announce(self._keeper.oversize(pending, made.nbytes))
 
 
-def _finish_task(handle: Handle, number: int) -> Pending:
+def _finish_task(handle: WorkerHandle, number: int) -> Pending:
     pending = _task_of(handle, number)
     handle.tasks.remove(pending)
-    handle.host.alone &= not handle.host.idle
     return pending
 
 
-def _task_of(handle: Handle, number: int) -> Pending:
+def _task_of(handle: WorkerHandle, number: int) -> Pending:
     for pending in handle.tasks:
         if pending.task == number:
             return pending
-    raise AssertionError(f"worker {handle.row} answered task {number}, which it was not given")
+    raise AssertionError(f"worker {handle.number} answered task {number}, which it was not given")

@@ -1,4 +1,4 @@
-"""The workers of one rank as the feeder sees them: a host for each process, a handle for each of its threads."""
+"""The workers of one rank as the feeder sees them: one handle for each process or thread."""
 
 from __future__ import annotations
 
@@ -16,57 +16,59 @@ from streamer.loader.control import Channel, Made, Note, Payload, RingShape, Tas
 from streamer.loader.ring import Ring
 from streamer.loader.window import Pending
 
-# A worker that is told to go finishes its batch if it can in this time; then it is killed (law 6: it costs nothing).
-_FAREWELL_SECONDS = 0.5
+# A worker may finish its batch in this time after its channel is closed; then it is killed (law 6: it costs nothing).
+_EXIT_SECONDS = 0.5
 
 Answer = tuple[Made | Note, int | None]
 
 
-class Obituary(msgspec.Struct, frozen=True):
+class ExitReport(msgspec.Struct, frozen=True):
     """How a worker ended.
 
     Attributes:
         cause: "killed by SIGKILL", "exit code 3", ...
         signal: the signal that ended it, 0 for none.
         peak_bytes: its largest resident size, 0 if unknown.
-        doing: what each of its threads was doing.
-        was_ready: whether it had ever come up.
+        doing: what it was doing.
+        was_ready: whether it had opened its source.
     """
 
     cause: str
     signal: int
     peak_bytes: int
-    doing: tuple[Doing, ...]
+    doing: Doing
     was_ready: bool
 
 
-class Handle:
-    """One thread of a worker: takes tasks one after the other.
+class WorkerHandle:
+    """A worker process, or a worker thread of the trainer; it performs its tasks one after the other.
 
     Attributes:
-        row: its number among all threads.
-        tasks: what it was given and has not answered.
+        number: its number among the workers, and its row on the board.
+        channel: the rank's end of its socket.
+        process: None for a thread of the trainer.
+        tasks: the tasks that it was sent and has not answered.
+        up: it has started and imported what it needs.
         ready: it has opened its source.
+        pidfd: readable when the process has ended, also while a child of it keeps the socket open; -1: none.
     """
 
-    def __init__(self, row: int, channel: Channel, host: Host) -> None:
-        self.row = row
+    def __init__(self, number: int, channel: Channel, process: subprocess.Popen[bytes] | None = None) -> None:
+        self.number = number
         self.channel = channel
-        self.host = host
+        self.process = process
         self.tasks: deque[Pending] = deque()
+        self.up = False
         self.ready = False
+        self.pidfd = _pidfd(process.pid) if process else -1
         self._equipped = False
 
     def __repr__(self) -> str:
-        return f"Handle({self.row}, {self.host.kind}, {len(self.tasks)} tasks)"
-
-    @property
-    def process(self) -> subprocess.Popen[bytes] | None:
-        """The process that it is a thread of; None: the trainer's own."""
-        return self.host.process
+        kind = f"pid {self.process.pid}" if self.process else "thread"
+        return f"WorkerHandle({self.number}, {kind}, {len(self.tasks)} tasks)"
 
     def answers(self) -> Iterator[Answer | None]:
-        """What the worker has said so far; None at the end: it is gone."""
+        """The messages received so far; None when the worker's end is closed."""
         while True:
             try:
                 received = self.channel.receive()
@@ -79,8 +81,8 @@ class Handle:
             if isinstance(message, (Made, Note)):
                 yield message, descriptor
 
-    def tell(self, pending: Pending) -> None:
-        """Sends the task. A worker that is gone is noticed by its end of file."""
+    def send_task(self, pending: Pending) -> None:
+        """Sends the task. That the worker is gone is noticed by the end of file on its channel."""
         ring = pending.ring.number if pending.ring else 0
         self.channel.send(
             Task(pending.task, pending.epoch, pending.batch, ring, pending.slot, tuple(sorted(pending.left_out)))
@@ -92,61 +94,29 @@ class Handle:
             self._equipped = True
             self.channel.send(Payload(), payload)
 
-    def give(self, ring: Ring) -> None:
+    def send_ring(self, ring: Ring) -> None:
         """Sends a new ring."""
         self.channel.send(RingShape(ring.number, ring.shape.slots, ring.shape.slot_bytes), ring.descriptor)
 
-
-class Host:
-    """One worker process, or one worker thread of the trainer's own.
-
-    Attributes:
-        number: its number among the workers.
-        handles: its threads.
-        up: it has started and imported what it needs.
-        alone: it makes a batch over which a worker has died, and nothing beside it.
-    """
-
-    def __init__(self, number: int, process: subprocess.Popen[bytes] | None) -> None:
-        self.number = number
-        self.process = process
-        self.handles: list[Handle] = []
-        self.up = False
-        self.alone = False
-        # Readable when the process is gone, also when a child of its own keeps the sockets open.
-        self.pidfd = _pidfd(process.pid) if process else -1
-
-    @property
-    def kind(self) -> str:
-        """For people."""
-        return f"pid {self.process.pid}" if self.process else "thread"
-
-    @property
-    def idle(self) -> bool:
-        """Nobody in it has anything to do."""
-        return not any(handle.tasks for handle in self.handles)
-
     def kill(self) -> None:
-        """SIGKILL, for a process."""
+        """Sends SIGKILL to a process."""
         if self.process and self.process.returncode is None:
             self.process.kill()
 
     def dismiss(self) -> None:
-        """Tells it to go; one that has nothing to lose goes at once."""
-        for handle in self.handles:
-            handle.channel.close()
-        if not any(handle.ready for handle in self.handles):
+        """Closes its channel, so that it ends after its batch; a process that has opened no source is killed."""
+        self.channel.close()
+        if not self.ready:
             self.kill()
 
-    def await_end(self) -> None:
-        """Gives it the time to go by itself."""
+    def wait_for_exit(self) -> None:
+        """Waits a short time for the process to end by itself."""
         if self.pidfd >= 0:
-            select.select([self.pidfd], [], [], _FAREWELL_SECONDS)
+            select.select([self.pidfd], [], [], _EXIT_SECONDS)
 
-    def bury(self) -> tuple[int, int]:
-        """Ends it if need be, waits for its end; returns its exit code and its largest resident size in bytes."""
-        for handle in self.handles:
-            handle.channel.close()
+    def reap(self) -> tuple[int, int]:
+        """Ends it, if need be by SIGKILL; returns its exit code and its largest resident size in bytes."""
+        self.channel.close()
         if self.process is None:
             return 0, 0
         self.kill()

@@ -8,7 +8,6 @@ from typing import Protocol
 
 import torch
 
-from streamer.loader.device_ring import CudaMemory, DeviceRing
 from streamer.loader.fence import EventFence, Fence
 from streamer.loader.packed import Packed, map_tensors
 
@@ -62,13 +61,11 @@ class CudaMover:
 
     Args:
         device: with its index.
-        slots: batches of device memory to use again and again; 0: torch's allocator gives each batch its own.
     """
 
-    def __init__(self, device: torch.device, slots: int = 0) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = _side_stream(device)
-        self._ring = DeviceRing(slots, CudaMemory(device, self._stream)) if slots else None
 
     def move(self, batch: object, transform: BatchTransform | None) -> tuple[object, Fence]:
         """See `Mover`."""
@@ -85,18 +82,14 @@ class CudaMover:
         assert isinstance(fence, EventFence)
         current = torch.cuda.current_stream(self._device)
         current.wait_event(fence.event)
-        if self._ring is not None:
-            self._ring.fence()
         # The memory belongs to the side stream: it must not be given out again before the consumer's work is done.
         map_tensors(batch, lambda tensor: _record(tensor, current))
 
     def _copied(self, batch: object) -> object:
-        packed = Packed.of(batch, least=1 if self._ring is not None else 2)
+        packed = Packed.of(batch)
         if packed is None:
             return map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
-        whole = self._ring.take(packed.nbytes) if self._ring is not None else None
-        if whole is None:
-            whole = torch.empty(packed.nbytes, dtype=torch.uint8, device=self._device)
+        whole = torch.empty(packed.nbytes, dtype=torch.uint8, device=self._device)
         whole.copy_(packed.source(), non_blocking=True)
         return packed.on(whole)
 
@@ -112,6 +105,6 @@ def _record(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
     return tensor
 
 
-def mover_for(device: torch.device | None, slots: int = 0) -> Mover:
-    """The way to a device; `slots` as for `CudaMover`."""
-    return CudaMover(device, slots) if device is not None and device.type == "cuda" else PlainMover(device)
+def mover_for(device: torch.device | None) -> Mover:
+    """The mover for a device; None: batches stay on the CPU."""
+    return CudaMover(device) if device is not None and device.type == "cuda" else PlainMover(device)

@@ -32,8 +32,8 @@ class Packed(msgspec.Struct, frozen=True):
     stop: int
 
     @classmethod
-    def of(cls, batch: object, least: int) -> Packed | None:
-        """The run; None: the batch is not in a slot, or is not dense, or has fewer than `least` tensors."""
+    def of(cls, batch: object) -> Packed | None:
+        """The run; None: the batch is not in a slot, is not dense, or has fewer than two tensors."""
         if not isinstance(batch, Delivery) or batch.memory is None:
             return None
         tensors: list[torch.Tensor] = []
@@ -45,7 +45,7 @@ class Packed(msgspec.Struct, frozen=True):
         map_tensors(batch.content, note)
         places = [_place(tensor, batch.memory) for tensor in tensors]
         known = [place for place in places if place is not None]
-        if len(known) < max(1, least) or len(known) < len(places):
+        if len(known) < 2 or len(known) < len(places):
             return None
         start, stop = min(first for first, _ in known), max(end for _, end in known)
         dense = sum(end - first for first, end in known) >= _LEAST_SHARE * (stop - start) > 0

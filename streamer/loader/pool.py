@@ -1,4 +1,4 @@
-"""The workers of one rank: started, told what to make, buried and replaced. Owned by the feeder's thread."""
+"""The workers of one rank: started, told what to make, reaped and replaced. Owned by the feeder's thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streamer.forks import unforked
 from streamer.loader import memory
 from streamer.loader.board import Board, Doing
 from streamer.loader.control import Channel
-from streamer.loader.handles import Handle, Host, Obituary, cause_of
+from streamer.loader.handles import ExitReport, WorkerHandle, cause_of
 from streamer.loader.maker import MakerRules
 from streamer.loader.source import Recipe
 from streamer.loader.worker import run
@@ -52,22 +52,10 @@ class Crew(msgspec.Struct, frozen=True):
     Attributes:
         worker_type: processes, or threads of the trainer's process.
         workers: how many, at least one.
-        threads: of each; a worker that is a thread counts as so many workers of one.
     """
 
     worker_type: WorkerType = "process"
     workers: int = 1
-    threads: int = 1
-
-    @property
-    def hosts(self) -> int:
-        """How many are started, and die, each by itself."""
-        return self.workers if self.worker_type == "process" else self.workers * self.threads
-
-    @property
-    def rows(self) -> int:
-        """How many batches are made at the same time."""
-        return self.workers * self.threads
 
 
 class Pool:
@@ -75,31 +63,29 @@ class Pool:
 
     Args:
         crew: how many of what kind.
+
+    Attributes:
+        workers: those that were started and not reaped, by number.
     """
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
-        self._boot = _boot_memory(crew.rows) if crew.worker_type == "process" else -1
+        self._boot = _boot_memory(crew.workers) if crew.worker_type == "process" else -1
         self._payload = -1
         self._contents: tuple[Recipe, MakerRules] | None = None
-        self._board = Board(crew.rows)
+        self._board = Board(crew.workers)
         # One thread for numpy, torch and BLAS in each worker, as in torch's own workers: there are many of them.
         self._environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(_search_path())}
         self._environment["GLIBC_TUNABLES"] = _tunables(os.environ.get("GLIBC_TUNABLES", ""))
-        self.hosts: dict[int, Host] = {}
+        self.workers: dict[int, WorkerHandle] = {}
 
     def __repr__(self) -> str:
-        return f"Pool({len(self.hosts)} of {self._crew.hosts} workers, {self._crew.worker_type})"
-
-    @property
-    def handles(self) -> list[Handle]:
-        """All threads of all workers, by row."""
-        return [handle for number in sorted(self.hosts) for handle in self.hosts[number].handles]
+        return f"Pool({len(self.workers)} of {self._crew.workers} workers, {self._crew.worker_type})"
 
     @property
     def missing(self) -> list[int]:
         """The numbers of the workers that are not there."""
-        return [number for number in range(self._crew.hosts) if number not in self.hosts]
+        return [number for number in range(self._crew.workers) if number not in self.workers]
 
     def equip(self, recipe: Recipe, rules: MakerRules) -> None:
         """Says what is to be made. Once, on any thread, before `supply`.
@@ -117,75 +103,62 @@ class Pool:
 
     def supply(self) -> None:
         """Tells the workers that are there already what is to be made."""
-        for handle in self.handles:
+        for handle in self.workers.values():
             handle.equip(self._payload)
 
-    def start(self, number: int) -> Host:
+    def start(self, number: int) -> WorkerHandle:
         """Starts a worker. Call from a thread that lives as long as the workers (PDEATHSIG)."""
-        if self._crew.worker_type == "process":
-            return self._start_process(number)
         ours, theirs = Channel.pair()
-        host = self._seat(Host(number, None), [ours])
-        arguments = number, theirs
-        threading.Thread(target=self._serve, args=arguments, name=f"streamer-worker-{number}", daemon=True).start()
-        return host
+        ours.set_blocking(False)
+        if self._crew.worker_type == "process":
+            handle = WorkerHandle(number, ours, self._spawn(number, theirs))
+            theirs.close()
+            if self._payload >= 0:
+                handle.equip(self._payload)
+        else:
+            handle = WorkerHandle(number, ours)
+            arguments = number, theirs
+            threading.Thread(target=self._serve, args=arguments, name=f"streamer-worker-{number}", daemon=True).start()
+        self.workers[number] = handle
+        return handle
 
-    def bury(self, host: Host) -> Obituary:
-        """Takes a worker off that is gone, or is to go."""
-        code, peak = host.bury()
-        doing = tuple(self.doing(handle) for handle in host.handles)
-        for handle in host.handles:
-            self._board.rest(handle.row)
-        del self.hosts[host.number]
-        return Obituary(cause_of(code), max(0, -code), peak, doing, any(handle.ready for handle in host.handles))
+    def reap(self, handle: WorkerHandle) -> ExitReport:
+        """Removes a worker that has ended, or ends it."""
+        code, peak = handle.reap()
+        doing = self.doing(handle)
+        self._board.rest(handle.number)
+        del self.workers[handle.number]
+        return ExitReport(cause_of(code), max(0, -code), peak, doing, handle.ready)
 
-    def doing(self, handle: Handle) -> Doing:
+    def doing(self, handle: WorkerHandle) -> Doing:
         """What a worker is doing right now."""
-        return self._board.doing(handle.row)
+        return self._board.doing(handle.number)
 
     def close(self) -> None:
         """Ends all workers."""
-        for host in self.hosts.values():
-            host.dismiss()
-        for host in self.hosts.values():
-            host.await_end()
-            host.bury()
-        self.hosts.clear()
+        for handle in self.workers.values():
+            handle.dismiss()
+        for handle in self.workers.values():
+            handle.wait_for_exit()
+            handle.reap()
+        self.workers.clear()
         self._board.close()
         for descriptor in (self._boot, self._payload):
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def _start_process(self, number: int) -> Host:
-        pairs = [Channel.pair() for _ in range(self._crew.threads)]
-        process = self._spawn(number * self._crew.threads, [theirs for _, theirs in pairs])
-        for _, theirs in pairs:
-            theirs.close()
-        host = self._seat(Host(number, process), [ours for ours, _ in pairs])
-        if self._payload >= 0:
-            for handle in host.handles:
-                handle.equip(self._payload)
-        return host
-
-    def _seat(self, host: Host, ends: list[Channel]) -> Host:
-        for row, end in enumerate(ends, host.number * len(ends)):
-            end.set_blocking(False)
-            host.handles.append(Handle(row, end, host))
-        self.hosts[host.number] = host
-        return host
-
-    def _spawn(self, first_row: int, ends: list[Channel]) -> subprocess.Popen[bytes]:
-        descriptors = (self._board.descriptor, self._boot, *(end.fileno() for end in ends))
+    def _spawn(self, number: int, channel: Channel) -> subprocess.Popen[bytes]:
+        descriptors = self._board.descriptor, self._boot, channel.fileno()
         # -P: a file random.py in the working directory is not to shadow the standard library's at start.
-        command = [sys.executable, "-P", "-m", "streamer.loader.worker_main", *map(str, (first_row, *descriptors))]
+        command = [sys.executable, "-P", "-m", "streamer.loader.worker_main", *map(str, (number, *descriptors))]
         with unforked(), _uninterrupted():
             return subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, env=self._environment)
 
-    def _serve(self, row: int, channel: Channel) -> None:
+    def _serve(self, number: int, channel: Channel) -> None:
         assert self._contents is not None
         recipe, rules = self._contents
         try:
-            run(row, channel, self._board, lambda: (recipe.open(), rules))
+            run(number, channel, self._board, lambda: (recipe.open(), rules))
         finally:
             channel.close()
 
@@ -201,8 +174,8 @@ def _search_path() -> list[str]:
     return [os.path.abspath(entry) for entry in sys.path]
 
 
-def _boot_memory(rows: int) -> int:
-    boot = Boot(os.getpid(), rows, _search_path(), os.environ.get("PYTHONPATH"))
+def _boot_memory(workers: int) -> int:
+    boot = Boot(os.getpid(), workers, _search_path(), os.environ.get("PYTHONPATH"))
     return _kept("streamer-boot", pickle.dumps(boot, protocol=5))
 
 

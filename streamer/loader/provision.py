@@ -71,7 +71,7 @@ class Provision:
         """The way to the device, the same for all epochs; None: batches stay as and where they are."""
         s = self.settings
         if self._mover is None and (s.device is not None or s.device_transform is not None):
-            self._mover = mover_for(s.device, s.device_slots)
+            self._mover = mover_for(s.device)
         return self._mover
 
     def until_end(self, end: Callable[[], object]) -> None:

@@ -33,7 +33,6 @@ class Snapshot:
         turns: the last batches as workers made them.
         ongoing: a wait that still goes on, nanoseconds by cause.
         workers: how many batches are made at the same time; 0: the trainer makes its batches itself.
-        threads: of each worker, counted in `workers`.
         cores: that this process may use.
     """
 
@@ -43,7 +42,6 @@ class Snapshot:
     turns: Tail[Turn] = field(default_factory=Tail)
     ongoing: Mapping[str, int] = field(default_factory=dict)
     workers: int = 0
-    threads: int = 1
     cores: int = 1
 
     def seconds(self, cause: str) -> float:
@@ -73,9 +71,9 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class SlowWorker:
-    """The worker with the longest batches: its row, their mean, and the median of the others' batches, in seconds."""
+    """The worker with the longest batches: its number, their median and that of the others' batches, in seconds."""
 
-    row: int
+    number: int
     seconds: float
     others_seconds: float
 
@@ -138,7 +136,7 @@ class StallReport:
 
     def __str__(self) -> str:
         """One line, for the log."""
-        slow = [f"slowest worker {w.row}: {w.seconds * 1e3:.3g} ms a batch" for w in (self.slowest_worker,) if w]
+        slow = [f"slowest worker {w.number}: {w.seconds * 1e3:.3g} ms a batch" for w in (self.slowest_worker,) if w]
         slow += [f"slowest sample {sample}" for sample in (self.slowest_sample,) if sample]
         parts = [
             self.headline,
@@ -188,7 +186,6 @@ def compare(before: Snapshot, after: Snapshot) -> StallReport:
         waiting=waiting,
         straggler=straggler(turns, slowest),
         workers=after.workers,
-        threads=after.threads,
         cores=after.cores,
         engine_before=b.engine,
         engine=a.engine,
@@ -227,14 +224,14 @@ def slow_sample(turns: Sequence[Turn]) -> SlowSample | None:
 
 def slow_worker(turns: Sequence[Turn]) -> SlowWorker | None:
     """The worker with the longest batches; None: there is only one."""
-    rows: defaultdict[int, list[int]] = defaultdict(list)
+    spent: defaultdict[int, list[int]] = defaultdict(list)
     for turn in turns:
-        rows[turn.row].append(turn.spent)
-    if len(rows) < 2:
+        spent[turn.worker].append(turn.spent)
+    if len(spent) < 2:
         return None
-    slowest = max(rows, key=lambda row: statistics.median(rows[row]))
-    others = statistics.median(spent for row, batches in rows.items() if row != slowest for spent in batches)
-    return SlowWorker(slowest, statistics.median(rows[slowest]) / 1e9, others / 1e9)
+    slowest = max(spent, key=lambda worker: statistics.median(spent[worker]))
+    others = statistics.median(each for worker, batches in spent.items() if worker != slowest for each in batches)
+    return SlowWorker(slowest, statistics.median(spent[slowest]) / 1e9, others / 1e9)
 
 
 def straggler(turns: Sequence[Turn], slowest: SlowWorker | None) -> Straggler | None:
@@ -243,11 +240,11 @@ def straggler(turns: Sequence[Turn], slowest: SlowWorker | None) -> Straggler | 
     if len(turns) < _FEWEST or not waited:
         return None
     if slowest is not None and slowest.seconds >= _SLOW_WORKER * slowest.others_seconds:
-        theirs = [turn for turn in turns if turn.row == slowest.row]
+        theirs = [turn for turn in turns if turn.worker == slowest.number]
         steady = sum(turn.spent / 1e9 >= _SLOW_WORKER * slowest.others_seconds for turn in theirs) * 2 > len(theirs)
         if steady and len(theirs) > 1 and sum(turn.waited for turn in theirs) >= _CULPRIT_SHARE * waited:
             times = slowest.seconds / max(slowest.others_seconds, 1e-9)
-            return Straggler("worker", slowest.row, slowest.seconds, times)
+            return Straggler("worker", slowest.number, slowest.seconds, times)
     return _slow_samples(turns, waited)
 
 

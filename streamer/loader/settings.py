@@ -42,7 +42,6 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
     drop_last: bool
     device: torch.device | None
     device_transform: Callable[[object], object] | None
-    device_slots: int
     collate_fn: Collate | None
     span: int
     ring_bytes: int
@@ -54,11 +53,6 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
     poison: bool = False
 
     @property
-    def workers(self) -> int:
-        """How many batches are made at the same time; 0: none before it is asked for."""
-        return self.crew.rows if self.crew is not None else 0
-
-    @property
     def starts_early(self) -> bool:
         """Whether workers can start before it is known what they make."""
         return self.crew is not None and self.crew.worker_type == "process"
@@ -66,7 +60,7 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def own_generators(self) -> bool:
         """Whether a batch is made by a thread that has the global generators for itself."""
-        return self.crew is None or (self.crew.worker_type == "process" and self.crew.threads == 1)
+        return self.crew is None or self.crew.worker_type == "process"
 
     def skip_rules(self, told: SkipRules) -> SkipRules:
         """The loader's own word counts before the data set's."""
@@ -75,30 +69,38 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def crew_of(num_workers: int, threads_per_worker: int, worker_type: str) -> Crew | None:
+def crew_of(num_workers: int, worker_type: str) -> Crew | None:
     """The workers that were asked for.
 
     Raises:
         ConfigError: there are none of that kind or number.
     """
     at_least("num_workers", num_workers, 0)
-    at_least("threads_per_worker", threads_per_worker, 1)
     kind = one_of("worker_type", worker_type, ("process", "thread"))
     if num_workers == 0:
-        if threads_per_worker > 1:
-            raise ConfigError(
-                f"threads_per_worker={threads_per_worker} with num_workers=0; use num_workers=1",
-                field="threads_per_worker",
-            )
         return None
-    return Crew("process" if kind == "process" else "thread", num_workers, threads_per_worker)
+    return Crew("process" if kind == "process" else "thread", num_workers)
+
+
+def refuse_threads(threads_per_worker: object) -> None:
+    """Refuses an option that this loader once had.
+
+    Raises:
+        ConfigError: it was given.
+    """
+    if threads_per_worker is not None:
+        raise ConfigError(
+            f"threads_per_worker={threads_per_worker!r}: a worker makes one batch at a time; use more num_workers, or "
+            "threads of the trainer with worker_type='thread'",
+            field="threads_per_worker",
+        )
 
 
 def span_of(prefetch_batches: int | None, crew: Crew | None) -> int:
     """How many batches may be begun and not yet taken."""
     if prefetch_batches is not None:
         return at_least("prefetch_batches", prefetch_batches, 1)
-    return min(_SPAN_PER_WORKER * (crew.rows if crew is not None else 1), _SPAN_MAX)
+    return min(_SPAN_PER_WORKER * (crew.workers if crew is not None else 1), _SPAN_MAX)
 
 
 def ring_bytes_of(told: int | str | None) -> int:

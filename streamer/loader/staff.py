@@ -1,4 +1,4 @@
-"""The staff: workers hired, listened to, and taken off when they are gone. On the feeder's thread only."""
+"""The staff: workers started, listened to, and reaped when they are gone. On the feeder's thread only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Protocol
 
 from streamer.cgroup import usable_cores
 from streamer.loader.control import Kind, Made, Note
-from streamer.loader.handles import Handle, Host, Obituary
+from streamer.loader.handles import ExitReport, WorkerHandle
 from streamer.loader.pool import Crew, Pool
 from streamer.loader.ring import Ring
 
@@ -28,11 +28,11 @@ _ALONE_SECONDS = 0.25
 class Employer(Protocol):
     """Who the staff works for."""
 
-    def made(self, handle: Handle, made: Made, spill: int | None) -> None:
+    def made(self, handle: WorkerHandle, made: Made, spill: int | None) -> None:
         """A batch is made; `spill` is the descriptor of its own memory, if it is not in the ring."""
         ...
 
-    def noted(self, handle: Handle, note: Note) -> None:
+    def noted(self, handle: WorkerHandle, note: Note) -> None:
         """A worker says something else about a task."""
         ...
 
@@ -40,11 +40,8 @@ class Employer(Protocol):
         """A worker could not open the data set; the error, pickled."""
         ...
 
-    def lost(self, host: Host, obituary: Obituary, guilty: Handle | None) -> bool:
-        """A worker is gone, with the tasks of its handles; `guilty` is the thread for which it had to go, if known.
-
-        Returns whether another one is to take its place.
-        """
+    def lost(self, handle: WorkerHandle, report: ExitReport) -> bool:
+        """A worker has ended, with its tasks. Returns whether another one is started in its place."""
         ...
 
 
@@ -81,9 +78,9 @@ class Staff:
         first ones start beside the engine; the next would start beside the making of the first batch, which is one
         worker's.
         """
-        if self._alone and self._processes and self.pool.hosts:
+        if self._alone and self._processes and self.pool.workers:
             return
-        starting = sum(not host.up for host in self.pool.hosts.values())
+        starting = sum(not handle.up for handle in self.pool.workers.values())
         for number in self.pool.missing[: max(0, _STARTING - starting)]:
             self._hire(number)
 
@@ -111,48 +108,45 @@ class Staff:
 
     def announce(self, ring: Ring | None) -> None:
         """Gives everybody a new ring."""
-        for handle in self.pool.handles if ring is not None else ():
-            assert ring is not None
-            handle.give(ring)
+        if ring is not None:
+            for handle in self.pool.workers.values():
+                handle.send_ring(ring)
 
-    def lose(self, host: Host, guilty: Handle | None = None) -> None:
-        """Takes off a worker that is gone, or has to go: what it still said counts."""
-        if self.pool.hosts.get(host.number) is not host:
+    def lose(self, handle: WorkerHandle) -> None:
+        """Reaps a worker that has ended, or ends it; its last messages count."""
+        if self.pool.workers.get(handle.number) is not handle:
             return
-        if host.pidfd >= 0:
-            self._selector.unregister(host.pidfd)
-        for handle in host.handles:
-            self._selector.unregister(handle.channel)
-            for answer in handle.answers():
-                if answer is not None:
-                    self._take(handle, *answer)
-        obituary = self.pool.bury(host)
-        logger.warning("worker %d is gone (%s)", host.number, obituary.cause)
-        if self._employer.lost(host, obituary, guilty):
-            self._hire(host.number)
+        if handle.pidfd >= 0:
+            self._selector.unregister(handle.pidfd)
+        self._selector.unregister(handle.channel)
+        for answer in handle.answers():
+            if answer is not None:
+                self._take(handle, *answer)
+        report = self.pool.reap(handle)
+        logger.warning("worker %d is gone (%s)", handle.number, report.cause)
+        if self._employer.lost(handle, report):
+            self._hire(handle.number)
 
     def _hire(self, number: int) -> None:
-        host = self.pool.start(number)
-        ring = self._ring()
-        for handle in host.handles:
-            self._selector.register(handle.channel, selectors.EVENT_READ, partial(self._hear, handle))
-            if ring is not None:
-                handle.give(ring)
-        if host.pidfd >= 0:
-            self._selector.register(host.pidfd, selectors.EVENT_READ, lambda: self.lose(host))
+        handle = self.pool.start(number)
+        self._selector.register(handle.channel, selectors.EVENT_READ, partial(self._hear, handle))
+        if (ring := self._ring()) is not None:
+            handle.send_ring(ring)
+        if handle.pidfd >= 0:
+            self._selector.register(handle.pidfd, selectors.EVENT_READ, partial(self.lose, handle))
 
-    def _hear(self, handle: Handle) -> None:
-        # Buried by an earlier event of the same turn?
-        if self.pool.hosts.get(handle.host.number) is not handle.host:
+    def _hear(self, handle: WorkerHandle) -> None:
+        # Reaped by an earlier event of the same turn?
+        if self.pool.workers.get(handle.number) is not handle:
             return
         # One: the selector says so if there is another, and to ask takes as long as to hear.
         for answer in islice(handle.answers(), 1):
             if answer is None:
-                self.lose(handle.host)
+                self.lose(handle)
             else:
                 self._take(handle, *answer)
 
-    def _take(self, handle: Handle, message: Made | Note, descriptor: int | None) -> None:
+    def _take(self, handle: WorkerHandle, message: Made | Note, descriptor: int | None) -> None:
         if isinstance(message, Made):
             self._employer.made(handle, message, descriptor)
         elif message.kind is Kind.UP:
@@ -165,7 +159,7 @@ class Staff:
                 self._up(handle)
             self._employer.noted(handle, message)
 
-    def _up(self, handle: Handle) -> None:
-        if not handle.host.up:
-            handle.host.up = True
+    def _up(self, handle: WorkerHandle) -> None:
+        if not handle.up:
+            handle.up = True
             self.hire_missing()

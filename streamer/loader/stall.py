@@ -62,8 +62,7 @@ def snapshot(stats: LoaderStats, clock: TrainerClock, supply: Supply | None, cre
         steps=clock.steps.tail(),
         turns=clock.ledger.turns.tail(),
         ongoing=so_far(head, waited, time.perf_counter_ns()) if waited else {},
-        workers=crew.rows if crew is not None else 0,
-        threads=crew.threads if crew is not None and crew.worker_type == "process" else 1,
+        workers=crew.workers if crew is not None else 0,
         cores=usable_cores(),
     )
 

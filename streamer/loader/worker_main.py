@@ -1,6 +1,6 @@
-"""The worker process: `python -m streamer.loader.worker_main FIRST_ROW BOARD BOOT CHANNEL...`.
+"""The worker process: `python -m streamer.loader.worker_main NUMBER BOARD BOOT CHANNEL`.
 
-All but the first are descriptors; the process has one thread for each channel.
+All but the first are descriptors.
 
 Started by `subprocess`, not by multiprocessing: `__main__` of the trainer is not imported again, so lambdas, notebooks
 and scripts without a guard work; and torch is not imported unless the transform does it. It starts while the rank still
@@ -16,7 +16,6 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import traceback
 
 import msgspec
@@ -39,36 +38,31 @@ class Boot(msgspec.Struct, frozen=True):
 
     Attributes:
         parent: the rank's pid.
-        rows: how many the board has.
+        workers: how many the rank has; the board has a row for each.
         path: the trainer's `sys.path`.
         python_path: the trainer's PYTHONPATH, which the start needed for itself.
     """
 
     parent: int
-    rows: int
+    workers: int
     path: list[str]
     python_path: str | None
 
 
 def main() -> None:
     """Runs the worker of the command line."""
-    row, board_descriptor, boot, *ends = map(int, sys.argv[1:])
+    number, board_descriptor, boot, end = map(int, sys.argv[1:])
     told: Boot = pickle.loads(read_whole(boot))  # noqa: S301 - from this process's own trainer (law 7)
     _follow_parent(told.parent)
     _keep_heap()
     _restore_paths(told)
     os.set_inheritable(board_descriptor, False)
-    board = Board(told.rows, board_descriptor)
-    channels = [Channel.adopt(end) for end in ends]
-    if not channels[0].waiting:
+    board = Board(told.workers, board_descriptor)
+    channel = Channel.adopt(end)
+    if not channel.waiting:
         importlib.import_module(_LIKELY)
-    channels[0].send(Note(Kind.UP))
-    threads = [threading.Thread(target=_serve, args=(row + n, c, board)) for n, c in enumerate(channels) if n]
-    for thread in threads:
-        thread.start()
-    _serve(row, channels[0], board)
-    for thread in threads:
-        thread.join()
+    channel.send(Note(Kind.UP))
+    _serve(number, channel, board)
 
 
 def read_whole(descriptor: int) -> bytes:
@@ -79,15 +73,15 @@ def read_whole(descriptor: int) -> bytes:
     return content
 
 
-def _serve(row: int, channel: Channel, board: Board) -> None:
-    """One thread of the process; ends the whole process if it cannot go on, as nobody would answer its channel."""
+def _serve(number: int, channel: Channel, board: Board) -> None:
+    """Works until the rank closes its end; an error ends the process at once, whatever threads the user has started."""
     try:
-        run(row, channel, board, lambda: _open_payload(channel))
+        run(number, channel, board, lambda: _open_payload(channel))
     except BaseException:  # noqa: BLE001 - the rank sees the process end
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
-    # A thread that could not open its source is over while others go on: the rank must not give it work any more.
+    # The rank sees the end also while a thread of the user keeps the process.
     channel.close()
 
 
@@ -98,7 +92,6 @@ def _open_payload(channel: Channel) -> Opened | None:
     message, descriptor = received
     assert isinstance(message, Payload)
     assert descriptor is not None
-    # By each thread for itself: transforms need not know of threads.
     recipe, rules = pickle.loads(read_whole(descriptor))  # noqa: S301 - from this process's own trainer (law 7)
     opened = recipe.open(), rules
     # Modules stay: the collector need not look at them again and again, 4 % of what raw bytes cost (2026-11-22).

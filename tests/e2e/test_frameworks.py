@@ -1,4 +1,4 @@
-"""Under Lightning, Accelerate and torchdata: our loader, and torch's own with `RingCollate`."""
+"""Under Lightning and Accelerate: our loader, and torch's own over our dataset."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from streamer import StreamingDataLoader, StreamingDataset
-from streamer.loader import stock
-from streamer.loader.stock import RingCollate
 
 SAMPLES, BATCH = 96, 8
 STEPS = SAMPLES // BATCH
@@ -27,7 +24,7 @@ Make = Callable[[], StreamingDataset]
 # How a loader is made of a data set; both kinds with one worker process.
 KINDS = {
     "streaming": lambda dataset: StreamingDataLoader(dataset, BATCH, 1),
-    "stock": lambda dataset: DataLoader(dataset, BATCH, num_workers=1, collate_fn=RingCollate()),
+    "stock": lambda dataset: DataLoader(dataset, BATCH, num_workers=1),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -54,8 +51,6 @@ def make(place: Path, closing: Callable[[StreamingDataset], StreamingDataset]) -
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield lambda: closing(StreamingDataset(place / "data", batch_size=BATCH, transform=array_only))
-        # Module state of torch's consumer side: rings of workers that are gone stay until the next one is opened.
-        stock._opened._rings.clear()
 
 
 def numbers(batch: dict[str, torch.Tensor]) -> list[int]:
@@ -69,13 +64,13 @@ def plain(make: Make, epochs: int) -> list[list[int]]:
         return [numbers(batch) for _ in range(epochs) for batch in loader]
 
 
-def on_a_ring(batch: dict[str, torch.Tensor], kind: str) -> bool:
+def on_a_ring(batch: dict[str, torch.Tensor]) -> bool:
     """Whether the tensor's memory is a ring's."""
-    address, name = batch["npy"].data_ptr(), {"streaming": "streamer-ring", "stock": "streamer-stock"}[kind]
+    address = batch["npy"].data_ptr()
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, stop = (int(part, 16) for part in line.split()[0].split("-"))
         if start <= address < stop:
-            return name in line
+            return "streamer-ring" in line
     return False
 
 
@@ -101,7 +96,7 @@ def lightning_module():
 
         def training_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
             self.seen.append(numbers(batch))
-            self.rings.append(on_a_ring(batch, "streaming") or on_a_ring(batch, "stock"))
+            self.rings.append(on_a_ring(batch))
             return self.layer(batch["npy"][:, :1] / SAMPLES).square().mean()
 
         def on_train_batch_end(self, *_: object) -> None:
@@ -126,16 +121,16 @@ def fit(loader: object, root: Path, checkpoint: Path | None = None, **limits: in
 
 @kinds
 def test_lightning_trains_on_it(make: Make, tmp_path: Path, kind: str) -> None:
-    """Two epochs, their tensors on the ring; with our loader, the batches of a bare loop."""
+    """Two epochs; with our loader the batches of a bare loop, their tensors on the ring."""
     loader = KINDS[kind](make())
     module = fit(loader, tmp_path, max_epochs=2)
     close(loader)
     if kind == "streaming":
         assert module.seen == plain(make, 2)
+        assert all(module.rings)
     # Lightning begins an epoch of torch's loader that it never asks: it is over for the data set.
     for epoch in (module.seen[:STEPS], module.seen[STEPS:]):
         assert sorted(number for batch in epoch for number in batch) == list(range(SAMPLES))
-    assert all(module.rings)
 
 
 @pytest.mark.parametrize("stop", [5, STEPS, STEPS + 3])
@@ -170,10 +165,10 @@ def test_accelerate_trains_on_it(make: Make, kind: str) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
             seen.append(numbers(accelerator.gather_for_metrics(batch)))
-            rings.append(on_a_ring(batch, kind))
+            rings.append(on_a_ring(batch))
     close(loader)
     assert seen == plain(make, 2)
-    assert all(rings)
+    assert rings == [kind == "streaming"] * len(rings)
 
 
 def test_accelerate_saves_and_restores_the_place(make: Make, tmp_path: Path) -> None:
@@ -193,30 +188,3 @@ def test_accelerate_saves_and_restores_the_place(make: Make, tmp_path: Path) -> 
         accelerator_for(loader).load_state(str(tmp_path))
         after = [numbers(batch) for batch in loader]
     assert before + after == plain(make, 1)
-
-
-# ---------------------------------------------------------------- torchdata
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_stateful_dataloader_with_the_ring(make: Make, workers: int) -> None:
-    """torchdata's loader with `RingCollate` resumes at the next batch; its tensors are on the ring."""
-
-    def loader() -> StatefulDataLoader:
-        return StatefulDataLoader(make(), BATCH, num_workers=workers, collate_fn=RingCollate())
-
-    first = loader()
-    batches = iter(first)
-    before = [numbers(next(batches)) for _ in range(5)]
-    state = first.state_dict()
-    del batches, first
-    after = []
-    for batch in loader_from(loader(), state):
-        assert on_a_ring(batch, "stock") == (workers > 0)
-        after.append(numbers(batch))
-    assert before + after == plain(make, 1)
-
-
-def loader_from(loader: StatefulDataLoader, state: dict[str, object]) -> StatefulDataLoader:
-    loader.load_state_dict(state)
-    return loader

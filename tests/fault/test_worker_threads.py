@@ -1,10 +1,9 @@
-"""Workers of several threads: the same batches, and a death or an error costs what it must, no more."""
+"""Workers of both kinds: the same batches, errors from where they were raised, and workers that start or fail early."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import signal
 import sys
 import threading
 import time
@@ -14,13 +13,11 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from streamer.errors import ConfigError, WorkerError
+from streamer.errors import ConfigError
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.testing import FakeDataset, FakeRecipe
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-SHAPES = [(1, 1), (1, 3), (2, 2), (3, 1)]
 
 
 def sample(epoch: int, ordinal: int) -> dict[str, object]:
@@ -49,13 +46,11 @@ def expected(samples: int) -> str:
 
 
 @pytest.mark.parametrize("kind", ["process", "thread"])
-def test_same_stream_for_any_workers_and_threads(kind):
+def test_same_stream_for_any_number_of_workers(kind):
     """Two epochs, in order, whatever makes them."""
     truth = expected(100)
-    for workers, threads in SHAPES:
-        with StreamingDataLoader(
-            FakeDataset(100, slower), 8, workers, threads_per_worker=threads, worker_type=kind
-        ) as loader:
+    for workers in (1, 2, 4):
+        with StreamingDataLoader(FakeDataset(100, slower), 8, workers, worker_type=kind) as loader:
             assert digest(two_epochs(loader)) == truth
 
 
@@ -64,85 +59,12 @@ def where(epoch: int, ordinal: int) -> dict[str, object]:
     return {"pid": os.getpid(), "thread": threading.get_ident()}
 
 
-def test_threads_work_at_the_same_time():
-    """One process, three threads, all of them make batches."""
-    with StreamingDataLoader(FakeDataset(120, where), 2, 1, threads_per_worker=3) as loader:
+def test_threads_of_the_trainer_work_at_the_same_time():
+    """Three workers are three threads of this process, and all of them make batches."""
+    with StreamingDataLoader(FakeDataset(120, where), 2, 3, worker_type="thread") as loader:
         batches = list(loader)
-    assert len({int(b["pid"][0]) for b in batches}) == 1
+    assert {int(b["pid"][0]) for b in batches} == {os.getpid()}
     assert len({int(b["thread"][0]) for b in batches}) == 3
-
-
-class Counting:
-    """A transform that would mix up its calls if threads shared it."""
-
-    def __init__(self) -> None:
-        self.inside = 0
-
-    def __call__(self, epoch: int, ordinal: int) -> object:
-        self.inside += 1
-        time.sleep(0.001)
-        found = self.inside
-        self.inside -= 1
-        return {"inside": found}
-
-
-def test_each_thread_has_a_transform_of_its_own():
-    """Transforms need not know of threads."""
-    with StreamingDataLoader(FakeDataset(60, Counting()), 2, 1, threads_per_worker=3) as loader:
-        assert all((batch["inside"] == 1).all() for batch in loader)
-
-
-def test_killed_worker_loses_only_what_its_threads_had():
-    """SIGKILL: one respawn, the same batches."""
-    with StreamingDataLoader(FakeDataset(200, slower), 8, 2, threads_per_worker=2) as loader:
-
-        def batches():
-            for number, batch in enumerate(two_epochs(loader)):
-                if number == 5:
-                    os.kill(loader._supply.feeder._pool.hosts[0].process.pid, signal.SIGKILL)
-                yield batch
-
-        assert digest(batches()) == expected(200)
-        assert loader.stats().respawns == 1
-
-
-def deadly(epoch: int, ordinal: int) -> object:
-    time.sleep(0.002)
-    if (epoch, ordinal) == (0, 13):
-        signal.raise_signal(signal.SIGSEGV)
-    return {"x": ordinal}
-
-
-def test_deadly_sample_is_named_and_nobody_else():
-    """Other threads of its process were at work each time it died: theirs is made again, and not blamed."""
-    with StreamingDataLoader(FakeDataset(80, deadly), 4, 1, threads_per_worker=4) as loader:
-        batches, found = iter(loader), []
-        for number in range(20):
-            if number == 3:
-                with pytest.raises(WorkerError, match=r"sample 13 .*killed by SIGSEGV"):
-                    next(batches)
-            else:
-                found += next(batches)["x"].tolist()
-        assert found == [n for n in range(80) if n not in range(12, 16)]
-        assert loader.stats().respawns == 2
-
-
-def stuck(epoch: int, ordinal: int) -> object:
-    if (epoch, ordinal) == (0, 6):
-        threading.Event().wait()
-    time.sleep(0.01)
-    return {"x": ordinal}
-
-
-def test_stuck_sample_is_named_and_nobody_else():
-    """Its worker is replaced twice, then it is an error; the batches beside it come."""
-    with StreamingDataLoader(FakeDataset(40, stuck), 4, 1, threads_per_worker=3, timeout=0.4) as loader:
-        batches = iter(loader)
-        found = next(batches)["x"].tolist()
-        with pytest.raises(WorkerError, match="sample 6"):
-            next(batches)
-        found += [n for batch in batches for n in batch["x"].tolist()]
-    assert found == [n for n in range(40) if n not in range(4, 8)]
 
 
 def failing(epoch: int, ordinal: int) -> object:
@@ -153,7 +75,7 @@ def failing(epoch: int, ordinal: int) -> object:
 
 def test_errors_come_from_the_thread_that_raised_them():
     """With their own text and traceback, in order; what is between them is delivered."""
-    with StreamingDataLoader(FakeDataset(32, failing), 4, 1, threads_per_worker=3) as loader:
+    with StreamingDataLoader(FakeDataset(32, failing), 4, 3, worker_type="thread") as loader:
         batches = iter(loader)
         for number in range(8):
             if number % 2:
@@ -164,17 +86,15 @@ def test_errors_come_from_the_thread_that_raised_them():
                 assert next(batches)["x"].tolist() == list(range(number * 4, number * 4 + 4))
 
 
-def test_threads_need_a_worker():
-    """Without workers there is nobody whose threads they would be."""
-    with pytest.raises(ConfigError, match="threads_per_worker=2 with num_workers=0"):
-        StreamingDataLoader(FakeDataset(4, sample), 2, threads_per_worker=2)
-    with pytest.raises(ConfigError, match="threads_per_worker=0 is below 1"):
-        StreamingDataLoader(FakeDataset(4, sample), 2, 1, threads_per_worker=0)
+def test_threads_per_worker_is_refused():
+    """The message names what to use instead."""
+    with pytest.raises(ConfigError, match=r"threads_per_worker=2: .* use more num_workers"):
+        StreamingDataLoader(FakeDataset(4, sample), 2, 1, threads_per_worker=2)
 
 
 @dataclass(frozen=True)
 class FailsOnce(FakeRecipe):
-    """Cannot be opened by the first thread that tries."""
+    """Cannot be opened by the first worker that tries."""
 
     mark: str = ""
 
@@ -195,12 +115,13 @@ class Unlucky(FakeDataset):
         return prepared
 
 
-def test_a_thread_that_cannot_open_its_source_is_given_nothing(tmp_path):
-    """The other threads of its process go on; its error comes, and the next try waits for nobody."""
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_a_worker_that_cannot_open_its_source_is_given_nothing(tmp_path, kind):
+    """Its error comes, and the next epoch is made by the other worker."""
     dataset = Unlucky(40, sample)
     dataset.mark = str(tmp_path / "mark")
-    with StreamingDataLoader(dataset, 8, 1, threads_per_worker=2) as loader:
-        # The other thread may make whole epochs before this one has said so.
+    with StreamingDataLoader(dataset, 8, 2, worker_type=kind) as loader:
+        # The other worker may make whole epochs before this one has said so.
         epochs = (list(loader) for _ in range(1000))
         with pytest.raises(OSError, match="no memory just now"):
             list(epochs)
@@ -214,7 +135,7 @@ class Slow(FakeDataset):
 
     def prepare(self, batch_size: int, drop_last: bool):
         deadline = time.monotonic() + 60
-        while not any(host.up for host in self.loader._provision._feeder._pool.hosts.values()):
+        while not any(worker.up for worker in self.loader._provision._feeder._pool.workers.values()):
             assert time.monotonic() < deadline, "no worker came up"
             time.sleep(0.002)
         return super().prepare(batch_size, drop_last)

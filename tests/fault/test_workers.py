@@ -38,21 +38,21 @@ def slower(epoch: int, ordinal: int) -> dict[str, object]:
     return sample(epoch, ordinal)
 
 
-def digest(batches: object, noise: bool = True) -> str:
-    """Of all that is in the batches; `noise` comes from the global generators, which threads share."""
+def digest(batches: object) -> str:
+    """Of all that is in the batches; `noise` comes from the global generators."""
     found = hashlib.sha256()
     for batch in batches:
         found.update(batch["x"].numpy().tobytes() + "".join(batch["key"]).encode())
-        found.update(batch["noise"].numpy().tobytes() if noise else b"")
+        found.update(batch["noise"].numpy().tobytes())
     return found.hexdigest()
 
 
 def pids(loader: StreamingDataLoader) -> list[int]:
-    return [handle.process.pid for handle in loader._supply.feeder._pool.handles]
+    return [handle.process.pid for handle in loader._supply.feeder._pool.workers.values()]
 
 
 def ready(loader: StreamingDataLoader) -> list[bool]:
-    return [handle.ready for handle in loader._supply.feeder._pool.handles]
+    return [handle.ready for _, handle in sorted(loader._supply.feeder._pool.workers.items())]
 
 
 def wait_until(condition) -> None:
@@ -174,8 +174,8 @@ def open_descriptors() -> int:
 @pytest.mark.slow
 @pytest.mark.timing
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("workers", "threads", "kills"), [(2, 1, 200), (2, 2, 200), (1, 1, 40)])
-def test_two_hundred_kills(workers, threads, kills):
+@pytest.mark.parametrize(("workers", "kills"), [(2, 200), (1, 40)])
+def test_two_hundred_kills(workers, kills):
     """SIGKILLs at random moments: the digest of an undisturbed run, no gap over 2 s, nothing leaked.
 
     Those who live make at once what a dead worker had; where there is no other, its successor has to start. Where the
@@ -183,18 +183,18 @@ def test_two_hundred_kills(workers, threads, kills):
     """
     samples, gaps, memory, descriptors, starts, found = 4000, [], [], [], [], []
     chooser = random.Random(3)
-    with StreamingDataLoader(FakeDataset(samples, slower), 8, workers, threads_per_worker=threads) as loader:
+    with StreamingDataLoader(FakeDataset(samples, slower), 8, workers) as loader:
         stop = threading.Event()
 
         def murder() -> None:
             done = 0
             while done < kills and not stop.wait(chooser.uniform(0.02, 0.5)):
-                victims = [host.process.pid for host in list(supply.feeder._pool.hosts.values())]
+                victims = [worker.process.pid for worker in list(supply.feeder._pool.workers.values())]
                 with contextlib.suppress(IndexError, ProcessLookupError):
                     os.kill(chooser.choice(victims), signal.SIGKILL)
                     done += 1
                 # A window on: the same sample killed twice would rightly be blamed, on a machine too busy to make it.
-                passed = len(gaps) + 16 * threads
+                passed = len(gaps) + 16
                 while len(gaps) < passed and not stop.wait(0.005):
                     pass
 
@@ -215,7 +215,7 @@ def test_two_hundred_kills(workers, threads, kills):
                 while murderer.is_alive() or len(found) < 4:
                     which = len(found) % 2
                     loader.set_epoch(which)
-                    found.append((which, digest(epoch(), threads == 1)))
+                    found.append((which, digest(epoch())))
                     memory.append(resident_bytes())
                     descriptors.append(open_descriptors())
                     starts.append(start_seconds())
@@ -224,9 +224,9 @@ def test_two_hundred_kills(workers, threads, kills):
             murderer.join()
         respawns = loader.stats().respawns
     with StreamingDataLoader(FakeDataset(samples, sample), 8) as calm:
-        truth = [digest(calm, threads == 1), digest(calm, threads == 1)]
+        truth = [digest(calm), digest(calm)]
     same = [seen == truth[which] for which, seen in found]
-    print(f"\n{workers} x {threads}: {respawns} respawns in {len(gaps)} batches; digests the same: {all(same)}")
+    print(f"\n{workers} workers: {respawns} respawns in {len(gaps)} batches; digests the same: {all(same)}")
     print(f"MiB {[size >> 20 for size in memory]}, descriptors {descriptors}")
     tell(gaps, starts, heart.longest_seconds)
     assert all(same)
@@ -440,10 +440,10 @@ ENDLESS = """
                 pass
         return {"x": np.ones(10)}
 
-    loader = StreamingDataLoader(FakeDataset(10_000_000, sample), 4, 2, threads_per_worker=int(sys.argv[2]))
+    loader = StreamingDataLoader(FakeDataset(10_000_000, sample), 4, 2)
     for number, batch in enumerate(loader):
         if number == 3:
-            print(*{h.process.pid for h in loader._supply.feeder._pool.handles}, flush=True)
+            print(*{h.process.pid for h in loader._supply.feeder._pool.workers.values()}, flush=True)
         time.sleep(0.01)
 """
 
@@ -455,10 +455,10 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize(("what", "threads"), [("busy", 1), ("stuck", 1), ("stuck", 2)])
-def test_killed_trainer_leaves_nothing(what, threads, tmp_path):
+@pytest.mark.parametrize("what", ["busy", "stuck"])
+def test_killed_trainer_leaves_nothing(what, tmp_path):
     """SIGKILL of the trainer: its workers go by themselves, also in the middle of an endless transform."""
-    process = run_script(ENDLESS, tmp_path, what, str(threads))
+    process = run_script(ENDLESS, tmp_path, what)
     workers = [int(pid) for pid in process.stdout.readline().split()]
     assert len(workers) == 2
     assert all(map(alive, workers))
@@ -469,7 +469,7 @@ def test_killed_trainer_leaves_nothing(what, threads, tmp_path):
 
 def test_interrupt(tmp_path):
     """Ctrl-C to the whole group: the trainer ends with KeyboardInterrupt, its workers quietly with it."""
-    process = run_script(ENDLESS, tmp_path, "busy", "1")
+    process = run_script(ENDLESS, tmp_path, "busy")
     workers = [int(pid) for pid in process.stdout.readline().split()]
     for pid in [*workers, process.pid]:
         os.kill(pid, signal.SIGINT)

@@ -67,7 +67,8 @@ class LateCopy:
 
 
 def sample(epoch: int, ordinal: int) -> dict[str, object]:
-    return {"x": np.full(2000, ordinal, np.int64), "key": str(ordinal)}
+    numbers = np.full(2000, ordinal, np.int64)
+    return {"x": numbers, "y": numbers, "key": str(ordinal)}
 
 
 def poisoned(samples: int, **arguments: object) -> StreamingDataLoader:
@@ -92,7 +93,7 @@ class PackedLateDevice(LateDevice):
     taken = 0
 
     def move(self, batch, transform):
-        packed = Packed.of(batch, least=1)
+        packed = Packed.of(batch)
         assert packed is not None
         self.taken += 1
         whole = torch.empty(packed.nbytes, dtype=torch.uint8)

@@ -77,7 +77,7 @@ def test_who_still_starts_is_given_nothing():
             assert outcome.pending.step == step
             outcome.discard()
             feeder.took(run, 0)
-        assert sorted(handle.ready for handle in feeder._pool.handles) == [False, True]
+        assert sorted(handle.ready for handle in feeder._pool.workers.values()) == [False, True]
     finally:
         prepared.made.others.set()
         feeder.close()

@@ -17,7 +17,6 @@ import torch
 
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.device import CudaMover, DevicePrefetcher
-from streamer.loader.device_ring import CudaMemory, DeviceRing
 from streamer.loader.pinning import Pinner, TorchCuda
 from streamer.loader.ring import Ring, Shape
 from streamer.loader.testing import FakeDataset
@@ -30,7 +29,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
 ]
 
-MB = 1 << 20
 SIDE = 224
 # A batch of 38.5 MB, as the figures of the design have it.
 BATCH = 256
@@ -135,33 +133,28 @@ def slowed(device: torch.device) -> CudaMover:
     return Slow(device)
 
 
-@pytest.mark.parametrize("device_slots", [0, 6])
 @pytest.mark.parametrize("late", [False, True])
-def test_every_batch_on_the_device_is_right(device, device_slots, late):
+def test_every_batch_on_the_device_is_right(device, late):
     """3,000 batches, some of them kept, freed slots poisoned: each is summed on the device when it comes and later."""
-    check(device, 3000, device_slots, late)
+    check(device, 3000, late)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device_slots", [0, 6])
-def test_a_hundred_thousand_batches(device, device_slots):
+def test_a_hundred_thousand_batches(device):
     """The same, long."""
-    check(device, int(os.environ.get("STREAMER_GPU_BATCHES", "100000")), device_slots, late=True)
+    check(device, int(os.environ.get("STREAMER_GPU_BATCHES", "100000")), late=True)
 
 
-def check(device: torch.device, count: int, device_slots: int, late: bool) -> None:
+def check(device: torch.device, count: int, late: bool) -> None:
     chance, batch_size = random.Random(5), 16
     kept: deque[tuple[int, torch.Tensor]] = deque()
     wrong = torch.zeros((), dtype=torch.int64, device=device)
     samples = batch_size * 1000
-    loader = StreamingDataLoader(FakeDataset(samples, small), batch_size, 4, device=device, device_slots=device_slots)
+    loader = StreamingDataLoader(FakeDataset(samples, small), batch_size, 4, device=device)
     loader._provision.settings = loader._settings = _poisoned(loader)
     with loader:
         if late:
-            mover = slowed(device)
-            if device_slots:
-                mover._ring = DeviceRing(device_slots, CudaMemory(device, mover._stream))
-            loader._provision._mover = mover
+            loader._provision._mover = slowed(device)
         done = 0
         while done < count:
             for batch in loader:
@@ -206,23 +199,6 @@ def test_the_users_own_copies_are_waited_for(device):
                 del x, y
         assert loader.stats().pinned
     assert int(wrong) == 0
-
-
-def test_device_slots_keep_the_memory_as_it_is(device):
-    """After the first batches torch's allocator is asked for nothing but the labels."""
-    loader = StreamingDataLoader(FakeDataset(BATCH * 60, picture), BATCH, 4, device=device, device_slots=5)
-    with loader:
-        batches = iter(loader)
-        for _ in range(10):
-            batch = next(batches)
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated(device)
-        for _ in range(40):
-            batch = next(batches)
-        torch.cuda.synchronize()
-        assert torch.cuda.memory_allocated(device) - before < MB
-        assert batch["x"].device == device
-    del batch
 
 
 def test_any_batches_are_prefetched(device):

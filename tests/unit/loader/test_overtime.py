@@ -20,17 +20,17 @@ class Workers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
         self.now = 1000.0
-        self.handles = [SimpleNamespace(row=row, tasks=[1] if s >= 0 else []) for row, s in enumerate(seconds)]
+        self.workers = {n: SimpleNamespace(number=n, tasks=[1] if s >= 0 else []) for n, s in enumerate(seconds)}
         self._begun = [self.now - s if s >= 0 else None for s in seconds]
         monkeypatch.setattr(time, "monotonic_ns", lambda: round(self.now * 1e9))
 
     def doing(self, handle: SimpleNamespace) -> Doing:
-        begun = self._begun[handle.row]
-        return Doing(0, -1, 0) if begun is None else Doing(1, 100 + handle.row, round(begun * 1e9))
+        begun = self._begun[handle.number]
+        return Doing(0, -1, 0) if begun is None else Doing(1, 100 + handle.number, round(begun * 1e9))
 
-    def begin(self, row: int) -> None:
+    def begin(self, number: int) -> None:
         """Another sample."""
-        self._begun[row] = self.now
+        self._begun[number] = self.now
 
 
 def looked_at(workers: Workers) -> Overtime:
@@ -43,7 +43,7 @@ def test_the_one_whose_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     overtime = looked_at(workers)
     assert (overtime.patience_seconds, overtime.stuck()) == (pytest.approx(3.0), [])
     workers.now += 3.0
-    assert [handle.row for handle in overtime.stuck()] == [2]
+    assert [handle.number for handle in overtime.stuck()] == [2]
     assert overtime.ordinal(overtime.stuck()[0]) == 102
 
 
@@ -57,7 +57,7 @@ def test_a_job_that_was_stopped_gives_its_workers_their_time_anew(monkeypatch: p
     workers.begin(0)
     assert (overtime.stuck(), overtime.patience_seconds) == ([], pytest.approx(6.0))
     workers.now += 6.0
-    assert [handle.row for handle in overtime.stuck()] == [1]
+    assert [handle.number for handle in overtime.stuck()] == [1]
 
 
 def test_one_who_always_looks_late_finds_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,4 +68,4 @@ def test_one_who_always_looks_late_finds_it_too(monkeypatch: pytest.MonkeyPatch)
     for _ in range(2):
         workers.now += LIMIT_SECONDS + 2 * LATE_SECONDS
         found += overtime.stuck()
-    assert [handle.row for handle in found] == [0]
+    assert [handle.number for handle in found] == [0]

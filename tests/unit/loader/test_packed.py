@@ -29,7 +29,7 @@ def delivery(structure: object) -> Delivery:
 def test_one_copy_for_all_tensors():
     """The run covers them all; taken apart, each has its values, dtype and shape."""
     batch = delivery(collate(SAMPLES))
-    packed = Packed.of(batch, 2)
+    packed = Packed.of(batch)
     assert packed is not None
     assert packed.nbytes == 8 * 3600 + 8 * 3200 + 64
     whole = packed.source().clone()
@@ -48,25 +48,26 @@ def test_what_is_not_one_run_is_copied_tensor_by_tensor():
     """Memory of their own, strings in between, a single tensor, a batch from elsewhere."""
     batch = delivery(collate(SAMPLES))
     foreign = batch.with_content({**batch.content, "more": torch.ones(5)})
-    assert Packed.of(foreign, 2) is None
+    assert Packed.of(foreign) is None
     mixed = Delivery({**batch.content, "more": torch.ones(5)}, 0, 0, batch.repeated, memory=batch.memory)
-    assert Packed.of(mixed, 2) is None
-    scattered = Delivery({"jpg": batch.content["jpg"][:, ::2]}, 0, 0, batch.repeated, memory=batch.memory)
-    assert Packed.of(scattered, 1) is None
+    assert Packed.of(mixed) is None
+    scattered = Delivery(
+        {"jpg": batch.content["jpg"][:, ::2], "x": batch.content["x"]}, 0, 0, batch.repeated, memory=batch.memory
+    )
+    assert Packed.of(scattered) is None
     texts = [{"a": np.zeros(2000), "text": "x" * 9000, "b": np.zeros(2000)} for _ in range(4)]
-    assert Packed.of(delivery(collate(texts)), 2) is None
+    assert Packed.of(delivery(collate(texts))) is None
     single = delivery(collate([{"x": sample["x"]} for sample in SAMPLES]))
-    assert Packed.of(single, 2) is None
-    assert Packed.of(single, 1) is not None
-    assert Packed.of(batch.content, 1) is None
-    assert Packed.of(delivery(collate(["a", "b"])), 1) is None
+    assert Packed.of(single) is None
+    assert Packed.of(batch.content) is None
+    assert Packed.of(delivery(collate(["a", "b"]))) is None
 
 
 def test_the_source_of_a_copy_keeps_its_slot():
     """A slot is free when its array has died: not while a copy that is on its way reads it, and at once afterwards."""
     batch, freed = delivery(collate(SAMPLES)), []
     weakref.finalize(batch.memory, freed.append, True)
-    packed = Packed.of(batch, 2)
+    packed = Packed.of(batch)
     assert packed is not None
     source = packed.source()
     del batch, packed

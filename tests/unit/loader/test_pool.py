@@ -14,7 +14,7 @@ import pytest
 
 from streamer.errors import ConfigError
 from streamer.loader.control import Kind, Note
-from streamer.loader.handles import Handle
+from streamer.loader.handles import WorkerHandle
 from streamer.loader.maker import MakerRules
 from streamer.loader.pool import Crew, Pool
 from streamer.loader.testing import FakeRecipe
@@ -26,7 +26,7 @@ def number(epoch: int, ordinal: int) -> object:
     return ordinal
 
 
-def heard(handle: Handle) -> Kind:
+def heard(handle: WorkerHandle) -> Kind:
     """What it says next."""
     assert select.select([handle.channel], [], [], 20)[0]
     answer = next(handle.answers())
@@ -74,50 +74,42 @@ def test_nobody_forks_while_a_process_is_started(make, monkeypatch):
     starting.join()
 
 
-def test_crew_counts_hosts_and_rows():
-    """A worker that is a thread counts as so many workers of one."""
-    process, thread = Crew("process", 3, 2), Crew("thread", 3, 2)
-    assert (process.hosts, process.rows) == (3, 6)
-    assert (thread.hosts, thread.rows) == (6, 6)
-
-
 def test_worker_comes_up_and_waits_until_it_is_equipped(make):
-    """Then each of its threads opens the source; one that starts later is equipped at once, and nobody twice."""
-    pool = make("process", 2, 2)
+    """Then it opens the source; one that starts later is equipped at once, and none twice."""
+    pool = make("process", 2)
     early = pool.start(0)
-    assert heard(early.handles[0]) is Kind.UP
+    assert heard(early) is Kind.UP
     assert pool.missing == [1]
     pool.equip(FakeRecipe(8, 2, number), MakerRules(seed=1))
     late = pool.start(1)
     pool.supply()
-    for handle in pool.handles:
+    for handle in (early, late):
         kind = heard(handle)
         assert (heard(handle) if kind is Kind.UP else kind) is Kind.READY
-    assert [handle.row for handle in pool.handles] == [0, 1, 2, 3]
+    assert pool.workers == {0: early, 1: late}
     assert pool.missing == []
-    assert {handle.host for handle in pool.handles} == {early, late}
-    # Nobody has a second payload waiting, which would be a descriptor that is never closed.
-    assert not any(handle.channel.waiting for handle in pool.handles)
+    # None has a second payload waiting, which would be a descriptor that is never closed.
+    assert not any(handle.channel.waiting for handle in (early, late))
 
 
 def test_worker_that_is_not_wanted_goes(make):
     """Closed before it was equipped: killed, as it has nothing to lose."""
-    pool = Pool(Crew("process", 1, 1))
-    host = pool.start(0)
+    pool = Pool(Crew("process", 1))
+    handle = pool.start(0)
     pool.close()
-    assert host.process is not None
-    assert host.process.returncode is not None
+    assert handle.process is not None
+    assert handle.process.returncode is not None
 
 
-def test_obituary_tells_of_all_threads(make):
-    """How it ended, and what each of its threads was doing."""
-    pool = make("process", 1, 2)
-    host = pool.start(0)
-    host.kill()
-    obituary = pool.bury(host)
-    assert obituary.cause == "killed by SIGKILL"
-    assert [doing.task for doing in obituary.doing] == [0, 0]
-    assert not obituary.was_ready
+def test_exit_report(make):
+    """How a worker ended, and what it was doing."""
+    pool = make("process", 1)
+    handle = pool.start(0)
+    handle.kill()
+    report = pool.reap(handle)
+    assert report.cause == "killed by SIGKILL"
+    assert report.doing.task == 0
+    assert not report.was_ready
     assert pool.missing == [0]
 
 
@@ -125,4 +117,4 @@ def test_recipe_that_cannot_be_sent(make):
     """What to do is in the error."""
     lock = threading.Lock()
     with pytest.raises(ConfigError, match="worker_type='thread'"):
-        make("process", 1, 1).equip(FakeRecipe(8, 2, number), MakerRules(seed=1, collate_fn=lambda _: lock))
+        make("process", 1).equip(FakeRecipe(8, 2, number), MakerRules(seed=1, collate_fn=lambda _: lock))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from streamer.loader.advice import Findings, Verdict, advise, judge, more_workers
@@ -34,7 +33,7 @@ AFTER = replace(
     ),
     waits=Tail(20, [900 * MS] * 10 + [100 * MS] * 9 + [150 * MS]),
     steps=Tail(20, [900 * MS] * 10 + [100 * MS] * 10),
-    turns=Tail(10, [Turn(row, 50 * MS, 5, 40 * MS, 10 * MS) for row in (0, 1)] * 5),
+    turns=Tail(10, [Turn(worker, 50 * MS, 5, 40 * MS, 10 * MS) for worker in (0, 1)] * 5),
 )
 
 
@@ -125,12 +124,6 @@ def findings(share: float = 0.5, workers: int = 4, cores: int = 16, **waiting: f
 def test_how_many_workers(share, workers, cores, expected):
     """As many as the waiting needs, as far as there are cores."""
     assert more_workers(findings(share, workers, cores)) == expected
-
-
-def test_workers_of_several_threads():
-    """Two workers of four threads make eight batches at a time: one more of them is four more."""
-    found = msgspec.structs.replace(findings(0.5, 8, 12), threads=4)
-    assert more_workers(found) == "1 more worker (num_workers=3) or "
 
 
 @pytest.mark.parametrize("cause", ALL)

@@ -19,7 +19,7 @@ def hired(monkeypatch):
 
     def hire(self, number):
         numbers.append(number)
-        self.pool.hosts[number] = SimpleNamespace(up=False)
+        self.pool.workers[number] = SimpleNamespace(up=False)
 
     monkeypatch.setattr(Staff, "_hire", hire)
     return numbers
@@ -36,13 +36,13 @@ def make():
 
     yield make
     while made:
-        made[-1].pool.hosts.clear()
+        made[-1].pool.workers.clear()
         made[-1].pool.close()
         made.pop()._selector.close()
 
 
 def come_up(staff, number):
-    staff._up(SimpleNamespace(host=staff.pool.hosts[number]))
+    staff._up(staff.pool.workers[number])
 
 
 def test_only_the_first_workers_start_before_there_is_work(hired, make, monkeypatch):
