@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import tomllib
 from dataclasses import fields
@@ -87,3 +88,10 @@ def test_every_benchmark_is_explained() -> None:
     text = (ROOT / "benchmarks" / "README.md").read_text()
     programs = {path.name for path in (ROOT / "benchmarks").glob("*.py") if "kept(" in path.read_text()}
     assert {name for name in programs - {"report.py"} if f"\n| `{name}" not in text.replace(" bulk`", "`")} == set()
+
+
+def test_the_reference_names_what_there_is() -> None:
+    """Each `::: name` of the reference can be imported."""
+    names = re.findall(r"^::: ([\w.]+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
+    assert {"StallReport", "EngineView", "Headspace"} <= {name.rpartition(".")[2] for name in names}
+    assert [name for name in names if pkgutil.resolve_name(name) is None] == []
