@@ -16,7 +16,8 @@ from streamer.loader.control import Channel, Made, Note, Payload, RingShape, Tas
 from streamer.loader.ring import Ring
 from streamer.loader.window import Pending
 
-# A worker may finish its batch in this time after its channel is closed; then it is killed (law 6: it costs nothing).
+# A worker may finish its batch in this time after its channel is closed; then it is killed
+# (docs/architecture.md, rule 6).
 _EXIT_SECONDS = 0.5
 
 Answer = tuple[Made | Note, int | None]

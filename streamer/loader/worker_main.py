@@ -52,7 +52,7 @@ class Boot(msgspec.Struct, frozen=True):
 def main() -> None:
     """Runs the worker of the command line."""
     number, board_descriptor, boot, end = map(int, sys.argv[1:])
-    told: Boot = pickle.loads(read_whole(boot))  # noqa: S301 - from this process's own trainer (law 7)
+    told: Boot = pickle.loads(read_whole(boot))  # noqa: S301 - from this process's own trainer (docs/architecture.md, rule 7)
     _follow_parent(told.parent)
     _keep_heap()
     _restore_paths(told)
@@ -92,7 +92,7 @@ def _open_payload(channel: Channel) -> Opened | None:
     message, descriptor = received
     assert isinstance(message, Payload)
     assert descriptor is not None
-    recipe, rules = pickle.loads(read_whole(descriptor))  # noqa: S301 - from this process's own trainer (law 7)
+    recipe, rules = pickle.loads(read_whole(descriptor))  # noqa: S301 - from this process's own trainer (docs/architecture.md, rule 7)
     opened = recipe.open(), rules
     # Modules stay: the collector need not look at them again and again, 4 % of what raw bytes cost (2026-11-22).
     gc.freeze()
