@@ -14,6 +14,7 @@ import pytest
 from streamer import StreamingDataLoader, StreamingDataset, errors
 from streamer.cli.exits import Exit
 from streamer.cli.frame import COMMANDS
+from streamer.loader.advice import Verdict
 from streamer.loader.counters import LoaderStats
 
 ROOT = Path(__file__).parents[3]
@@ -52,6 +53,13 @@ def test_tuning_names_fields_that_there_are() -> None:
     known = {field.name for field in fields(LoaderStats)} | {"wait_share", *arguments}
     assert named - known == set()
     assert {"wait_share", "decode_seconds", "spilled_batches"} <= named
+
+
+def test_tuning_explains_every_verdict() -> None:
+    """A row for each but `nothing measured`."""
+    rows = re.findall(r"^\| ([^|]+) \|", (DOCS / "tuning.md").read_text(), re.MULTILINE)
+    explained = {verdict for row in rows for verdict in row.split(", ")}
+    assert [str(verdict) for verdict in Verdict if verdict not in explained] == ["nothing measured"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
