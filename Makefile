@@ -25,7 +25,7 @@ help:
 	@echo "make test-gpu     the tests on a CUDA device, the long ones too"
 
 # Quick when up to date: pip runs only after one of these changed.
-$(STAMP): pyproject.toml constraints.txt streamer/loader/_copy.c
+$(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 		echo "cannot make $(VENV): Python 3.11 or newer with its venv module is needed (PYTHON=$(PYTHON))"; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'

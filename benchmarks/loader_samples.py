@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable
 
 import numpy as np
@@ -19,18 +18,6 @@ class Ready:
 
     def __call__(self, epoch: int, ordinal: int) -> object:
         return self.samples[ordinal % len(self.samples)]
-
-
-class Drawing:
-    """The same from a function that draws."""
-
-    def __init__(self, make: Make) -> None:
-        self.make = make
-
-    def __call__(self, epoch: int, ordinal: int) -> object:
-        random.random()
-        np.random.random_sample()
-        return self.make(epoch, ordinal)
 
 
 def constant(shape: tuple[int, ...], dtype: str) -> np.ndarray:

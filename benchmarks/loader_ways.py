@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
-from loader_samples import KINDS, Drawing, Make
+from loader_samples import KINDS, Make
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from streamer.loader import memory
@@ -30,11 +30,11 @@ except ImportError:
     spdl = None
 
 WARM_UP = 10
-DRAWS, TORCH = "ring+draws", "ring+torch"
+TORCH = "ring+torch"
 
 
 class BesideTorch:
-    """The same from a function whose module imports torch, and so from a worker that has: its generator is seeded."""
+    """The same from a function whose module imports torch: the worker has it, and seeds its generator too."""
 
     def __init__(self, make: Make) -> None:
         self.make = make
@@ -282,7 +282,6 @@ WAYS: dict[str, Way] = {
     "bare": bare,
     "ring": of_kind(partial(ours, draws=False)),
     "ring+user": of_kind(ours),
-    DRAWS: of_kind(partial(wrapped, Drawing)),
     TORCH: of_kind(partial(wrapped, BesideTorch)),
     "stock": of_kind(partial(stock, default_collate)),
     "stock+copy": of_kind(partial(stock, collate_copy)),

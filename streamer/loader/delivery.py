@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import TracebackType
 from typing import Protocol
 
 import msgspec
@@ -101,7 +102,8 @@ class FedSupply:
         self.feeder = feeder
         self.counters = feeder.counters
         self._run: Run | None = None
-        self._final: BaseException | None = None
+        # The error after which nothing comes, and the traceback that it came with.
+        self._final: tuple[BaseException, TracebackType | None] | None = None
 
     @property
     def ready(self) -> int:
@@ -121,21 +123,22 @@ class FedSupply:
         """Starts a run at this batch."""
         if self._run is None:
             self.feeder.start()
-        self._run, self._final = self.feeder.run(epoch, batch), None
+        self._run = self.feeder.run(epoch, batch)
+        if self.feeder.broken is None:
+            self._final = None
 
     def take(self, arrived: Callable[[], None]) -> Delivery:
         """The next batch; blocks."""
         assert self._run is not None
         if self.feeder.broken is not None:
-            raise self.feeder.broken
-        if self._final is not None:  # nothing comes any more: who asks again, or ahead, must not wait for it
-            raise self._final
+            raise self._ended_by(self.feeder.broken)
+        if self._final is not None:  # a further call, or one ahead, must not wait for what does not come
+            raise self._ended_by(self._final[0])
         outcome = self._run.outcomes.get()
         arrived()
         if isinstance(outcome, Failed):
             self.feeder.took(self._run, self._run.epoch_taken)
-            self._final = outcome.error if outcome.final else None
-            raise outcome.error
+            raise self._ended_by(outcome.error) if outcome.final else outcome.error
         delivery = _open(outcome)
         self.feeder.took(self._run, delivery.epoch)
         return delivery
@@ -143,6 +146,12 @@ class FedSupply:
     def close(self) -> None:
         """Ends everything; idempotent."""
         self.feeder.close()
+
+    def _ended_by(self, error: BaseException) -> BaseException:
+        """Remembers the error, and gives it the traceback that it came with: each `raise` of it adds frames."""
+        if self._final is None or self._final[0] is not error:
+            self._final = error, error.__traceback__
+        return error.with_traceback(self._final[1])
 
 
 def _open(finished: Finished) -> Delivery:
@@ -226,7 +235,7 @@ class InlineSupply:
         with kept_globals():
             loaded, watch = self._load(epoch, batch, self._story)
             stages = self._maker.stages(watch.lap(), clock)
-            content = self._maker.put_together(loaded.samples)
+            content = self._maker.put_together(loaded)
         stages = msgspec.structs.replace(stages, collate=watch.lap())
         self.counters.made(Made(0, 0, (0, 0), stages, 0, len(loaded.samples)))
         self._story.become(MADE)

@@ -10,15 +10,6 @@ import numpy.typing as npt
 
 from streamer.decode.dispatch import Raw
 
-try:
-    from streamer.loader._copy import copy_rows
-except ImportError:
-
-    def copy_rows(memory: object, rows: Sequence[object]) -> None:
-        """In its stead."""
-        raise BufferError("installed where there was no C compiler")
-
-
 if TYPE_CHECKING:
     import torch
 
@@ -30,9 +21,6 @@ Bytes = npt.NDArray[np.uint8]
 Pid = tuple[object, ...]
 
 ARRAY, TENSOR, STRINGS = 0, 1, 2
-# What is larger is read from memory anyway, when its time comes: it is written past the caches. To write and read 2 MB
-# takes 113 us through the caches and 175 past them; 4 MB 395 and 335, 8 MB 1,060 and 690 (AMD EPYC, 2026-11-22).
-_PAST_CACHES_BYTES = 4 << 20
 # Of a string's place in its table: where it begins and where it ends, int64.
 _PLACE_BYTES = 16
 # bool, signed, unsigned, float, complex, datetime, timedelta, bytes and str of fixed width: no Python objects inside.
@@ -87,8 +75,7 @@ class ArrayLeaf:
 
     def write(self, memory: Bytes) -> None:
         """Fills its place."""
-        if not _written_past_caches(memory, (self._array,)):
-            np.copyto(np.ndarray(self._array.shape, self._array.dtype, buffer=memory), self._array)
+        np.copyto(np.ndarray(self._array.shape, self._array.dtype, buffer=memory), self._array)
 
 
 class StackLeaf:
@@ -114,8 +101,6 @@ class StackLeaf:
 
     def write(self, memory: Bytes) -> None:
         """Fills its place."""
-        if _written_past_caches(memory, self.rows):
-            return
         rows, length = len(self.rows), self._shape[1:2]
         if not length:
             np.stack(self.rows, out=np.ndarray(self._shape, self._dtype, buffer=memory))
@@ -151,8 +136,6 @@ class StringsLeaf:
         table = memory[: _PLACE_BYTES * len(self.parts)]
         ends = np.cumsum([table.nbytes, *map(len, self.parts)])
         _write_places(table, ends[:-1], ends[1:])
-        if _written_past_caches(memory[table.nbytes :], self.parts):
-            return
         target, start = memory.data, table.nbytes
         for part, end in zip(self.parts, ends[1:].tolist(), strict=True):
             target[start:end] = part
@@ -184,17 +167,6 @@ class StandingStringsLeaf:
         """Fills its place."""
         starts = self._addresses - address(memory)
         _write_places(memory, starts, starts + np.array([len(part) for part in self._leaf.parts]))
-
-
-def _written_past_caches(memory: Bytes, rows: Sequence[object]) -> bool:
-    """Fills `memory` with what is large, piece by piece; False: it is better written as usual."""
-    if memory.nbytes < _PAST_CACHES_BYTES:
-        return False
-    try:
-        copy_rows(memory, rows)
-    except (BufferError, ValueError):  # a row is not contiguous
-        return False
-    return True
 
 
 def _write_places(table: Bytes, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> None:

@@ -18,7 +18,7 @@ from streamer.loader.collate import collate
 from streamer.loader.control import Stages
 from streamer.loader.leaves import Bytes
 from streamer.loader.rows import Foresight, Rows
-from streamer.loader.seeding import GlobalDraws, sample_seeds
+from streamer.loader.seeding import collate_seed, run_seeded, sample_seeds
 from streamer.loader.skipping import OnError, may_skip
 from streamer.loader.slots import PackedBatch
 from streamer.loader.source import BatchSource, ChunkUnreadableError, Collate, SeatedSource, StagedSource
@@ -39,7 +39,7 @@ class MakerRules(msgspec.Struct, frozen=True):
         seed: of the data set.
         collate_fn: the user's, or None for torch's rules.
         on_error: "raise": a sample that fails fails its batch; "skip": another of the batch takes its place.
-        seed_globals: whether the global generators are seeded for each sample: not where threads share them.
+        seed_globals: whether the global generators are seeded for user code: not where threads share them.
     """
 
     seed: int
@@ -57,13 +57,15 @@ class Loaded(msgspec.Struct, frozen=True):
         skipped: ordinals and errors of those that could not be made.
         slowest: ordinal and nanoseconds of the one that took longest.
         rows: where arrays of them may stand already, in the memory that was given for them.
+        job: what was loaded.
     """
 
     samples: list[object]
     repeated: npt.NDArray[np.bool_]
     skipped: list[tuple[int, BaseException]]
-    slowest: tuple[int, int] = (-1, 0)
-    rows: Rows | None = None
+    slowest: tuple[int, int]
+    rows: Rows | None
+    job: _Job
 
 
 class BatchMaker:
@@ -87,8 +89,8 @@ class BatchMaker:
         # What a user's collate_fn is given may be kept by it: never memory that is used again.
         takes_rows = self._seated is not None and self._seated.takes_rows and rules.collate_fn is None
         self._foresight = Foresight() if takes_rows else None
-        quiet = self._seated is not None and not self._seated.draws and rules.collate_fn is None
-        self._draws = GlobalDraws() if rules.seed_globals and not quiet else None
+        quiet = self._seated is not None and not self._seated.draws
+        self._seeds_samples = rules.seed_globals and not quiet
 
     def load(
         self,
@@ -112,55 +114,40 @@ class BatchMaker:
             ChunkUnreadableError: a chunk is to be leased again.
             WorkerError: no sample could be made.
         """
-        job = _Job(epoch, task, *self._source.batch(epoch, batch), left_out, memory)
-        if self._draws is None:
-            return self._attempt(job, [])
-        return self._drawing(job, self._draws)
+        return self._load_job(_Job(epoch, task, *self._source.batch(epoch, batch), left_out, memory))
 
-    def _drawing(self, job: _Job, draws: GlobalDraws) -> Loaded:
-        """A batch whose samples may draw from the global generators."""
-        seeds = sample_seeds(self._rules.seed, job.epoch, job.ordinals)
-        draws.begin(seeds)
-        try:
-            loaded = self._attempt(job, seeds)
-        except ChunkUnreadableError:  # all of it is made again anyway
-            raise
-        except Exception:
-            if draws.finish():
-                raise
-        else:
-            if draws.finish():
-                return loaded
-            del loaded
-        return self._attempt(job, seeds)
-
-    def _attempt(self, job: _Job, seeds: list[int]) -> Loaded:
+    def _load_job(self, job: _Job) -> Loaded:
         # Where a sample has ended workers, each is read by itself: what is left out must not be read with the others.
         rows = self._rows(job.memory, job.ordinals.size) if not job.left_out else None
         if self._seated is not None:
             self._seated.begin(job.ordinals, rows, partial(self._at, job.task))
-        draws = self._draws if self._draws is not None and self._draws.each else None
-        made = _Batch(job.epoch, job.task, job.ordinals.tolist(), job.repeated.copy(), seeds, draws)
+        seeds = sample_seeds(self._rules.seed, job.epoch, job.ordinals) if self._seeds_samples else None
+        made = _Batch(job.epoch, job.task, job.ordinals.tolist(), job.repeated.copy(), seeds)
         for seat, ordinal in enumerate(made.ordinals):
             if ordinal not in job.left_out:
                 self._take(made, seat, seat)
         if len(made.samples) < len(made.ordinals):
             self._fill_all(made)
-        return Loaded(list(made.samples.values()), made.repeated, made.skipped, made.slowest, rows)
+        return Loaded(list(made.samples.values()), made.repeated, made.skipped, made.slowest, rows, job)
 
     def pack(self, loaded: Loaded) -> PackedBatch:
         """Collates, and finds everything its place; what stands in rows stays there."""
-        structure = self.put_together(loaded.samples)
+        structure = self.put_together(loaded)
         packed = PackedBatch(structure, loaded.rows)
         if self._foresight is not None:
             self._foresight.learn(structure, loaded.rows, packed.claimed)
         return packed
 
-    def put_together(self, samples: list[object]) -> object:
+    def put_together(self, loaded: Loaded) -> object:
         """Collates by the user's function or by torch's rules."""
-        if self._rules.collate_fn is not None:
-            return self._rules.collate_fn(samples)
-        return collate(samples)
+        collate_fn, job = self._rules.collate_fn, loaded.job
+        if collate_fn is None:
+            return collate(loaded.samples)
+        if not self._rules.seed_globals:
+            return collate_fn(loaded.samples)
+        seed = collate_seed(self._rules.seed, job.epoch, int(job.ordinals[0]))
+        # The function may have changed the samples.
+        return run_seeded(seed, collate_fn, loaded.samples, renew=lambda: self._load_job(job).samples)
 
     def stages(self, load: int, before: tuple[int, int, int]) -> Stages:
         """The stages of a batch that took `load` nanoseconds since the source stood at `before`."""
@@ -176,7 +163,6 @@ class BatchMaker:
 
     def _fill_all(self, made: _Batch) -> None:
         """Gives every seat a sample; in turn over the seats: what a plain DataLoader gets, too."""
-        made.draws = self._draws  # out of their order
         missing = [seat for seat in range(len(made.ordinals)) if seat not in made.samples]
         for seat in missing:
             self._fill(made, seat, missing)
@@ -206,10 +192,9 @@ class BatchMaker:
         started = time.monotonic_ns()
         if self._begin is not None:
             self._begin(made.task, ordinal, started)
-        if made.draws is not None:
-            made.draws.sample(made.seeds[source])
+        load = partial(self._load, epoch, ordinal)
         try:
-            made.samples[seat] = self._load(epoch, ordinal, seat)
+            made.samples[seat] = load(seat) if made.seeds is None else run_seeded(made.seeds[source], load, seat)
         except ChunkUnreadableError:
             raise
         except Exception as error:
@@ -237,8 +222,7 @@ class _Batch(msgspec.Struct):
     """A batch in the making.
 
     Attributes:
-        seeds: of the samples, if their own code may draw.
-        draws: hears of each sample; None: need not.
+        seeds: of the samples; None: no user code runs that could draw.
         samples: by seat, in order once all are there.
     """
 
@@ -246,8 +230,7 @@ class _Batch(msgspec.Struct):
     task: int
     ordinals: list[int]
     repeated: npt.NDArray[np.bool_]
-    seeds: list[int]
-    draws: GlobalDraws | None
+    seeds: list[int] | None
     samples: dict[int, object] = msgspec.field(default_factory=dict)
     skipped: list[tuple[int, BaseException]] = msgspec.field(default_factory=list)
     slowest: tuple[int, int] = (-1, 0)

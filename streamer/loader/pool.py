@@ -26,13 +26,6 @@ from streamer.loader.source import Recipe
 from streamer.loader.worker import run
 from streamer.loader.worker_main import Boot
 
-# glibc copies more than 2 KiB by `rep movsb` where a CPU claims to be good at it. By vector moves 38.5 MB of images are
-# written in 3.3 ms instead of 3.8, 153.6 MB in 12.7 instead of 15.4, and copies within the CPU's caches take the same
-# (Intel Xeon, glibc 2.36, 2026-11-22). Past the caches (for more than 128 KiB: 2.1 ms) go only the rows of a batch, by
-# `_copy.c`: what a transform copies and goes on with would leave them, 45 instead of 11 us to copy and sum 147 KiB.
-# Unknown elsewhere and to other C libraries: ignored.
-_LARGE_COPIES = "glibc.cpu.x86_rep_movsb_threshold=0x40000000"
-
 WorkerType = Literal["process", "thread"]
 
 
@@ -76,7 +69,6 @@ class Pool:
         self._board = Board(crew.workers)
         # One thread for numpy, torch and BLAS in each worker, as in torch's own workers: there are many of them.
         self._environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(_search_path())}
-        self._environment["GLIBC_TUNABLES"] = _tunables(os.environ.get("GLIBC_TUNABLES", ""))
         self.workers: dict[int, WorkerHandle] = {}
 
     def __repr__(self) -> str:
@@ -161,12 +153,6 @@ class Pool:
             run(number, channel, self._board, lambda: (recipe.open(), rules))
         finally:
             channel.close()
-
-
-def _tunables(given: str) -> str:
-    """The trainer's own, and ours where it says nothing of the same."""
-    name = _LARGE_COPIES.partition("=")[0]
-    return given if name in given else ":".join(filter(None, (given, _LARGE_COPIES)))
 
 
 def _search_path() -> list[str]:

@@ -150,11 +150,7 @@ DEFINITIONS = tuple(_definitions())
 
 
 def exposition(values: Values) -> tuple[bytes, str]:
-    """The body of `/metrics` and its content type.
-
-    Raises:
-        ImportError: prometheus_client is not installed.
-    """
+    """The body of `/metrics` and its content type."""
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 

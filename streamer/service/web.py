@@ -2,7 +2,7 @@
 
 /healthz  200 while the engine's loop turns.
 /readyz   200 while trainers may connect; 503 with the reason otherwise.
-/metrics  for Prometheus; 501 where prometheus_client is not installed.
+/metrics  for Prometheus.
 """
 
 from __future__ import annotations
@@ -113,8 +113,5 @@ def _metrics(look: Look) -> web.Response:
 
     from streamer.service import metrics
 
-    try:
-        body, kind = metrics.exposition(look())
-    except ImportError:
-        return web.Response(status=501, text="metrics need pip install 'streamer-data[sidecar]'\n")
+    body, kind = metrics.exposition(look())
     return web.Response(body=body, headers={"Content-Type": kind})

@@ -364,25 +364,6 @@ def test_workers_environment(monkeypatch):
         assert batch["path"][0].split(os.pathsep) == [os.path.abspath(entry) for entry in sys.path]
 
 
-def tunables(epoch: int, ordinal: int) -> object:
-    return os.environ["GLIBC_TUNABLES"]
-
-
-@pytest.mark.parametrize(
-    ("told", "expected"),
-    [
-        ("", "glibc.cpu.x86_rep_movsb_threshold=0x40000000"),
-        ("glibc.malloc.check=0", "glibc.malloc.check=0:glibc.cpu.x86_rep_movsb_threshold=0x40000000"),
-        ("glibc.cpu.x86_rep_movsb_threshold=4096", "glibc.cpu.x86_rep_movsb_threshold=4096"),
-    ],
-)
-def test_workers_copy_by_vector_moves(monkeypatch, told, expected):
-    """Unless the user has said something of that; what is said of other things stays."""
-    monkeypatch.setenv("GLIBC_TUNABLES", told)
-    with StreamingDataLoader(FakeDataset(2, tunables), 2, 1) as loader:
-        assert next(iter(loader)) == [expected, expected]
-
-
 def run_script(text: str, tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,6 +13,7 @@ from streamer.errors import BrokenError
 from streamer.loader import feeder as feeder_module
 from streamer.loader import staff
 from streamer.loader.dataloader import StreamingDataLoader
+from streamer.loader.delivery import FedSupply
 from streamer.loader.feed_plan import FeedPlan
 from streamer.loader.feeder import Feeder
 from streamer.loader.keeper import RingRules
@@ -46,6 +48,34 @@ def test_a_trainer_that_waits_hears_that_the_feeder_has_died():
     assert outcome.final
     assert isinstance(outcome.error, BrokenError)
     assert "no such number" in str(outcome.error)
+
+
+@pytest.mark.parametrize("where", ["pump", "session"])
+@pytest.mark.parametrize("kind", [BrokenError, ZeroDivisionError])
+def test_an_error_that_is_raised_again_keeps_its_traceback(where, kind):
+    """It begins where the error was made, and does not grow with each `next()`."""
+
+    def fails(*arguments: object) -> None:
+        raise kind("no such number")
+
+    ring = RingRules(budget_bytes=1 << 20)
+    feeder = Feeder(FeedPlan(crew=Crew("thread"), span=2, planning=threading.Lock(), ring=ring))
+    prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}).prepare(3, drop_last=False)
+    feeder.equip(prepared, MakerRules(prepared.seed))
+    if where == "session":
+        prepared.session = fails
+    else:
+        feeder._turn = fails
+    supply = FedSupply(feeder)
+    supply.begin(0, 0)
+    seen = []
+    for _ in range(4):
+        with pytest.raises((kind, BrokenError), match="no such number") as caught:
+            supply.take(lambda: None)
+        seen.append([frame.name for frame in traceback.extract_tb(caught.value.__traceback__)])
+    supply.close()
+    assert len({len(names) for names in seen}) == 1
+    assert kind is not BrokenError or all("fails" in names for names in seen)
 
 
 @dataclass(frozen=True)

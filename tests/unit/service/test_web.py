@@ -1,7 +1,6 @@
 """/metrics, /healthz, /readyz."""
 
 import socket
-import sys
 
 import aiohttp
 import pytest
@@ -32,15 +31,6 @@ async def test_ready_says_why_not():
         assert await get(address, "/healthz") == (200, "ok\n")
         status, text = await get(address, "/metrics")
         assert (status, "streamer_store_received_bytes_total 5.0" in text) == (200, True)
-
-
-async def test_without_prometheus_client_the_rest_works(monkeypatch):
-    """501 says what to install."""
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    address = f"127.0.0.1:{free_port()}"
-    async with serving(address, dict, lambda: ""):
-        assert await get(address, "/metrics") == (501, "metrics need pip install 'streamer-data[sidecar]'\n")
-        assert (await get(address, "/readyz"))[0] == 200
 
 
 async def test_off_listens_nowhere():

@@ -1,3 +1,0 @@
-from collections.abc import Sequence
-
-def copy_rows(memory: object, rows: Sequence[object]) -> None: ...
