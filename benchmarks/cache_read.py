@@ -36,7 +36,7 @@ from streamer.engine.indexing import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.errors import StreamerError
 from streamer.formats.checksum import crc32
-from streamer.manifest import Manifest
+from streamer.manifest.table import Manifest
 from streamer.order import EpochOrder, OrderSpec, RankPlan
 
 MiB = 1 << 20

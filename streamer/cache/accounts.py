@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from streamer.cache.catalog import CatalogRow
+from streamer.cache.catalog_row import CatalogRow
 
 
 class Published(msgspec.Struct, frozen=True):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import struct
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from streamer.cache.catalog_row import CatalogRow, ForeignRowError
 from streamer.cache.table import KEY_BYTES
 from streamer.errors import CacheError
 
@@ -25,39 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# version of the row, file_bytes; the rest is the dataset's id in UTF-8.
-_ROW = struct.Struct("<BQ")
-ROW_VERSION = 1
 _USED = "used:"
 # As diskcache calls it.
 _DATABASE = "cache.db"
-
-
-class ForeignRowError(CacheError):
-    """The catalog holds a row that this program does not write."""
-
-
-class CatalogRow(msgspec.Struct, frozen=True):
-    """What the catalog says of a chunk file."""
-
-    file_bytes: int
-    dataset: str
-
-    def encode(self) -> bytes:
-        """The row's value."""
-        return _ROW.pack(ROW_VERSION, self.file_bytes) + self.dataset.encode()
-
-    @classmethod
-    def decode(cls, raw: bytes) -> CatalogRow:
-        """Reads a value.
-
-        Raises:
-            ForeignRowError: another version, or not ours.
-        """
-        if len(raw) < _ROW.size or raw[0] != ROW_VERSION:
-            raise ForeignRowError(f"a catalog row of {len(raw)} bytes is not of version {ROW_VERSION}")
-        _, file_bytes = _ROW.unpack_from(raw)
-        return cls(file_bytes, raw[_ROW.size :].decode(errors="replace"))
 
 
 class CatalogContents(msgspec.Struct):

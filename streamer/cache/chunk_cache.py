@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.cache.accounts import CacheStatistics, Changes, Counters, Published
-from streamer.cache.catalog import Catalog, CatalogRow
+from streamer.cache.catalog import Catalog
+from streamer.cache.catalog_row import CatalogRow
 from streamer.cache.contents import DatasetFiles, reconcile
 from streamer.cache.fallback import REFUSALS, Fallback
 from streamer.cache.folder import Folder, chunk_files, open_folder, open_layer

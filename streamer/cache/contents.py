@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.cache.catalog import Catalog, CatalogRow
+from streamer.cache.catalog import Catalog
+from streamer.cache.catalog_row import CatalogRow
 from streamer.cache.folder import Folder, chunk_files, read_header
 from streamer.cache.table import Keys, as_keys
 from streamer.errors import IntegrityError

@@ -10,7 +10,7 @@ from pathlib import Path
 import diskcache
 from diskcache.core import DBNAME, DEFAULT_SETTINGS, METADATA, MODE_RAW, MODE_TEXT
 
-from streamer.cache.catalog import ForeignRowError
+from streamer.cache.catalog_row import ForeignRowError
 
 # What a database raises, and what one that is damaged or somebody else's makes us raise besides.
 DATABASE_ERRORS = (sqlite3.Error, diskcache.Timeout)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from streamer.cache.maintenance import FolderStatistics
-    from streamer.manifest import Manifest
+    from streamer.manifest.table import Manifest
 
 HELP = "look at a cache folder, check it, empty it, copy it"
 
@@ -114,7 +114,7 @@ def _share(folder: Path, digest: str, chunks: int) -> str:
 def _manifest(folder: Path, digest: str) -> Manifest | None:
     """The dataset's table, where it lies in the folder and can be read."""
     from streamer.errors import ManifestError
-    from streamer.manifest import Manifest
+    from streamer.manifest.table import Manifest
 
     path = folder / "manifests" / digest
     if not digest or not path.is_dir():

@@ -11,7 +11,7 @@ from streamer.cli.terminal import Terminal
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
 from streamer.loader.options import absolute
-from streamer.manifest import Manifest
+from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 
 # The limit is for indexes that a training job builds in passing; here somebody asked for it.

@@ -17,7 +17,7 @@ from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
     from streamer.client.settings import ClientSettings
-    from streamer.manifest import Manifest
+    from streamer.manifest.table import Manifest
     from streamer.wire.messages import GetManifest, IndexProgress
 
 HELP = "find out what a dataset has, once, and write it down"
@@ -134,7 +134,7 @@ def _show(step: IndexProgress, bar: Progress) -> None:
 
 
 def _opened(folder: Path) -> Manifest:
-    from streamer.manifest import Manifest
+    from streamer.manifest.table import Manifest
 
     return Manifest.open(folder)
 
@@ -149,7 +149,7 @@ def _export(manifest: Manifest, url: str, options: Mapping[str, object]) -> None
 
 
 async def _copy(manifest: Manifest, url: str, options: Mapping[str, object]) -> None:
-    from streamer.manifest import export_files
+    from streamer.manifest.transfer import export_files
     from streamer.store import open_store
 
     store = open_store(url, options)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from streamer.loader.looking import StreamedBytes
     from streamer.loader.making import Place, SampleMaker
-    from streamer.manifest import Manifest
+    from streamer.manifest.table import Manifest
 
 HELP = "look at one sample: its fields, where it lies, its picture"
 

@@ -20,7 +20,7 @@ from streamer.client.session import EpochSchedule, Session, SessionSpec
 from streamer.config import MiB
 from streamer.errors import CacheError
 from streamer.formats import chunkfile
-from streamer.manifest import Manifest
+from streamer.manifest.table import Manifest
 
 Integers = npt.NDArray[np.int64]
 Report = Callable[[int, int], None]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -11,9 +11,6 @@ import numpy.typing as npt
 
 from streamer.errors import ClosedError, StreamerError
 from streamer.wire.messages import Advance, CloseSession, Extend, Message, OpenSession, Reject
-
-if TYPE_CHECKING:
-    from streamer.client.engine_client import EngineClient
 
 # 20 bytes an entry: 4 MB a frame.
 _ENTRIES_PER_FRAME = 200_000
@@ -64,6 +61,26 @@ class EpochSchedule(msgspec.Struct, frozen=True):
         return int(self.last.max(initial=-1))
 
 
+class Transport(Protocol):
+    """What a session needs of the client that owns it."""
+
+    def post(self, message: Message, quietly: bool = False) -> None:
+        """Sends; `quietly`: only where a connection is open."""
+        ...
+
+    def post_all(self, messages: Iterable[Message]) -> None:
+        """As `post`, for several."""
+        ...
+
+    def pump_until(self, reached: Callable[[], bool], timeout_seconds: float | None, what: str) -> None:
+        """Takes in what the engine sends until `reached()`; raises TimeoutError with `what` after the timeout."""
+        ...
+
+    def forget(self, session: Session) -> None:
+        """The session is closed."""
+        ...
+
+
 class Session:
     """One consumer's session. Made by `EngineClient.open_session`; used by the client's thread.
 
@@ -71,8 +88,8 @@ class Session:
     `done..ready` local. Survives the engine: after a restart the session is opened again where it stood.
     """
 
-    def __init__(self, client: EngineClient, number: int, spec: SessionSpec) -> None:
-        self._client = client
+    def __init__(self, transport: Transport, number: int, spec: SessionSpec) -> None:
+        self._transport = transport
         self.number = number
         self.spec = spec
         self._epochs: list[EpochSchedule] = []
@@ -102,7 +119,7 @@ class Session:
         self._check_open()
         self._epochs = [known for known in self._epochs if known.final_step >= self._done]
         self._epochs.append(schedule)
-        self._client.post_all(_extend_messages(self.number, schedule))
+        self._transport.post_all(_extend_messages(self.number, schedule))
 
     def want(self, step: int) -> None:
         """Asks for everything up to and including `step`; returns at once."""
@@ -126,7 +143,7 @@ class Session:
             TimeoutError: not ready in time.
         """
         self.want(step)
-        self._client.pump_until(lambda: self.ready >= step, timeout_seconds, f"step {step} of {self!r}")
+        self._transport.pump_until(lambda: self.ready >= step, timeout_seconds, f"step {step} of {self!r}")
 
     def reject(self, chunk: int, reason: str) -> None:
         """Reports wrong bytes: the engine drops the chunk and fetches it again; `ready` goes back meanwhile."""
@@ -134,14 +151,14 @@ class Session:
         # Nothing that was ready before the reject counts until the engine says so again.
         self._ready = min(self._ready, self._done - 1)
         self._rejects += 1
-        self._client.post(Reject(self.number, chunk, reason[:4096]))
+        self._transport.post(Reject(self.number, chunk, reason[:4096]))
 
     def close(self) -> None:
         """Ends the leases; idempotent."""
         if not self._closed:
             self._closed = True
-            self._client.forget(self)
-            self._client.post(CloseSession(self.number), quietly=True)
+            self._transport.forget(self)
+            self._transport.post(CloseSession(self.number), quietly=True)
 
     # ------------------------------------------------------------ called by the client
 
@@ -187,7 +204,7 @@ class Session:
 
     def _advance(self) -> None:
         self._told = self._done
-        self._client.post(Advance(self.number, self._done, self._want))
+        self._transport.post(Advance(self.number, self._done, self._want))
 
     def _check_open(self) -> None:
         if self._closed:

@@ -55,7 +55,7 @@ class EngineWatch:
         """How many chunks the dataset has."""
         with EngineClient(self._settings) as client:
             folders = [root.parent for root in (client.roots()[0] / "manifests").glob("*/root.json")]
-        from streamer.manifest import Manifest
+        from streamer.manifest.table import Manifest
 
         return sum(Manifest.open(folder).chunks for folder in folders)
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from streamer.engine.access import Access
 from streamer.errors import ManifestError, StreamerError
 from streamer.formats import chunkfile
-from streamer.manifest import Manifest
+from streamer.manifest.table import Manifest
 
 # Comes from clients, becomes part of a path.
 _DIGEST = re.compile("[0-9a-zA-Z]{1,64}")

@@ -1,11 +1,11 @@
 """The engine: makes the chunks of all sessions local in time and keeps what the rule says.
 
-engine.py    its life, questions, sessions          session.py   one consumer: callbacks, pace, counts
-pump.py      asks, opens, launches                  track.py     where a consumer stands in its schedule
-flights.py   chunks on their way                    indexing.py  manifests for those who ask
-upkeep.py    what happens over time                 pages.py     advice to the kernel
-tidy.py      what nobody uses any more              shelf.py     the manifests on the disk
-rejects.py   chunks that their readers found wrong
+engine.py       its life, questions, sessions       session.py     one consumer: callbacks, pace, counts
+pump.py         asks, opens, launches               track.py       where a consumer is in its schedule
+flights.py      chunks on their way                 indexing.py    manifests for those who ask
+maintenance.py  what happens over time              pages.py       advice to the kernel
+rejects.py      chunks that readers found wrong     shelf.py       the manifests on the disk
+settling.py     the pause after a start             statistics.py  counters and levels
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import Self
+
+import numpy as np
+import numpy.typing as npt
 
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.policy import CachePolicy
@@ -30,10 +33,9 @@ from streamer.engine.pages import Pages
 from streamer.engine.pump import Pump
 from streamer.engine.rejects import Rejects
 from streamer.engine.session import EngineSession, SessionRequest, open_bytes
-from streamer.engine.statistics import Values, engine_statistics
+from streamer.engine.settling import Settling
 from streamer.engine.stores import Fetchers
 from streamer.engine.track import Columns
-from streamer.engine.upkeep import Upkeep
 from streamer.errors import CacheFullError, ConfigError, StreamerError
 
 logger = logging.getLogger(__name__)
@@ -72,11 +74,11 @@ class Engine:
             self.policy = CachePolicy(self.cache.limit_bytes, settling=True)
             self.pump = Pump(self.policy, self.sessions, Pages(self.cache, tasks), self._loop)
             self.flights = self.pump.flights = Flights(self.cache, self.fetchers, tasks, self.pump.landed)
-            self.indexing = Indexing(self)
-            self.rejects = Rejects(self, tasks)
+            self.indexing = Indexing(self.cache.root / "manifests", self.fetchers, self)
+            self.rejects = Rejects(self.cache, self._forget, self.kick, self.now, tasks)
             self._restore()
-            self.upkeep = Upkeep(self, tasks)
-            stack.callback(self.upkeep.stop)
+            self._settling = Settling(self._loop, self.config.settle_seconds, self._settle)
+            stack.callback(self._settling.stop)
             stack.callback(self.flights.cancel)
             stack.callback(self.rejects.stop)
             self._stack = stack.pop_all()
@@ -100,18 +102,6 @@ class Engine:
         self.limit_changed(self.cache.limit_bytes)
         return digest
 
-    async def expect(self, digest: str, options: Mapping[str, object]) -> None:
-        """A session of a manifest's data is likely to come: opens what its first chunk needs.
-
-        To open a store, import its client and find its address takes 16 ms, which an engine that was just started has
-        now, while the client makes its order (2026-11-22). What cannot be opened is the session's error.
-        """
-        with suppress(StreamerError):
-            dataset = self.datasets.get(digest, options)
-            async with self.fetchers.of(dataset.options) as fetcher:
-                for url in dataset.manifest.urls:
-                    await fetcher.store(url).prepare()
-
     async def read(self, digest: str, options: Mapping[str, object], chunk: int, span: tuple[int, int]) -> bytes:
         """The chunk-local bytes `[start, stop)` straight from the store, for looking at a sample."""
         dataset = self.datasets.get(digest, options)
@@ -119,10 +109,6 @@ class Engine:
         wanted = dataset.manifest.chunk(chunk)
         async with self.fetchers.of_chunk(wanted, dataset.options) as fetcher:
             return b"".join([await fetcher.read(piece) for piece in wanted.extents_of(*span)])
-
-    def statistics(self) -> Values:
-        """Counters by name; see `engine.statistics`."""
-        return engine_statistics(self)
 
     # ------------------------------------------------------------ life
 
@@ -163,6 +149,10 @@ class Engine:
         state = self.policy.statistics()
         return state.limit_bytes - state.staging_bytes - state.kept_bytes - state.transit_bytes
 
+    async def keep(self, key: bytes, parts: list[memoryview], sample_offsets: npt.NDArray[np.int64]) -> None:
+        """Publishes a chunk without a session; call `adopt` once its manifest is known."""
+        await self.cache.publish(key, parts, sample_offsets)
+
     def adopt(self, digest: str, kept: Mapping[bytes, int]) -> None:
         """Chunks that were published without a session (key: file bytes) belong to the policy from here on."""
         self.policy.local(list(kept), list(kept.values()), digest)
@@ -190,7 +180,7 @@ class Engine:
         name = f"{next(self._numbers)} {request.consumer}"
         session = EngineSession(self, name, request, dataset, (on_ready, on_error))
         self.sessions[name] = session
-        self.upkeep.somebody_came()
+        self._settling.session_opened()
         return session
 
     def connect(self, job: str) -> None:
@@ -232,6 +222,23 @@ class Engine:
         """Something changed: pump all sessions once, soon."""
         self.pump.kick()
 
+    def has(self, session: EngineSession) -> bool:
+        """Whether the session is open."""
+        return self.sessions.get(session.name) is session
+
+    def reject(self, session: EngineSession, chunk: int, reason: str) -> None:
+        """A session's reader found a chunk wrong; see `rejects`."""
+        self.rejects.hear(session, chunk, reason)
+
+    def count_error(self, error: StreamerError) -> None:
+        """An error reaches a consumer."""
+        self.errors[type(error).__name__] += 1
+
+    @property
+    def silent_seconds(self) -> float:
+        """A session that was not heard of for this long counts as hanging."""
+        return self.config.silent_seconds
+
     # ------------------------------------------------------------ room
 
     def _add_dataset(self, dataset: Dataset) -> None:
@@ -260,6 +267,17 @@ class Engine:
             # No client of an earlier engine has anything open here. While a policy settles, what should stay cannot
             # take the place of what need not: the first quarter of a second was missing in the kept set afterwards.
             self.policy.settle()
+
+    def _settle(self) -> None:
+        self.pump.freed(self.policy.settle())
+        self.kick()
+
+    def _forget(self, key: bytes) -> bool:
+        """A chunk whose file is wrong or gone leaves the policy and the disk; False: it was not local."""
+        known = self.policy.forget(key)
+        if known:
+            self.flights.unlink([key])
+        return known
 
     def limit_changed(self, limit_bytes: int) -> None:
         """Manifests were added, or others fill the disk or leave it."""

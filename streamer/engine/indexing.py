@@ -9,22 +9,24 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from streamer.cache.threads import in_thread
 from streamer.config import MiB, format_bytes
 from streamer.engine.shelf import Shelf
+from streamer.engine.stores import Fetchers
 from streamer.errors import CacheError, ManifestError, ObjectNotFoundError
+from streamer.fetch import Fetcher
 from streamer.formats import chunkfile
-from streamer.manifest import Manifest, export_files, install_files
 from streamer.manifest.model import Extent, ObjectRecord
-
-if TYPE_CHECKING:
-    from streamer.engine.engine import Engine
-    from streamer.fetch import Fetcher
-    from streamer.manifest.ports import IndexedChunk, Progress
+from streamer.manifest.ports import IndexedChunk, Progress
+from streamer.manifest.table import Manifest
+from streamer.manifest.transfer import export_files, install_files
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +68,35 @@ class ManifestRequest(msgspec.Struct, frozen=True, kw_only=True):
         return (self.urls, self.format, self.chunk_bytes)
 
 
-class Indexing:
-    """Answers requests for manifests, equal ones together. Owned by the engine, on its loop."""
+class WarmTarget(Protocol):
+    """Where chunks go whose bytes were read for an index."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._root = engine.cache.root / "manifests"
+    def room_bytes(self) -> int:
+        """What the cache can still take without an eviction."""
+        ...
+
+    async def keep(self, key: bytes, parts: list[memoryview], sample_offsets: npt.NDArray[np.int64]) -> None:
+        """Publishes a chunk without a session."""
+        ...
+
+    def adopt(self, digest: str, kept: Mapping[bytes, int]) -> None:
+        """Chunks that were published without a session (key: file bytes) belong to this manifest."""
+        ...
+
+
+class Indexing:
+    """Answers requests for manifests, equal ones together. Owned by the engine, on its loop.
+
+    Args:
+        root: the folder of manifests.
+        fetchers: read what is to be indexed.
+        target: takes the chunks that were read for it.
+    """
+
+    def __init__(self, root: Path, fetchers: Fetchers, target: WarmTarget) -> None:
+        self._root = root
+        self._fetchers = fetchers
+        self._target = target
         self.shelf = Shelf(self._root)
         # Nobody looks for a manifest while some are removed, and the other way round.
         self._tidying = asyncio.Lock()
@@ -120,7 +145,7 @@ class Indexing:
             return digest
 
     async def _find(self, request: ManifestRequest, report: Report) -> str:
-        fetchers = self._engine.fetchers
+        fetchers = self._fetchers
         options = fetchers.access.options(request.urls, request.options)
         if not request.manifest:
             async with fetchers.of(options) as fetcher:
@@ -174,17 +199,17 @@ class Indexing:
         lister = _Recorder(fetcher)
         for url in request.urls:
             await lister.record(url)
-        access = self._engine.fetchers.access
+        access = self._fetchers.access
         access.check_objects((record.url for record in lister.records), access.options(request.urls, request.options))
         listing = lister.digest(request)
         if (known := self.shelf.find(request.source, listing)) is not None:
             return known
         # Only here: an engine that finds its manifests starts 8 ms sooner.
-        from streamer.formats import chooser
+        from streamer.formats.choosing import chooser
         from streamer.manifest.build import BuildOptions, build
 
         await self._check_cost(request, lister, fetcher, report)
-        warmed = Warmed(self._engine)
+        warmed = Warmed(self._target)
         manifest = await build(
             request.urls,
             self._root,
@@ -203,7 +228,7 @@ class Indexing:
 
     async def _check_cost(self, request: ManifestRequest, lister: _Recorder, fetcher: Fetcher, report: Report) -> None:
         """Says what the index costs; refuses one that takes too long in passing."""
-        from streamer.formats import chooser
+        from streamer.formats.choosing import chooser
 
         total = sum(record.size for record in lister.records)
         chosen = chooser(request.format)(record.url for record in lister.records)
@@ -230,17 +255,17 @@ class Indexing:
 class Warmed:
     """Chunks whose bytes were read for the index: kept while there is room, handed to the policy at the end."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, target: WarmTarget) -> None:
+        self._target = target
         self._kept: dict[bytes, int] = {}
 
     async def keep(self, chunk: IndexedChunk, parts: list[memoryview]) -> None:
         """Publishes one chunk if it fits beside what the cache holds already."""
         size = chunkfile.file_bytes(chunk.local_bytes, chunk.samples)
-        if chunk.sample_offsets is None or self._engine.room_bytes() - sum(self._kept.values()) < 2 * size:
+        if chunk.sample_offsets is None or self._target.room_bytes() - sum(self._kept.values()) < 2 * size:
             return
         try:
-            await self._engine.cache.publish(chunk.key, parts, chunk.sample_offsets)
+            await self._target.keep(chunk.key, parts, chunk.sample_offsets)
             self._kept[chunk.key] = size
         except CacheError as error:
             logger.info("chunk %s is not kept from the index: %s", chunk.key.hex(), error)
@@ -248,7 +273,7 @@ class Warmed:
     def hand_over(self, digest: str) -> None:
         """The policy learns what is there."""
         if self._kept:
-            self._engine.adopt(digest, self._kept)
+            self._target.adopt(digest, self._kept)
 
 
 class _Recorder:

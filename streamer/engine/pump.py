@@ -147,11 +147,6 @@ class Pump:
             use = track.next_use()
             if use is None or (use.first > track.want and track.ahead_bytes >= session.lookahead_bytes):
                 return
-            # The chunks of the first step come before the flood: to launch 200 others takes the loop 15 ms, and their
-            # bytes a core. Held back until as many are there, a cold epoch takes 2.42 s instead of 2.55, its first
-            # batch 0.38 instead of 0.44 (medians of 7, 2026-11-22).
-            if track.comes_later(use):
-                return
             if session.running_epoch is None:
                 self._start_epoch(session, use.epoch)
             self._policy.look_ahead(session.name, use.chunk)

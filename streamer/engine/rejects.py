@@ -13,15 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import msgspec
 
+from streamer.cache.chunk_cache import ChunkCache
+from streamer.engine.session import EngineSession
 from streamer.errors import IntegrityError
-
-if TYPE_CHECKING:
-    from streamer.engine.engine import Engine
-    from streamer.engine.session import EngineSession
 
 logger = logging.getLogger(__name__)
 
@@ -45,16 +43,34 @@ class _Reject(msgspec.Struct):
 class Rejects:
     """Judges rejects in the order they come. Owned by the engine, on its loop.
 
+    Args:
+        cache: whose files are read.
+        forget: called with the key of a chunk that is wrong: it leaves the policy and its file goes; False: it was not
+            local.
+        kick: called when a session may go on.
+        now: the engine's clock, in seconds.
+        tasks: where files are read.
+
     Attributes:
         dropped: copies found wrong, by key.
         unfounded: rejects of chunks that were right.
     """
 
-    def __init__(self, engine: Engine, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        cache: ChunkCache,
+        forget: Callable[[bytes], bool],
+        kick: Callable[[], None],
+        now: Callable[[], float],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
         self.dropped: Counter[bytes] = Counter()
         self.unfounded = 0
-        self._engine = engine
+        self._cache = cache
+        self._forget = forget
+        self._kick = kick
         self._tasks = tasks
+        self._now = now
         self._waiting: dict[tuple[str, int], _Reject] = {}
         self._judge_task: asyncio.Task[None] | None = None
         self._proved: dict[bytes, float] = {}
@@ -74,7 +90,7 @@ class Rejects:
             return
         if not session.track.holds(chunk):  # it has read on meanwhile
             session.judged(1)
-            self._engine.kick()
+            self._kick()
             return
         self._waiting[session.name, chunk] = _Reject(session, chunk, reason)
         if self._judge_task is None:
@@ -82,9 +98,8 @@ class Rejects:
 
     def damaged(self, key: bytes) -> None:
         """A chunk that nobody reads now was found wrong: it goes, and is fetched again when it is needed."""
-        if self._engine.policy.forget(key):
+        if self._forget(key):
             self.dropped[key] += 1
-            self._engine.flights.unlink([key])
 
     def stop(self) -> None:
         """Judges no more; idempotent."""
@@ -106,18 +121,19 @@ class Rejects:
             if not right:
                 self._found_wrong(reject, key)
             session.judged(reject.times)
-            self._engine.kick()
+            self._kick()
 
     async def _is_right(self, session: EngineSession, key: bytes, reject: _Reject) -> bool:
         if not session.is_open:
             return True
-        cache, now = self._engine.cache, self._engine.now()
+        now = self._now()
         self._proved = {known: at for known, at in self._proved.items() if now - at < PROVED_SECONDS}
         if key in self._proved:
             return True
-        if cache.length(key) not in (0, int(session.dataset.file_bytes[reject.chunk])) or not await cache.verify(key):
+        expected_bytes = int(session.dataset.file_bytes[reject.chunk])
+        if self._cache.length(key) not in (0, expected_bytes) or not await self._cache.verify(key):
             return False
-        self._proved[key] = self._engine.now()
+        self._proved[key] = self._now()
         self.unfounded += 1
         self._count_unfounded(reject)
         return True
@@ -130,8 +146,8 @@ class Rejects:
             session.fail(
                 IntegrityError(
                     f"chunk {chunk} is wrong on disk after {MAX_REJECTS} fresh copies: {reject.reason}; check the disk "
-                    f"of {self._engine.cache.root}",
-                    where=str(self._engine.cache.root),
+                    f"of {self._cache.root}",
+                    where=str(self._cache.root),
                 )
             )
         session.track.lost(chunk, broken=True)
@@ -147,9 +163,9 @@ class Rejects:
             session.fail(
                 IntegrityError(
                     f"{session.request.consumer} found chunk {chunk} wrong {times} times ({reject.reason}), but the "
-                    f"engine reads it from {self._engine.cache.root} with every checksum right; does this process see "
+                    f"engine reads it from {self._cache.root} with every checksum right; does this process see "
                     "that very folder? Check its mount and its machine's memory",
-                    where=str(self._engine.cache.root),
+                    where=str(self._cache.root),
                     chunk=chunk,
                     times=times,
                 )

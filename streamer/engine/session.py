@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from streamer.engine.datasets import Dataset
 from streamer.engine.track import Columns, Track
-from streamer.engine.waiting import Waiting
 from streamer.errors import StateError, StreamerError
-
-if TYPE_CHECKING:
-    from streamer.engine.datasets import Dataset
-    from streamer.engine.engine import Engine
 
 # Weight of the newest measurement in the mean time of a step.
 _STEP_WEIGHT = 0.2
@@ -82,10 +78,80 @@ class EpochCount(msgspec.Struct):
     hit_bytes: int = 0
 
 
+class Waiting:
+    """How long a consumer has waited for its engine: a stopwatch that is given the state and the time. Pure.
+
+    Args:
+        now: when the consumer began, in seconds on any clock that only goes forward.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._begun = now
+        self._since: float | None = None
+        self._seconds = 0.0
+
+    def __repr__(self) -> str:
+        return f"Waiting({self._seconds:.3f} s, {'waits' if self._since is not None else 'moves'})"
+
+    def update(self, waits: bool, now: float) -> None:
+        """From `now` on the consumer waits, or not."""
+        if waits and self._since is None:
+            self._since = now
+        elif not waits and self._since is not None:
+            self._seconds += now - self._since
+            self._since = None
+
+    def seconds(self, now: float) -> float:
+        """All the time it has waited, up to now."""
+        return self._seconds + (now - self._since if self._since is not None else 0.0)
+
+    def age_seconds(self, now: float) -> float:
+        """How long ago it began."""
+        return now - self._begun
+
+
+class SessionHost(Protocol):
+    """What a session needs of the engine that owns it."""
+
+    @property
+    def silent_seconds(self) -> float:
+        """A session that was not heard of for this long counts as hanging."""
+        ...
+
+    def now(self) -> float:
+        """The loop's clock, in seconds."""
+        ...
+
+    def kick(self) -> None:
+        """Something changed: look at all sessions, soon."""
+        ...
+
+    def has(self, session: EngineSession) -> bool:
+        """Whether the session is open."""
+        ...
+
+    def admit(self, session: EngineSession, columns: Columns) -> None:
+        """The first complete schedule of a session is known."""
+        ...
+
+    def reject(self, session: EngineSession, chunk: int, reason: str) -> None:
+        """The session's reader found a chunk wrong."""
+        ...
+
+    def count_error(self, error: StreamerError) -> None:
+        """An error reaches a consumer."""
+        ...
+
+    def close_session(self, session: EngineSession) -> None:
+        """All leases of the session end; idempotent."""
+        ...
+
+
 class EngineSession:
     """A session as the engine keeps it. Owned by the engine, on its loop; made by `Engine.open_session`.
 
     Args:
+        host: the engine.
         name: unique in the engine.
         on_ready: called with (through, rejects) when the line moves.
         on_error: called once with what ends the session.
@@ -93,7 +159,7 @@ class EngineSession:
 
     def __init__(
         self,
-        engine: Engine,
+        host: SessionHost,
         name: str,
         request: SessionRequest,
         dataset: Dataset,
@@ -112,15 +178,15 @@ class EngineSession:
         self.admitted = False
         self.failed: StreamerError | None = None
         self.counts: dict[int, EpochCount] = {}
-        self.heard_at = engine.now()
+        self.heard_at = host.now()
         self.told: Told | None = None
-        self.waiting = Waiting(engine.now())
-        self._engine = engine
+        self.waiting = Waiting(host.now())
+        self._host = host
         self._on_ready, self._on_error = callbacks
         self._announced = (-1, 0)
         self._rejects = 0
         self._step_seconds = 0.1
-        self._done_at = engine.now()
+        self._done_at = host.now()
 
     def __repr__(self) -> str:
         return f"EngineSession({self.name}, {self.track!r})"
@@ -131,12 +197,12 @@ class EngineSession:
         """The schedule of one epoch, or a part of it."""
         self.track.extend(epoch, columns, complete)
         if complete:
-            self._engine.admit(self, columns)
-        self._engine.kick()
+            self._host.admit(self, columns)
+        self._host.kick()
 
     def advance(self, done: int, want: int) -> None:
         """Progress."""
-        now = self._engine.now()
+        now = self._host.now()
         self.heard_at = now
         if done > self.track.done:
             pace = (now - self._done_at) / (done - self.track.done)
@@ -144,15 +210,15 @@ class EngineSession:
             self._done_at = now
         self.track.advance(done, want)
         self._watch()
-        self._engine.kick()
+        self._host.kick()
 
     def reject(self, chunk: int, reason: str) -> None:
         """Its reader found wrong bytes, or no file; the line stays where it is until `judged`."""
-        self._engine.rejects.hear(self, chunk, reason)
+        self._host.reject(self, chunk, reason)
 
     def close(self) -> None:
         """All its leases end; idempotent."""
-        self._engine.close_session(self)
+        self._host.close_session(self)
 
     # ------------------------------------------------------------ for the engine
 
@@ -178,7 +244,7 @@ class EngineSession:
     @property
     def is_open(self) -> bool:
         """The engine still has it."""
-        return self._engine.sessions.get(self.name) is self
+        return self._host.has(self)
 
     def judged(self, rejects: int) -> None:
         """So many of its rejects are taken in: what is announced from here on counts."""
@@ -186,7 +252,7 @@ class EngineSession:
 
     def engine_now(self) -> float:
         """The loop's clock, in seconds."""
-        return self._engine.now()
+        return self._host.now()
 
     def announce(self) -> None:
         """Tells the consumer how far it may read, if that is news."""
@@ -199,13 +265,13 @@ class EngineSession:
         """Ends the session with an error that reaches its reader."""
         if self.failed is None:
             self.failed = error
-            self._engine.errors[type(error).__name__] += 1
-            self.waiting.tell(False, self._engine.now())
+            self._host.count_error(error)
+            self.waiting.update(False, self._host.now())
             self._on_error(error)
 
     def _watch(self) -> int:
         """`through` of now; the consumer waits while it wants a step and not even the next one is ready."""
-        self.waiting.tell(self.stands, self._engine.now())
+        self.waiting.update(self.stands, self._host.now())
         return self.track.through()
 
     def count(self, epoch: int, size_bytes: int, *, hit: bool) -> None:
@@ -230,8 +296,12 @@ class EngineSession:
     @property
     def moves(self) -> bool:
         """It has steps to read and was heard of lately."""
-        silent = self._engine.now() - self.heard_at > self._engine.config.silent_seconds
-        return self.admitted and self.failed is None and not silent and self.track.through() >= self.track.done
+        return self.admitted and self.failed is None and not self.silent and self.track.through() >= self.track.done
+
+    @property
+    def silent(self) -> bool:
+        """It was not heard of for long: its consumer hangs."""
+        return self._host.now() - self.heard_at > self._host.silent_seconds
 
 
 def open_bytes(columns: Columns, file_bytes: npt.NDArray[np.int64]) -> int:

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from streamer.cache.folder import used_bytes
 from streamer.errors import ManifestError
-from streamer.manifest import Manifest
 from streamer.manifest.lease import remove_unread, sweep_removed
-from streamer.manifest.publish import sweep
+from streamer.manifest.staging import sweep
+from streamer.manifest.table import Manifest
 
 # Between an answer and the lock of the reader who got it lie milliseconds; a reader that only looks takes none, and
 # comes back within minutes.

@@ -21,14 +21,10 @@ sessions                                      one entry per session: consumer, e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from streamer.engine.datasets import Dataset
+from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession, Told
 from streamer.store.urls import shown
-
-if TYPE_CHECKING:
-    from streamer.engine.engine import Engine
 
 Scalar = str | int | float | bool | None
 Table = dict[str, Scalar]

@@ -93,9 +93,6 @@ class Track:
         self._there: set[int] = set()
         self._broken: set[int] = set()
         self._to_ask: list[Use] = []
-        # Chunks that arrived, and how many uses the first step has, once that is known.
-        self._arrivals = 0
-        self._first_step_uses = 0
 
     def __repr__(self) -> str:
         return f"Track(done={self.done}, through={self.through()}, want={self.want}, holds={len(self._held)})"
@@ -180,7 +177,6 @@ class Track:
     def arrived(self, chunk: int) -> None:
         """The chunk is local."""
         if chunk in self._held:
-            self._arrivals += chunk not in self._there
             self._there.add(chunk)
             self._broken.discard(chunk)
 
@@ -230,16 +226,6 @@ class Track:
     def blocks_line(self, use: Use) -> bool:
         """The consumer has read all that is open and cannot go on without it."""
         return use.number < 0 or (self.through() < self.done and use.first <= self.done)
-
-    def comes_later(self, use: Use) -> bool:
-        """Until as many chunks have arrived as the first step has, no more than that are on their way at once."""
-        if 0 < self._first_step_uses <= self._arrivals:
-            return False
-        first = next(itertools.chain(self._urgent.values(), self._ahead), None)
-        if first is None or use.first <= first.first:
-            return False
-        self._first_step_uses = self._first_step_uses or self._numbers
-        return self._numbers - self._arrivals >= self._first_step_uses
 
     def holds(self, chunk: int) -> bool:
         """Held or open."""

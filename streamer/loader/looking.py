@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from streamer.client.engine_client import EngineClient
-from streamer.formats import find_format
+from streamer.formats.choosing import find_format
 from streamer.loader.making import Place
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest

@@ -17,8 +17,8 @@ from streamer.decode.arrays import NO_ROW, Row
 from streamer.decode.dispatch import DecodeRule, SampleDecoder
 from streamer.decode.transforms import OnField
 from streamer.errors import DecodeError, IntegrityError
-from streamer.formats import find_format
 from streamer.formats.base import Field, Format, SampleName
+from streamer.formats.choosing import find_format
 from streamer.loader.seeding import SampleDraws
 from streamer.loader.source import ChunkUnreadableError
 from streamer.manifest.table import Manifest

@@ -1,4 +1,4 @@
-"""Tables as Arrow IPC streams: written with nanoarrow, read as numpy views over one mapping.
+"""Tables of Arrow IPC streams, read as numpy views over one mapping.
 
 A file is a schema message, one record batch and the end mark, so any Arrow library reads it
 (`pyarrow.ipc.open_stream`). Columns are not nullable and not compressed, therefore a column is its buffer.
@@ -8,77 +8,16 @@ nanoarrow's own reader copies (20 MB of file cost 58 MB of anonymous memory, 202
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from hashlib import blake2b
 from pathlib import Path
-from typing import Literal, Never
+from typing import Never
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import ManifestCorruptError
+from streamer.manifest.columns import KEY_BYTES, BinaryColumn, Column, ColumnType, Schema, Table
 from streamer.manifest.ipc_layout import BatchLayout, read_layout
 from streamer.manifest.mapping import map_file
-
-ColumnType = Literal["uint8", "uint32", "int32", "int64", "binary", "key16"]
-Schema = Mapping[str, ColumnType]
-
-KEY_BYTES = 16
-_MAX_INT32 = 2**31 - 1
-
-
-class BinaryColumn(msgspec.Struct, frozen=True):
-    """Byte strings of any length: value i is `content[offsets[i]:offsets[i + 1]]`.
-
-    Attributes:
-        offsets: int32 or int64, shape (n + 1,); int32 while the content has less than 2 GiB.
-        content: uint8.
-    """
-
-    offsets: NDArray[np.int32] | NDArray[np.int64]
-    content: NDArray[np.uint8]
-
-    @classmethod
-    def of(cls, values: list[bytes]) -> BinaryColumn:
-        """Packs byte strings."""
-        lengths = np.fromiter(map(len, values), np.int64, len(values))
-        offsets = np.zeros(len(values) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        content = np.frombuffer(b"".join(values), np.uint8)
-        return cls(offsets.astype(np.int32) if offsets[-1] <= _MAX_INT32 else offsets, content)
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, row: int) -> bytes:
-        return self.content[int(self.offsets[row]) : int(self.offsets[row + 1])].tobytes()
-
-
-Column = NDArray[np.generic] | BinaryColumn
-Table = dict[str, Column]
-
-
-def digest_of(table: Table) -> str:
-    """The identity of a table's content, whatever library wrote the file: 32 hex characters."""
-    state = blake2b(digest_size=16)
-    for name, column in table.items():
-        for part in _buffers(column):
-            state.update(f"{name}:{part.dtype.str}:{part.shape}\n".encode())
-            state.update(np.ascontiguousarray(part).tobytes())
-    return state.hexdigest()
-
-
-def write_table(path: Path, table: Table) -> int:
-    """Writes one table as an Arrow IPC stream; returns the file's length in bytes."""
-    rows = {len(column) for column in table.values()}
-    assert len(rows) == 1, f"columns of {path.name} differ in length: {rows}"
-    # Only here: engines and workers read, and start 6 ms sooner without nanoarrow (2026-11-22).
-    from streamer.manifest.arrow_stream import write_stream
-
-    with path.open("wb") as file:
-        write_stream(file, table, rows.pop())
-        return file.tell()
 
 
 def map_table(path: Path, schema: Schema) -> Table:
@@ -155,10 +94,3 @@ _ACCEPTED: dict[ColumnType, frozenset[str]] = {
     "binary": frozenset({"binary", "large_binary"}),
     "key16": frozenset({f"fixed_size_binary[{KEY_BYTES}]"}),
 }
-
-
-def _buffers(column: Column) -> tuple[NDArray[np.generic], ...]:
-    if isinstance(column, BinaryColumn):
-        # The width of the offsets follows from the content; the identity must not depend on it.
-        return column.offsets.astype(np.int64), column.content
-    return (column,)

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.manifest.arrow import BinaryColumn, Table
+from streamer.manifest.columns import BinaryColumn, Table
 from streamer.manifest.layout import PART_SAMPLES
 from streamer.manifest.listing import Listing
 from streamer.manifest.packing import Cut, chunk_key

@@ -1,32 +1,58 @@
-"""Do the values of a manifest make sense? A digest shows that they are what was written, not that they are right.
+"""Is a manifest what was written, and do its values make sense? A digest shows the first, not the second.
 
 A manifest may come from a url; a range that points outside must be found before a reader follows it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import ManifestCorruptError
-from streamer.manifest.arrow import BinaryColumn, Table
+from streamer.manifest.columns import BinaryColumn, Table, digest_of
+from streamer.manifest.layout import file_name
 from streamer.manifest.model import Codec
-
-if TYPE_CHECKING:
-    from streamer.manifest.table import Manifest
+from streamer.manifest.table import Manifest
 
 Int64Array = NDArray[np.int64]
 
 
-def check_values(manifest: Manifest, parts: list[dict[str, Table]]) -> None:
-    """Checks that every range lies inside of what it is a range of; 0.1 s per 10^7 samples.
+def open_verified(path: Path) -> Manifest:
+    """Opens a manifest and verifies it.
 
     Raises:
-        ManifestCorruptError: says which rule is broken.
+        ManifestError: as `Manifest.open` and `verify`.
     """
-    columns = _Columns(parts)
+    manifest = Manifest.open(path)
+    verify(manifest)
+    return manifest
+
+
+def verify(manifest: Manifest) -> None:
+    """Compares the content of every table with its digest (1 GB/s), and checks that its ranges make sense.
+
+    Raises:
+        ManifestCorruptError: names the file, or the rule that is broken.
+    """
+    for part, (digests, tables) in enumerate(zip(manifest.digests, manifest.tables, strict=True)):
+        for name, table in tables.items():
+            expected, actual = digests[name], digest_of(table)
+            if actual != expected:
+                where = str(manifest.path / file_name(name, part))
+                raise ManifestCorruptError(
+                    f"{where}: content has digest {actual}, expected {expected}; index again",
+                    path=where,
+                    expected=expected,
+                    actual=actual,
+                )
+    _check_values(manifest)
+
+
+def _check_values(manifest: Manifest) -> None:
+    """Checks that every range is inside of what it is a range of; 0.1 s per 10^7 samples."""
+    columns = _Columns(manifest.tables)
     first, local_bytes = manifest.chunk_first, manifest.chunk_local_bytes
     rules = {
         "chunks begin at sample 0 and have samples": first[0] == 0 and (np.diff(first) > 0).all(),

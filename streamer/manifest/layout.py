@@ -20,7 +20,7 @@ from typing import NoReturn
 import msgspec
 
 from streamer.errors import ManifestCorruptError, ManifestError, ManifestVersionError
-from streamer.manifest.arrow import Schema
+from streamer.manifest.columns import Schema
 
 MAGIC = "streamer-manifest"
 VERSION = 1

@@ -1,31 +1,14 @@
-"""Manifest folders appear whole or not at all, and leftovers of a killed writer are swept away.
-
-A writer works in `<root>/.building-<token>/`, holds a lock on `.building-<token>.lock` as long as it lives, and
-renames the folder at the end. The kernel frees the lock with the process, so a folder whose lock can be had is a
-leftover, whatever pid or host made it.
-"""
+"""Writes a manifest folder from rows."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import secrets
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from streamer.errors import ManifestError
-from streamer.manifest.arrow import digest_of, write_table
+from streamer.manifest.arrow_writer import write_table
+from streamer.manifest.assemble import Rows
+from streamer.manifest.columns import digest_of
 from streamer.manifest.layout import ROOT_NAME, Content, Part, Run, encode_root, file_name
-from streamer.manifest.table import Manifest
-
-if TYPE_CHECKING:
-    from streamer.manifest.assemble import Rows
-
-_PREFIX = ".building-"
-_LOCK = ".lock"
+from streamer.manifest.staging import settle, workplace
 
 
 def publish(rows: Rows, root: Path) -> Path:
@@ -59,107 +42,3 @@ def _content(rows: Rows, parts: list[Part]) -> Content:
         total_bytes=int(rows.listing.sizes.sum()),
         parts=parts,
     )
-
-
-@contextlib.contextmanager
-def workplace(root: Path) -> Iterator[Path]:
-    """A fresh folder below `root` for one writer; gone afterwards unless it was settled.
-
-    Raises:
-        ManifestError: an OSError of the root or of a file in it.
-    """
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        sweep(root)
-        place = root / f"{_PREFIX}{secrets.token_hex(8)}"
-        with _locked(place.with_name(place.name + _LOCK)):
-            place.mkdir()
-            try:
-                yield place
-            finally:
-                shutil.rmtree(place, ignore_errors=True)
-    except OSError as error:
-        raise ManifestError(
-            f"cannot write a manifest below {root}: {error.strerror or error}", path=str(root)
-        ) from error
-
-
-def settle(place: Path, target: Path, *, durable: bool = True) -> Path:
-    """Gives a finished folder its name; a good one under that name stays, a broken one is replaced.
-
-    Args:
-        place: its files.
-        target: its folder then.
-        durable: the disk is to have it all before it has its name.
-    """
-    if durable:
-        sync_all(place)
-    if target.exists():
-        with contextlib.suppress(ManifestError):
-            Manifest.open(target, verify=True)
-            if durable:
-                sync_all(target)
-            return target
-        os.rename(target, place.with_name(place.name + ".broken"))
-        shutil.rmtree(place.with_name(place.name + ".broken"))
-    try:
-        os.rename(place, target)
-    except OSError:
-        # Another writer was first: the digest says that its content is ours.
-        Manifest.open(target, verify=True)
-    if durable:
-        sync(target.parent)
-    return target
-
-
-def settle_file(source: Path, target: Path) -> None:
-    """Gives a finished file its name; one that is there already has the same content and is replaced."""
-    sync(source)
-    os.replace(source, target)
-    sync(target.parent)
-
-
-def sweep(root: Path) -> list[Path]:
-    """Removes what killed writers left below `root`; returns what was removed."""
-    removed = []
-    for lock in sorted(root.glob(f"{_PREFIX}*{_LOCK}")):
-        with contextlib.suppress(OSError), lock.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for leftover in sorted(root.glob(f"{lock.name.removesuffix(_LOCK)}*")):
-                if leftover != lock:
-                    shutil.rmtree(leftover, ignore_errors=True)
-                    removed.append(leftover)
-            lock.unlink()
-            removed.append(lock)
-    return removed
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds a lock file; removes it at the end."""
-    while True:
-        with path.open("xb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            # A sweeper may have taken the file between its creation and the lock.
-            if not path.exists():
-                continue
-            try:
-                yield
-                return
-            finally:
-                path.unlink(missing_ok=True)
-
-
-def sync_all(folder: Path) -> None:
-    """Waits until the disk has a folder and its files."""
-    for path in (*folder.iterdir(), folder):
-        sync(path)
-
-
-def sync(path: Path) -> None:
-    """Waits until the disk has the content of a file, or the names in a folder."""
-    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

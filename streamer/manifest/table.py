@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from streamer.distinct import distinct
 from streamer.errors import ManifestCorruptError, ManifestError
-from streamer.manifest.arrow import BinaryColumn, Table, digest_of, map_table
-from streamer.manifest.checks import check_values
+from streamer.manifest.arrow import map_table
+from streamer.manifest.columns import BinaryColumn, Table
 from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, Root, Run, decode_root, file_name, schemas
 from streamer.manifest.model import Chunk, Codec, Extent, ObjectRecord, SampleName
 
@@ -51,13 +51,11 @@ class Manifest:
         }
 
     @classmethod
-    def open(cls, path: Path, *, verify: bool = False) -> Self:
-        """Maps a manifest folder.
+    def open(cls, path: Path) -> Self:
+        """Maps a manifest folder; only versions, lengths and layout are checked (`checks.open_verified` reads it all).
 
         Args:
             path: the folder with root.json.
-            verify: also compares the content of every table with its digest (1 GB/s); else only versions,
-                lengths and layout are checked.
 
         Raises:
             ManifestError: there is no manifest.
@@ -73,29 +71,7 @@ class Manifest:
         root = decode_root(raw, str(where))
         kinds = schemas(root.content.whole_objects)
         tables = [{table: _open_table(path, root, table, i) for table in kinds} for i in range(len(root.content.parts))]
-        found = cls(path, root, tables)
-        if verify:
-            found.verify()
-        return found
-
-    def verify(self) -> None:
-        """Compares the content of every table with its digest, and checks that its ranges make sense.
-
-        Raises:
-            ManifestCorruptError: names the file, or the rule that is broken.
-        """
-        for i, (part, tables) in enumerate(zip(self._content.parts, self._parts, strict=True)):
-            for name, table in tables.items():
-                expected, actual = part.tables[name].digest, digest_of(table)
-                if actual != expected:
-                    where = str(self.path / file_name(name, i))
-                    raise ManifestCorruptError(
-                        f"{where}: content has digest {actual}, expected {expected}; index again",
-                        path=where,
-                        expected=expected,
-                        actual=actual,
-                    )
-        check_values(self, self._parts)
+        return cls(path, root, tables)
 
     def __repr__(self) -> str:
         return (
@@ -111,6 +87,16 @@ class Manifest:
     def whole_objects(self) -> bool:
         """True: every object is one sample, and sample i is object i."""
         return self._content.whole_objects
+
+    @property
+    def digests(self) -> list[dict[str, str]]:
+        """Per part, the digest that each table should have."""
+        return [{name: run.digest for name, run in part.tables.items()} for part in self._content.parts]
+
+    @property
+    def tables(self) -> list[dict[str, Table]]:
+        """Per part, the columns of each table."""
+        return self._parts
 
     @property
     def parts(self) -> int:

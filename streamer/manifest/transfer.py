@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from streamer.errors import ManifestCorruptError
+from streamer.manifest.checks import open_verified
 from streamer.manifest.layout import ROOT_NAME, TABLE_SUFFIX, file_name, schemas
-from streamer.manifest.publish import settle, workplace
+from streamer.manifest.staging import settle, workplace
 from streamer.manifest.table import Manifest
 
 _NAME = re.compile(rf"[a-z]+-[0-9]{{5,9}}{re.escape(TABLE_SUFFIX)}")
@@ -43,7 +44,7 @@ def install_files(files: Iterable[tuple[str, bytes]], root: Path, where: str = "
             (place / name).write_bytes(content)
         if not (place / ROOT_NAME).is_file():
             raise ManifestCorruptError(f"{where}: has no {ROOT_NAME}", path=where)
-        digest = Manifest.open(place, verify=True).digest
+        digest = open_verified(place).digest
         # Whoever asks for a copy verifies it again: a power loss that tears it costs another copy. To wait for the disk
         # six times took 36 ms of a trainer's start where others wrote to it (2026-11-22).
         return Manifest.open(settle(place, root / digest, durable=False))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 
@@ -17,8 +16,6 @@ def main() -> int:
     if os.fork():
         # The starter waits for this half; the engine is nobody's child, so it never becomes a zombie of a trainer.
         os._exit(0)
-    # The imports make 60,000 objects and hardly any garbage; `collect_rarely` switches it on again.
-    gc.disable()
     from streamer.service.embedded import serve
 
     return serve(int(sys.argv[1]), phases)

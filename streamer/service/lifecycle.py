@@ -13,15 +13,16 @@ import fcntl
 import logging
 import os
 import signal
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType
 
 from streamer.cgroup import usable_cores
 from streamer.config import EngineConfig
 from streamer.engine.engine import Engine
+from streamer.engine.maintenance import maintained
 from streamer.errors import CacheError, ConfigError, StreamerError
 from streamer.fetch.allocator import collect_rarely, keep_freed_memory
 from streamer.service.admission import group_id
@@ -39,6 +40,7 @@ KEPT_FREE_BYTES = 256 << 20
 MOST_THREADS = 32
 # How long a starting engine waits for the one that is leaving the same folder: its grace time and what follows.
 LOCK_SECONDS = 10.0
+_LOCK_RETRY_SECONDS = 0.05
 
 
 class Life:
@@ -91,7 +93,7 @@ class Life:
             os.umask(0o022)
         with _only_engine(config.cache.directory, LOCK_SECONDS + config.service.drain_seconds):
             self._phases.end("lock")
-            async with Engine(config) as engine, asyncio.TaskGroup() as tasks:
+            async with Engine(config) as engine, maintained(engine), asyncio.TaskGroup() as tasks:
                 self._phases.end("cache")
                 server = Server(config, engine, tasks, self._leave.set)
                 async with serving(config.service.http, server.statistics, self._not_ready):
@@ -240,28 +242,19 @@ def _only_engine(directory: Path, seconds: float) -> Iterator[None]:
 
 
 def _lock(descriptor: int, directory: Path, seconds: float) -> None:
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return
-    # flock has no time-out of its own, and a thread that waits for it could not be ended: an alarm breaks it off. The
-    # kernel wakes us the moment the other one is gone; asking every 50 ms cost 25 on the average.
-    handler, timer = signal.signal(signal.SIGALRM, _too_late), signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    except TimeoutError:
-        raise CacheError(
-            f"{directory} is in use by another engine; one engine per cache folder: connect to that one "
-            "(STREAMER_ENGINE=unix:/its/socket) or choose another cache_dir",
-            where=str(directory),
-        ) from None
-    finally:
-        signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-
-
-def _too_late(number: int, frame: FrameType | None) -> None:
-    raise TimeoutError
+    deadline = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        if time.monotonic() > deadline:
+            raise CacheError(
+                f"{directory} is in use by another engine; one engine per cache folder: connect to that one "
+                "(STREAMER_ENGINE=unix:/its/socket) or choose another cache_dir",
+                where=str(directory),
+            )
+        # flock(2) has no timeout.
+        time.sleep(_LOCK_RETRY_SECONDS)
 
 
 # ---------------------------------------------------------------- the socket
@@ -298,8 +291,6 @@ def _make_socket_folder(folder: Path, config: EngineConfig) -> None:
     """
     if folder.is_dir():
         return
-    import tempfile  # not before: an embedded engine finds its folder, and starts 1 ms sooner
-
     folder.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as outer:
         made = Path(outer, folder.name)

@@ -118,12 +118,11 @@ class Questions:
         def progress(text: str, done: int, total: int) -> None:
             peer.send(IndexProgress(request.request, text, done, total))
 
-        options = self.options(peer, asker, request.options)
         digest = await self._engine.manifest(
             ManifestRequest(
                 urls=tuple(request.urls),
                 format=request.format,
-                options=options,
+                options=self.options(peer, asker, request.options),
                 manifest=request.manifest,
                 build=request.build,
                 chunk_bytes=request.chunk_bytes or None,
@@ -133,7 +132,6 @@ class Questions:
             progress,
         )
         peer.send(ManifestReady(request.request, digest))
-        await self._engine.expect(digest, options)
 
     async def _read(self, peer: Peer, asker: Asker, request: Read) -> None:
         """One at a time for each peer; its bytes stay reserved until the peer has taken them."""

@@ -14,7 +14,7 @@ import numpy as np
 from streamer.config import EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession, SessionRequest, Told
-from streamer.engine.statistics import Values
+from streamer.engine.statistics import Values, engine_statistics
 from streamer.errors import (
     EngineUnavailableError,
     ProtocolError,
@@ -103,7 +103,7 @@ class Server:
 
     def statistics(self) -> Values:
         """The engine's, and those of the service: connections, what was refused and dropped, the process."""
-        return {**self._engine.statistics(), **self._own_statistics(self._engine.now())}
+        return {**engine_statistics(self._engine), **self._own_statistics(self._engine.now())}
 
     def reload(self, config: EngineConfig) -> None:
         """Takes over who may connect; those who are connected stay.

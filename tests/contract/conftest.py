@@ -28,8 +28,9 @@ from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.indexing import ManifestRequest
 from streamer.engine.session import SessionRequest
+from streamer.engine.statistics import engine_statistics
 from streamer.errors import StreamerError
-from streamer.manifest import Manifest
+from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 
 
@@ -127,7 +128,7 @@ class InProcessSource:
         return list(self.engine.cache.roots)
 
     def statistics(self) -> dict[str, object]:
-        return self.call(lambda: self.engine.statistics())
+        return self.call(lambda: engine_statistics(self.engine))
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._end.set)

@@ -18,7 +18,7 @@ from streamer.client.engine_client import EngineClient
 from streamer.client.reader import ChunkReader, Wanted
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.client.settings import ClientSettings
-from streamer.manifest import Manifest
+from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 
 STEPS_AHEAD = 4

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.manifest import Manifest
+from streamer.manifest.table import Manifest
 
 COMMAND = [sys.executable, "-m", "streamer"]
 

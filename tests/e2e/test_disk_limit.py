@@ -28,7 +28,7 @@ from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
 from streamer.engine.session import open_bytes
 from streamer.formats import chunkfile
-from streamer.manifest import Manifest
+from streamer.manifest.table import Manifest
 from streamer.order import EpochOrder, OrderSpec, RankPlan
 from streamer.wire.messages import GetManifest
 

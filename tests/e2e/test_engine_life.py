@@ -25,7 +25,7 @@ from streamer.errors import (
     ManifestError,
     ProtocolVersionError,
 )
-from streamer.manifest import Manifest
+from streamer.manifest.table import Manifest
 from streamer.wire.frames import encode, event_decoder
 from streamer.wire.messages import PROTOCOL, Advance, Failed, GetManifest, GetStatistics, Hello, Welcome
 
@@ -146,7 +146,7 @@ def test_a_killed_rank_leaves_no_lease_and_no_process(settings, data):
         "from streamer.client.engine_client import EngineClient\n"
         "from streamer.client.session import EpochSchedule, SessionSpec\n"
         "from streamer.client.settings import ClientSettings\n"
-        "from streamer.manifest import Manifest\n"
+        "from streamer.manifest.table import Manifest\n"
         "from streamer.wire.messages import GetManifest\n"
         f"client = EngineClient(ClientSettings(cache_dir=Path({str(settings.cache_dir)!r}),"
         f" runtime_dir=Path({str(settings.runtime_dir)!r}), cache_bytes=64 << 20, grace_seconds=0.2))\n"

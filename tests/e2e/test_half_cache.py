@@ -12,7 +12,7 @@ import pytest
 from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule, Session, SessionSpec
 from streamer.client.settings import ClientSettings
-from streamer.manifest import Manifest
+from streamer.manifest.table import Manifest
 from streamer.order import EpochOrder, OrderSpec, RankPlan
 from streamer.wire.messages import GetManifest
 

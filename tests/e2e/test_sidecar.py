@@ -26,7 +26,7 @@ from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.client.settings import ClientSettings
 from streamer.errors import AccessDeniedError, CacheError, EngineUnavailableError
-from streamer.manifest import Manifest
+from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 
 STRANGER = 12345

@@ -19,8 +19,9 @@ from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.indexing import ManifestRequest
 from streamer.engine.session import SessionRequest
+from streamer.engine.statistics import engine_statistics
 from streamer.errors import CacheError, StreamerError
-from streamer.manifest import Manifest
+from streamer.manifest.table import Manifest
 
 MiB = 1 << 20
 
@@ -124,8 +125,8 @@ async def test_a_disk_that_others_fill_costs_no_sample(tmp_path: Path, data: Pat
         async with training(disk / "cache", 1 << 30, data) as (engine, reader):
             await reader.epoch(fill)
             await reader.epoch()
-            assert engine.statistics()["refused_writes"] > 0
-            assert engine.statistics()["errors"] == 0
+            assert engine_statistics(engine)["refused_writes"] > 0
+            assert engine_statistics(engine)["errors"] == 0
             memory = engine.cache.roots[1]
             assert memory.exists()
         assert not memory.exists()
@@ -146,9 +147,9 @@ async def test_a_cache_in_memory_is_the_ram_tier(data: Path) -> None:
     try:
         async with training(folder, 32 * MiB, data) as (engine, reader):
             await reader.epoch()
-            cold = engine.statistics()
+            cold = engine_statistics(engine)
             await reader.epoch()
-            warm = engine.statistics()
+            warm = engine_statistics(engine)
         assert warm["store_bytes"] == cold["store_bytes"] > 0
         assert warm["refused_writes"] == 0
     finally:
@@ -168,6 +169,6 @@ async def test_a_smaller_limit_at_the_start_shrinks_the_folder(tmp_path: Path, d
     assert used_bytes(tmp_path / "cache") <= 6 * MiB
     async with training(tmp_path / "cache", 6 * MiB, data) as (engine, reader):
         await reader.epoch()
-        counts = engine.statistics()
+        counts = engine_statistics(engine)
     assert left > 10
     assert counts["hits"] >= left // 2

@@ -22,7 +22,7 @@ from streamer.client.restarts import MOST_RESTARTS
 from streamer.client.session import EpochSchedule, Session, SessionSpec
 from streamer.client.settings import ClientSettings
 from streamer.errors import EngineUnavailableError
-from streamer.manifest import Manifest
+from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 
 _CRASH = """

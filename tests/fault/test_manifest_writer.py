@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from streamer.manifest.publish import sweep, workplace
+from streamer.manifest.staging import sweep, workplace
 
 WRITER = """
 import sys
 from pathlib import Path
-from streamer.manifest.publish import workplace
+from streamer.manifest.staging import workplace
 with workplace(Path(sys.argv[1])) as place:
     (place / "samples-00000.arrows").write_bytes(b"half")
     print(place, flush=True)

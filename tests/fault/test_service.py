@@ -22,7 +22,7 @@ from streamer.client.settings import ClientSettings
 from streamer.config import CacheConfig, EngineConfig, ServiceConfig
 from streamer.engine.engine import Engine
 from streamer.errors import ServiceError
-from streamer.manifest import Manifest
+from streamer.manifest.table import Manifest
 from streamer.service import peer as peer_module
 from streamer.service import questions
 from streamer.service.limits import Limits

@@ -1,4 +1,4 @@
-"""Bytes on disk. A change here is another version: chunkfile.VERSION, folder.LAYOUT_VERSION or catalog.ROW_VERSION."""
+"""Bytes on disk. Another layout is another chunkfile.VERSION, folder.LAYOUT_VERSION or catalog_row.ROW_VERSION."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from streamer.cache.catalog import Catalog, CatalogRow
+from streamer.cache.catalog import Catalog
+from streamer.cache.catalog_row import CatalogRow
 from streamer.cache.folder import LAYOUT_VERSION, open_folder
 from streamer.cache.table import as_keys, draw_ranks
 from streamer.cache.writer import ChunkBytes, write_chunk

@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamer import formats
+from streamer.formats import choosing
 from streamer.manifest.build import BuildOptions, build
+from streamer.manifest.checks import open_verified
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
 
@@ -75,7 +76,7 @@ def built(name: str, root: Path) -> Manifest:
         root,
         lister=source,
         reader=source,
-        choose_format=formats.chooser("auto"),
+        choose_format=choosing.chooser("auto"),
         options=BuildOptions(chunk_bytes=4096),
     )
     return asyncio.run(work)
@@ -107,7 +108,7 @@ def described(manifest: Manifest) -> dict[str, object]:
 def test_what_was_written_is_read(name):
     """The folder kept in the repository opens, verifies, and says what it said."""
     expected = json.loads((FOLDER / f"{name}.json").read_text())
-    assert described(Manifest.open(FOLDER / name, verify=True)) == expected
+    assert described(open_verified(FOLDER / name)) == expected
 
 
 @pytest.mark.parametrize("name", list(DATASETS))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streamer.cache.catalog import Catalog, CatalogRow, ForeignRowError
+from streamer.cache.catalog import Catalog
+from streamer.cache.catalog_row import CatalogRow, ForeignRowError
 from streamer.cache.plain_disk import PlainDisk
 from streamer.errors import CacheError
 

@@ -16,7 +16,8 @@ import pytest
 
 from streamer.cache import chunk_cache as module
 from streamer.cache.accounts import Published
-from streamer.cache.catalog import Catalog, CatalogRow
+from streamer.cache.catalog import Catalog
+from streamer.cache.catalog_row import CatalogRow
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.folder import Folder, used_bytes
 from streamer.cache.maintenance import export

@@ -11,7 +11,7 @@ from streamer.cache.table import as_keys, charge, draw_ranks
 from streamer.cli.warm_command import summary
 from streamer.cli.warming import Pace, Warmed, cut, file_bytes, plan
 from streamer.formats.chunkfile import CRC_BYTES, HEADER_BYTES
-from streamer.manifest import Manifest
+from streamer.manifest.table import Manifest
 
 CHUNKS = 40
 

@@ -13,8 +13,9 @@ from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.indexing import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
+from streamer.engine.statistics import engine_statistics
 from streamer.errors import StreamerError
-from streamer.manifest import Manifest
+from streamer.manifest.table import Manifest
 
 LIMIT = (512 << 10) + 1_800_000
 
@@ -107,7 +108,7 @@ async def test_a_chunk_that_is_there_by_an_earlier_use_counts_as_a_hit(engine: E
     for step in range(6):
         reader.session.advance(step, step)
         await reader.ready(step)
-    counts = engine.statistics()
+    counts = engine_statistics(engine)
     assert (counts["needs"], counts["hits"]) == (6, 4)
     assert [vars_of(count) for count in reader.session.counts.values()] == [(2, 0), (2, 2), (2, 2)]
 

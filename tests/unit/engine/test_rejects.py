@@ -34,8 +34,7 @@ class Engine:
     """What the judge asks of an engine; its clock stands still until told."""
 
     def __init__(self) -> None:
-        self.cache, self.policy, self.flights = Cache(), self, self
-        self.sessions: dict[str, Session] = {}
+        self.cache = Cache()
         self.dropped: list[bytes] = []
         self.time, self.kicks = 100.0, 0
 
@@ -43,10 +42,8 @@ class Engine:
         return self.time
 
     def forget(self, key: bytes) -> bool:
+        self.dropped.append(key)
         return True
-
-    def unlink(self, keys: list[bytes]) -> None:
-        self.dropped += keys
 
     def kick(self) -> None:
         self.kicks += 1
@@ -90,7 +87,7 @@ class Session:
 async def judge():
     engine = Engine()
     async with asyncio.TaskGroup() as tasks:
-        yield engine, Session(engine), Rejects(engine, tasks)
+        yield engine, Session(engine), Rejects(engine.cache, engine.forget, engine.kick, engine.now, tasks)
 
 
 async def judged(rejects: Rejects) -> None:

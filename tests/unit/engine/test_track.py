@@ -46,28 +46,6 @@ def test_the_line_moves_when_the_missing_chunk_arrives():
     assert track.through() == 3
 
 
-def test_the_first_step_goes_first():
-    """Nothing else is asked for before it; then one for each that arrives, until that are as many as the step has."""
-    track = track_of((0, 4, 6), (1, 4, 4), (2, 5, 5), (3, 5, 5), (4, 6, 6))
-    track.advance(4, 6)
-    assert held_at_once(track) == [0, 1]
-    track.arrived(1)
-    assert held_at_once(track) == [2]
-    track.arrived(1)
-    assert held_at_once(track) == []
-    track.arrived(2)
-    assert held_at_once(track) == [3, 4]
-
-
-def held_at_once(track):
-    """Holds what need not come later."""
-    held = []
-    while (use := track.next_use()) is not None and not track.comes_later(use):
-        track.hold(use)
-        held.append(use.chunk)
-    return held
-
-
 def test_only_a_consumer_that_cannot_go_on_blocks_the_line():
     """While it has steps to read, what comes next may wait for what it gives back."""
     track = track_of((0, 0, 0), (1, 1, 1), (2, 2, 2))

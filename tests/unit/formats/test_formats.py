@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from streamer.errors import ConfigError
-from streamer.formats import FORMATS, chooser, detect, find_format
+from streamer.formats.choosing import FORMATS, chooser, detect, find_format
 
 
 @pytest.mark.parametrize(

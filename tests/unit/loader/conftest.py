@@ -15,7 +15,7 @@ from streamer.cache.folder import open_folder
 from streamer.cache.writer import ChunkBytes, write_chunk
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.client.settings import ClientSettings
-from streamer.formats import chooser
+from streamer.formats.choosing import chooser
 from streamer.formats.chunkfile import relative_path
 from streamer.loader import opening
 from streamer.loader.dataset import StreamingDataset

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer import formats
+from streamer.formats import choosing
 from streamer.manifest.build import BuildOptions, build
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
@@ -105,7 +105,7 @@ def build_it(tmp_path: Path) -> BuildIt:
             root or tmp_path / "manifests",
             lister=store,
             reader=store,
-            choose_format=formats.chooser(kind),
+            choose_format=choosing.chooser(kind),
             options=settings,
         )
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from streamer.errors import ManifestCorruptError
-from streamer.manifest.arrow import write_table
+from streamer.manifest.arrow_writer import write_table
 from streamer.manifest.ipc_layout import read_layout
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from streamer.errors import ManifestError
-from streamer.manifest import Manifest, lease
+from streamer.manifest import lease
 from streamer.manifest.lease import open_held, remove_unread, sweep_removed
+from streamer.manifest.table import Manifest
 
 HOLD = """
 import sys

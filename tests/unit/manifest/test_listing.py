@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from streamer import formats
 from streamer.errors import ConfigError, ManifestError
+from streamer.formats import choosing
 from streamer.manifest.listing import list_objects
 from streamer.manifest.model import ObjectRecord
 
 
 async def listed(store, urls: list[str], names: list[str], kind: str = "auto"):
     objects = dict.fromkeys(names, b"123")
-    return await list_objects(urls, store(objects), formats.chooser(kind), 4)
+    return await list_objects(urls, store(objects), choosing.chooser(kind), 4)
 
 
 async def test_keys_and_classes_below_a_prefix(store):
@@ -67,7 +67,7 @@ async def test_a_local_path_may_be_relative(store, tmp_path, monkeypatch, scheme
             return super().list("")
 
     names = dict.fromkeys([f"{absolute}/cat/1.jpg", f"{absolute}/cat/2.jpg"], b"1")
-    listing, _ = await list_objects(["data"], Local(names), formats.chooser("auto"), 1)
+    listing, _ = await list_objects(["data"], Local(names), choosing.chooser("auto"), 1)
     assert (listing.base, listing.classes) == (f"{absolute}/", ("cat",))
 
 

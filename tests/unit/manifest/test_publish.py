@@ -7,7 +7,8 @@ import shutil
 import pytest
 
 from streamer.errors import ManifestCorruptError
-from streamer.manifest.publish import settle, sweep, workplace
+from streamer.manifest.checks import open_verified
+from streamer.manifest.staging import settle, sweep, workplace
 from streamer.manifest.table import Manifest
 
 
@@ -27,7 +28,7 @@ async def test_a_broken_folder_is_replaced(build_it, store, tars):
     with pytest.raises(ManifestCorruptError):
         Manifest.open(first.path)
     await build_it(store(tars), "s3://b/tars/")
-    Manifest.open(first.path, verify=True)
+    open_verified(first.path)
     assert [p.name for p in first.path.parent.iterdir()] == [first.digest]
 
 
@@ -97,4 +98,4 @@ async def test_the_slower_of_two_writers_takes_the_others_folder(tar_manifest, t
     place = tmp_path / "place"
     place.mkdir()
     assert settle(place, tar_manifest.path) == tar_manifest.path
-    Manifest.open(tar_manifest.path, verify=True)
+    open_verified(tar_manifest.path)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
-from streamer.manifest import selection as selection_file
+from streamer.manifest import arrow_writer
 from streamer.manifest.selection import Selection, Where
 
 
@@ -146,7 +146,7 @@ def test_ordinals_must_ascend(tar_manifest, ordinals):
 def test_a_folder_mounted_read_only(tar_manifest, tmp_path, monkeypatch):
     """As a sidecar's cache is for its trainers; another error of the disk is an error."""
     refused = errno.EROFS
-    written = selection_file.write_table
+    written = arrow_writer.write_table
 
     def write(path, table):
         if spare not in path.parents:
@@ -154,7 +154,7 @@ def test_a_folder_mounted_read_only(tar_manifest, tmp_path, monkeypatch):
         written(path, table)
 
     spare = tmp_path / "spare"
-    monkeypatch.setattr(selection_file, "write_table", write)
+    monkeypatch.setattr(arrow_writer, "write_table", write)
     selection = Selection.of(tar_manifest, np.arange(10), spare)
     assert selection.path.parent == spare
     assert Selection.open(tar_manifest, selection.digest, spare, verify=True).samples == 10

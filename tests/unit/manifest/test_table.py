@@ -8,15 +8,16 @@ import tarfile
 import numpy as np
 import pytest
 
-from streamer import formats
 from streamer.errors import ManifestCorruptError, ManifestError, ManifestVersionError
+from streamer.formats import choosing
+from streamer.manifest.checks import open_verified
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.table import Manifest
 
 
 def opened(manifest, store) -> dict[str, dict[str, bytes]]:
     """Every sample by key, read through chunks and offsets."""
-    kind = formats.find_format(manifest.format)
+    kind = choosing.find_format(manifest.format)
     found = {}
     for c in range(manifest.chunks):
         chunk = manifest.chunk(c)
@@ -157,7 +158,7 @@ def test_verify_finds_a_flipped_bit(tar_manifest):
     victim.write_bytes(raw)
     Manifest.open(tar_manifest.path)
     with pytest.raises(ManifestCorruptError, match=r"samples-00000\.arrows: content has digest"):
-        Manifest.open(tar_manifest.path, verify=True)
+        open_verified(tar_manifest.path)
 
 
 def test_exchanged_tables(tar_manifest):

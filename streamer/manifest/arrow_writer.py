@@ -1,7 +1,11 @@
-"""A table as nanoarrow writes it."""
+"""Tables written as Arrow IPC streams: a schema message, one record batch and the end mark.
+
+Apart from reading: trainers only read, and do without nanoarrow (16 ms of CPU and 1 MB a process, 2026-11-23).
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import BinaryIO
 
 import nanoarrow
@@ -9,11 +13,19 @@ import numpy as np
 from nanoarrow.ipc import StreamWriter
 from numpy.typing import NDArray
 
-from streamer.manifest.arrow import BinaryColumn, Column, Table
+from streamer.manifest.columns import BinaryColumn, Column, Table
 
 
-def write_stream(file: BinaryIO, table: Table, rows: int) -> None:
-    """Writes a schema, one batch of `rows` rows and the end mark."""
+def write_table(path: Path, table: Table) -> int:
+    """Writes one table as an Arrow IPC stream; returns the file's length in bytes."""
+    rows = {len(column) for column in table.values()}
+    assert len(rows) == 1, f"columns of {path.name} differ in length: {rows}"
+    with path.open("wb") as file:
+        _write_stream(file, table, rows.pop())
+        return file.tell()
+
+
+def _write_stream(file: BinaryIO, table: Table, rows: int) -> None:
     schema = nanoarrow.struct({name: _arrow_type(column) for name, column in table.items()}, nullable=False)
     children = [_arrow_array(column) for column in table.values()]
     batch = nanoarrow.c_array_from_buffers(

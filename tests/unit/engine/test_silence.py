@@ -3,49 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from streamer.engine.engine import Engine
-from streamer.engine.upkeep import SILENCE_CHECK_SECONDS, Upkeep
+from streamer.engine.maintenance import SILENCE_CHECK_SECONDS, SilenceWatch
 from tests.unit.steered_loop import SteeredLoop
 
 SILENT_SECONDS = 60.0
 
 
-class NoTasks:
-    """Whose tasks never run."""
+class Session:
+    """One that waits for room, and was last heard of when it was made."""
 
-    def create_task(self, work: Coroutine[object, object, None], name: str) -> SimpleNamespace:
-        work.close()
-        return SimpleNamespace(cancel=lambda: None)
+    name, admitted = "s", True
+    track = SimpleNamespace(has_questions=lambda: True)
+
+    def __init__(self, loop: SteeredLoop) -> None:
+        self._loop, self.heard_at = loop, loop.time()
+
+    @property
+    def silent(self) -> bool:
+        return self._loop.time() - self.heard_at > SILENT_SECONDS
 
 
 class House:
-    """What the upkeep sees of an engine with one session, for which others wait."""
+    """What the watch sees of an engine with one session, for which others wait."""
 
     def __init__(self, loop: SteeredLoop) -> None:
         self.silenced: list[str] = []
         self.now = loop.time
-        self.session = SimpleNamespace(
-            name="s", admitted=True, heard_at=loop.time(), track=SimpleNamespace(has_questions=lambda: True)
-        )
-        self.sessions = {"s": self.session}
-        self.config = SimpleNamespace(silent_seconds=SILENT_SECONDS, settle_seconds=2.0)
-        self.policy = SimpleNamespace(silence=self.silenced.append, settle=lambda: None)
+        self.sessions = {"s": Session(loop)}
+        self.policy = SimpleNamespace(silence=self.silenced.append)
         self.pump = SimpleNamespace(freed=lambda freed: None)
-        self.cache = self.rejects = SimpleNamespace(damaged=None)
-        self.limit_changed = self.policy_holds = self.kick = lambda: None
+        self.kick = lambda: None
 
 
 @pytest.fixture
 def house(loop: SteeredLoop) -> House:
-    """An engine that is kept up."""
+    """An engine that is watched."""
     made = House(loop)
-    Upkeep(cast(Engine, made), cast(asyncio.TaskGroup, NoTasks()))
+    SilenceWatch(cast(Engine, made), cast(asyncio.AbstractEventLoop, loop))
     return made
 
 

@@ -13,9 +13,10 @@ import pytest
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.indexing import ManifestRequest
+from streamer.engine.maintenance import remove_unused_once
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.shelf import QUIET_SECONDS
-from streamer.engine.tidy import tidy
+from streamer.engine.statistics import engine_statistics
 from streamer.errors import ManifestError
 from streamer.manifest.lease import open_held
 
@@ -68,7 +69,7 @@ async def an_hour_later(engine: Engine) -> None:
         for folder in (engine.cache.root / "manifests").iterdir():
             used = folder.stat().st_mtime - 2 * QUIET_SECONDS
             os.utime(folder, (used, used))
-        await tidy(engine)
+        await remove_unused_once(engine)
 
 
 def sizes(engine: Engine) -> dict[str, int]:
@@ -96,7 +97,7 @@ async def test_a_dataset_that_is_refreshed_for_ever(engine: Engine) -> None:
         await an_hour_later(engine)
         assert sizes(engine) == dict.fromkeys(sizes(engine), 1) | {"fetchers": 0, "datasets": 0}
     assert len(engine.policy._table.groups) <= 3
-    counts = engine.statistics()
+    counts = engine_statistics(engine)
     assert counts["hits"] > 0.8 * counts["needs"]
     assert counts["store_requests"] >= 25, "also those of fetchers that are closed"
 
@@ -129,7 +130,7 @@ async def test_what_a_later_session_needs_is_there(engine: Engine) -> None:
     assert (len(engine.datasets), len(engine.indexing.shelf.digests())) == (0, 1)
     again = Consumer(engine, digest)
     await again.read_all()
-    assert engine.statistics()["needs"] == 2 * engine.statistics()["hits"]
+    assert engine_statistics(engine)["needs"] == 2 * engine_statistics(engine)["hits"]
 
 
 async def test_manifests_count_in_the_limit(engine: Engine) -> None:

@@ -1,0 +1,115 @@
+"""What happens in an engine over time, beside its sessions. A service that runs for months must not grow.
+
+    silent sessions      of consumers that hang while others wait lose the protection of their look-ahead
+    free space           the limit falls while others fill the disk, and rises again
+    scrub                every chunk is compared with its checksums, slowly
+    open manifests       that no session and no fetch uses are closed
+    fetchers             of credentials that no session has are closed
+    manifests on disk    that were superseded, or are the least used of too many, are removed; see `shelf`
+    groups of chunks     of manifests that are gone: their chunks stay, without an owner, and are evicted first
+
+What was used since the last look but one stays. What a later session needs is on the disk: opening a manifest takes
+milliseconds, opening a fetcher a connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from streamer.cache.upkeep import scrub, watch_free_space
+from streamer.engine.datasets import options_key
+from streamer.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+SILENCE_CHECK_SECONDS = 5.0
+# An engine that looks later than this was stopped itself: what its consumers said meanwhile is still unread.
+LATE_SECONDS = 1.0
+# Validation between two epochs, a new job of the same user: within minutes.
+LOOK_SECONDS = 300.0
+# Of the limit, for manifests that no session has open; a manifest takes 0.01 to 0.1 % of its data.
+IDLE_MANIFESTS_SHARE = 1 / 16
+
+
+@asynccontextmanager
+async def maintained(engine: Engine) -> AsyncIterator[None]:
+    """Maintains an open engine while the context lasts."""
+    async with asyncio.TaskGroup() as tasks:
+        silence = SilenceWatch(engine, asyncio.get_running_loop())
+        running = [
+            tasks.create_task(watch_free_space(engine.cache, engine.limit_changed), name="free space"),
+            tasks.create_task(scrub(engine.cache, engine.rejects.damaged, engine.policy_holds), name="scrub"),
+            tasks.create_task(remove_unused(engine), name="unused"),
+        ]
+        try:
+            yield
+        finally:
+            silence.stop()
+            for task in running:
+                task.cancel()
+
+
+class SilenceWatch:
+    """A consumer that hangs while others wait loses the protection of its look-ahead.
+
+    Args:
+        engine: whose sessions.
+        loop: the engine's.
+    """
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine = engine
+        self._loop = loop
+        self._timer = loop.call_later(SILENCE_CHECK_SECONDS, self._look)
+
+    def stop(self) -> None:
+        """Looks no more; idempotent."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        engine, late_seconds = self._engine, self._loop.time() - self._timer.when()
+        self._timer = self._loop.call_later(SILENCE_CHECK_SECONDS, self._look)
+        if late_seconds > LATE_SECONDS:
+            self._forgive(late_seconds)
+        elif any(session.track.has_questions() for session in engine.sessions.values()):
+            for session in engine.sessions.values():
+                if session.admitted and session.silent:
+                    engine.pump.freed(engine.policy.silence(session.name))
+            engine.kick()
+
+    def _forgive(self, absent_seconds: float) -> None:
+        """Time during which this process did not run does not count as silence of its consumers."""
+        for session in self._engine.sessions.values():
+            session.heard_at = min(self._engine.now(), session.heard_at + absent_seconds)
+
+
+async def remove_unused(engine: Engine, every_seconds: float = LOOK_SECONDS) -> None:
+    """Removes at once what an earlier engine left, and what falls out of use again and again until it is cancelled."""
+    while True:
+        try:
+            await remove_unused_once(engine)
+        except OSError as error:
+            logger.warning("cannot remove unused manifests: %s; tried again", error)
+        await asyncio.sleep(every_seconds)
+
+
+async def remove_unused_once(engine: Engine) -> None:
+    """Removes what was not used since the last call.
+
+    Raises:
+        OSError: the disk does not let us remove manifests; the next call tries again.
+    """
+    held = {session.dataset.manifest.digest: session.dataset for session in engine.sessions.values()}
+    held |= {dataset.manifest.digest: dataset for dataset in engine.flights.datasets()}
+    engine.datasets.drop_idle(held)
+    engine.fetchers.close_idle({options_key(dataset.options) for dataset in held.values()})
+    opened = {dataset.manifest.digest for dataset in engine.datasets.all()} | set(held)
+    gone = await engine.indexing.tidy(opened, int(engine.cache.limit_bytes * IDLE_MANIFESTS_SHARE))
+    engine.forget_datasets()
+    if gone:
+        logger.info("%d unused manifests are removed: %s", len(gone), ", ".join(sorted(gone)))
+        await engine.cache.measure()
+        engine.limit_changed(engine.cache.limit_bytes)

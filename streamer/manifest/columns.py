@@ -1,0 +1,65 @@
+"""The columns of a manifest's tables, as numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+ColumnType = Literal["uint8", "uint32", "int32", "int64", "binary", "key16"]
+Schema = Mapping[str, ColumnType]
+
+KEY_BYTES = 16
+_MAX_INT32 = 2**31 - 1
+
+
+class BinaryColumn(msgspec.Struct, frozen=True):
+    """Byte strings of any length: value i is `content[offsets[i]:offsets[i + 1]]`.
+
+    Attributes:
+        offsets: int32 or int64, shape (n + 1,); int32 while the content has less than 2 GiB.
+        content: uint8.
+    """
+
+    offsets: NDArray[np.int32] | NDArray[np.int64]
+    content: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, values: list[bytes]) -> BinaryColumn:
+        """Packs byte strings."""
+        lengths = np.fromiter(map(len, values), np.int64, len(values))
+        offsets = np.zeros(len(values) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        content = np.frombuffer(b"".join(values), np.uint8)
+        return cls(offsets.astype(np.int32) if offsets[-1] <= _MAX_INT32 else offsets, content)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> bytes:
+        return self.content[int(self.offsets[row]) : int(self.offsets[row + 1])].tobytes()
+
+
+Column = NDArray[np.generic] | BinaryColumn
+Table = dict[str, Column]
+
+
+def digest_of(table: Table) -> str:
+    """The identity of a table's content, whatever library wrote the file: 32 hex characters."""
+    state = blake2b(digest_size=16)
+    for name, column in table.items():
+        for part in _buffers(column):
+            state.update(f"{name}:{part.dtype.str}:{part.shape}\n".encode())
+            state.update(np.ascontiguousarray(part).tobytes())
+    return state.hexdigest()
+
+
+def _buffers(column: Column) -> tuple[NDArray[np.generic], ...]:
+    if isinstance(column, BinaryColumn):
+        # The width of the offsets follows from the content; the identity must not depend on it.
+        return column.offsets.astype(np.int64), column.content
+    return (column,)
