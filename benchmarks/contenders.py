@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.writer import checksums
 from streamer.config import CacheConfig, FetchConfig
-from streamer.fetch import Fetcher, collect_rarely, keep_freed_memory
+from streamer.fetch import Fetcher
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
+from streamer.process_memory import collect_rarely
 from streamer.store import ObjectStore, open_store
 
 MiB = 1 << 20
@@ -358,7 +359,6 @@ def main() -> None:
     parser.add_argument("job", help="as JSON")
     given = parser.parse_args()
     if given.name.startswith("ours"):  # as the engine does when it starts
-        keep_freed_memory(256 * MiB)
         collect_rarely()
     result = uvloop.run(measure(Job(**json.loads(given.job)), CONTENDERS[given.name]))
     print(json.dumps(asdict(result)))

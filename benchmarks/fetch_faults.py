@@ -30,7 +30,7 @@ from s3sim import S3_PROFILE, Simulator, simulator
 
 from streamer.config import FetchConfig
 from streamer.errors import StreamerError
-from streamer.fetch import Fetcher, keep_freed_memory
+from streamer.fetch import Fetcher
 from streamer.store import open_store
 
 MiB = 1 << 20
@@ -439,7 +439,6 @@ def main() -> int:
     names = parser.parse_args().scenarios or list(SCENARIOS)
     if unknown := set(names) - set(SCENARIOS):
         parser.error(f"no scenario {', '.join(sorted(unknown))}")
-    keep_freed_memory(512 * MiB)
     missed = 0
     with kept("fetch_faults", keep=names == list(SCENARIOS)), tempfile.TemporaryDirectory() as folder:
         stage = Stage(Data(Path(folder) / "store", files=8, file_bytes=64 * MiB))

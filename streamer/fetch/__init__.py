@@ -11,9 +11,8 @@ fetcher.py     chunks
 
 from __future__ import annotations
 
-from streamer.fetch.allocator import collect_rarely, keep_freed_memory
 from streamer.fetch.fetcher import Fetched, Fetcher
 from streamer.fetch.gate import Due
 from streamer.fetch.statistics import FetchStatistics
 
-__all__ = ["Due", "FetchStatistics", "Fetched", "Fetcher", "collect_rarely", "keep_freed_memory"]
+__all__ = ["Due", "FetchStatistics", "Fetched", "Fetcher"]

@@ -29,9 +29,8 @@ META_BYTES = 1 << 20
 TRAILER_BYTES = 1 << 20
 
 _ZERO = bytes(BLOCK)
-_FILES = frozenset((b"0", b"\0", b"7"))
-# Name, size, checksum and the two bytes after it, kind, the first byte of the prefix.
-_PLAIN = Struct("<100s24x12s12x6s2sc188xc166x")
+# Name, size, checksum, kind, magic, prefix.
+_FIELDS = Struct("<100s24x12s12x8sB100x6s82x155s12x")
 # Directories, links, devices, fifos: by definition without content.
 _EMPTY = frozenset(b"123456")
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL = b"LKxg"
@@ -69,11 +68,6 @@ class Parser(msgspec.Struct):
     _start: int | None = None
     _name: str | None = None
     _pax: dict[str, str] = msgspec.field(default_factory=dict)
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is known of the next member yet."""
-        return self._start is None
 
     def header(self, block: bytes, offset: int) -> tuple[int, int] | Member | None:
         """Takes the block at `offset`.
@@ -141,28 +135,6 @@ def padded(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-def _plain_member(block: bytes, offset: int) -> Member | None:
-    """What `Parser` finds in nearly all headers, in two thirds of the time; None: it has to look.
-
-    A sample is opened each time it is read: 1.7 us for each of its members instead of 2.7 (2026-11-22).
-    """
-    if len(block) < BLOCK:
-        return None
-    name, size, checksum, mark, kind, prefix = _PLAIN.unpack(block)
-    digits = size.rstrip(b"\0 ")
-    if kind not in _FILES or prefix != b"\0" or mark != b"\0 " or not digits.isdigit() or not checksum.isdigit():
-        return None
-    try:
-        length, stored = int(digits, 8), int(checksum, 8)
-    except ValueError:
-        return None
-    if stored != _sum_of(block):
-        return None
-    text = _text(name)
-    content = offset + BLOCK
-    return Member(text, text[-1:] != "/", offset, content, content + length, content + padded(length))
-
-
 def parse_header(block: bytes, offset: int) -> _Header:
     """Reads one 512-byte header.
 
@@ -171,12 +143,13 @@ def parse_header(block: bytes, offset: int) -> _Header:
     """
     if len(block) < BLOCK:
         raise TarError(f"cut off inside a header: {len(block)} of {BLOCK} bytes", offset)
-    _verify(block, offset)
-    name = _text(block[:100])
+    name, size, checksum, kind, magic, prefix = _FIELDS.unpack(block)
+    _verify(block, checksum, offset)
+    text = _text(name)
     # Only POSIX archives have a prefix; GNU's old format keeps times there.
-    if block[257:263] == b"ustar\0" and block[345]:
-        name = f"{_text(block[345:500])}/{name}"
-    return _Header(block[156], _number(block[124:136], offset), name)
+    if magic == b"ustar\0" and prefix[0]:
+        text = f"{_text(prefix)}/{text}"
+    return _Header(kind, _number(size, offset), text)
 
 
 def parse_pax(payload: bytes, offset: int) -> dict[str, str]:
@@ -238,7 +211,7 @@ def members_of(content: memoryview) -> Generator[Member, None, None]:
     position, size = 0, len(content)
     while position < size:
         block = bytes(content[position : position + BLOCK])
-        found = (_plain_member(block, position) if parser.idle else None) or parser.header(block, position)
+        found = parser.header(block, position)
         if found is None:
             raise TarError("an end-of-archive mark inside a sample", position)
         if isinstance(found, Member):
@@ -319,8 +292,8 @@ def _check_trailer(window: _Window, start: int) -> Generator[Need, memoryview | 
         raise TarError("more than zeros follow the end-of-archive mark (joined archives?)", start)
 
 
-def _verify(block: bytes, offset: int) -> None:
-    stored = _number(block[148:156], offset)
+def _verify(block: bytes, checksum: bytes, offset: int) -> None:
+    stored = _number(checksum, offset)
     body = _sum_of(block)
     if stored == body:
         return

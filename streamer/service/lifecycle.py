@@ -24,7 +24,7 @@ from streamer.config import EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.maintenance import maintained
 from streamer.errors import CacheError, ConfigError, StreamerError
-from streamer.fetch.allocator import collect_rarely, keep_freed_memory
+from streamer.process_memory import collect_rarely
 from streamer.service.admission import group_id
 from streamer.service.limits import raise_descriptor_limit
 from streamer.service.notify import Notifier
@@ -35,8 +35,6 @@ from streamer.service.web import serving
 
 logger = logging.getLogger(__name__)
 
-# Fresh pages cost as much as the fetch itself: 0.62 against 0.36 CPU s/GB with the allocator keeping what was freed.
-KEPT_FREE_BYTES = 256 << 20
 MOST_THREADS = 32
 # How long a starting engine waits for the one that is leaving the same folder: its grace time and what follows.
 LOCK_SECONDS = 10.0
@@ -85,7 +83,6 @@ class Life:
         assert config.socket_path is not None, "checked by `run`"
         _make_cache_dir(config.cache.directory)
         raise_descriptor_limit()
-        keep_freed_memory(KEPT_FREE_BYTES)
         collect_rarely()
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(thread_count(), "streamer-work"))
         if config.cache.group is not None:
