@@ -39,7 +39,9 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":
             raise
-        raise ImportError(f"streamer.{name} needs PyTorch; `pip install 'streamer[torch]'`, or torch itself") from error
+        raise ImportError(
+            f"streamer.{name} needs PyTorch; `pip install 'streamer-data[torch]'`, or torch itself"
+        ) from error
 
 
 def __dir__() -> list[str]:

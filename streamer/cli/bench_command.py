@@ -284,7 +284,7 @@ def _write(figures: LinkFigures, arguments: argparse.Namespace, terminal: Termin
             save_plot(figures, arguments.plot)
             terminal.line(f"curves: {arguments.plot}")
     except ImportError as error:
-        raise ConfigError("--plot needs matplotlib: pip install 'streamer[plots]'", field="plot") from error
+        raise ConfigError("--plot needs matplotlib: pip install 'streamer-data[plots]'", field="plot") from error
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename}: {error.strerror}", field="plot") from error
 

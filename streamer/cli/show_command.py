@@ -189,7 +189,7 @@ def _save(picture: npt.NDArray[np.uint8], out: Path) -> None:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ConfigError("--out needs Pillow: pip install 'streamer[images]'", field="out") from error
+        raise ConfigError("--out needs Pillow: pip install 'streamer-data[images]'", field="out") from error
     try:
         Image.fromarray(picture).save(out)
     except (OSError, ValueError) as error:

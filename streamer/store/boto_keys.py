@@ -81,7 +81,7 @@ def find(profile: str | None) -> BotoKeys | None:
     except ImportError:
         if profile is not None:
             raise ConfigError(
-                f"profile={profile!r} needs botocore; pip install 'streamer[s3]'", field="profile"
+                f"profile={profile!r} needs botocore; pip install 'streamer-data[s3]'", field="profile"
             ) from None
         return None
     wrong = (

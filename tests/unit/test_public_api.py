@@ -57,7 +57,7 @@ def test_without_torch_the_error_says_what_to_install():
         "try: streamer.StreamingDataset\n"
         "except ImportError as error: print(error)"
     )
-    assert "pip install 'streamer[torch]'" in fresh(code)
+    assert "pip install 'streamer-data[torch]'" in fresh(code)
 
 
 def test_the_names_are_these():

@@ -3,7 +3,7 @@
 A batch is any Python structure. Pickling it, every array, tensor and list of strings is taken out and written to the
 slot as it is (a *leaf*); what the pickle keeps is the structure around them, a few hundred bytes, behind the last
 leaf. Reading pickles back in, each leaf becomes a view on the slot. So nothing large is ever pickled, whatever a
-`collate_fn` returns. Both ends are the trainer and its own workers (law 7).
+`collate_fn` returns. Both ends are the trainer and its own workers (docs/architecture.md, rule 7).
 
 Free of torch: a worker that uses none never imports it.
 """
@@ -181,7 +181,7 @@ class BatchReader:
         return tuple(parts) if kind == "t" else parts
 
 
-class _Unpickler(pickle.Unpickler):  # noqa: S301 - written by this trainer's own worker (law 7)
+class _Unpickler(pickle.Unpickler):  # noqa: S301 - written by this trainer's own worker (docs/architecture.md, rule 7)
     def __init__(self, file: io.BytesIO, leaf: object) -> None:
         super().__init__(file)
         self.persistent_load = leaf  # type: ignore[assignment]

@@ -41,7 +41,7 @@ def freeze_error(error: BaseException, limit: int) -> bytes:
 
 def thaw_error(frozen: bytes) -> BaseException:
     """The error as it was raised, its cause the worker's traceback as text."""
-    error, text = pickle.loads(frozen)  # noqa: S301 - from this trainer's own worker (law 7)
+    error, text = pickle.loads(frozen)  # noqa: S301 - from this trainer's own worker (docs/architecture.md, rule 7)
     error.__cause__ = RemoteTracebackError(text)
     assert isinstance(error, BaseException)
     return error

@@ -48,7 +48,7 @@ def _opened(channel: Channel) -> Opened | None:
         return None
     message, descriptor = received
     assert isinstance(message, Open)
-    recipe, rules = pickle.loads(read_memory_file(descriptor))  # noqa: S301 - from this process's own trainer (law 7)
+    recipe, rules = pickle.loads(read_memory_file(descriptor))  # noqa: S301 - from this process's own trainer (docs/architecture.md, rule 7)
     opened = recipe.open(), rules
     # Modules stay: the collector need not look at them again and again, 4 % of what raw bytes cost (2026-11-22).
     gc.freeze()

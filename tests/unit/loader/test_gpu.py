@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 SIDE = 224
-# A batch of 38.5 MB, as the figures of the design have it.
+# A batch of 38.5 MB, as in benchmarks/loader.py.
 BATCH = 256
 
 
