@@ -69,6 +69,7 @@ class WindowControl:
         most: the window does not grow above this.
 
     Attributes:
+        climbing: whether it grew in slow start after the last interval.
         inflation: by how much requests took longer than on an idle link, when last measured.
     """
 
@@ -76,7 +77,7 @@ class WindowControl:
         self._least, self._most = least, most
         self._size = float(min(max(start, least), most))
         self._interval: Interval | None = None
-        self._slow_start = True
+        self._slow_start = self.climbing = True
         self._base: dict[int, deque[tuple[float, float]]] = {}
         self.inflation = 1.0
         self._known_until = float("inf")
@@ -106,12 +107,14 @@ class WindowControl:
     def _decide(self, interval: Interval, now: float) -> None:
         self.inflation = self._measure(interval, now)
         self._known_until = now + max(STALE_SECONDS, STALE_FACTOR * interval.mean_seconds)
+        self.climbing = False
         if interval.contended * 2 < interval.samples:
             return  # the readers were the limit: nothing was learnt about the link
         if self.inflation > LATENCY_INFLATION:
             self._slow_start = False
             size = max(self._size * DECREASE_FACTOR, min(self._size, self._least))
         else:
+            self.climbing = self._slow_start and self._size < self._most
             size = self._size * (SLOW_START_FACTOR if self._slow_start else INCREASE_FACTOR)
         self._size = min(size, float(self._most))
 

@@ -51,7 +51,7 @@ class Endpoint:
         self.time = self.clock.time
         self.store = store
         self.control = WindowControl(config.window_start, config.window_min, config.window_max)
-        self.pacing = Pacing(self.time())
+        self.pacing = Pacing(lambda: self.control.climbing, self.time())
         self.gate = FairGate(self.control.size)
         self.retries = RetryBudget()
         self.budget = HedgeBudget(config.hedge_requests_share, config.hedge_bytes_share)

@@ -5,8 +5,8 @@ share of them at any rate, as S3 does with 0.1 to 1 %; or because they come fast
 the same, so a trial decides: for a moment only nine tenths of what was just served is sent. A limit then refuses
 nothing; chance refuses the same share as before. A limit is kept to; chance costs the retries of what was refused.
 
-Simulated with 30 ms latency and 10,000 objects of 110 KB from the first request on (2026-11-23): chance leaves 1.0 of
-the rate at 1 %, 0.85 to 0.99 at 5 % and 0.89 to 0.98 at 20 %; limits of 100 to 2,000 requests/s are used to at least
+Simulated with 30 ms latency and 10,000 objects of 110 KB from the first request on (2026-11-23): chance leaves 0.99 of
+the rate at 1 and 5 %, 0.94 at 20 %; limits of 100 to 2,000 requests/s are used to at least
 0.92 with 1 % refused, and to 0.8 with 5 % chance on top. To shrink the number of requests in flight instead is too
 coarse: 200 requests/s are 6 in flight, so that one more is 17 %, and a slow answer counts as room (0.69 of the limit
 with 5 % chance on top).
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Callable
 
 import msgspec
 
@@ -27,6 +28,10 @@ TALLY_SECONDS = 5.0
 # Refusals beyond chance that start a trial, as a share of the answers and in number. 1 % by chance is common.
 NOTICED_SHARE = 0.02
 NOTICED_REFUSALS = 8.0
+# While more and more requests are in flight, each step tells as much as a trial: a limit refuses a third at the next.
+# More than this share refused is a limit at once. Without the rule, trials slow the start: 5 % 503 on raw objects fell
+# from 0.945 to 0.72 of the rate (2026-11-23).
+CLIMBING_SHARE = 0.25
 # More is never taken for chance: a store that refuses this many is not helped by full speed.
 CHANCE_MOST = 0.4
 # What was found to be chance is tried again after this long: the trial may have been wrong.
@@ -134,6 +139,7 @@ class Pacing:
     """The rate at which one endpoint is asked.
 
     Args:
+        climbing: whether the number of requests in flight grows quickly just now.
         now: the moment; all moments are of one clock.
 
     Attributes:
@@ -142,9 +148,10 @@ class Pacing:
         confirmations: trials that found a limit since one last found chance.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, climbing: Callable[[], bool], now: float) -> None:
         self.per_second = self.measured_limit = math.inf
         self.confirmations = 0
+        self._climbing = climbing
         self._chance = Chance()
         self._tally = Tally(now)
         self._next_look = now
@@ -196,7 +203,10 @@ class Pacing:
             self._chance = Chance()
         excess = self._chance.excess(share, tally.answers)
         if excess >= NOTICED_REFUSALS and excess > NOTICED_SHARE * tally.answers:
-            self._try(share, now)
+            if share > CLIMBING_SHARE + self._chance.share or not self._climbing():
+                self._try(share, now)
+            else:
+                self._tally = Tally(now)
             return
         if not tally.refused or now - tally.since >= TALLY_SECONDS:
             self._learn(share, now)
