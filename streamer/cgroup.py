@@ -83,6 +83,13 @@ def _left_bytes(folder: Path, limit: str, used: str) -> int | None:
         return None
 
 
+def usable_memory_bytes(cgroup: Cgroup | None = None) -> int:
+    """How much memory this process may have: the machine's, or the tightest limit of its cgroups."""
+    limit = (cgroup or Cgroup()).memory_bytes()
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return machine if limit is None else min(limit, machine)
+
+
 def usable_cores(cgroup: Cgroup | None = None) -> int:
     """How many threads can run at the same time for long: allowed CPUs, and the cgroup's share of them rounded up."""
     quota = (cgroup or Cgroup()).cpus()

@@ -10,6 +10,7 @@ import asyncio
 import gc
 import os
 import select
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -66,6 +67,13 @@ def pytest_configure() -> None:
     runners._cancel_all_tasks = count_then_cancel  # type: ignore[attr-defined]
 
 
+def _fork_server_socket() -> int:
+    """The descriptor of the socket to the loaders' fork server, which lives as long as this process; -1: none runs."""
+    module = sys.modules.get("streamer.loader.workers.fork_server")
+    server = module._current.server if module is not None else None
+    return -1 if server is None or server.gone else server._control.fileno()
+
+
 Snapshot = tuple[set[threading.Thread], set[int], dict[int, str], set[str]]
 
 
@@ -83,12 +91,15 @@ def _left_over(before: Snapshot, wait_seconds: float = 0.0) -> list[str]:
         # What a thread that has just ended held in a cycle (an exception and its frames) goes with the next one.
         gc.collect()
     now = _descriptors()
+    now.pop(_fork_server_socket(), None)
     left += [f"fd {fd} -> {now[fd]}" for fd in now if descriptors.get(fd) != now[fd] and not _harmless(now[fd])]
     left += [f"mapping {name}" for name in _memory_files() - mappings]
     return left
 
 
 def _ends(thread: threading.Thread, deadline: float) -> bool:
+    if thread.name == "streamer-fork-server":
+        return True
     thread.join(max(0.0, deadline - time.monotonic()))
     # The pool that `asyncio.to_thread` of a loop nobody closed leaves behind is not daemonic: it is reported.
     return not thread.is_alive()
@@ -96,7 +107,7 @@ def _ends(thread: threading.Thread, deadline: float) -> bool:
 
 def _exits(pid: int, deadline: float) -> bool:
     """Whether the process ends and somebody has reaped it; a zombie is left over too."""
-    if "resource_tracker" in _command(pid):
+    if "resource_tracker" in _command(pid) or "fork_server_main" in _command(pid):
         return True
     try:
         handle = os.pidfd_open(pid)

@@ -29,6 +29,10 @@ class Doing(msgspec.Struct, frozen=True):
     since: int
 
 
+# Between two tasks.
+NOTHING = Doing(0, -1, 0)
+
+
 class Board:
     """The rows of all workers; each is written by its worker and read by the rank.
 
@@ -56,4 +60,6 @@ class Board:
 
     def close(self) -> None:
         """Gives the descriptor back; the mapping goes with the object, which a worker thread may still hold."""
-        os.close(self.descriptor)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1

@@ -1,118 +1,80 @@
-"""The messages between the rank's process and its workers: datagrams of tens of bytes.
+"""The messages between a rank and its workers: datagrams of tens of bytes, encoded by msgspec.
 
 A worker's socket is a SOCK_SEQPACKET pair: a message arrives whole or not at all, so a worker killed at any moment
-leaves nothing half-written, and there is no lock that it could take along. Memory travels as a descriptor.
+leaves nothing half-written, and holds no lock. Memory travels as a descriptor beside the message.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import socket
-import struct
-from enum import IntEnum
 
 import msgspec
 
 # Below the kernel's default limit for one datagram (net.core.wmem_default = 212,992 bytes on Linux).
 MESSAGE_BYTES = 1 << 17
 
-# Slot numbers with a meaning of their own.
-MEASURE = -1
-"""No ring yet: make the batch, say what it takes (`NEED`), keep it until told where to (a second task)."""
-SPILL = -2
-"""Write to memory of its own."""
-EARLY = -3
-"""As SPILL, because the ring is still being built: nothing is wrong."""
+# The number of a slot that there is not: the batch gets memory of its own.
+NO_SLOT = -1
 
 
-class Kind(IntEnum):
-    """What a message is."""
-
-    RING = 1
-    TASK = 2
-    READY = 3
-    NEED = 4
-    DONE = 5
-    SPILLED = 6
-    FAILED = 7
-    UNREADABLE = 8
-    SKIPPED = 9
-    UP = 10
-    PAYLOAD = 11
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Root of all messages."""
 
 
-class Task(msgspec.Struct, frozen=True):
-    """Make this batch, write it there.
+# ---------------------------------------------------------------- to the worker
+
+
+class Open(_Message, frozen=True):
+    """Open the source; what it is and how batches are made lies in the memory that comes with the message."""
+
+
+class Task(_Message, frozen=True):
+    """Make this batch, and write it to a slot.
 
     Attributes:
         number: unique in the loader's life; a batch made again has a new one.
-        ring: which ring the slot is in.
-        slot: its place, or MEASURE, SPILL or EARLY.
+        epoch: of the batch.
+        batch: its number in the epoch.
+        slot: number of the slot. Its memory comes with the message when the worker does not have it yet; a slot that
+            has none, or too little for the batch, gets memory from the worker. NO_SLOT: memory for this batch only.
         left_out: ordinals that are not to be loaded: they killed a worker twice.
     """
 
     number: int
     epoch: int
     batch: int
-    ring: int
-    slot: int
+    slot: int = NO_SLOT
     left_out: tuple[int, ...] = ()
 
-    _HEAD = struct.Struct("<B3xiqqqi4x")
 
-    def encode(self) -> bytes:
-        """The message."""
-        head = self._HEAD.pack(Kind.TASK, self.slot, self.number, self.epoch, self.batch, self.ring)
-        return head + struct.pack(f"<{len(self.left_out)}q", *self.left_out)
+class Forget(_Message, frozen=True):
+    """The memory of a slot is not used any more."""
 
-    @classmethod
-    def decode(cls, raw: bytes) -> Task:
-        """Reads the message."""
-        _, slot, number, epoch, batch, ring = cls._HEAD.unpack_from(raw)
-        rest = raw[cls._HEAD.size :]
-        return cls(number, epoch, batch, ring, slot, struct.unpack(f"<{len(rest) // 8}q", rest))
+    slot: int
 
 
-class RingShape(msgspec.Struct, frozen=True):
-    """A new ring; its memory comes with the message."""
-
-    number: int
-    slots: int
-    slot_bytes: int
-
-    _HEAD = struct.Struct("<B7xqqq")
-
-    def encode(self) -> bytes:
-        """The message."""
-        return self._HEAD.pack(Kind.RING, self.number, self.slots, self.slot_bytes)
-
-    @classmethod
-    def decode(cls, raw: bytes) -> RingShape:
-        """Reads the message."""
-        _, number, slots, slot_bytes = cls._HEAD.unpack(raw)
-        return cls(number, slots, slot_bytes)
+# ---------------------------------------------------------------- from the worker
 
 
-class Payload(msgspec.Struct, frozen=True):
-    """What to open and how batches are made; its memory comes with the message."""
-
-    def encode(self) -> bytes:
-        """The message."""
-        return bytes([Kind.PAYLOAD])
-
-    @classmethod
-    def decode(cls, raw: bytes) -> Payload:
-        """Reads the message."""
-        return cls()
+class Ready(_Message, frozen=True):
+    """The source is open."""
 
 
-class Stages(msgspec.Struct, frozen=True):
+class NotOpened(_Message, frozen=True):
+    """The source cannot be opened; the error, pickled."""
+
+    error: bytes
+
+
+class Stages(msgspec.Struct, frozen=True, array_like=True):
     """Where a worker's time went for one batch, in nanoseconds.
 
     Attributes:
         load: all of read, decode, transform and what lies between.
-        read, decode, transform: parts of `load`, 0 where the source does not tell.
+        read: a part of `load`; 0 where the source does not measure it; so for decode and transform.
+        decode: a part of `load`.
+        transform: a part of `load`.
         collate: putting samples together, without the copy.
         write: the copy into the slot.
     """
@@ -125,16 +87,18 @@ class Stages(msgspec.Struct, frozen=True):
     write: int = 0
 
 
-class Made(msgspec.Struct, frozen=True):
-    """A batch is in its slot, or in the memory that came with the message (`spilled`).
+class Made(_Message, frozen=True):
+    """A batch is written: to its slot, or to new memory whose descriptor comes with the message.
 
     Attributes:
-        nbytes: what it takes.
+        number: of the task.
+        nbytes: what the batch takes.
         description: start and length of its description.
+        stages: where the time went.
         faults: the worker's minor page faults over this batch.
-        pickled_bytes: length of the description.
         samples: how many there are in it.
         repeated: one byte per sample, 1 where it repeats another to fill the batch; empty: none does.
+        memory_bytes: size of the new memory.
         slowest: ordinal and nanoseconds of the sample that took longest; ordinal -1: unknown.
     """
 
@@ -145,86 +109,57 @@ class Made(msgspec.Struct, frozen=True):
     faults: int
     samples: int
     repeated: bytes = b""
-    spilled: bool = False
+    memory_bytes: int = 0
     slowest: tuple[int, int] = (-1, 0)
 
-    _HEAD = struct.Struct("<B3xIIIqqqqqqqqqqq")
 
-    def encode(self) -> bytes:
-        """The message."""
-        s = self.stages
-        return (
-            self._HEAD.pack(
-                Kind.SPILLED if self.spilled else Kind.DONE,
-                self.description[1],
-                self.faults,
-                self.samples,
-                self.number,
-                self.nbytes,
-                self.description[0],
-                *self.slowest,
-                *(s.load, s.read, s.decode, s.transform, s.collate, s.write),
-            )
-            + self.repeated
-        )
-
-    @classmethod
-    def decode(cls, raw: bytes) -> Made:
-        """Reads the message."""
-        kind, length, faults, samples, number, nbytes, start, ordinal, spent, *stages = cls._HEAD.unpack_from(raw)
-        return cls(
-            number=number,
-            nbytes=nbytes,
-            description=(start, length),
-            stages=Stages(*stages),
-            faults=faults,
-            samples=samples,
-            repeated=raw[cls._HEAD.size :],
-            spilled=kind == Kind.SPILLED,
-            slowest=(ordinal, spent),
-        )
-
-
-class Note(msgspec.Struct, frozen=True):
-    """UP, READY, NEED, FAILED, UNREADABLE, SKIPPED: a number or two and a text.
+class Failed(_Message, frozen=True):
+    """A batch cannot be made.
 
     Attributes:
-        number: the task; 0 for UP, READY and for a worker that could not start.
-        value: bytes needed; the ordinal that failed or was skipped (-1: none); the chunk that is unreadable.
-        body: a pickled error, or a reason or cause as text.
+        number: of the task.
+        ordinal: of the sample that failed; -1: none did.
+        error: pickled.
     """
 
-    kind: Kind
-    number: int = 0
-    value: int = 0
-    body: bytes = b""
-
-    _HEAD = struct.Struct("<B7xqq")
-
-    def encode(self) -> bytes:
-        """The message."""
-        return self._HEAD.pack(self.kind, self.number, self.value) + self.body
-
-    @classmethod
-    def decode(cls, raw: bytes) -> Note:
-        """Reads the message."""
-        kind, number, value = cls._HEAD.unpack_from(raw)
-        return cls(Kind(kind), number, value, raw[cls._HEAD.size :])
+    number: int
+    ordinal: int
+    error: bytes
 
 
-Message = Task | RingShape | Payload | Made | Note
-_READERS: dict[int, type[Task] | type[RingShape] | type[Payload] | type[Made]] = {
-    Kind.TASK: Task,
-    Kind.RING: RingShape,
-    Kind.PAYLOAD: Payload,
-    Kind.DONE: Made,
-    Kind.SPILLED: Made,
-}
+class Unreadable(_Message, frozen=True):
+    """A chunk of a batch is not there, or has wrong bytes.
+
+    Attributes:
+        number: of the task.
+        chunk: in the manifest.
+        reason: for people.
+    """
+
+    number: int
+    chunk: int
+    reason: str
 
 
-def decode(raw: bytes) -> Message:
-    """Reads any message."""
-    return _READERS.get(raw[0], Note).decode(raw)
+class Skipped(_Message, frozen=True):
+    """Another sample takes the place of one that cannot be made; the task goes on.
+
+    Attributes:
+        number: of the task.
+        ordinal: of the sample.
+        cause: for people.
+    """
+
+    number: int
+    ordinal: int
+    cause: str
+
+
+Request = Open | Task | Forget
+Report = Ready | NotOpened | Made | Failed | Unreadable | Skipped
+Message = Request | Report
+_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class Channel:
@@ -246,33 +181,26 @@ class Channel:
         return cls(socket.socket(fileno=descriptor))
 
     def fileno(self) -> int:
-        """For select and for `pass_fds`."""
+        """For select and for passing it on."""
         return self._end.fileno()
-
-    @property
-    def waiting(self) -> bool:
-        """Whether something is there to be received."""
-        poll = select.poll()
-        poll.register(self._end, select.POLLIN)
-        return bool(poll.poll(0))
 
     def set_blocking(self, blocking: bool) -> None:
         """Whether `send` and `receive` wait."""
         self._end.setblocking(blocking)
 
-    def send(self, message: Message, descriptor: int | None = None) -> bool:
+    def send(self, message: Message, descriptor: int = -1) -> bool:
         """Sends a message, with a descriptor if given. Returns False when the other end is gone."""
         try:
-            if descriptor is None:
-                self._end.send(message.encode(), socket.MSG_NOSIGNAL)
+            if descriptor < 0:
+                self._end.send(_encode(message), socket.MSG_NOSIGNAL)
             else:
-                socket.send_fds(self._end, [message.encode()], [descriptor], socket.MSG_NOSIGNAL)
+                socket.send_fds(self._end, [_encode(message)], [descriptor], socket.MSG_NOSIGNAL)
         except (BrokenPipeError, ConnectionResetError):
             return False
         return True
 
-    def receive(self) -> tuple[Message, int | None] | None:
-        """The next message with its descriptor, or None when the other end is gone.
+    def receive(self) -> tuple[Message, int] | None:
+        """The next message with its descriptor (-1: none), or None when the other end is gone.
 
         Raises:
             BlockingIOError: not blocking, and nothing there.
@@ -283,7 +211,7 @@ class Channel:
             return None
         if not raw:
             return None
-        return decode(raw), descriptors[0] if descriptors else None
+        return _DECODER.decode(raw), descriptors[0] if descriptors else -1
 
     def close(self) -> None:
         """Closes this end."""

@@ -97,9 +97,9 @@ class LoaderStats:
         collate_seconds: putting samples together. write_seconds: copying them into the ring.
         hand_over_seconds: making tensors of a finished slot, in the trainer; device_seconds: of which to the device.
         waiting: the waiting by cause; see `streamer.loader.causes`.
-        ring_slots, ring_slot_bytes: the ring's shape; 0 before the first batch, or without a ring.
+        ring_slots, ring_bytes: slots of the ring, and their memory together; 0 without a ring.
         ring_free: slots free now. ready_batches: finished batches waiting now. occupancy: their mean at each request.
-        spilled_batches: batches that went around the ring. oversize_batches: of these, larger than a slot.
+        spilled_batches: batches in memory of their own, for want of a slot. oversize_batches: larger than their slot.
         worker_faults: workers' minor page faults. pickled_bytes: pickled structure, all batches.
         respawns: workers replaced. rereads: batches repeated because a chunk was gone or wrong.
         skipped: samples whose place another one took (`on_error="skip"`), in the batches delivered.
@@ -123,7 +123,7 @@ class LoaderStats:
     hand_over_seconds: float = 0.0
     device_seconds: float = 0.0
     ring_slots: int = 0
-    ring_slot_bytes: int = 0
+    ring_bytes: int = 0
     ring_free: int = 0
     ready_batches: int = 0
     occupancy: float = 0.0

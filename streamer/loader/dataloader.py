@@ -16,21 +16,21 @@ from streamer.loader.counters import LoaderStats, TrainerClock
 from streamer.loader.delivery import Delivery, Supply
 from streamer.loader.device import check_device
 from streamer.loader.epoch_iterator import EpochIterator
-from streamer.loader.pool import WorkerType
+from streamer.loader.pool import WorkerStart, WorkerType
 from streamer.loader.provision import Provision
 from streamer.loader.report import Snapshot, StallReport, compare
 from streamer.loader.settings import (
     LoaderSettings,
     Pin,
     at_least,
-    crew_of,
     one_of,
     refuse_threads,
     ring_bytes_of,
     span_of,
+    worker_config,
 )
 from streamer.loader.skipping import OnError, SkipLedger, Skipped, SkipRules
-from streamer.loader.source import Collate, Preparable, PreparedStream
+from streamer.loader.source import Collate, Loadable, PreparedStream
 from streamer.loader.stall import (
     Headspace,
     OnReport,
@@ -42,6 +42,7 @@ from streamer.loader.stall import (
     report_rules,
     snapshot,
 )
+from streamer.loader.workers.fork_server import fork_server
 
 if TYPE_CHECKING:
     import torch
@@ -72,6 +73,8 @@ class StreamingDataLoader:
         threads_per_worker: refused; a worker makes one batch at a time. Use more `num_workers`.
         worker_type: "process", or "thread" for threads of the trainer's own process: only `rng` is then reproducible,
             because the threads share the global generators, which are not seeded; and all of them call one transform.
+        worker_start: how worker processes start: "forkserver", forked in milliseconds from a process that has imported
+            the modules which your code needs, and sharing its memory; "spawn", as new interpreters.
         prefetch_batches: batches begun and not yet taken; default 8 per worker, at most 48.
         ring_bytes: memory of the ring; default a twentieth of the machine's, at most 2 GiB.
         timeout: seconds that one sample may take before its worker is replaced; 0: any time.
@@ -89,7 +92,7 @@ class StreamingDataLoader:
 
     def __init__(
         self,
-        dataset: Preparable,
+        dataset: Loadable,
         batch_size: int = 1,
         num_workers: int = 0,
         *,
@@ -99,6 +102,7 @@ class StreamingDataLoader:
         collate_fn: Collate | None = None,
         threads_per_worker: None = None,
         worker_type: WorkerType = "process",
+        worker_start: WorkerStart = "forkserver",
         prefetch_batches: int | None = None,
         ring_bytes: int | str | None = None,
         timeout: float = 0,
@@ -109,16 +113,19 @@ class StreamingDataLoader:
         on_report: OnReport | None = None,
     ) -> None:
         self.dataset = dataset
+        self._source = dataset._for_loader()
         refuse_threads(threads_per_worker)
-        crew = crew_of(num_workers, worker_type)
+        workers = worker_config(num_workers, worker_type, worker_start, (*self._source.user_code, collate_fn))
+        if workers is not None and workers.start == "forkserver" and workers.worker_type == "process":
+            fork_server(workers.modules)
         self._settings = LoaderSettings(
             batch_size=at_least("batch_size", batch_size, 1),
-            crew=crew,
+            workers=workers,
             drop_last=drop_last,
             device=check_device(device),
             device_transform=device_transform,
             collate_fn=collate_fn,
-            span=span_of(prefetch_batches, crew),
+            span=span_of(prefetch_batches, workers),
             ring_bytes=ring_bytes_of(ring_bytes),
             timeout=timeout,
             pin=pin,
@@ -152,7 +159,7 @@ class StreamingDataLoader:
     def __repr__(self) -> str:
         s, (epoch, batch) = self._settings, self._position
         state = "closed" if self._closed else f"epoch={epoch}, batch={batch}"
-        return f"StreamingDataLoader(batch_size={s.batch_size}, crew={s.crew}, {state})"
+        return f"StreamingDataLoader(batch_size={s.batch_size}, workers={s.workers}, {state})"
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch. Does not need the other ranks."""
@@ -171,7 +178,7 @@ class StreamingDataLoader:
             StreamerError: data set, order or state do not fit; on every rank, where torch.distributed is initialised.
         """
         self._check_usable()
-        if (told := self.dataset.take_told_epoch()) is not None:
+        if (told := self._source.take_told_epoch()) is not None:
             self.set_epoch(told)
         self._look_again()
         self._make_ready()
@@ -222,10 +229,10 @@ class StreamingDataLoader:
         self._end_supply()
         self._compared, self._failure = False, None
         try:
-            self._provision.hire()
+            self._provision.start_workers()
             self._start = self._position = self._prepare().resume(state)
         except StreamerError as error:
-            if not self.dataset.compares:
+            if not self._source.compares:
                 raise
             self._failure = error
         self._told, self._begun = False, None
@@ -259,7 +266,7 @@ class StreamingDataLoader:
 
     def snapshot(self) -> Snapshot:
         """The counts of this moment, for `compare`; any thread."""
-        return snapshot(self.stats(), self._clock, self._supply, self._settings.crew)
+        return snapshot(self.stats(), self._clock, self._supply, self._settings.workers)
 
     def name_samples(self, report: StallReport) -> StallReport:
         """The report with the name of its slowest sample."""
@@ -314,10 +321,10 @@ class StreamingDataLoader:
         """Between epochs: a dataset that has changed is prepared and supplied anew."""
         if self._start[1]:
             return
-        if self._compared and self.dataset.refreshes:
-            self.dataset.refresh()
+        if self._compared and self._source.refreshes:
+            self._source.refresh()
         # Also where somebody else has called `refresh`: the user, or another loader of this data set.
-        if self._prepared is not None and self._edition != self.dataset.edition:
+        if self._prepared is not None and self._edition != self._source.edition:
             self._end_supply()
             self._prepared, self._compared = None, False
 
@@ -336,7 +343,7 @@ class StreamingDataLoader:
         return self._settings.skip_rules(self._prepare().skip_rules)
 
     def _compare(self) -> None:
-        self.dataset.compare(self._prepare_to_compare, "epoch {}, batch {}".format(*self._start))
+        self._source.compare(self._prepare_to_compare, "epoch {}, batch {}".format(*self._start))
         self._compared = True
         rules = self._skip_rules
         shared = self._prepare().shared_budget() if rules.on_error == "skip" else None
@@ -346,7 +353,7 @@ class StreamingDataLoader:
 
     def _prepare_to_compare(self) -> PreparedStream:
         # Here: also that no worker can start on this rank is to be heard on all of them.
-        self._provision.hire()
+        self._provision.start_workers()
         if self._failure is not None:
             raise self._failure
         return self._prepare()
@@ -359,8 +366,8 @@ class StreamingDataLoader:
     def _prepare(self) -> PreparedStream:
         self._check_usable()
         if self._prepared is None:
-            self._edition = self.dataset.edition
-            self._prepared = self.dataset.prepare(self._settings.batch_size, self._settings.drop_last)
+            self._edition = self._source.edition
+            self._prepared = self._source.prepare(self._settings.batch_size, self._settings.drop_last)
         return self._prepared
 
     def _check_usable(self) -> None:

@@ -78,8 +78,8 @@ class StreamingDataset(IterableDataset[object]):
     """
 
     _resume: dict[str, object] | None
-    _told: int | None
-    _prepared: Prepared | None
+    # With the edition of the dataset that it is of.
+    _prepared: tuple[int, Prepared] | None
     _progress: Progress | None
 
     def __init__(
@@ -237,21 +237,7 @@ class StreamingDataset(IterableDataset[object]):
         Raises:
             StreamerError: it cannot be listed or indexed; on every rank.
         """
-        changed = self._opening.refresh()
-        if changed:
-            self._prepared = None
-            self._edition += 1
-        return changed
-
-    @property
-    def refreshes(self) -> bool:
-        """Whether it is to be listed again before each epoch; for loaders."""
-        return self._opening.options.on_change == "refresh"
-
-    @property
-    def edition(self) -> int:
-        """How often it has become something else here; for loaders."""
-        return self._edition
+        return self._side.refresh()
 
     # ------------------------------------------------------------ epochs and state
 
@@ -269,7 +255,7 @@ class StreamingDataset(IterableDataset[object]):
         if epoch < 0:
             raise ConfigError(f"epoch={epoch} is negative", field="epoch")
         self._epochs.set(epoch)
-        self._told = epoch
+        self._side.told_epoch = epoch
         self._resume = None
 
     def state_dict(self) -> dict[str, object]:
@@ -296,47 +282,12 @@ class StreamingDataset(IterableDataset[object]):
                 torch.distributed is initialised.
         """
         worker = get_worker_info()
-        if worker is None and self._resume is None and self.refreshes:
+        if worker is None and self._resume is None and self._side.refreshes:
             self.refresh()
         prepared = self._plain() if worker is not None else self._opening.compared(self._plain, self._resume_place())
         share = Share() if worker is None else Share(worker.id, worker.num_workers)
         self._progress = self._resumed(prepared, share) or Progress(self._begin(), share)
         return SampleIterator(prepared, self._progress, self._ledger, self._go_on_after)
-
-    def prepare(self, batch_size: int, drop_last: bool = False) -> Prepared:
-        """Does the I/O for a loader: finds the manifest, fixes the order for this batch size. Of this rank alone.
-
-        Args:
-            batch_size: samples of a batch on this rank.
-            drop_last: leave out the last, incomplete batch.
-
-        Raises:
-            StreamerError: engine, manifest or order cannot be.
-        """
-        return self._opening.prepare(batch_size, drop_last)
-
-    @property
-    def compares(self) -> bool:
-        """Whether torch.distributed knows other ranks of this dataset, for `compare`."""
-        return self._opening.compares
-
-    def compare(self, prepare: Callable[[], PreparedStream], place: str) -> None:
-        """Prepares on all ranks together; for loaders. Collective.
-
-        Args:
-            prepare: what this rank does; its error arrives on every rank.
-            place: where this rank begins; equal on all.
-
-        Raises:
-            StreamerError: of the first rank that failed, on every rank.
-            StateError: the ranks disagree.
-        """
-        self._opening.compared(prepare, place)
-
-    def take_told_epoch(self) -> int | None:
-        """The epoch that `set_epoch` has named since the last call; for loaders."""
-        told, self._told = self._told, None
-        return told
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -358,12 +309,11 @@ class StreamingDataset(IterableDataset[object]):
         self._opening = opening
         self._epochs = opening.shared
         self._ledger = SkipLedger(options.error_budget)
-        self._told = None
+        self._side = DatasetSide(opening)
         self._resume = None
         self._prepared = None
         self._progress = None
         self._rounds = (0, -1)
-        self._edition = 0
 
     def __getstate__(self) -> dict[str, object]:
         """For spawned workers: nothing open, and the rank fixed, which they could not find out."""
@@ -380,10 +330,14 @@ class StreamingDataset(IterableDataset[object]):
 
     def _plain(self) -> Prepared:
         """For a plain DataLoader: whole batches if their size is known, else one sample per rank at a time."""
-        if self._prepared is None:
+        edition = self._side.edition
+        if self._prepared is None or self._prepared[0] != edition:
             options = self._opening.options
-            self._prepared = self._opening.prepare(options.batch_size or 1, options.drop_last, plain=True)
-        return self._prepared
+            self._prepared = edition, self._opening.prepare(options.batch_size or 1, options.drop_last, plain=True)
+        return self._prepared[1]
+
+    def _for_loader(self) -> DatasetSide:
+        return self._side
 
     def _begin(self) -> int:
         worker = get_worker_info()
@@ -410,3 +364,71 @@ class StreamingDataset(IterableDataset[object]):
 
     def _go_on_after(self, epoch: int) -> None:
         self._epochs.set(epoch + 1)
+
+
+class DatasetSide:
+    """What a `StreamingDataLoader` uses of a dataset; see `LoaderSide`.
+
+    Args:
+        opening: the dataset's connection to engine and manifest.
+
+    Attributes:
+        edition: how often `refresh` has found something else.
+        told_epoch: what `set_epoch` has named; None: nothing since a loader has taken it.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
+        self.edition = 0
+        self.told_epoch: int | None = None
+
+    @property
+    def user_code(self) -> tuple[object, ...]:
+        """Transform and decoders: they run in workers."""
+        return self._opening.options.transform, self._opening.options.decode
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether it is listed again before each epoch."""
+        return self._opening.options.on_change == "refresh"
+
+    def refresh(self) -> bool:
+        """See `StreamingDataset.refresh`."""
+        changed = self._opening.refresh()
+        self.edition += changed
+        return changed
+
+    def prepare(self, batch_size: int, drop_last: bool = False) -> Prepared:
+        """Does the I/O: finds the manifest, fixes the order for this batch size. Of this rank alone.
+
+        Args:
+            batch_size: samples of a batch on this rank.
+            drop_last: leave out the last, incomplete batch.
+
+        Raises:
+            StreamerError: no engine, manifest or order.
+        """
+        return self._opening.prepare(batch_size, drop_last)
+
+    @property
+    def compares(self) -> bool:
+        """Whether torch.distributed knows other ranks of this dataset, for `compare`."""
+        return self._opening.compares
+
+    def compare(self, prepare: Callable[[], PreparedStream], place: str) -> None:
+        """Prepares on all ranks together. Collective.
+
+        Args:
+            prepare: what this rank does; its error is raised on every rank.
+            place: where this rank begins; equal on all.
+
+        Raises:
+            StreamerError: of the first rank that failed, on every rank.
+            StateError: the ranks disagree.
+        """
+        self._opening.compared(prepare, place)
+
+    def take_told_epoch(self) -> int | None:
+        """The epoch that `set_epoch` has named since the last call."""
+        told, self.told_epoch = self.told_epoch, None
+        return told

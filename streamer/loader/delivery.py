@@ -139,7 +139,7 @@ class FedSupply:
         if isinstance(outcome, Failed):
             self.feeder.took(self._run, self._run.epoch_taken)
             raise self._ended_by(outcome.error) if outcome.final else outcome.error
-        delivery = _open(outcome)
+        delivery = self._open(outcome)
         self.feeder.took(self._run, delivery.epoch)
         return delivery
 
@@ -147,32 +147,28 @@ class FedSupply:
         """Ends everything; idempotent."""
         self.feeder.close()
 
+    def _open(self, finished: Finished) -> Delivery:
+        made, pending = finished.made, finished.pending
+        lent = self._memory_of(finished)
+        content = BatchReader(lent).read(made.description)
+        skipped = tuple(pending.skipped.items())
+        trace = Trace(pending.story, made.stages, made.slowest)
+        return Delivery(content, pending.epoch, pending.batch, _mask(made), made.nbytes, skipped, trace, lent)
+
     def _ended_by(self, error: BaseException) -> BaseException:
         """Remembers the error, and gives it the traceback that it came with: each `raise` of it adds frames."""
         if self._final is None or self._final[0] is not error:
             self._final = error, error.__traceback__
         return error.with_traceback(self._final[1])
 
-
-def _open(finished: Finished) -> Delivery:
-    made, pending = finished.made, finished.pending
-    memory = _memory_of(finished)
-    content = BatchReader(memory).read(made.description)
-    skipped = tuple(pending.skipped.items())
-    trace = Trace(pending.story, made.stages, made.slowest)
-    return Delivery(content, pending.epoch, pending.batch, _mask(made), made.nbytes, skipped, trace, memory)
-
-
-def _memory_of(finished: Finished) -> Bytes:
-    if finished.spill is None:
-        assert finished.pending.ring is not None
-        return finished.pending.ring.lend(finished.pending.slot)
-    try:
-        count = memory.page_aligned(finished.made.nbytes)
-        mapping = memory.map_shared(finished.spill, count)
-    finally:
-        os.close(finished.spill)
-    return memory.window(mapping, 0, count)
+    def _memory_of(self, finished: Finished) -> Bytes:
+        if (slot := finished.pending.slot) is not None:
+            return self.feeder.ring.lend(slot)
+        try:
+            mapping = memory.map_shared(finished.own_memory, finished.made.memory_bytes)
+        finally:
+            os.close(finished.own_memory)
+        return memory.window(mapping, 0, finished.made.memory_bytes)
 
 
 def _mask(made: Made) -> npt.NDArray[np.bool_]:
@@ -298,8 +294,8 @@ def counted(supply: Supply, trainers: LoaderStats) -> LoaderStats:
         transform_seconds=transform,
         collate_seconds=collate,
         write_seconds=write,
-        ring_slots=ring.shape.slots if ring else 0,
-        ring_slot_bytes=ring.shape.slot_bytes if ring else 0,
+        ring_slots=ring.slots if ring else 0,
+        ring_bytes=ring.nbytes if ring else 0,
         ring_free=ring.free if ring else 0,
         ready_batches=supply.ready,
         spilled_batches=counters.spilled,

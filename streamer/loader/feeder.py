@@ -1,9 +1,9 @@
 """The feeder: the one thread of the rank that talks to the workers and to the engine.
 
-It sleeps until something happens: a worker answers or dies, the engine has news, the trainer gives a slot back. So
-batches are made, and dead workers replaced, while the trainer computes; what the trainer's thread does itself is to
-take a finished batch from a queue. Worker processes start with the feeder, while the trainer's thread still looks for
-the engine and the manifest.
+It sleeps until something happens: a worker answers or ends, the engine has news, the trainer gives a slot back. So
+batches are made, and workers replaced, while the trainer computes; what the trainer's thread does itself is to take a
+finished batch from a queue. The first worker starts with the feeder, while the trainer's thread still waits for the
+engine and the manifest.
 """
 
 from __future__ import annotations
@@ -15,32 +15,55 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 
+import msgspec
+
 from streamer.errors import BrokenError, StreamerError
 from streamer.loader import failures
 from streamer.loader.bell import Bell
 from streamer.loader.causes import MADE, RING, START, WORK, Story
-from streamer.loader.control import EARLY, Kind, Made, Note
+from streamer.loader.control import Failed as FailedTask
+from streamer.loader.control import Made, Skipped, Unreadable
 from streamer.loader.counters import FeedCounters
-from streamer.loader.feed_plan import FeedPlan
 from streamer.loader.handles import ExitReport, WorkerHandle
-from streamer.loader.keeper import RingKeeper, release
 from streamer.loader.maker import MakerRules
 from streamer.loader.overtime import Overtime
+from streamer.loader.pool import WorkerConfig
 from streamer.loader.remote_errors import thaw_error
-from streamer.loader.ring import Ring
+from streamer.loader.ring import Limits, Registrar, Ring
 from streamer.loader.runs import Failed, Finished, Run, Scene
 from streamer.loader.source import PreparedStream
-from streamer.loader.staff import Staff
+from streamer.loader.staff import Supervisor
 from streamer.loader.window import Pending
 
 logger = logging.getLogger(__name__)
 
 # Batches shorter than this are queued two deep at a worker, to hide the way there and back (0.1 ms, and up to the
-# 5 ms that a busy trainer holds the GIL); longer ones one deep, so that none waits behind a straggler. Large ones, too,
-# as they are written past the CPU's caches: 38.5 MB take 2.1 instead of 2.4 ms wall and no more CPU (2026-11-22).
+# 5 ms that a busy trainer holds the GIL); longer ones one deep, so that none waits behind a slow one.
 _SHORT_NANOSECONDS = 20_000_000
 # Closing waits for workers at most this long; the thread goes on alone if one is in the kernel's hands.
 _JOIN_SECONDS = 10.0
+
+
+class FeedPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How the feeder works.
+
+    Attributes:
+        workers: how many of what kind.
+        span: batches that may be begun and not yet taken.
+        limits: of the ring.
+        planning: held while the prepared stream is used.
+        registrar: makes slots known to the device; None: need not.
+        timeout_seconds: a sample may take this long; 0: any time.
+        poison: fill freed slots, to find views that outlive them; for tests.
+    """
+
+    workers: WorkerConfig
+    span: int
+    limits: Limits
+    planning: threading.Lock
+    registrar: Registrar | None = None
+    timeout_seconds: float = 0.0
+    poison: bool = False
 
 
 class Feeder:
@@ -48,6 +71,11 @@ class Feeder:
 
     Args:
         plan: how.
+
+    Attributes:
+        ring: the slots.
+        counters: what happened.
+        broken: why the thread has ended; None: it lives.
     """
 
     def __init__(self, plan: FeedPlan) -> None:
@@ -55,30 +83,22 @@ class Feeder:
         self.broken: StreamerError | None = None
         self._plan = plan
         self._bell = Bell()
-        self._keeper = RingKeeper(plan.ring, plan.span, self._bell.wake, self._bell.ring)
+        self.ring = Ring(plan.limits, self._bell.wake, plan.registrar, poison=plan.poison)
         self._selector = selectors.DefaultSelector()
-        self._staff = Staff(plan.crew, self._selector, self, lambda: self.ring)
-        self._pool = self._staff.pool
+        self._supervisor = Supervisor(plan.workers, self._selector, self)
+        self._pool = self._supervisor.pool
         self._overtime = Overtime(self._pool, plan.timeout_seconds)
         self._asked: deque[Run] = deque()
         self._equipped: tuple[PreparedStream, MakerRules] | None = None
         self._closing = False
-        # Whether the trainer has had a batch; written by it. Nothing is begun before that could wait: to build the ring
-        # and to start a worker when the first batch was made kept it from the trainer for 5 to 19 ms (2026-11-22).
-        self._taken = False
         self._thread = threading.Thread(target=self._live, name="streamer-feeder", daemon=True)
-        self._scene = Scene(plan.span, plan.planning, self._selector)
+        self._scene = Scene(plan.span, plan.planning, self._selector, self.ring)
         self._tasks = 0
         self._deaths = failures.Deaths()
         self._batch_nanoseconds = 0
 
     def __repr__(self) -> str:
-        return f"Feeder({self._pool!r}, {self._keeper!r}, {self._scene!r})"
-
-    @property
-    def ring(self) -> Ring | None:
-        """The ring in use, if there is one yet."""
-        return self._keeper.ring
+        return f"Feeder({self._pool!r}, {self.ring!r}, {self._scene!r})"
 
     @property
     def head(self) -> Story | None:
@@ -87,13 +107,13 @@ class Feeder:
         return pending.story if pending is not None else None
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """What the engine counts, asked over a line of its own, on any thread; None: nobody answers."""
+        """What the engine counts, asked over a connection of its own, on any thread; None: it does not answer."""
         return self._scene.engine_values(timeout_seconds)
 
     # ------------------------------------------------------------ the trainer's side
 
     def start(self) -> None:
-        """Starts the thread, which starts the worker processes; idempotent."""
+        """Starts the thread, and with it the first worker process; idempotent."""
         if self._thread.ident is None:
             self._thread.start()
 
@@ -118,11 +138,7 @@ class Feeder:
         """The trainer has taken a batch of this epoch."""
         run.taken += 1
         run.epoch_taken = epoch
-        if self._taken:
-            self._bell.wake()
-        else:
-            self._taken = True
-            self._bell.ring()
+        self._bell.wake()
 
     def close(self) -> None:
         """Ends workers and thread."""
@@ -137,14 +153,14 @@ class Feeder:
     def _live(self) -> None:
         try:
             self._selector.register(self._bell, selectors.EVENT_READ, self._bell.clear)
-            if self._plan.crew.worker_type == "process":
-                self._staff.hire_missing()
+            if self._plan.workers.worker_type == "process":
+                self._supervisor.start_first()
             while not self._closing:
                 self._turn()
         except BaseException as error:
             logger.debug("the feeder ends with an error", exc_info=True)
             with contextlib.ExitStack() as stack:
-                # Last: to leave the scene empties the queue on which the trainer waits.
+                # Last: to leave the run empties the queue on which the trainer waits.
                 stack.callback(self._collapse, error)
                 self._end()
         else:
@@ -153,7 +169,7 @@ class Feeder:
     def _end(self) -> None:
         self._bell.hungry = False
         with contextlib.ExitStack() as stack:  # each of them, whatever another one raises
-            stack.callback(self._keeper.close)
+            stack.callback(self.ring.close)
             stack.callback(self._pool.close)
             stack.callback(self._selector.close)
             self._scene.leave()
@@ -171,7 +187,6 @@ class Feeder:
     def _turn(self) -> None:
         while self._asked:
             self._change_run(self._asked.popleft())
-        self._staff.announce(self._keeper.collect())
         # What follows mostly asks for a batch: one message for both.
         self._scene.note_read()
         # Set before looking: a slot freed after the look rings the bell.
@@ -179,18 +194,10 @@ class Feeder:
         self._bell.hungry = self._dispatch()
         # After it: a trainer that is woken before asks for the GIL whenever this thread asks the kernel for something.
         self._scene.deliver()
-        if self._staff.hire_the_rest(taken=self._taken):
-            self._keeper.build()
-        for key, _ in self._selector.select(self._patience_seconds):
+        for key, _ in self._selector.select(self._overtime.patience_seconds if self._scene.open else None):
             key.data()
         for handle in self._overtime.stuck() if self._scene.open else ():
             self._end_stuck(handle)
-
-    @property
-    def _patience_seconds(self) -> float | None:
-        """How long to sleep though nothing happens; None: for ever."""
-        stuck = self._overtime.patience_seconds if self._scene.open else None
-        return min((s for s in (stuck, self._staff.patience_seconds) if s is not None), default=None)
 
     def _change_run(self, run: Run) -> None:
         if self._scene.run is None:
@@ -202,7 +209,7 @@ class Feeder:
             run.outcomes.put(Failed(error, final=True))
             return
         self._deaths.forget()
-        self._staff.hire_missing()
+        self._supervisor.start_first()
 
     # ------------------------------------------------------------ giving out work
 
@@ -211,30 +218,43 @@ class Feeder:
         if not self._scene.open:
             return False
         if not any(handle.ready for handle in self._pool.workers.values()):
-            self._prepare()
+            self._look_ahead(START)
             return False
         while (handle := self._least_busy()) is not None:
-            pending = self._scene.next(idle=not handle.tasks)
+            pending = self._scene.next(idle=not handle.tasks or bool(self._pool.missing))
             if pending is None:
                 return True
-            if not self._keeper.place(pending, self._scene.starving(pending)):
+            if not self._place(pending):
                 pending.story.become(RING)
                 self._scene.window.repeat(pending)
                 return True
             pending.story.become(WORK)
             self._send(handle, pending)
+        if self._pool.missing and self._look_ahead():
+            self._supervisor.start_another()
         return False
 
-    def _prepare(self) -> None:
-        """Nobody can work yet: what the next batches need is asked for."""
-        if (pending := self._scene.next(idle=True)) is not None:
-            pending.story.become(START)
-            self._scene.window.repeat(pending)
+    def _look_ahead(self, cause: str = "") -> bool:
+        """Whether a batch could be made now; asks the engine for what the next ones need."""
+        pending = self._scene.next(idle=True)
+        if pending is None:
+            return False
+        if cause:
+            pending.story.become(cause)
+        self._scene.window.repeat(pending)
+        return True
+
+    def _place(self, pending: Pending) -> bool:
+        """Gives a batch a slot; it keeps the one it has. False: there is none now."""
+        if pending.slot is None:
+            pending.slot = self.ring.take(late=self._scene.window.head is not None)
+        # The trainer holds all slots, and waits: it must not wait for itself.
+        return pending.slot is not None or self._scene.starving(pending)
 
     def _least_busy(self) -> WorkerHandle | None:
-        # Who still starts gets nothing: it would wait for the start, 0.2 s of CPU, while others could make it at once.
-        free = (handle for handle in self._pool.workers.values() if handle.ready)
-        handle = min(free, key=lambda h: len(h.tasks), default=None)
+        # One that still starts gets nothing: the batch would wait for it, while others could make it at once.
+        ready = (handle for handle in self._pool.workers.values() if handle.ready)
+        handle = min(ready, key=lambda handle: len(handle.tasks), default=None)
         return handle if handle is not None and len(handle.tasks) < self._depth() else None
 
     def _depth(self) -> int:
@@ -245,41 +265,58 @@ class Feeder:
         pending.task = self._tasks
         handle.tasks.append(pending)
         handle.send_task(pending)
-        self._staff.begin()
 
-    # ------------------------------------------------------------ what the workers say
+    # ------------------------------------------------------------ what the workers report
 
-    def made(self, handle: WorkerHandle, made: Made, spill: int | None) -> None:
-        """See `Employer`."""
+    def made(self, handle: WorkerHandle, made: Made, descriptor: int) -> None:
+        """See `Listener`."""
         pending = _finish_task(handle, made.number)
-        finished = Finished(pending, made, spill)
-        if spill is not None and pending.ring is not None:
-            self._oversize_made(pending, made)
+        finished = Finished(pending, made, self._adopt(handle, pending, made, descriptor))
         if pending.abandoned:
-            finished.discard()
+            finished.discard(self.ring)
             return
         pending.story.become(MADE)
         pending.story.worker = handle.number
         self._deaths.forget()
         self.counters.made(made)
-        self.counters.spilled += spill is not None and pending.slot != EARLY
+        self.counters.spilled += finished.own_memory >= 0
         spent = made.stages.load + made.stages.collate + made.stages.write
         self._batch_nanoseconds = (3 * (self._batch_nanoseconds or spent) + spent) // 4
         self._scene.window.finish(pending, finished)
 
-    def noted(self, handle: WorkerHandle, note: Note) -> None:
-        """See `Employer`."""
-        if note.kind is Kind.SKIPPED:
-            _task_of(handle, note.number).skipped[note.value] = note.body.decode(errors="replace")
-        elif note.kind is not Kind.READY:
-            self._answered(handle, _finish_task(handle, note.number), note)
+    def _adopt(self, handle: WorkerHandle, pending: Pending, made: Made, descriptor: int) -> int:
+        """Gives new memory to the batch's slot; returns its descriptor if the ring has no room for it, else -1."""
+        slot = pending.slot
+        if descriptor < 0 or slot is None:
+            return descriptor
+        self.counters.oversize += slot.nbytes > 0
+        adopted = self.ring.adopt(slot, descriptor, made.memory_bytes)
+        self._supervisor.forget_slot(slot.number, handle)
+        if adopted:
+            return -1
+        handle.forget_slot(slot.number)
+        pending.slot = None
+        return descriptor
 
-    def unopened(self, frozen: bytes) -> None:
-        """See `Employer`."""
-        self._scene.stop(failures.unopened(thaw_error(frozen)))
+    def failed(self, handle: WorkerHandle, message: FailedTask | Unreadable | Skipped) -> None:
+        """See `Listener`."""
+        if isinstance(message, Skipped):
+            _task_of(handle, message.number).skipped[message.ordinal] = message.cause
+            return
+        pending = _finish_task(handle, message.number)
+        if pending.abandoned:
+            self._release(pending)
+        elif isinstance(message, Unreadable):
+            self._reread(pending, message.chunk, message.reason)
+        else:
+            self._fail(pending, failures.located(thaw_error(message.error), pending, message.ordinal))
 
-    def lost(self, handle: WorkerHandle, report: ExitReport) -> bool:
-        """See `Employer`: its batches are made by others."""
+    def not_opened(self, error: bytes) -> None:
+        """See `Listener`."""
+        self._scene.stop(failures.unopened(thaw_error(error)))
+
+    def ended(self, handle: WorkerHandle, report: ExitReport) -> bool:
+        """See `Listener`: its batches are made by other workers."""
         self.counters.respawns += 1
         for pending in handle.tasks:
             self._requeue(pending, report)
@@ -290,7 +327,7 @@ class Feeder:
     def _requeue(self, pending: Pending, report: ExitReport) -> None:
         pending.story.lose()
         if pending.abandoned:
-            release(pending)
+            self._release(pending)
         elif (error := failures.requeue(pending, report, self._skips)) is not None:
             self._fail(pending, error)
         else:
@@ -306,17 +343,7 @@ class Feeder:
             self._scene.stop(failures.overdue(self._overtime.ordinal(handle), self._plan.timeout_seconds))
             return
         handle.kill()
-        self._staff.lose(handle)
-
-    def _answered(self, handle: WorkerHandle, pending: Pending, note: Note) -> None:
-        if note.kind is Kind.NEED:
-            self._grant(handle, pending, note.value)
-        elif pending.abandoned:
-            release(pending)
-        elif note.kind is Kind.UNREADABLE:
-            self._reread(pending, note.value, note.body.decode())
-        else:
-            self._fail(pending, failures.located(thaw_error(note.body), pending, note.value))
+        self._supervisor.lose(handle)
 
     def _reread(self, pending: Pending, chunk: int, reason: str) -> None:
         pending.rereads += 1
@@ -328,19 +355,14 @@ class Feeder:
         self._scene.window.repeat(pending)
 
     def _fail(self, pending: Pending, error: BaseException) -> None:
-        release(pending)
+        self._release(pending)
         self._scene.window.finish(pending, Failed(error))
 
-    # ------------------------------------------------------------ the ring
-
-    def _grant(self, handle: WorkerHandle, pending: Pending, nbytes: int) -> None:
-        """The worker holds a batch of this size: say where it goes, even if nobody waits for it any more."""
-        self._staff.announce(self._keeper.grant(pending, nbytes))
-        self._send(handle, pending)
-
-    def _oversize_made(self, pending: Pending, made: Made) -> None:
-        self.counters.oversize += 1
-        self._staff.announce(self._keeper.oversize(pending, made.nbytes))
+    def _release(self, pending: Pending) -> None:
+        """Takes a batch's slot back unused."""
+        if pending.slot is not None:
+            self.ring.put_back(pending.slot)
+            pending.slot = None
 
 
 def _finish_task(handle: WorkerHandle, number: int) -> Pending:

@@ -1,23 +1,21 @@
-"""Registers the ring with CUDA, so that copies to the device read it directly; without CUDA, or if it fails, not."""
+"""Registers the slots of the ring with CUDA, so that copies to the device read them directly."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from streamer.errors import ConfigError
 from streamer.loader.fence import EventFence
-from streamer.loader.ring import Ring
+from streamer.loader.leaves import Bytes, address
+from streamer.loader.ring import Ring, Slot
 
 if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger(__name__)
 
-# One call fails from 512 GiB on, and holds the memory map's lock meanwhile: 0.1 s per GB (vLLM #51081).
-PIECE_BYTES = 1 << 30
 _PORTABLE = 1
 
 
@@ -85,16 +83,8 @@ class TorchCuda:
         return event
 
 
-def pieces(shape_slots: int, slot_bytes: int, piece_bytes: int = PIECE_BYTES) -> Iterator[tuple[int, int]]:
-    """Cuts a ring into (offset, length), whole slots each: a copy must not span two registrations."""
-    per_piece = max(1, piece_bytes // slot_bytes)
-    for first in range(0, shape_slots, per_piece):
-        count = min(per_piece, shape_slots - first)
-        yield first * slot_bytes, count * slot_bytes
-
-
 class Pinner:
-    """The registrations of one loader. `register` is called by the feeder, the rest by the trainer.
+    """The registrations of one loader. Slots are registered by the feeder; the rest is called by the trainer.
 
     Args:
         runtime: CUDA.
@@ -109,9 +99,9 @@ class Pinner:
         self._runtime = runtime
         self._required = required
         self._failed = False
-        # Memory must not be unmapped while it is registered: rings are held until `close`.
-        self._rings: list[Ring] = []
-        self._addresses: list[int] = []
+        self._ring: Ring | None = None
+        # Memory must not be unmapped while it is registered.
+        self._registered: dict[int, Bytes] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -131,52 +121,52 @@ class Pinner:
             raise ConfigError("pin=True, but torch finds no CUDA device", field="pin")
         return None
 
-    def register(self, ring: Ring) -> None:
-        """Registers a new ring.
+    def serve(self, ring: Ring) -> None:
+        """The ring whose slots are registered; before its first batch."""
+        self._ring = ring
+
+    def register(self, slot: Slot) -> None:
+        """Registers a slot's new memory.
 
         Raises:
             ConfigError: it failed, and pinning was required.
         """
         if self._failed:
             return
-        code = self._register_pieces(ring)
+        lent = slot.window()
+        code = self._runtime.host_register(address(lent), slot.nbytes, _PORTABLE)
         if code == 0:
-            self.pinned, ring.fencing = True, self._fencing
+            with self._lock:
+                self._registered[slot.number] = lent
+            self.pinned = True
+            if self._ring is not None:
+                self._ring.fencing = self._fencing
             return
+        self._runtime.clear_error()
         self._failed = True
-        message = f"cudaHostRegister of {ring.shape.nbytes} bytes failed with code {code}"
+        message = f"cudaHostRegister of {slot.nbytes} bytes failed with code {code}"
         if self._required:
             raise ConfigError(f"pin=True: {message}; lower ring_bytes or use pin='auto'", field="pin", code=code)
         logger.warning("%s: batches are copied to the device from unpinned memory", message)
 
+    def unregister(self, slot: Slot) -> None:
+        """The slot gives its memory up; no copy from it is under way."""
+        with self._lock:
+            lent = self._registered.pop(slot.number, None)
+        if lent is not None:
+            self._runtime.host_unregister(address(lent))
+
     def fence(self) -> None:
         """Before the trainer's next batch: slots that died wait for the copies begun until now."""
-        for ring in self._rings if self._fencing else ():
-            ring.fence(lambda: EventFence(self._runtime.fence()))
+        if self._fencing and self.pinned and self._ring is not None:
+            self._ring.fence(lambda: EventFence(self._runtime.fence()))
 
     def close(self) -> None:
         """Unregisters everything, after the copies that may still run."""
         with self._lock:
-            for ring in self._rings:
-                ring.wait_for_fences()
-            for address in self._addresses:
-                self._runtime.host_unregister(address)
-            self._addresses.clear()
-            self._rings.clear()
+            if self._ring is not None:
+                self._ring.wait_for_fences()
+            for lent in self._registered.values():
+                self._runtime.host_unregister(address(lent))
+            self._registered.clear()
             self.pinned = False
-
-    def _register_pieces(self, ring: Ring) -> int:
-        base = ring.address
-        done: list[int] = []
-        for offset, length in pieces(ring.shape.slots, ring.shape.slot_bytes):
-            code = self._runtime.host_register(base + offset, length, _PORTABLE)
-            if code != 0:
-                self._runtime.clear_error()
-                for address in done:
-                    self._runtime.host_unregister(address)
-                return code
-            done.append(base + offset)
-        with self._lock:
-            self._addresses += done
-            self._rings.append(ring)
-        return 0

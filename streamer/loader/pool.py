@@ -2,82 +2,74 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import pickle
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal
 
 import cloudpickle  # type: ignore[import-untyped]
 import msgspec
 
 from streamer.errors import ConfigError
-from streamer.fork_lock import unforked
 from streamer.loader import memory
-from streamer.loader.board import Board, Doing
+from streamer.loader.board import NOTHING, Board, Doing
 from streamer.loader.control import Channel
-from streamer.loader.handles import ExitReport, WorkerHandle, cause_of
+from streamer.loader.handles import ExitReport, WorkerHandle
 from streamer.loader.maker import MakerRules
 from streamer.loader.source import Recipe
 from streamer.loader.worker import run
-from streamer.loader.worker_main import Boot
+from streamer.loader.workers.fork_server import ForkedPool, fork_server
+from streamer.loader.workers.processes import SpawnedProcess, WorkerProcess, exit_cause
+
+logger = logging.getLogger(__name__)
 
 WorkerType = Literal["process", "thread"]
+WorkerStart = Literal["forkserver", "spawn"]
 
 
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Who is started here hears no Ctrl-C until it can ignore it: while it imports it would end with a traceback."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-class Crew(msgspec.Struct, frozen=True):
+class WorkerConfig(msgspec.Struct, frozen=True):
     """How many workers of what kind.
 
     Attributes:
         worker_type: processes, or threads of the trainer's process.
         workers: how many, at least one.
+        start: how processes are started.
+        modules: that processes will need; the fork server imports them.
     """
 
     worker_type: WorkerType = "process"
     workers: int = 1
+    start: WorkerStart = "forkserver"
+    modules: tuple[str, ...] = ()
 
 
 class Pool:
     """All workers.
 
     Args:
-        crew: how many of what kind.
+        config: how many of what kind.
 
     Attributes:
         workers: those that were started and not reaped, by number.
+        forked: the connection to the fork server; None: none is open.
     """
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
-        self._boot = _boot_memory(crew.workers) if crew.worker_type == "process" else -1
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
         self._payload = -1
         self._contents: tuple[Recipe, MakerRules] | None = None
-        self._board = Board(crew.workers)
-        # One thread for numpy, torch and BLAS in each worker, as in torch's own workers: there are many of them.
-        self._environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(_search_path())}
+        self._board = Board(config.workers)
+        self._forks = config.worker_type == "process" and config.start == "forkserver"
         self.workers: dict[int, WorkerHandle] = {}
+        self.forked: ForkedPool | None = None
 
     def __repr__(self) -> str:
-        return f"Pool({len(self.workers)} of {self._crew.workers} workers, {self._crew.worker_type})"
+        return f"Pool({len(self.workers)} of {self._config.workers} workers, {self._config.worker_type})"
 
     @property
     def missing(self) -> list[int]:
         """The numbers of the workers that are not there."""
-        return [number for number in range(self._crew.workers) if number not in self.workers]
+        return [number for number in range(self._config.workers) if number not in self.workers]
 
     def equip(self, recipe: Recipe, rules: MakerRules) -> None:
         """Says what is to be made. Once, on any thread, before `supply`.
@@ -90,23 +82,45 @@ class Pool:
             ConfigError: the recipe cannot be pickled.
         """
         self._contents = recipe, rules
-        if self._crew.worker_type == "process":
+        if self._config.worker_type == "process":
             self._payload = _payload_memory(recipe, rules)
 
     def supply(self) -> None:
         """Tells the workers that are there already what is to be made."""
-        for handle in self.workers.values():
-            handle.equip(self._payload)
+        if self._payload >= 0:
+            for handle in self.workers.values():
+                handle.open(self._payload)
+
+    def connect(self) -> ForkedPool | None:
+        """Opens a connection to the fork server, where workers are forked and none is open."""
+        if not self._forks or self.forked is not None:
+            return None
+        server = fork_server(self._config.modules)
+        if server is None:
+            self.stop_forking("the fork server has died again and again")
+            return None
+        self.forked = server.connect()
+        return self.forked
+
+    def stop_forking(self, reason: str) -> None:
+        """From now on workers are new interpreters."""
+        if self._forks:
+            self._forks = False
+            logger.warning(
+                "workers are started as new interpreters, which takes longer and more memory, because %s; "
+                "worker_start='spawn' does so without asking",
+                reason,
+            )
 
     def start(self, number: int) -> WorkerHandle:
-        """Starts a worker. Call from a thread that lives as long as the workers (PDEATHSIG)."""
+        """Starts a worker. Call from a thread that lives as long as the workers (PR_SET_PDEATHSIG)."""
         ours, theirs = Channel.pair()
         ours.set_blocking(False)
-        if self._crew.worker_type == "process":
-            handle = WorkerHandle(number, ours, self._spawn(number, theirs))
+        if self._config.worker_type == "process":
+            handle = WorkerHandle(number, ours, self._start_process(number, theirs))
             theirs.close()
             if self._payload >= 0:
-                handle.equip(self._payload)
+                handle.open(self._payload)
         else:
             handle = WorkerHandle(number, ours)
             arguments = number, theirs
@@ -117,17 +131,19 @@ class Pool:
     def reap(self, handle: WorkerHandle) -> ExitReport:
         """Removes a worker that has ended, or ends it."""
         code, peak = handle.reap()
-        doing = self.doing(handle)
+        # A fork server that ends takes its workers along, whatever they are doing.
+        blameless = handle.process is not None and handle.process.blameless
+        doing = NOTHING if blameless else self.doing(handle)
         self._board.rest(handle.number)
         del self.workers[handle.number]
-        return ExitReport(cause_of(code), max(0, -code), peak, doing, handle.ready)
+        return ExitReport(exit_cause(code), max(0, -code), peak, doing, handle.ready)
 
     def doing(self, handle: WorkerHandle) -> Doing:
         """What a worker is doing right now."""
         return self._board.doing(handle.number)
 
     def close(self) -> None:
-        """Ends all workers."""
+        """Ends all workers. Idempotent."""
         for handle in self.workers.values():
             handle.dismiss()
         for handle in self.workers.values():
@@ -135,16 +151,18 @@ class Pool:
             handle.reap()
         self.workers.clear()
         self._board.close()
-        for descriptor in (self._boot, self._payload):
-            if descriptor >= 0:
-                os.close(descriptor)
+        if self.forked is not None:
+            self.forked.close()
+            self.forked = None
+        if self._payload >= 0:
+            os.close(self._payload)
+            self._payload = -1
 
-    def _spawn(self, number: int, channel: Channel) -> subprocess.Popen[bytes]:
-        descriptors = self._board.descriptor, self._boot, channel.fileno()
-        # -P: a file random.py in the working directory is not to shadow the standard library's at start.
-        command = [sys.executable, "-P", "-m", "streamer.loader.worker_main", *map(str, (number, *descriptors))]
-        with unforked(), _uninterrupted():
-            return subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, env=self._environment)
+    def _start_process(self, number: int, channel: Channel) -> WorkerProcess:
+        descriptors = [self._board.descriptor, channel.fileno()]
+        if self._forks and self.forked is not None:
+            return self.forked.start(number, self._config.workers, descriptors)
+        return SpawnedProcess(number, self._config.workers, descriptors)
 
     def _serve(self, number: int, channel: Channel) -> None:
         assert self._contents is not None
@@ -153,16 +171,6 @@ class Pool:
             run(number, channel, self._board, lambda: (recipe.open(), rules))
         finally:
             channel.close()
-
-
-def _search_path() -> list[str]:
-    """The trainer's `sys.path`; "" is the working directory of this moment."""
-    return [os.path.abspath(entry) for entry in sys.path]
-
-
-def _boot_memory(workers: int) -> int:
-    boot = Boot(os.getpid(), workers, _search_path(), os.environ.get("PYTHONPATH"))
-    return _kept("streamer-boot", pickle.dumps(boot, protocol=5))
 
 
 def _payload_memory(recipe: Recipe, rules: MakerRules) -> int:
@@ -174,10 +182,6 @@ def _payload_memory(recipe: Recipe, rules: MakerRules) -> int:
             "files, locks and connections inside it, or use num_workers=0 or worker_type='thread'",
             field="transform",
         ) from error
-    return _kept("streamer-payload", payload)
-
-
-def _kept(name: str, content: bytes) -> int:
-    descriptor = memory.create_sealed(name, len(content))
-    os.pwrite(descriptor, content, 0)
+    descriptor = memory.create_sealed("streamer-payload", len(payload))
+    os.pwrite(descriptor, payload, 0)
     return descriptor

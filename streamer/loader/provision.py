@@ -11,9 +11,7 @@ from dataclasses import replace
 
 from streamer.loader.counters import LoaderStats, TrainerClock
 from streamer.loader.delivery import Delivery, FedSupply, InlineSupply, Supply, counted
-from streamer.loader.feed_plan import FeedPlan
-from streamer.loader.feeder import Feeder
-from streamer.loader.keeper import RingRules
+from streamer.loader.feeder import Feeder, FeedPlan
 from streamer.loader.maker import MakerRules
 from streamer.loader.moving import Mover, mover_for
 from streamer.loader.pinning import Pinner
@@ -54,8 +52,8 @@ class Provision:
         """Whether the ring is registered with CUDA."""
         return self._pinner is not None and self._pinner.pinned
 
-    def hire(self) -> None:
-        """Starts worker processes, before it is known what they make: they import meanwhile."""
+    def start_workers(self) -> None:
+        """Starts the first worker process, before it is known what it makes: it imports meanwhile."""
         if self._feeder is None and self.settings.starts_early:
             self._feeder = self._build_feeder()
             self._feeder.start()
@@ -128,7 +126,7 @@ class Provision:
     def _build(self, prepared: PreparedStream) -> Supply:
         s = self.settings
         rules = MakerRules(prepared.seed, s.collate_fn, s.skip_rules(prepared.skip_rules).on_error, s.own_generators)
-        if s.crew is None:
+        if s.workers is None:
             supply = InlineSupply(prepared, rules, s.span)
             self._own(supply.close)
             return supply
@@ -139,19 +137,22 @@ class Provision:
 
     def _build_feeder(self) -> Feeder:
         s = self.settings
-        assert s.crew is not None
+        assert s.workers is not None
         self._pinner = Pinner.for_mode(s.pin, fencing=s.device is None)
         if self._pinner is not None:
             self._own(self._pinner.close)
-        on_ring = self._pinner.register if self._pinner is not None else None
         plan = FeedPlan(
-            crew=s.crew,
+            workers=s.workers,
             span=s.span,
+            limits=s.ring_limits,
             planning=self.planning,
-            ring=RingRules(budget_bytes=s.ring_bytes, poison=s.poison, on_ring=on_ring),
+            registrar=self._pinner,
             timeout_seconds=s.timeout,
+            poison=s.poison,
         )
         feeder = Feeder(plan)
+        if self._pinner is not None:
+            self._pinner.serve(feeder.ring)
         self._own(feeder.close)
         return feeder
 

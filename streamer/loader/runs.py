@@ -14,6 +14,7 @@ import msgspec
 from streamer.errors import StreamerError
 from streamer.loader.causes import NETWORK, WINDOW
 from streamer.loader.control import Made
+from streamer.loader.ring import Ring
 from streamer.loader.source import PreparedStream, StepSession
 from streamer.loader.window import Course, Pending, Window
 
@@ -24,19 +25,19 @@ class Finished(msgspec.Struct, frozen=True):
     Attributes:
         pending: which one.
         made: what the worker said of it.
-        spill: descriptor of its own memory, if it is not in the ring.
+        own_memory: descriptor of its memory, if it is in no slot; else -1.
     """
 
     pending: Pending
     made: Made
-    spill: int | None = None
+    own_memory: int = -1
 
-    def discard(self) -> None:
+    def discard(self, ring: Ring) -> None:
         """Gives its memory back unread."""
-        if self.spill is not None:
-            os.close(self.spill)
-        elif self.pending.ring is not None:
-            self.pending.ring.put_back(self.pending.slot)
+        if self.own_memory >= 0:
+            os.close(self.own_memory)
+        elif self.pending.slot is not None:
+            ring.put_back(self.pending.slot)
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -50,7 +51,7 @@ class Failed(msgspec.Struct, frozen=True):
     error: BaseException
     final: bool = False
 
-    def discard(self) -> None:
+    def discard(self, ring: Ring) -> None:
         """Nothing to give back."""
 
 
@@ -79,11 +80,12 @@ class Run:
 class Scene:
     """The run that is on, its window and its session with the engine. On the feeder's thread only."""
 
-    def __init__(self, span: int, planning: threading.Lock, selector: selectors.BaseSelector) -> None:
+    def __init__(self, span: int, planning: threading.Lock, selector: selectors.BaseSelector, ring: Ring) -> None:
         # A prepared stream is for one thread at a time, and the trainer's asks it for an epoch's length.
         self._planning = planning
         self._selector = selector
         self._span = span
+        self._ring = ring
         self.run: Run | None = None
         self.window: Window[Outcome] = Window(Course(lambda epoch: 1, 0, 0), span)
         self._session: StepSession | None = None
@@ -115,9 +117,9 @@ class Scene:
         if self.run is None:
             return
         for outcome in self.window.abandon():
-            outcome.discard()
+            outcome.discard(self._ring)
         while not self.run.outcomes.empty():
-            self.run.outcomes.get_nowait().discard()
+            self.run.outcomes.get_nowait().discard(self._ring)
         self.close()
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ batches an epoch has, and when the chunks of a batch are local.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -241,8 +241,21 @@ class PreparedStream(Protocol):
         ...
 
 
-class Preparable(Protocol):
-    """What `StreamingDataLoader` asks of a dataset."""
+class Loadable(Protocol):
+    """A dataset that `StreamingDataLoader` takes."""
+
+    def _for_loader(self) -> LoaderSide:
+        """What a loader needs of it and its user does not."""
+        ...
+
+
+class LoaderSide(Protocol):
+    """The side of a dataset that a loader uses."""
+
+    @property
+    def user_code(self) -> Sequence[object]:
+        """What runs in workers: the modules that it needs are imported before they start."""
+        ...
 
     def prepare(self, batch_size: int, drop_last: bool) -> PreparedStream:
         """Does the I/O: finds the manifest, fixes the order. Of this rank alone."""
@@ -267,7 +280,7 @@ class Preparable(Protocol):
         ...
 
     def take_told_epoch(self) -> int | None:
-        """The epoch that `set_epoch` of the data set has named since the last call."""
+        """The epoch that `set_epoch` of the dataset has named since the last call."""
         ...
 
     @property

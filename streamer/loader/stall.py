@@ -32,7 +32,7 @@ from streamer.loader.source import PreparedStream, SeatedStream
 
 if TYPE_CHECKING:
     from streamer.loader.counters import LoaderStats
-    from streamer.loader.pool import Crew
+    from streamer.loader.pool import WorkerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def engine_view(supply: Supply) -> EngineView | None:
     return None if values is None else EngineView.of(values)
 
 
-def snapshot(stats: LoaderStats, clock: TrainerClock, supply: Supply | None, crew: Crew | None) -> Snapshot:
+def snapshot(stats: LoaderStats, clock: TrainerClock, supply: Supply | None, workers: WorkerConfig | None) -> Snapshot:
     """The loader at this moment; any thread."""
     waited = int(clock.waiting_seconds() * 1e9)
     head = supply.head if supply is not None else None
@@ -62,7 +62,7 @@ def snapshot(stats: LoaderStats, clock: TrainerClock, supply: Supply | None, cre
         steps=clock.steps.tail(),
         turns=clock.ledger.turns.tail(),
         ongoing=so_far(head, waited, time.perf_counter_ns()) if waited else {},
-        workers=crew.workers if crew is not None else 0,
+        workers=workers.workers if workers is not None else 0,
         cores=usable_cores(),
     )
 

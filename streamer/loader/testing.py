@@ -10,6 +10,7 @@ import os
 import select
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,9 @@ from streamer.errors import Detail, StateError, StreamerError
 from streamer.loader.rows import Rows
 from streamer.loader.skipping import SharedBudget, SkipRules
 from streamer.loader.source import PreparedStream, StepSession
+
+if TYPE_CHECKING:
+    from streamer.loader.dataloader import StreamingDataLoader
 
 # (epoch, ordinal) -> sample
 MakeSample = Callable[[int, int], object]
@@ -269,6 +273,14 @@ class FakeDataset:
         self.edition = 0
         self.prepared: FakePrepared | None = None
 
+    def _for_loader(self) -> FakeDataset:
+        return self
+
+    @property
+    def user_code(self) -> tuple[object, ...]:
+        """What makes samples."""
+        return (self._make,)
+
     def prepare(self, batch_size: int, drop_last: bool) -> FakePrepared:
         """Makes it ready."""
         recipe = FakeRecipe(self._samples, batch_size, self._make, drop_last, draws=self._draws)
@@ -299,3 +311,32 @@ class FakeDataset:
         before, self._samples = self._samples, self._samples if self.grown is None else self.grown
         self.edition += before != self._samples
         return before != self._samples
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What tests may see of a loader's inside.
+
+    Attributes:
+        worker_pids: of the worker processes that run.
+        ready_workers: numbers of the workers that have opened their source.
+        starts_by_fork: whether workers are forked from the fork server.
+    """
+
+    worker_pids: list[int]
+    ready_workers: list[int]
+    starts_by_fork: bool
+
+
+def inspect(loader: StreamingDataLoader) -> Inspection:
+    """The inside of a loader right now; any thread."""
+    feeder = loader._provision._feeder
+    if feeder is None:
+        return Inspection([], [], False)
+    pool = feeder._pool
+    handles = sorted(pool.workers.copy().items())
+    return Inspection(
+        [handle.process.pid for _, handle in handles if handle.process is not None and handle.process.pid],
+        [number for number, handle in handles if handle.ready],
+        pool.forked is not None,
+    )

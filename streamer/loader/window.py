@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from streamer.loader.causes import Story
-from streamer.loader.ring import Ring
+from streamer.loader.ring import Slot
 
 Result = TypeVar("Result")
 
@@ -21,7 +21,7 @@ class Pending(msgspec.Struct, eq=False):
         step: its place in the run: 0 is the first batch delivered.
         epoch, batch: which one it is.
         task: number of the task that was sent for it last.
-        ring, slot: where it goes; a negative slot is MEASURE, SPILL or EARLY.
+        slot: where it goes; None: not known yet, or memory of its own.
         left_out: ordinals that are not loaded any more.
         skipped: ordinal -> cause of those whose place another sample of the batch takes.
         rereads: how often a chunk of it had to be leased again.
@@ -34,8 +34,7 @@ class Pending(msgspec.Struct, eq=False):
     epoch: int
     batch: int
     task: int = 0
-    ring: Ring | None = None
-    slot: int = -1
+    slot: Slot | None = None
     left_out: set[int] = msgspec.field(default_factory=set)
     skipped: dict[int, str] = msgspec.field(default_factory=dict)
     rereads: int = 0

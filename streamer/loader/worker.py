@@ -1,4 +1,4 @@
-"""A worker: takes tasks from its socket, makes batches, writes them into slots, says so. Free of torch."""
+"""A worker: takes tasks from its channel, makes batches, writes them into slots, reports. Free of torch."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ import numpy as np
 from streamer.loader import memory
 from streamer.loader.board import Board
 from streamer.loader.control import (
-    MEASURE,
     MESSAGE_BYTES,
+    NO_SLOT,
     Channel,
-    Kind,
+    Failed,
+    Forget,
     Made,
-    Note,
-    RingShape,
+    NotOpened,
+    Ready,
+    Report,
+    Skipped,
     Stages,
     Task,
+    Unreadable,
 )
 from streamer.loader.leaves import Bytes
 from streamer.loader.maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
 from streamer.loader.remote_errors import freeze_error
-from streamer.loader.ring import RingView, Shape
 from streamer.loader.slots import PackedBatch
 from streamer.loader.source import BatchSource, ChunkUnreadableError
 
@@ -35,7 +38,9 @@ Opened = tuple[BatchSource, MakerRules]
 # Leaves room for the head of a message.
 _ERROR_BYTES = MESSAGE_BYTES // 2
 # Of the cause of a skipped sample: enough for its place and what the decoder said.
-_CAUSE_BYTES = 2048
+_CAUSE_CHARACTERS = 2048
+# Batches of one data set differ a little in size: new memory has an eighth to spare for those to come.
+_SPARE_SHARE = 8
 
 
 def run(row: int, channel: Channel, board: Board, open_source: Callable[[], Opened | None]) -> None:
@@ -43,9 +48,9 @@ def run(row: int, channel: Channel, board: Board, open_source: Callable[[], Open
     try:
         opened = open_source()
     except Exception as error:  # noqa: BLE001 - it goes to the trainer, whole
-        channel.send(Note(Kind.FAILED, 0, -1, freeze_error(error, _ERROR_BYTES)))
+        channel.send(NotOpened(freeze_error(error, _ERROR_BYTES)))
         return
-    if opened is None:  # nobody wants this worker any more
+    if opened is None:  # the loader was closed before it had work
         return
     source, rules = opened
     try:
@@ -55,7 +60,43 @@ def run(row: int, channel: Channel, board: Board, open_source: Callable[[], Open
 
 
 class _Gone(Exception):  # noqa: N818 - not an error: the rank has closed its end
-    """Nobody listens any more."""
+    """The rank does not listen any more."""
+
+
+class SlotMemory:
+    """The slots that a worker has memory of, by number."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, tuple[memoryview, int]] = {}
+
+    def add(self, slot: int, descriptor: int) -> None:
+        """Maps the memory of a slot; the descriptor is closed."""
+        try:
+            count = os.fstat(descriptor).st_size
+            self._slots[slot] = memory.map_shared(descriptor, count), count
+        finally:
+            os.close(descriptor)
+
+    def get(self, slot: int) -> Bytes | None:
+        """The memory of a slot; None: there is none yet."""
+        if (found := self._slots.get(slot)) is None:
+            return None
+        mapping, count = found
+        return memory.window(mapping, 0, count)
+
+    def forget(self, slot: int) -> None:
+        """Unmaps it."""
+        self._slots.pop(slot, None)
+
+    def make(self, slot: int, nbytes: int) -> tuple[Bytes, int]:
+        """New memory for a slot, or for NO_SLOT, and its descriptor."""
+        spare = nbytes // _SPARE_SHARE if slot != NO_SLOT else 0
+        count = memory.page_aligned(nbytes + spare)
+        descriptor = memory.create_sealed("streamer-batch", count)
+        mapping = memory.map_shared(descriptor, count)
+        if slot != NO_SLOT:
+            self._slots[slot] = mapping, count
+        return memory.window(mapping, 0, count), descriptor
 
 
 class _Work:
@@ -83,17 +124,18 @@ class _Work:
         slot[: whole.size] = whole
         return True
 
-    def made(self, task: int, write_nanoseconds: int, spilled: bool) -> Made:
+    def made(self, task: int, write_nanoseconds: int, memory_bytes: int) -> Made:
+        """The report of the batch."""
         s = self._stages
         return Made(
             number=task,
             nbytes=self.packed.nbytes,
             description=self.packed.description,
             stages=Stages(s.load, s.read, s.decode, s.transform, s.collate, write_nanoseconds),
-            faults=min(minor_faults() - self._faults, 0xFFFFFFFF),
+            faults=minor_faults() - self._faults,
             samples=self._samples,
             repeated=self._repeated,
-            spilled=spilled,
+            memory_bytes=memory_bytes,
             slowest=self._slowest,
         )
 
@@ -114,37 +156,31 @@ class Worker:
         self._board = board
         self._row = row
         self._maker = BatchMaker(source, rules, partial(board.begin, row))
-        self._ring: tuple[int, RingView] | None = None
-        self._held: dict[tuple[int, int], _Work] = {}
+        self._slots = SlotMemory()
 
     def serve(self) -> None:
         """Works until the other end is closed."""
         self._board.rest(self._row)
         try:
-            self._say(Note(Kind.READY))
+            self._say(Ready())
             while (received := self._channel.receive()) is not None:
                 message, descriptor = received
-                if isinstance(message, RingShape) and descriptor is not None:
-                    self._map(message, descriptor)
-                elif isinstance(message, Task):
+                if isinstance(message, Task):
+                    if descriptor >= 0:
+                        self._slots.add(message.slot, descriptor)
                     self._perform(message)
+                elif isinstance(message, Forget):
+                    self._slots.forget(message.slot)
         except _Gone:
             return
 
-    def _map(self, ring: RingShape, descriptor: int) -> None:
-        try:
-            self._ring = ring.number, RingView(descriptor, Shape(ring.slots, ring.slot_bytes))
-        finally:
-            os.close(descriptor)
-
     def _perform(self, task: Task) -> None:
         try:
-            key = task.epoch, task.batch
-            self._hand_over(task, self._held.pop(key) if key in self._held else self._make(task))
+            self._hand_over(task, self._make(task))
         except _Gone:
             raise
         except ChunkUnreadableError as error:
-            self._say(Note(Kind.UNREADABLE, task.number, error.chunk, error.reason.encode()[:_ERROR_BYTES]))
+            self._say(Unreadable(task.number, error.chunk, error.reason[:_CAUSE_CHARACTERS]))
         except SampleFailedError as error:
             self._fail(task, error.ordinal, error.__cause__ or error)
         except Exception as error:  # noqa: BLE001 - it goes to the trainer, whole
@@ -154,12 +190,13 @@ class Worker:
 
     def _make(self, task: Task) -> _Work:
         watch, clock, faults = Stopwatch(), self._maker.clock(), minor_faults()
-        loaded = self._maker.load(task.epoch, task.batch, task.number, frozenset(task.left_out), self._slot(task))
+        slot = self._slots.get(task.slot)
+        loaded = self._maker.load(task.epoch, task.batch, task.number, frozenset(task.left_out), slot)
         stages = self._maker.stages(watch.lap(), clock)
         self._board.begin(self._row, task.number, -1, time.monotonic_ns())
         for ordinal, error in loaded.skipped:
-            cause = f"{type(error).__name__}: {error}"
-            self._say(Note(Kind.SKIPPED, task.number, ordinal, cause.encode(errors="replace")[:_CAUSE_BYTES]))
+            cause = f"{type(error).__name__}: {error}".encode(errors="replace").decode()
+            self._say(Skipped(task.number, ordinal, cause[:_CAUSE_CHARACTERS]))
         # Their tracebacks lead back to the list: a cycle that would keep this worker's memory.
         loaded.skipped.clear()
         packed = self._maker.pack(loaded)
@@ -167,36 +204,21 @@ class Worker:
         return _Work(packed, stages, faults, loaded)
 
     def _hand_over(self, task: Task, work: _Work) -> None:
-        if task.slot == MEASURE:
-            self._held[task.epoch, task.batch] = work
-            self._say(Note(Kind.NEED, task.number, work.packed.nbytes))
-            return
-        watch, slot = Stopwatch(), self._slot(task)
+        watch, slot = Stopwatch(), self._slots.get(task.slot)
         if slot is not None and work.write(slot):
-            self._say(work.made(task.number, watch.lap(), spilled=False))
+            self._say(work.made(task.number, watch.lap(), 0))
             return
-        self._spill(task, work, watch)
-
-    def _slot(self, task: Task) -> Bytes | None:
-        """Where the batch will lie; None: not known yet, or not in this worker's ring."""
-        if task.slot < 0 or self._ring is None or self._ring[0] != task.ring:
-            return None
-        return self._ring[1].slot(task.slot)
-
-    def _spill(self, task: Task, work: _Work, watch: Stopwatch) -> None:
-        count = memory.page_aligned(work.packed.nbytes)
-        descriptor = memory.create_sealed("streamer-spill", count)
+        lent, descriptor = self._slots.make(task.slot, work.packed.nbytes)
         try:
-            mapping = memory.map_shared(descriptor, count)
-            work.packed.write(memory.window(mapping, 0, count))
-            self._say(work.made(task.number, watch.lap(), spilled=True), descriptor)
+            work.packed.write(lent)
+            self._say(work.made(task.number, watch.lap(), len(lent)), descriptor)
         finally:
             os.close(descriptor)
 
     def _fail(self, task: Task, ordinal: int, error: BaseException) -> None:
-        self._say(Note(Kind.FAILED, task.number, ordinal, freeze_error(error, _ERROR_BYTES)))
+        self._say(Failed(task.number, ordinal, freeze_error(error, _ERROR_BYTES)))
 
-    def _say(self, message: Made | Note, descriptor: int | None = None) -> None:
+    def _say(self, message: Report, descriptor: int = -1) -> None:
         if not self._channel.send(message, descriptor):
             raise _Gone
 

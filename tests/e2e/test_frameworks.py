@@ -70,7 +70,7 @@ def on_a_ring(batch: dict[str, torch.Tensor]) -> bool:
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, stop = (int(part, 16) for part in line.split()[0].split("-"))
         if start <= address < stop:
-            return "streamer-ring" in line
+            return "streamer-batch" in line
     return False
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from streamer.errors import ConfigError
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.testing import FakeDataset, FakeRecipe
+from streamer.loader.testing import FakeDataset, FakeRecipe, inspect
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -129,20 +129,20 @@ def test_a_worker_that_cannot_open_its_source_is_given_nothing(tmp_path, kind):
 
 
 class Slow(FakeDataset):
-    """Is ready only when a worker is up."""
+    """Is ready only when a worker process runs."""
 
     loader: StreamingDataLoader
 
     def prepare(self, batch_size: int, drop_last: bool):
         deadline = time.monotonic() + 60
-        while not any(worker.up for worker in self.loader._provision._feeder._pool.workers.values()):
-            assert time.monotonic() < deadline, "no worker came up"
+        while not inspect(self.loader).worker_pids:
+            assert time.monotonic() < deadline, "no worker was started"
             time.sleep(0.002)
         return super().prepare(batch_size, drop_last)
 
 
 def test_workers_start_while_the_data_set_is_made_ready():
-    """The first worker has imported everything before the engine has answered."""
+    """The first worker runs before the engine has answered."""
     dataset = Slow(40, sample)
     with StreamingDataLoader(dataset, 8, 2) as loader:
         dataset.loader = loader

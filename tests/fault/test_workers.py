@@ -23,7 +23,7 @@ import pytest
 
 from streamer.errors import WorkerError
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.testing import FakeDataset, FakeRecipe
+from streamer.loader.testing import FakeDataset, FakeRecipe, inspect
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -48,14 +48,6 @@ def digest(batches: object) -> str:
     return found.hexdigest()
 
 
-def pids(loader: StreamingDataLoader) -> list[int]:
-    return [handle.process.pid for handle in loader._supply.feeder._pool.workers.values()]
-
-
-def ready(loader: StreamingDataLoader) -> list[bool]:
-    return [handle.ready for _, handle in sorted(loader._supply.feeder._pool.workers.items())]
-
-
 def wait_until(condition) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
@@ -76,7 +68,7 @@ def test_killed_worker_is_replaced():
             for epoch in range(2):
                 for number, batch in enumerate(loader):
                     if (epoch, number) == (0, 5):
-                        os.kill(pids(loader)[0], signal.SIGKILL)
+                        os.kill(inspect(loader).worker_pids[0], signal.SIGKILL)
                     yield batch
 
         assert digest(batches()) == expected(200)
@@ -117,11 +109,11 @@ def test_those_who_live_make_what_a_dead_worker_had(tmp_path):
         for batch in loader:
             found += batch["key"]
             if len(found) == 24:
-                wait_until(lambda: ready(loader) == [True, True])
-                os.kill(pids(loader)[0], signal.SIGKILL)
+                wait_until(lambda: inspect(loader).ready_workers == [0, 1])
+                os.kill(inspect(loader).worker_pids[0], signal.SIGKILL)
         assert found == [str(ordinal) for ordinal in range(400)]
         wait_until(lambda: loader.stats().respawns == 1)
-        assert ready(loader) == [False, True]
+        assert inspect(loader).ready_workers == [1]
         os.close(os.open(tmp_path / "gate", os.O_WRONLY))
 
 
@@ -157,7 +149,9 @@ class Heart:
 def start_seconds() -> float:
     """What this machine takes now to start a process that imports what a worker does."""
     began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import streamer.loader.worker_main, streamer.loader.samples"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", "import streamer.loader.workers.__main__, streamer.loader.samples"], check=True
+    )
     return time.monotonic() - began
 
 
@@ -190,7 +184,7 @@ def test_two_hundred_kills(workers, kills):
         def murder() -> None:
             done = 0
             while done < kills and not stop.wait(chooser.uniform(0.02, 0.5)):
-                victims = [worker.process.pid for worker in list(supply.feeder._pool.workers.values())]
+                victims = inspect(loader).worker_pids
                 with contextlib.suppress(IndexError, ProcessLookupError):
                     os.kill(chooser.choice(victims), signal.SIGKILL)
                     done += 1
@@ -207,7 +201,6 @@ def test_two_hundred_kills(workers, kills):
                 last = time.monotonic()
 
         next(iter(loader))
-        supply = loader._supply
         murderer = threading.Thread(target=murder)
         murderer.start()
         heart = Heart()
@@ -345,7 +338,7 @@ def test_recipe_that_fails_to_open():
     ):
         list(loader)
     assert "put those into a module" in caught.value.__notes__[0]
-    assert "in _open_payload" in str(caught.value.__cause__)
+    assert "in _opened" in str(caught.value.__cause__)
 
 
 def environment(epoch: int, ordinal: int) -> object:
@@ -404,13 +397,14 @@ UNGUARDED = """
         def __init__(self, x): self.x = x
 
     def report(epoch, ordinal):
-        return {"x": beside.shift(ordinal), "torch": "torch" in sys.modules, "path": os.environ.get("PYTHONPATH", "-")}
+        has_torch = "".join(["to", "rch"]) in sys.modules
+        return {"x": beside.shift(ordinal), "heavy": has_torch, "path": os.environ.get("PYTHONPATH", "-")}
 
     loader = StreamingDataLoader(FakeDataset(8, lambda e, o: report(e, o)), 4, 2,
                                  collate_fn=lambda samples: Point(samples))
     for batch in loader:
         assert type(batch) is Point
-        print([s["x"] for s in batch.x], any(s["torch"] for s in batch.x), batch.x[0]["path"])
+        print([s["x"] for s in batch.x], any(s["heavy"] for s in batch.x), batch.x[0]["path"])
     loader.close()
 """
 
@@ -427,10 +421,10 @@ def test_unguarded_script(tmp_path):
 
 
 ENDLESS = """
-    import sys, time
+    import os, sys, time
     import numpy as np
     from streamer.loader.dataloader import StreamingDataLoader
-    from streamer.loader.testing import FakeDataset
+    from streamer.loader.testing import FakeDataset, inspect
 
     def sample(epoch, ordinal):
         if sys.argv[1] == "stuck" and ordinal > 20:
@@ -441,7 +435,7 @@ ENDLESS = """
     loader = StreamingDataLoader(FakeDataset(10_000_000, sample), 4, 2)
     for number, batch in enumerate(loader):
         if number == 3:
-            print(*{h.process.pid for h in loader._supply.feeder._pool.workers.values()}, flush=True)
+            print(os.getpid(), *inspect(loader).worker_pids, flush=True)
         time.sleep(0.01)
 """
 
@@ -453,22 +447,29 @@ def alive(pid: int) -> bool:
         return False
 
 
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
 @pytest.mark.parametrize("what", ["busy", "stuck"])
 def test_killed_trainer_leaves_nothing(what, tmp_path):
-    """SIGKILL of the trainer: its workers go by themselves, also in the middle of an endless transform."""
+    """SIGKILL of the trainer: its workers and fork server end by themselves, also during an endless transform."""
     process = run_script(ENDLESS, tmp_path, what)
-    workers = [int(pid) for pid in process.stdout.readline().split()]
-    assert len(workers) == 2
-    assert all(map(alive, workers))
+    trainer, *workers = map(int, process.stdout.readline().split())
+    started = [*workers, *children(trainer)]
+    assert len(started) >= 2  # a worker, and the fork server
+    assert all(map(alive, started))
     process.kill()
     process.communicate()
-    wait_until(lambda: not any(map(alive, workers)))
+    wait_until(lambda: not any(map(alive, started)))
 
 
 def test_interrupt(tmp_path):
     """Ctrl-C to the whole group: the trainer ends with KeyboardInterrupt, its workers quietly with it."""
     process = run_script(ENDLESS, tmp_path, "busy")
-    workers = [int(pid) for pid in process.stdout.readline().split()]
+    _, *workers = map(int, process.stdout.readline().split())
+    workers += children(process.pid)
     for pid in [*workers, process.pid]:
         os.kill(pid, signal.SIGINT)
     _, errors = process.communicate(timeout=PATIENCE_SECONDS)
@@ -484,7 +485,7 @@ def test_no_shm_is_used():
         next(iter(loader))
         mapped = Path("/proc/self/maps").read_text()
         assert mapped.count("/dev/shm") == before
-        assert "memfd:streamer-ring" in mapped
+        assert "memfd:streamer-batch" in mapped
 
 
 def test_a_workers_child_does_not_hide_its_death(tmp_path):

@@ -63,4 +63,9 @@ def test_the_environment_is_read_in_one_place() -> None:
         or (isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ")
         or (isinstance(node, ast.Call) and ast.unparse(node.func) == "os.environ.get")
     }  # fmt: skip
-    assert readers <= {"config.py", "loader/pool.py", "loader/worker_main.py"}
+    assert readers <= {
+        "config.py",
+        "loader/workers/fork_server.py",
+        "loader/workers/fork_server_main.py",
+        "loader/workers/worker_process.py",
+    }

@@ -59,26 +59,26 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     """Fork a worker; its channel and its status page come with the message.
 
     Attributes:
-        number: of the worker, unique in its pool's life.
-        row: its row of the status page.
-        rows: how many that page has.
+        process: number of the process, unique in its pool's life.
+        number: of the worker.
+        workers: how many there are; the status page has a row for each.
     """
 
+    process: int
     number: int
-    row: int
-    rows: int
+    workers: int
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
     """End a worker by SIGKILL."""
 
-    number: int
+    process: int
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
     """A worker was forked."""
 
-    number: int
+    process: int
     pid: int
 
 
@@ -86,12 +86,12 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
     """A worker has ended.
 
     Attributes:
-        number: of the worker.
+        process: its number.
         code: its exit code, or minus the signal that ended it.
         peak_bytes: its largest resident size.
     """
 
-    number: int
+    process: int
     code: int
     peak_bytes: int
 
@@ -100,11 +100,11 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     """A worker was not forked: forks of this server would not be safe.
 
     Attributes:
-        number: of the worker.
+        process: its number.
         reason: which module made it so, and how.
     """
 
-    number: int
+    process: int
     reason: str
 
 

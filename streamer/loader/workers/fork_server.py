@@ -60,6 +60,7 @@ class ForkedProcess:
     Attributes:
         pid: 0 until it is known.
         refused: why it was not forked; "" otherwise.
+        blameless: the server ended, and it with the server.
     """
 
     def __init__(self, pool: ForkedPool, number: int) -> None:
@@ -68,9 +69,15 @@ class ForkedProcess:
         self._exit: tuple[int, int] | None = None
         self.pid = 0
         self.refused = ""
+        self.blameless = False
 
     def __repr__(self) -> str:
         return f"ForkedProcess(pid={self.pid}, exit={self._exit})"
+
+    @property
+    def exit_descriptor(self) -> int:
+        """None: the pool's socket tells."""
+        return -1
 
     @property
     def ended(self) -> bool:
@@ -106,62 +113,73 @@ class ForkedProcess:
 
     def lost(self) -> None:
         """The server is gone, and its workers with it."""
-        self._exit = self._exit or (-signal.SIGKILL, 0)
+        self._exit, self.blameless = (-signal.SIGKILL, 0), True
 
 
 class ForkedPool:
     """The workers of one loader, as its feeder asks for them. On the feeder's thread only.
 
+    Args:
+        end: the socket to the server.
+        server: which is known to end once the socket has.
+
     Attributes:
         gone: the server has ended, and all workers with it.
     """
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, server: ForkServer) -> None:
         end.setblocking(False)
         self._end = end
+        self._server = server
         self._count = 0
         self._processes: dict[int, ForkedProcess] = {}
+        self._ended: list[ForkedProcess] = []
         self.gone = False
 
     def fileno(self) -> int:
         """Readable when the server has said something, or has ended."""
         return self._end.fileno()
 
-    def start(self, row: int, rows: int, descriptors: list[int]) -> ForkedProcess:
+    def start(self, number: int, workers: int, descriptors: list[int]) -> ForkedProcess:
         """Asks for a worker; it is forked as soon as the server has imported everything.
 
         Args:
-            row: of the status page.
-            rows: how many that page has.
-            descriptors: status page and channel, in this order.
+            number: of the worker.
+            workers: how many there are.
+            descriptors: of status page and channel.
         """
         self._count += 1
         process = self._processes[self._count] = ForkedProcess(self, self._count)
-        self.request(Start(self._count, row, rows), descriptors)
+        self.request(Start(self._count, number, workers), descriptors)
         return process
 
     def request(self, message: Start | Kill, descriptors: list[int] | None = None) -> None:
         """Sends a request; a server that is gone is noticed by the end of the socket."""
         send(self._end, message, descriptors)
 
-    def pump(self) -> list[ForkedProcess]:
-        """Hears what the server has said; returns the processes that have ended or were refused."""
-        ended = []
+    def pump(self) -> None:
+        """Receives what the server has reported."""
         for reply in self._replies():
-            process = self._processes[reply.number]
+            process = self._processes[reply.process]
             process.heard(reply)
             if process.ended:
-                del self._processes[reply.number]
-                ended.append(process)
+                del self._processes[reply.process]
+                self._ended.append(process)
         if self.gone:
-            ended += self._processes.values()
-            self._processes = {}
-            for process in ended:
+            # Reaped before the next start is asked for: a server whose sockets are closed takes no more requests.
+            self._server.wait_for_end()
+            for process in self._processes.values():
                 process.lost()
+            self._ended += self._processes.values()
+            self._processes = {}
+
+    def take_ended(self) -> list[ForkedProcess]:
+        """The processes that have ended or were refused since the last call."""
+        ended, self._ended = self._ended, []
         return ended
 
     def wait(self, seconds: float) -> None:
-        """Waits until the server says something, and hears it."""
+        """Waits until the server reports something, and receives it."""
         select.select([self._end], [], [], seconds)
         self.pump()
 
@@ -217,7 +235,11 @@ class ForkServer:
         send(self._control, Connect(), [theirs.fileno(), place])
         theirs.close()
         os.close(place)
-        return ForkedPool(ours)
+        return ForkedPool(ours, self)
+
+    def wait_for_end(self) -> None:
+        """Waits until the process, which is ending, is reaped."""
+        self._thread.join(_EXIT_SECONDS)
 
     def close(self) -> None:
         """Ends the process and waits for it."""
@@ -287,6 +309,7 @@ def fork_server(modules: Iterable[str] = ()) -> ForkServer | None:
             server.preload(modules)
             return server
         if server is not None and server.pid == os.getpid():
+            server.close()
             now = time.monotonic()
             _current.deaths = [*(at for at in _current.deaths if now - at < _DEATHS_SECONDS), now]
             if len(_current.deaths) >= _DEATHS_MOST:

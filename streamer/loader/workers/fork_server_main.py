@@ -10,7 +10,6 @@ a connection. Then no worker is forked; the rank starts them as new interpreters
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import os
@@ -23,6 +22,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from streamer.loader.workers import worker_process
 from streamer.loader.workers.fork_protocol import (
     CONTROL,
     REQUEST,
@@ -41,9 +41,8 @@ from streamer.loader.workers.fork_protocol import (
     send,
 )
 
-_PR_SET_PDEATHSIG = 1
 # What nearly every worker needs.
-_ALWAYS = ("numpy", "streamer.loader.samples", "streamer.loader.worker_main")
+_ALWAYS = ("numpy", "streamer.loader.samples")
 
 
 class Pool:
@@ -184,20 +183,24 @@ class ForkServer:
             for descriptor in descriptors:
                 os.close(descriptor)
         elif isinstance(message, Kill):
-            pool.kill([message.number])
+            pool.kill([message.process])
 
     def _start(self, pool: Pool, start: Start, descriptors: list[int]) -> None:
         if self._imports.unsafe:
-            pool.say(Refused(start.number, self._imports.unsafe))
+            pool.say(Refused(start.process, self._imports.unsafe))
             return
         sys.stdout.flush()
         sys.stderr.flush()
         server = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            pool.say(Refused(start.process, f"a fork failed: {error}"))
+            return
         if pid == 0:
             self._become_worker(server, pool.place, start, descriptors)
-        pool.pids[start.number] = pid
-        pool.say(Started(start.number, pid))
+        pool.pids[start.process] = pid
+        pool.say(Started(start.process, pid))
 
     def _reap(self) -> None:
         numbers = {pid: (pool, number) for pool in self._pools.values() for number, pid in pool.pids.items()}
@@ -219,19 +222,16 @@ class ForkServer:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            end_with_parent(server)
+            worker_process.end_with_parent(server)
             self._close_all()
-            _settle(place)
-            from streamer.loader import worker_main
-
-            worker_main.serve(start.row, start.rows, *descriptors)
+            worker_process.settle(place)
+            _renew(place)
+            worker_process.serve(start.number, start.workers, *descriptors)
             code = 0
         except BaseException:  # noqa: BLE001 - the rank sees the process end
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+            worker_process.leave(code)
 
     def _close_all(self) -> None:
         self._control.close()
@@ -241,14 +241,9 @@ class ForkServer:
         os.close(self._wakeup)
 
 
-def _settle(place: Place) -> None:
-    """Makes a fork of this process what a new process of the rank's would be."""
+def _renew(place: Place) -> None:
+    """Makes a fork of this process what a new interpreter would be."""
     gc.enable()
-    os.environ.clear()
-    os.environ.update(place.environment)
-    if place.folder:
-        os.chdir(place.folder)
-    sys.path[:] = place.path
     # Python reseeds its own generator after a fork; all forks would draw the same from the others.
     sys.modules["numpy"].random.seed()
     if (torch := sys.modules.get("torch")) is not None:
@@ -257,21 +252,11 @@ def _settle(place: Place) -> None:
         torch.set_num_threads(int(place.environment.get("OMP_NUM_THREADS") or 1))
 
 
-def end_with_parent(parent: int) -> None:
-    """Ends this process with the thread that started it, even in the middle of an import or a transform."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(0)
-
-
 def main() -> None:
     """Runs the server of the command line."""
     control, settings = map(int, sys.argv[1:])
     told = msgspec.msgpack.decode(read_memory_file(settings), type=Settings)
-    # Ctrl-C is the rank's to handle. It starts this process with the signal blocked.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    end_with_parent(told.parent)
+    worker_process.end_with_parent(told.parent)
     sys.path[:] = told.path
     os.set_inheritable(control, False)
     gc.disable()

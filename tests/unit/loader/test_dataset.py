@@ -189,7 +189,7 @@ def test_the_order_is_explained_once(make_dataset, folder, caplog, monkeypatch):
     caplog.set_level("INFO")
     for rank in (0, 1):
         dataset = make_dataset(folder, batch_size=4, rank=rank, world_size=2)
-        list(dataset), list(dataset), dataset.prepare(4)
+        list(dataset), list(dataset), dataset._for_loader().prepare(4)
     said = [(record.levelname, record.getMessage()) for record in caplog.records if "opening" in record.name]
     explained = [text for level, text in said if "mixing" in text]
     assert len(explained) == 1
@@ -223,9 +223,9 @@ def test_a_loop_that_is_left_counts_as_an_epoch(fake_engine, make_dataset, folde
 def test_a_told_epoch_is_taken_once(make_dataset, folder):
     """By the loader that reads through the data set."""
     dataset = make_dataset(folder)
-    assert dataset.take_told_epoch() is None
+    assert dataset._for_loader().take_told_epoch() is None
     dataset.set_epoch(4)
-    assert [dataset.take_told_epoch(), dataset.take_told_epoch()] == [4, None]
+    assert [dataset._for_loader().take_told_epoch(), dataset._for_loader().take_told_epoch()] == [4, None]
 
 
 def test_a_negative_epoch_is_refused(make_dataset, folder):
@@ -505,7 +505,7 @@ def test_questions_go_around_the_lines_of_sessions(fake_engine, make_dataset, fo
     assert dataset.refresh()
     assert dataset.samples == 110
     assert dataset[3] == dataset[3]
-    assert dataset.prepare(8).session(0, 0).close() is None
+    assert dataset._for_loader().prepare(8).session(0, 0).close() is None
     assert len(dataset._opening.lines._all) == 2, "what was asked on is asked on again"
     samples.close()
 

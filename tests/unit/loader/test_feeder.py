@@ -1,4 +1,4 @@
-"""The feeder's thread: what the trainer hears of its end."""
+"""The feeder's thread: what the trainer gets when it ends."""
 
 from __future__ import annotations
 
@@ -11,26 +11,32 @@ import pytest
 
 from streamer.errors import BrokenError
 from streamer.loader import feeder as feeder_module
-from streamer.loader import staff
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.delivery import FedSupply
-from streamer.loader.feed_plan import FeedPlan
-from streamer.loader.feeder import Feeder
-from streamer.loader.keeper import RingRules
+from streamer.loader.feeder import Feeder, FeedPlan
 from streamer.loader.maker import MakerRules
-from streamer.loader.pool import Crew
+from streamer.loader.pool import WorkerConfig
+from streamer.loader.ring import Limits
 from streamer.loader.runs import Failed, Finished
 from streamer.loader.testing import FakeDataset, FakeRecipe
+
+
+def plan_of(threads: int, span: int) -> FeedPlan:
+    return FeedPlan(
+        workers=WorkerConfig("thread", threads),
+        span=span,
+        limits=Limits(2 * span, 2 * span, 1 << 20),
+        planning=threading.Lock(),
+    )
 
 
 def broken(timeout_seconds: float = 0.0) -> None:
     raise ZeroDivisionError("no such number")
 
 
-def test_a_trainer_that_waits_hears_that_the_feeder_has_died():
+def test_a_trainer_that_waits_gets_the_error_that_ended_the_feeder():
     """Its error is the last thing in the queue: the end of the run, which empties the queue, comes before it."""
-    ring = RingRules(budget_bytes=1 << 20)
-    feeder = Feeder(FeedPlan(crew=Crew("thread"), span=2, planning=threading.Lock(), ring=ring))
+    feeder = Feeder(plan_of(1, 2))
     prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}, held_back=True).prepare(3, drop_last=False)
     feeder.equip(prepared, MakerRules(prepared.seed))
     run = feeder.run(0, 0)
@@ -58,8 +64,7 @@ def test_an_error_that_is_raised_again_keeps_its_traceback(where, kind):
     def fails(*arguments: object) -> None:
         raise kind("no such number")
 
-    ring = RingRules(budget_bytes=1 << 20)
-    feeder = Feeder(FeedPlan(crew=Crew("thread"), span=2, planning=threading.Lock(), ring=ring))
+    feeder = Feeder(plan_of(1, 2))
     prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}).prepare(3, drop_last=False)
     feeder.equip(prepared, MakerRules(prepared.seed))
     if where == "session":
@@ -91,10 +96,9 @@ class Late(FakeRecipe):
         return super().open()
 
 
-def test_who_still_starts_is_given_nothing():
+def test_a_worker_that_still_starts_is_given_nothing():
     """Of two workers one never comes up: the other makes every batch, the first one included."""
-    ring = RingRules(budget_bytes=1 << 20)
-    feeder = Feeder(FeedPlan(crew=Crew("thread", 2), span=4, planning=threading.Lock(), ring=ring))
+    feeder = Feeder(plan_of(2, 4))
     prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}).prepare(3, drop_last=False)
     prepared.made = Late(12, 3, lambda epoch, ordinal: {"x": ordinal})
     feeder.equip(prepared, MakerRules(prepared.seed))
@@ -105,7 +109,7 @@ def test_who_still_starts_is_given_nothing():
             outcome = run.outcomes.get(timeout=60)
             assert isinstance(outcome, Finished)
             assert outcome.pending.step == step
-            outcome.discard()
+            outcome.discard(feeder.ring)
             feeder.took(run, 0)
         assert sorted(handle.ready for handle in feeder._pool.workers.values()) == [False, True]
     finally:
@@ -121,7 +125,7 @@ def test_short_batches_are_queued(monkeypatch, short_nanoseconds, depth):
 
     def watched(self, handle, pending):
         send(self, handle, pending)
-        if self.ring is not None and self.ring.free:
+        if self.ring.free:
             deepest.append(len(handle.tasks))
 
     monkeypatch.setattr(Feeder, "_send", watched)
@@ -132,27 +136,3 @@ def test_short_batches_are_queued(monkeypatch, short_nanoseconds, depth):
         for _ in range(300):
             next(batches)
     assert max(deepest[20:]) == depth
-
-
-def test_the_ring_is_begun_when_the_first_batch_is_taken(monkeypatch):
-    """Not when it is made: the trainer is to have it first, and its taking wakes a feeder that waits for nothing."""
-    monkeypatch.setattr(staff, "_ALONE_SECONDS", 3600.0)
-    begun = threading.Event()
-    ring = RingRules(budget_bytes=1 << 20)
-    feeder = Feeder(FeedPlan(crew=Crew("thread"), span=2, planning=threading.Lock(), ring=ring))
-    feeder._keeper.build = begun.set
-    prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}, held_back=True).prepare(3, drop_last=False)
-    feeder.equip(prepared, MakerRules(prepared.seed))
-    run = feeder.run(0, 0)
-    feeder.start()
-    try:
-        deadline = time.monotonic() + 60
-        while not prepared.sessions and time.monotonic() < deadline:
-            time.sleep(0.001)
-        prepared.sessions[0].allow(0)
-        run.outcomes.get(timeout=60).discard()
-        assert not begun.is_set()
-        feeder.took(run, 0)
-        assert begun.wait(60)
-    finally:
-        feeder.close()

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 import torch
 
+from streamer.loader import memory
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.device import CudaMover, DevicePrefetcher
 from streamer.loader.pinning import Pinner, TorchCuda
-from streamer.loader.ring import Ring, Shape
+from streamer.loader.ring import Limits, Ring
 from streamer.loader.testing import FakeDataset
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -70,12 +71,13 @@ def copy_milliseconds(source: torch.Tensor, target: torch.Tensor) -> float:
 def test_a_registered_ring_copies_as_fast_as_pinned_memory(device):
     """38.5 MB from a slot and from torch's own pinned memory: within a tenth; both say that they are pinned."""
     nbytes = BATCH * SIDE * SIDE * 3
-    ring = Ring(1, Shape(4, (nbytes + 4095) // 4096 * 4096), lambda: None)
     pinner = Pinner(TorchCuda(), required=True)
-    pinner.register(ring)
+    ring = Ring(Limits(4, 4, 1 << 30), lambda: None, pinner)
     try:
-        slot = ring.take()
+        slot = ring.take(late=False)
         assert slot is not None
+        size = memory.page_aligned(nbytes)
+        assert ring.adopt(slot, memory.create_sealed("test-slot", size), size)
         lent = torch.from_numpy(ring.lend(slot))[:nbytes]
         pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         target = torch.empty(nbytes, dtype=torch.uint8, device=device)

@@ -1,12 +1,13 @@
-"""Registering the ring with CUDA, against a runtime that does what it is told."""
+"""Registering slots with CUDA, against a runtime that does what it is told."""
 
 from __future__ import annotations
 
 import pytest
 
 from streamer.errors import ConfigError
-from streamer.loader.pinning import Pinner, pieces
-from streamer.loader.ring import Ring, Shape
+from streamer.loader import memory
+from streamer.loader.pinning import Pinner
+from streamer.loader.ring import Limits, Ring, Slot
 from tests.unit.loader.fake_event import FakeEvent
 
 
@@ -40,34 +41,37 @@ class FakeCuda:
         return self.events[-1]
 
 
-def ring() -> Ring:
-    return Ring(1, Shape(4, 8192), lambda: None)
+def with_slots(pinner: Pinner, count: int = 4) -> tuple[Ring, list[Slot]]:
+    """A ring whose slots have memory and are taken."""
+    ring = Ring(Limits(count, count, 1 << 20), lambda: None, pinner)
+    pinner.serve(ring)
+    return ring, [filled(ring) for _ in range(count)]
 
 
-def test_pieces_end_on_slots():
-    """No slot lies in two registrations; a slot larger than a piece is one piece."""
-    assert list(pieces(5, 4096, 8192)) == [(0, 8192), (8192, 8192), (16384, 4096)]
-    assert list(pieces(2, 16384, 8192)) == [(0, 16384), (16384, 16384)]
+def filled(ring: Ring, nbytes: int = 8192) -> Slot:
+    slot = ring.take(late=False)
+    ring.adopt(slot, memory.create_sealed("test-slot", nbytes), nbytes)
+    return slot
 
 
 def test_registered_and_fenced():
     """Success: pinned, dead slots wait for an event of the trainer's stream; close waits and unregisters."""
-    cuda, made = FakeCuda(), ring()
+    cuda = FakeCuda()
     pinner = Pinner(cuda, required=False)
-    pinner.register(made)
+    made, slots = with_slots(pinner)
     assert pinner.pinned
-    assert cuda.registered == {made.address: 4 * 8192}
-    lent = made.lend(made.take())
+    assert sorted(cuda.registered.values()) == [8192] * 4
+    lent = made.lend(slots.pop())
     del lent
     made.reclaim()
-    assert made.free == 3
+    assert made.free == 0
     pinner.fence()
     made.reclaim()
-    assert made.free == 3
+    assert made.free == 0
     cuda.events[0].passed = True
     made.reclaim()
-    assert made.free == 4
-    lent = made.lend(made.take())
+    assert made.free == 1
+    lent = made.lend(slots.pop())
     del lent
     pinner.fence()
     pinner.close()
@@ -76,39 +80,49 @@ def test_registered_and_fenced():
     made.close()
 
 
+def test_replaced_memory_is_unregistered():
+    """A slot whose batch outgrew it is registered anew, at its new size."""
+    cuda = FakeCuda()
+    pinner = Pinner(cuda, required=False)
+    made, slots = with_slots(pinner, 1)
+    made.adopt(slots[0], memory.create_sealed("test-slot", 16384), 16384)
+    assert list(cuda.registered.values()) == [16384]
+    pinner.close()
+    made.close()
+
+
 @pytest.mark.parametrize("code", [1, 2, 712])
 def test_failure_is_one_warning(code, caplog):
-    """It goes on unpinned: what was registered is taken back, the error cleared, one warning for all rings."""
-    cuda, rings = FakeCuda(fail_at=0, code=code), [ring(), ring()]
+    """It goes on unpinned: the error is cleared, one warning for all slots, and no further attempt."""
+    cuda = FakeCuda(fail_at=0, code=code)
     pinner = Pinner(cuda, required=False)
-    for made in rings:
-        pinner.register(made)
-        assert not made.fencing
-        made.close()
+    made, _ = with_slots(pinner)
+    assert not made.fencing
     assert not pinner.pinned
-    assert cuda.sticky == 0
-    assert cuda.registered == {}
+    assert (cuda.calls, cuda.sticky, cuda.registered) == (1, 0, {})
     assert caplog.text.count(f"code {code}") == 1
+    made.close()
 
 
-def test_failure_at_a_later_piece(monkeypatch):
-    """A ring is registered whole or not at all."""
-    monkeypatch.setattr("streamer.loader.pinning.pieces", lambda slots, size: iter([(0, 8192), (8192, 8192)]))
-    cuda, made = FakeCuda(fail_at=1), ring()
-    Pinner(cuda, required=False).register(made)
-    assert cuda.calls == 2
+def test_failure_at_a_later_slot():
+    """What is registered stays so until the end; the slots are fenced."""
+    cuda = FakeCuda(fail_at=1)
+    pinner = Pinner(cuda, required=False)
+    made, _ = with_slots(pinner)
+    assert made.fencing
+    assert len(cuda.registered) == 1
+    pinner.close()
     assert cuda.registered == {}
     made.close()
 
 
 def test_required():
-    """`pin=True`: a failure is an error that names the knob."""
-    made = ring()
+    """`pin=True`: a failure is an error that names the argument."""
+    ring = Ring(Limits(1, 1, 1 << 20), lambda: None, Pinner(FakeCuda(fail_at=0), required=True))
     with pytest.raises(ConfigError, match="pin=True") as caught:
-        Pinner(FakeCuda(fail_at=0), required=True).register(made)
+        filled(ring)
     assert caught.value.details["field"] == "pin"
-    made.close()
-    del caught
+    ring.close()
 
 
 def test_modes_without_cuda():

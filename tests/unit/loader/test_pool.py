@@ -13,10 +13,10 @@ import cloudpickle
 import pytest
 
 from streamer.errors import ConfigError
-from streamer.loader.control import Kind, Note
+from streamer.loader.control import Message, Ready
 from streamer.loader.handles import WorkerHandle
 from streamer.loader.maker import MakerRules
-from streamer.loader.pool import Crew, Pool
+from streamer.loader.pool import Pool, WorkerConfig
 from streamer.loader.testing import FakeRecipe
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -26,14 +26,18 @@ def number(epoch: int, ordinal: int) -> object:
     return ordinal
 
 
-def heard(handle: WorkerHandle) -> Kind:
-    """What it says next."""
+def next_message(handle: WorkerHandle) -> Message:
+    """What it sends next."""
     assert select.select([handle.channel], [], [], 20)[0]
     answer = next(handle.answers())
     assert answer is not None
-    message, _ = answer
-    assert isinstance(message, Note)
-    return message.kind
+    return answer[0]
+
+
+def start(pool: Pool, number: int = 0) -> WorkerHandle:
+    """Starts a worker in the way of the pool."""
+    pool.connect()
+    return pool.start(number)
 
 
 @pytest.fixture
@@ -41,8 +45,8 @@ def make():
     """Makes pools that are closed after the test."""
     made = []
 
-    def pool(*crew: object) -> Pool:
-        made.append(Pool(Crew(*crew)))
+    def pool(*config: object) -> Pool:
+        made.append(Pool(WorkerConfig(*config)))
         return made[-1]
 
     yield pool
@@ -50,21 +54,24 @@ def make():
         made.pop().close()
 
 
+both_ways = pytest.mark.parametrize("way", ["forkserver", "spawn"])
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_nobody_forks_while_a_process_is_started(make, monkeypatch):
+def test_no_fork_while_a_process_is_started(make, monkeypatch):
     """A fork of another thread would keep the pipe open on which Popen waits; torch's loader forks."""
-    begun, ended, start = threading.Event(), threading.Event(), subprocess.Popen
+    begun, ended, real = threading.Event(), threading.Event(), subprocess.Popen
 
     def slow(*arguments: object, **options: object) -> object:
         begun.set()
         time.sleep(0.3)
         try:
-            return start(*arguments, **options)
+            return real(*arguments, **options)
         finally:
             ended.set()
 
-    monkeypatch.setattr("streamer.loader.pool.subprocess.Popen", slow)
-    pool = make("process", 1)
+    monkeypatch.setattr("streamer.loader.workers.processes.subprocess.Popen", slow)
+    pool = make("process", 1, "spawn")
     starting = threading.Thread(target=pool.start, args=[0])
     starting.start()
     assert begun.wait(20)
@@ -74,43 +81,43 @@ def test_nobody_forks_while_a_process_is_started(make, monkeypatch):
     starting.join()
 
 
-def test_worker_comes_up_and_waits_until_it_is_equipped(make):
+@both_ways
+def test_a_worker_waits_until_it_is_equipped(make, way):
     """Then it opens the source; one that starts later is equipped at once, and none twice."""
-    pool = make("process", 2)
-    early = pool.start(0)
-    assert heard(early) is Kind.UP
+    pool = make("process", 2, way)
+    early = start(pool)
+    assert not select.select([early.channel], [], [], 0.3)[0]
     assert pool.missing == [1]
     pool.equip(FakeRecipe(8, 2, number), MakerRules(seed=1))
-    late = pool.start(1)
+    late = start(pool, 1)
     pool.supply()
-    for handle in (early, late):
-        kind = heard(handle)
-        assert (heard(handle) if kind is Kind.UP else kind) is Kind.READY
+    pool.supply()
+    assert [next_message(handle) for handle in (early, late)] == [Ready(), Ready()]
     assert pool.workers == {0: early, 1: late}
     assert pool.missing == []
-    # None has a second payload waiting, which would be a descriptor that is never closed.
-    assert not any(handle.channel.waiting for handle in (early, late))
 
 
-def test_worker_that_is_not_wanted_goes(make):
+@both_ways
+def test_a_worker_that_is_not_used_ends_with_the_pool(make, way):
     """Closed before it was equipped: killed, as it has nothing to lose."""
-    pool = Pool(Crew("process", 1))
-    handle = pool.start(0)
+    pool = make("process", 2, way)
+    handle = start(pool)
     pool.close()
     assert handle.process is not None
-    assert handle.process.returncode is not None
+    assert not os.path.exists(f"/proc/{handle.process.pid}")
 
 
-def test_exit_report(make):
+@both_ways
+def test_exit_report(make, way):
     """How a worker ended, and what it was doing."""
-    pool = make("process", 1)
-    handle = pool.start(0)
+    pool = make("process", 2, way)
+    handle = start(pool)
     handle.kill()
     report = pool.reap(handle)
     assert report.cause == "killed by SIGKILL"
     assert report.doing.task == 0
     assert not report.was_ready
-    assert pool.missing == [0]
+    assert pool.missing == [0, 1]
 
 
 def test_recipe_that_cannot_be_sent(make):

@@ -1,4 +1,4 @@
-"""Slots: free, at work, lent; never used again under a live view or a pending copy."""
+"""Slots: made on demand, free, at work, lent; never used again under a live view or a pending copy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from streamer.loader import memory
 from streamer.loader.leaves import ArrayLeaf
-from streamer.loader.ring import HELD_SLOTS, POISON, Ring, RingView, Shape, fit
+from streamer.loader.ring import POISON, Limits, Ring, Slot
 from streamer.loader.slots import BatchReader, PackedBatch
 
 
@@ -37,11 +37,14 @@ class LateCopy:
 
 
 def with_ring(test):
-    """Gives a test its ring. Not a fixture: pytest would hold it, and so its mapping, beyond the test."""
+    """Gives a test its ring of three slots. Not a fixture: pytest would hold it, and so its memory, beyond the test."""
 
     @functools.wraps(test)
     def run():
-        made = Ring(1, Shape(3, 8192), Counter(), poison=True)
+        made = Ring(Limits(3, 3, 1 << 20), Counter(), poison=True)
+        slots = [take(made) for _ in range(3)]
+        while slots:
+            made.put_back(slots.pop())
         try:
             test(made)
         finally:
@@ -51,17 +54,26 @@ def with_ring(test):
     return run
 
 
-def put(ring: Ring, slot: int, value: float) -> tuple[int, int]:
+def take(ring: Ring, nbytes: int = 8192) -> Slot:
+    """A slot with memory, as after a worker's first batch in it."""
+    slot = ring.take(late=False)
+    assert slot is not None
+    if slot.nbytes == 0:
+        assert ring.adopt(slot, memory.create_sealed("test-slot", nbytes), nbytes)
+    return slot
+
+
+def put(slot: Slot, value: float) -> tuple[int, int]:
     packed = PackedBatch({"x": ArrayLeaf(np.full((8, 16), value, np.float32)), "y": ArrayLeaf(np.arange(4))})
-    packed.write(RingView(ring.descriptor, ring.shape).slot(slot))
+    packed.write(slot.window())
     return packed.description
 
 
 @with_ring
 def test_slot_returns_after_the_last_view(ring):
     """A slice, its reshaped slice and that one's array each keep the slot; then it is free, and only then."""
-    slot = ring.take()
-    batch = BatchReader(ring.lend(slot)).read(put(ring, slot, 3.0))
+    slot = take(ring)
+    batch = BatchReader(ring.lend(slot)).read(put(slot, 3.0))
     part = batch["x"][2:4]
     del batch
     ring.reclaim()
@@ -79,13 +91,12 @@ def test_slot_returns_after_the_last_view(ring):
 @with_ring
 def test_kept_tensor_survives_a_thousand_batches(ring):
     """One tensor kept while all others come and go still holds what was delivered."""
-    slot = ring.take()
-    kept = BatchReader(ring.lend(slot)).read(put(ring, slot, -1.0))["x"]
+    slot = take(ring)
+    kept = BatchReader(ring.lend(slot)).read(put(slot, -1.0))["x"]
     for turn in range(1000):
-        other = ring.take()
-        assert other is not None
-        assert other != slot
-        batch = BatchReader(ring.lend(other)).read(put(ring, other, turn))
+        other = take(ring)
+        assert other is not slot
+        batch = BatchReader(ring.lend(other)).read(put(other, turn))
         assert batch["x"][0, 0] == turn
         del batch
     assert torch.equal(kept, torch.full((8, 16), -1.0))
@@ -94,9 +105,9 @@ def test_kept_tensor_survives_a_thousand_batches(ring):
 @with_ring
 def test_freed_slot_is_poisoned(ring):
     """With `poison`, memory that outlives its slot is recognised."""
-    slot = ring.take()
+    slot = take(ring)
     lent = ring.lend(slot)
-    outlived = memory.window(ring._mapping, slot * 8192, 8192)
+    outlived = slot.window()
     del lent
     ring.reclaim()
     assert (outlived == POISON).all()
@@ -119,20 +130,19 @@ def test_slice_of_a_long_lived_array_is_the_trap():
 
 @with_ring
 def test_waker_is_called_per_dead_slot(ring):
-    """The feeder hears of every slot that comes back."""
-    lent = [ring.lend(ring.take()) for _ in range(3)]
-    assert ring.take() is None
+    """The feeder is woken for every slot that comes back."""
+    lent = [ring.lend(take(ring)) for _ in range(3)]
+    assert ring.take(late=True) is None
     lent.clear()
     assert ring._on_free.calls == 3
-    assert ring.take() is not None
+    assert ring.take(late=False) is not None
 
 
 @with_ring
 def test_dead_slot_waits_for_the_copy(ring):
-    """With fencing, the last view's death is not enough: a copy that was begun may still read."""
+    """With fencing, the end of the last view is not enough: a copy that was begun may still read."""
     ring.fencing = True
-    slot = ring.take()
-    lent = ring.lend(slot)
+    lent = ring.lend(take(ring))
     del lent
     ring.reclaim()
     assert ring.free == 2
@@ -152,37 +162,58 @@ def test_no_event_without_a_dead_slot(ring):
     ring.fence(lambda: pytest.fail("nothing died"))
 
 
-@with_ring
-def test_memory_is_sealed_and_present(ring):
-    """Nobody can truncate the ring under a copy, and all of it exists."""
-    with pytest.raises(PermissionError):
-        os.ftruncate(ring.descriptor, 4096)
-    with pytest.raises(PermissionError):
-        os.ftruncate(ring.descriptor, 1 << 20)
-    assert os.fstat(ring.descriptor).st_blocks * 512 >= ring.shape.nbytes
-
-
-@with_ring
-def test_worker_reads_what_the_rank_wrote(ring):
-    """Both ends see one memory."""
-    RingView(ring.descriptor, ring.shape).slot(2)[:4] = [1, 2, 3, 4]
-    assert ring.lend(2)[:4].tolist() == [1, 2, 3, 4]
-
-
-def test_fit():
-    """Slots are whole pages with room for a little more, as many as wanted and allowed, at least two."""
-    assert fit(1000, 8, 1 << 20) == Shape(8 + HELD_SLOTS, 4096)
-    assert fit(100_000, 8, 500_000) == Shape(4, 114_688)
-    assert fit(100_000, 8, 200_000) is None
-
-
 def test_the_last_slot_that_was_freed_is_taken_first():
     """A trainer that keeps few batches uses few slots."""
-    ring = Ring(1, Shape(4, 4096), lambda: None)
+    ring = Ring(Limits(4, 4, 1 << 20), lambda: None)
+    first = take(ring)
     for _ in range(3):
-        slot = ring.take()
-        assert slot == 0
-        ring.put_back(slot)
-    held = ring.take()
-    assert [ring.take(), held] == [1, 0]
+        ring.put_back(first)
+        assert take(ring) is first
+    assert take(ring) is not first
+    assert ring.slots == 2
+    ring.close()
+
+
+def test_more_slots_while_the_next_batch_is_late():
+    """The usual number as a rule; up to the limit while the batch that is delivered next is being made."""
+    ring = Ring(Limits(2, 4, 1 << 20), lambda: None)
+    assert all(ring.take(late=False) for _ in range(2))
+    assert ring.take(late=False) is None
+    assert all(ring.take(late=True) for _ in range(2))
+    assert ring.take(late=True) is None
+    ring.close()
+
+
+def test_a_batch_that_outgrows_its_slot_replaces_its_memory():
+    """The old memory is gone, and the ring counts the new."""
+    ring = Ring(Limits(2, 2, 1 << 20), lambda: None)
+    slot = take(ring, 4096)
+    assert ring.adopt(slot, memory.create_sealed("test-slot", 12288), 12288)
+    assert (slot.nbytes, ring.nbytes, ring.slots) == (12288, 12288, 1)
+    ring.close()
+
+
+def test_no_slot_beyond_the_limit():
+    """A further slot of the usual size does not fit: the batch waits for one that comes back."""
+    ring = Ring(Limits(4, 4, 20480), lambda: None)
+    slot = take(ring)
+    take(ring)
+    assert ring.take(late=True) is None
+    ring.put_back(slot)
+    assert ring.take(late=True) is slot
+    ring.close()
+
+
+def test_memory_beyond_the_limit_is_not_adopted(caplog):
+    """The caller keeps it, the slot is gone, and one warning says which argument to change."""
+    ring = Ring(Limits(4, 4, 12288), lambda: None)
+    slots = [ring.take(late=False) for _ in range(3)]
+    take_memory = functools.partial(memory.create_sealed, "test-slot", 8192)
+    assert ring.adopt(slots[0], take_memory(), 8192)
+    for slot in slots[1:]:
+        descriptor = take_memory()
+        assert not ring.adopt(slot, descriptor, 8192)
+        os.close(descriptor)  # it is still open
+    assert (ring.slots, ring.nbytes) == (1, 8192)
+    assert caplog.text.count("raise ring_bytes") == 1
     ring.close()

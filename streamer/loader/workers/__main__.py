@@ -1,0 +1,26 @@
+"""A worker process of its own: `python -m streamer.loader.workers PARENT NUMBER WORKERS PLACE BOARD CHANNEL`.
+
+The last three are descriptors. Where workers cannot be forked they are started so: by subprocess, not by
+multiprocessing, which would import the trainer's `__main__` again.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from streamer.loader.workers import worker_process
+from streamer.loader.workers.fork_protocol import Place, read_memory_file
+
+
+def main() -> None:
+    """Runs the worker of the command line."""
+    parent, number, workers, place, board, channel = map(int, sys.argv[1:])
+    worker_process.end_with_parent(parent)
+    worker_process.settle(msgspec.msgpack.decode(read_memory_file(place), type=Place))
+    worker_process.serve(number, workers, board, channel)
+
+
+if __name__ == "__main__":
+    main()

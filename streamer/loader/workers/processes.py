@@ -1,0 +1,114 @@
+"""Worker processes as their rank sees them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from typing import Protocol
+
+from streamer.fork_lock import unforked
+from streamer.loader.workers.fork_protocol import memory_file
+from streamer.loader.workers.fork_server import current_place, uninterrupted
+
+
+class WorkerProcess(Protocol):
+    """A process that serves a channel.
+
+    Attributes:
+        pid: 0 until it is known.
+        refused: why it was not started; "" otherwise.
+        blameless: it did not end by itself, but with the process that it was forked from.
+    """
+
+    pid: int
+    refused: str
+    blameless: bool
+
+    @property
+    def exit_descriptor(self) -> int:
+        """Readable when it has ended, also while a child of it keeps the channel open; -1: told in another way."""
+        ...
+
+    def kill(self) -> None:
+        """Sends SIGKILL."""
+        ...
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for its end; returns whether it has ended."""
+        ...
+
+    def result(self) -> tuple[int, int]:
+        """Waits for its end, which is certain: exit code (negative: the signal), largest resident size in bytes."""
+        ...
+
+
+class SpawnedProcess:
+    """A worker that is a new interpreter. Start it from a thread that lives as long as it (PR_SET_PDEATHSIG).
+
+    Args:
+        number: of the worker.
+        workers: how many there are.
+        descriptors: of board and channel.
+    """
+
+    def __init__(self, number: int, workers: int, descriptors: list[int]) -> None:
+        place = current_place()
+        inherited = [memory_file("streamer-place", place), *descriptors]
+        environment = {**place.environment, "PYTHONPATH": os.pathsep.join(place.path)}
+        # -P: a file random.py in the working directory is not to shadow the standard library's at start.
+        command = [sys.executable, "-P", "-m", "streamer.loader.workers", str(os.getpid()), str(number), str(workers)]
+        try:
+            with unforked(), uninterrupted():
+                self._process = subprocess.Popen(
+                    [*command, *map(str, inherited)], pass_fds=inherited, stdin=subprocess.DEVNULL, env=environment
+                )
+        finally:
+            os.close(inherited[0])
+        self.pid = self._process.pid
+        self.refused = ""
+        self.blameless = False
+        self.exit_descriptor = _pidfd(self.pid)
+
+    def __repr__(self) -> str:
+        return f"SpawnedProcess(pid={self.pid}, code={self._process.returncode})"
+
+    def kill(self) -> None:
+        """Sends SIGKILL."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for its end; returns whether it has ended."""
+        if self.exit_descriptor < 0:
+            return False
+        return bool(select.select([self.exit_descriptor], [], [], seconds)[0])
+
+    def result(self) -> tuple[int, int]:
+        """Reaps it, with its memory: what Popen.wait does not return."""
+        if self.exit_descriptor >= 0:
+            os.close(self.exit_descriptor)
+            self.exit_descriptor = -1
+        if self._process.returncode is not None:
+            return self._process.returncode, 0
+        try:
+            _, status, usage = os.wait4(self.pid, 0)
+        except ChildProcessError:  # a SIGCHLD handler of the trainer's was faster
+            self._process.returncode = 0
+            return 0, 0
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        return self._process.returncode, usage.ru_maxrss << 10
+
+
+def exit_cause(code: int) -> str:
+    """An exit code in words."""
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # before Linux 5.3, or a sandbox without it: its end of file has to do
+        return -1

@@ -1,0 +1,176 @@
+"""Workers from the fork server: what kills it, what makes it unsafe, and where its workers run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from streamer.loader.dataloader import StreamingDataLoader
+from streamer.loader.testing import FakeDataset, inspect
+from streamer.loader.workers import fork_server as fork_servers
+from streamer.loader.workers.fork_server import stop_fork_server
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+SAMPLES, BATCH = 400, 8
+
+
+@pytest.fixture(autouse=True)
+def _own_server() -> Iterator[None]:
+    """Each test begins and ends without a server, and none is held against it that an earlier test has killed."""
+    stop_fork_server()
+    fork_servers._current.deaths.clear()
+    yield
+    stop_fork_server()
+    fork_servers._current.deaths.clear()
+
+
+def sample(epoch: int, ordinal: int) -> object:
+    time.sleep(0.001)
+    return {"x": ordinal, "pid": os.getpid(), "parent": os.getppid()}
+
+
+def server_pid() -> int:
+    (pid,) = [
+        int(child)
+        for task in Path("/proc/self/task").glob("*/children")
+        for child in task.read_text().split()
+        if b"fork_server_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+    return pid
+
+
+def ordinals(batches: Iterator[object]) -> list[int]:
+    return [int(ordinal) for batch in batches for ordinal in batch["x"]]
+
+
+def test_workers_are_children_of_one_server() -> None:
+    """Two loaders share it; `spawn` does without."""
+    with (
+        StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 2) as one,
+        StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 1) as other,
+        StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 1, worker_start="spawn") as spawned,
+    ):
+        parents = [{int(parent) for batch in loader for parent in batch["parent"]} for loader in (one, other, spawned)]
+    assert parents == [{server_pid()}, {server_pid()}, {os.getpid()}]
+
+
+def test_a_killed_worker_is_back_at_once() -> None:
+    """The only worker is killed: its next batch comes within 0.3 s, the median of five kills."""
+    gaps = []
+    with StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 1, prefetch_batches=1) as loader:
+        found, batches = [], iter(loader)
+        for batch in batches:
+            found += batch["x"].tolist()
+            if len(found) % 64 == 0 and len(gaps) < 5:
+                killed = time.monotonic()
+                pid = inspect(loader).worker_pids[0]
+                os.kill(pid, signal.SIGKILL)
+                while inspect(loader).worker_pids in ([], [pid]):
+                    time.sleep(0.001)
+                found += next(batches)["x"].tolist()
+                gaps.append(time.monotonic() - killed)
+        assert found == list(range(SAMPLES))
+    print(f"from the kill to the batch: {sorted(gaps)}")
+    assert sorted(gaps)[2] < 0.3
+
+
+def test_a_killed_server_is_replaced() -> None:
+    """It takes its workers along; another one is started, every batch is right, and no sample is blamed."""
+    with StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 2) as loader:
+        found, killed = [], 0
+        for number, batch in enumerate(loader):
+            found += batch["x"].tolist()
+            if number == 10:
+                killed = server_pid()
+                os.kill(killed, signal.SIGKILL)
+        assert found == list(range(SAMPLES))
+        assert inspect(loader).starts_by_fork
+        assert server_pid() != killed
+
+
+def test_a_server_that_keeps_dying_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    """After three deaths in a minute workers are new interpreters; one warning says so, and every batch is right."""
+    with StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 1) as loader:
+        for _ in range(3):
+            batches = iter(loader)
+            found = ordinals([next(batches)])
+            os.kill(server_pid(), signal.SIGKILL)
+            found += ordinals(batches)
+            assert found == list(range(SAMPLES))
+            loader.set_epoch(0)
+        assert not inspect(loader).starts_by_fork
+    assert caplog.text.count("new interpreters") == 1
+
+
+def test_a_module_that_starts_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """A fork would keep its locks and lose its thread: workers are new interpreters; one warning names the module."""
+    (tmp_path / "starts_a_thread.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(3600,), daemon=True).start()\n"
+        "def collate(samples):\n    import os\n    return {'x': [s['x'] for s in samples], 'parent': os.getppid()}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    started = []
+    monkeypatch.setattr("threading.Thread.start", lambda self: started.append(self))
+    import starts_a_thread  # type: ignore[import-not-found]
+
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert len(started) == 1
+    with StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 2, collate_fn=starts_a_thread.collate) as loader:
+        batches = list(loader)
+    assert [ordinal for batch in batches for ordinal in batch["x"]] == list(range(SAMPLES))
+    assert {batch["parent"] for batch in batches} == {os.getpid()}
+    assert caplog.text.count("starts_a_thread starts 1 thread") == 1
+
+
+def where(epoch: int, ordinal: int) -> object:
+    return {"folder": os.getcwd(), "variable": os.environ.get("SET_LATER", ""), "path": sys.path[0]}
+
+
+def test_workers_run_where_the_trainer_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folder, variables and search path of the time at which the loader starts them, not of the server's start."""
+    with StreamingDataLoader(FakeDataset(BATCH, where), BATCH, 1) as loader:
+        list(loader)
+    first = server_pid()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SET_LATER", "yes")
+    monkeypatch.syspath_prepend("/somewhere/else")
+    with StreamingDataLoader(FakeDataset(BATCH, where), BATCH, 1) as loader:
+        (batch,) = loader
+    assert server_pid() == first
+    assert (batch["folder"][0], batch["variable"][0], batch["path"][0]) == (str(tmp_path), "yes", "/somewhere/else")
+
+
+def draws(epoch: int, ordinal: int) -> object:
+    import random
+
+    import numpy as np
+
+    return {"drawn": (random.random(), float(np.random.rand())), "pid": os.getpid()}
+
+
+def test_a_fork_shares_no_state_of_generators_with_another() -> None:
+    """What two workers draw is what one draws."""
+    found = []
+    for workers in (1, 2):
+        with StreamingDataLoader(FakeDataset(SAMPLES, draws), BATCH, workers) as loader:
+            found.append([value for batch in loader for pair in zip(*batch["drawn"], strict=True) for value in pair])
+    assert found[0] == found[1]
+    assert len(set(map(float, found[0]))) == 2 * SAMPLES
+
+
+def test_nothing_is_left_after_the_server_is_stopped() -> None:
+    """`stop_fork_server` waits for its end."""
+    with StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 2) as loader:
+        next(iter(loader))
+        pid = server_pid()
+    stop_fork_server()
+    assert not Path(f"/proc/{pid}").exists()
