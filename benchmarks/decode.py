@@ -26,7 +26,7 @@ from report import kept
 
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.decode.transforms import HorizontalFlip, OnField, RandomResizedCrop, Resize
-from streamer.loader.maker import BatchMaker, MakerRules
+from streamer.loader.workers.batch_maker import BatchMaker, MakerRules
 
 BATCH, SIDE = 64, 224
 

@@ -19,7 +19,7 @@ from loader_ways import Mapped, warmed_up
 from torch.utils.data import DataLoader
 
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.testing import FakeDataset
+from streamer.testing import FakeDataset
 
 
 def slow_array(epoch: int, ordinal: int) -> object:

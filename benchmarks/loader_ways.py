@@ -20,9 +20,9 @@ import torch
 from loader_samples import KINDS, Make
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from streamer.loader import memory
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.testing import FakeDataset
+from streamer.loader.ring import shared_memory as memory
+from streamer.testing import FakeDataset
 
 try:
     import spdl.pipeline as spdl

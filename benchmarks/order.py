@@ -2,8 +2,8 @@
 
     python benchmarks/order.py [--quick]
 
-Prints a table and keeps it in benchmarks/results/order-<date>.txt. The aims are those of the
-design: 1e9 samples in 1e5 chunks start and resume in under 1 s and 10 MB; 1.5e6 chunks in under
+Prints a table and keeps it in benchmarks/results/order-<date>.txt. The aims:
+1e9 samples in 1e5 chunks start and resume in under 1 s and 10 MB; 1.5e6 chunks in under
 0.5 s more and 64 MB; 3 us per sample; variance at most 1.05 x its bound.
 """
 

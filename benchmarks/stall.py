@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from report import kept
 
-from streamer.loader.causes import MADE, WORK, Story, Trace
-from streamer.loader.control import Stages
-from streamer.loader.counters import TrainerClock
-from streamer.loader.report import Snapshot, compare
+from streamer.loader.stages import Stages
+from streamer.loader.stall.causes import MADE, WORK, Story, Trace
+from streamer.loader.stall.report import Snapshot, compare
+from streamer.loader.stall.stats import TrainerClock
 
 STAGES = Stages(load=80_000_000, read=20_000_000, decode=60_000_000, collate=1_000_000, write=10_000_000)
 

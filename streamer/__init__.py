@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from streamer import errors as errors
     from streamer.loader.dataloader import StreamingDataLoader as StreamingDataLoader
     from streamer.loader.dataset import StreamingDataset as StreamingDataset
-    from streamer.loader.device import DevicePrefetcher as DevicePrefetcher
+    from streamer.loader.device.prefetcher import DevicePrefetcher as DevicePrefetcher
 
 __version__ = VERSION
 
 _HOMES = {
     "StreamingDataset": "streamer.loader.dataset",
     "StreamingDataLoader": "streamer.loader.dataloader",
-    "DevicePrefetcher": "streamer.loader.device",
+    "DevicePrefetcher": "streamer.loader.device.prefetcher",
 }
 
 __all__ = ["DevicePrefetcher", "StreamingDataLoader", "StreamingDataset", "__version__", "errors"]
@@ -39,7 +39,9 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":
             raise
-        raise ImportError(f"streamer.{name} needs PyTorch; `pip install 'streamer[torch]'`, or torch itself") from error
+        raise ImportError(
+            f"streamer.{name} needs PyTorch; `pip install 'streamer-data[torch]'`, or torch itself"
+        ) from error
 
 
 def __dir__() -> list[str]:

@@ -120,7 +120,7 @@ class _Bench:
         """
         from streamer.cli.link_meter import find_objects, measure_latency
         from streamer.cli.link_report import LinkFigures, best
-        from streamer.loader.options import absolute
+        from streamer.loader.rank.dataset_options import absolute
 
         url = absolute(self._arguments.url)
         store, client = self._open(url, "auto")
@@ -220,7 +220,7 @@ class _Bench:
 
 def client_of(store: ObjectStore) -> str:
     """The name of what reads."""
-    from streamer.store.curl_store import CurlStore
+    from streamer.store.curl.store import CurlStore
     from streamer.store.local_store import LocalStore
     from streamer.store.obstore_store import ObstoreStore
 
@@ -284,7 +284,7 @@ def _write(figures: LinkFigures, arguments: argparse.Namespace, terminal: Termin
             save_plot(figures, arguments.plot)
             terminal.line(f"curves: {arguments.plot}")
     except ImportError as error:
-        raise ConfigError("--plot needs matplotlib: pip install 'streamer[plots]'", field="plot") from error
+        raise ConfigError("--plot needs matplotlib: pip install 'streamer-data[plots]'", field="plot") from error
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename}: {error.strerror}", field="plot") from error
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from streamer.cli.terminal import Terminal
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
-from streamer.loader.options import absolute
+from streamer.loader.rank.dataset_options import absolute
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 

@@ -15,7 +15,7 @@ HELP = "train on a bucket, through the cache, on this machine"
 DESCRIPTION = """\
 Starts an S3 server of its own, draws 2,000 images, uploads them, and trains a small network on them with two
 ranks and a cache of half the data. In the middle of epoch 3 it kills the engine; training goes on. At the end: a
-table and curves of what was measured in this run. Needs pip install 'streamer[demo]', no network, and a minute.
+table and curves of what was measured in this run. Needs pip install 'streamer-data[demo]', no network, and a minute.
 """
 
 EXAMPLES = """\
@@ -82,7 +82,7 @@ def _check_installed() -> None:
 
     missing = [name for name in ("torch", "PIL", "matplotlib", "moto", "s3fs") if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"the demo needs {', '.join(missing)}: pip install 'streamer[demo]'", field="demo")
+        raise ConfigError(f"the demo needs {', '.join(missing)}: pip install 'streamer-data[demo]'", field="demo")
 
 
 def _positive(text: str) -> int:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from streamer.loader.looking import StreamedBytes
-    from streamer.loader.making import Place, SampleMaker
+    from streamer.loader.rank.single_reads import StreamedBytes
+    from streamer.loader.samples.maker import Place, SampleMaker
     from streamer.manifest.table import Manifest
 
 HELP = "look at one sample: its fields, where it lies, its picture"
@@ -58,8 +58,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Reads the sample and shows it."""
     from streamer.cli.dataset import client_settings, open_manifest
     from streamer.client.engine_client import EngineClient
-    from streamer.loader.looking import StreamedBytes
-    from streamer.loader.making import SampleMaker, SampleRules
+    from streamer.loader.rank.single_reads import StreamedBytes
+    from streamer.loader.samples.maker import SampleMaker, SampleRules
 
     with EngineClient(client_settings(arguments)) as client:
         manifest = open_manifest(client, arguments, terminal)
@@ -107,7 +107,7 @@ def _place(arguments: argparse.Namespace, manifest: Manifest, content: StreamedB
     """
     import numpy as np
 
-    from streamer.loader.looking import find_key
+    from streamer.loader.rank.single_reads import find_key
 
     if arguments.key is not None:
         try:
@@ -189,7 +189,7 @@ def _save(picture: npt.NDArray[np.uint8], out: Path) -> None:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ConfigError("--out needs Pillow: pip install 'streamer[images]'", field="out") from error
+        raise ConfigError("--out needs Pillow: pip install 'streamer-data[images]'", field="out") from error
     try:
         Image.fromarray(picture).save(out)
     except (OSError, ValueError) as error:

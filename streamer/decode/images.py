@@ -108,7 +108,7 @@ def _attempts(is_jpeg: bool) -> Iterator[tuple[str, _Attempt]]:
             yield name, attempt
     if not found:
         raise ConfigError(
-            "no picture decoder is installed; `pip install 'streamer[images]'`, or pass decode=None for raw bytes",
+            "no picture decoder is installed; `pip install 'streamer-data[images]'`, or pass decode=None for raw bytes",
             field="decode",
         )
 

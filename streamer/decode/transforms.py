@@ -265,7 +265,7 @@ def _copied(picture: Picture, out: Picture | None) -> Picture:
 def _resize_by_pillow(picture: Picture, height: int, width: int, antialias: bool) -> Picture:
     image = library("PIL.Image")
     if image is None:
-        raise ConfigError("resizing needs OpenCV or Pillow; `pip install 'streamer[images]'`", field="transform")
+        raise ConfigError("resizing needs OpenCV or Pillow; `pip install 'streamer-data[images]'`", field="transform")
     source, (rows, columns) = image.fromarray(np.ascontiguousarray(picture)), picture.shape[:2]
     bilinear = image.Resampling.BILINEAR
     if not antialias:  # which `Image.resize` always does

@@ -21,7 +21,7 @@ from streamer.engine.datasets import options_key
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import StreamerError
 from streamer.fetch import Fetcher
-from streamer.fetch.memory import Memory
+from streamer.fetch.memory_budget import MemoryBudget
 from streamer.fetch.statistics import FetchStatistics
 from streamer.manifest.model import Chunk
 from streamer.store import ObjectStore, open_store
@@ -48,7 +48,7 @@ class Fetchers:
     def __init__(self, config: FetchConfig, allowlist: UrlAllowlist) -> None:
         self.allowlist = allowlist
         self._config = config
-        self._memory = Memory(config)
+        self._memory = MemoryBudget(config)
         self._open: dict[str, _Pooled] = {}
         self._past: Counter[str] = Counter()
 
@@ -73,7 +73,7 @@ class Fetchers:
         """The fetcher for these storage options, open until the end of the block at least."""
         key = options_key(options)
         if key not in self._open:
-            self._open[key] = _Pooled(Fetcher(self._config, partial(_open, options), self._memory))
+            self._open[key] = _Pooled(Fetcher(self._config, partial(_open, options, self._config), self._memory))
             await self._open[key].fetcher.__aenter__()
         pooled = self._open[key]
         pooled.users += 1
@@ -127,5 +127,5 @@ async def _close_later(fetcher: Fetcher) -> None:
         logger.warning("%r was not closed in order: %s", fetcher, error)
 
 
-def _open(options: Mapping[str, object], url: str) -> ObjectStore:
-    return open_store(url, options)
+def _open(options: Mapping[str, object], config: FetchConfig, url: str) -> ObjectStore:
+    return open_store(url, options, client=config.client)

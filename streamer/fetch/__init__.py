@@ -1,18 +1,29 @@
 """Many ranged GETs: as fast as the link, whatever the store does.
 
-plan.py        which ranges a chunk needs (pure)
-window.py      how many at once (pure)
-pacing.py      how many per second, where a store limits that (pure)
-retry.py       whether and when again (pure)
-gate.py        who is next, bounded in requests and bytes
-transfer.py    one range over tries
-fetcher.py     chunks
+Pure decisions:
+ranges.py           which ranges a chunk needs
+concurrency.py      how many requests at once
+pacing.py           how many requests per second, where a store limits them
+hedge.py            whether a slow request gets a duplicate
+retry.py            whether and when to try again
+
+State on the event loop:
+fair_gate.py        who is next, bounded in requests and bytes
+memory_budget.py    how many bytes; buffer_pool.py: the buffers
+presence_clock.py   time that passes only while this process runs; deadline.py: timeouts on it
+endpoint.py         what the requests to one bucket or host share
+
+From one request to a chunk:
+request.py          one GET under a deadline on progress
+hedged_attempt.py   one try: a request and at most one duplicate
+transfer.py         one range over several tries
+fetcher.py          chunks
 """
 
 from __future__ import annotations
 
+from streamer.fetch.fair_gate import Due
 from streamer.fetch.fetcher import Fetched, Fetcher
-from streamer.fetch.gate import Due
 from streamer.fetch.statistics import FetchStatistics
 
 __all__ = ["Due", "FetchStatistics", "Fetched", "Fetcher"]

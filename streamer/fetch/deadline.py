@@ -1,11 +1,11 @@
-"""A deadline that moves, for the task that makes it."""
+"""A movable deadline of the task that makes it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-from streamer.fetch.clock import Alarm, Clock
+from streamer.fetch.presence_clock import Alarm, PresenceClock
 
 
 def _none() -> float:
@@ -16,9 +16,9 @@ class Deadline(Alarm):
     """Cancels its task when the time is up, as asyncio.timeout does, at half the price (3.5 us of 33, 2026-11-20).
 
     Args:
-        clock: whose time; while this process does not run, none passes.
+        clock: its time does not pass while this process does not run.
         moment: on it.
-        more: asked when the time is up: how many seconds more; 0: none.
+        more: called when the time is up; returns the seconds to add, 0 to expire.
 
     Attributes:
         expired: the time was up.
@@ -26,7 +26,7 @@ class Deadline(Alarm):
 
     __slots__ = ("_cancelling", "_more", "_task", "expired")
 
-    def __init__(self, clock: Clock, moment: float, more: Callable[[], float] = _none) -> None:
+    def __init__(self, clock: PresenceClock, moment: float, more: Callable[[], float] = _none) -> None:
         task = asyncio.current_task(clock.loop)
         assert task is not None, "made inside the task it may cancel"
         super().__init__(clock, moment, self._expire)
@@ -41,7 +41,7 @@ class Deadline(Alarm):
             super().move(moment)
 
     def cancel(self) -> None:
-        """See Alarm.cancel; nor is anybody asked for more."""
+        """See Alarm.cancel; drops `more` as well."""
         super().cancel()
         self._more = _none
 

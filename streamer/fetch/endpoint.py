@@ -1,4 +1,4 @@
-"""One endpoint: its store, its window, its budgets, what it was seen to do."""
+"""One endpoint: its store, window, budgets and observations."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import suppress
 from streamer.config import FetchConfig
 from streamer.errors import StreamerError, ThrottledError
 from streamer.fetch import hedge
-from streamer.fetch.clock import Clock
-from streamer.fetch.gate import Gate
+from streamer.fetch.concurrency import LATENCY_INFLATION, WindowControl, size_class
+from streamer.fetch.fair_gate import FairGate
 from streamer.fetch.hedge import HedgeBudget, Sampled
 from streamer.fetch.pacing import Pacing
-from streamer.fetch.retry import RetryTokens, asked_seconds
+from streamer.fetch.presence_clock import PresenceClock
+from streamer.fetch.retry import RetryBudget, asked_seconds
 from streamer.fetch.statistics import Tally
-from streamer.fetch.window import LATENCY_INFLATION, WindowControl, size_class
 from streamer.manifest.model import Extent
 from streamer.store.base import ObjectStore
 from streamer.store.urls import shown
@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 # Credentials are renewed once for all the requests that were refused together.
 _REFRESH_SECONDS = 1.0
 _PROBE_SECONDS = 1.0
-# Who stands in a line looks again after so long.
+# A request that the store queues is checked again after this.
 QUEUED_SECONDS = 0.5
-# What was sent within so long of each other stands in line in any order: it came from several threads and connections.
-# Eight requests of one burst: four were called overtaken and given up by the order of microseconds (2026-11-20).
+# Requests sent within this time of each other may be answered in any order, because they use several threads and
+# connections. Of eight requests of one burst four counted as overtaken by microseconds (2026-11-20).
 ORDER_SECONDS = 0.25
 _PROBE_PATIENCE_SECONDS = 2.0
 # Bodies below this say nothing about the rate of a connection: they fit the first packets.
@@ -47,13 +47,13 @@ class Endpoint:
 
     def __init__(self, root: str, store: ObjectStore, config: FetchConfig) -> None:
         self.root = root
-        self.clock = Clock()
+        self.clock = PresenceClock()
         self.time = self.clock.time
         self.store = store
         self.control = WindowControl(config.window_start, config.window_min, config.window_max)
         self.pacing = Pacing(lambda: self.control.climbing, self.time())
-        self.gate = Gate(self.control.size)
-        self.tokens = RetryTokens()
+        self.gate = FairGate(self.control.size)
+        self.retries = RetryBudget()
         self.budget = HedgeBudget(config.hedge_requests_share, config.hedge_bytes_share)
         self.rates = Sampled()
         self.last_success: float | None = None
@@ -64,7 +64,7 @@ class Endpoint:
         self.newest_answered = float("-inf")
         # When the youngest of those that were served was sent.
         self.newest_served = float("-inf")
-        self._told_limit = False
+        self._limit_logged = False
         self._outage_seconds = config.outage_seconds
         self._hedging = config.hedge
         self._first_byte: dict[int, Sampled] = {}
@@ -89,7 +89,7 @@ class Endpoint:
         """A request went through in `seconds`, just `now`."""
         self.last_success = now
         self.newest_served = max(self.newest_served, now - seconds)
-        self.tokens.give_back(1)
+        self.retries.give_back()
         self.control.finished(now, seconds, length, contended=self.gate.contended)
         self.pacing.served(now - seconds, now)
         self._apply()
@@ -105,41 +105,30 @@ class Endpoint:
 
     def may_duplicate(self, length: int) -> bool:
         """Decides on a duplicate (or an early end) of `length` bytes and pays for it."""
-        inflation = self.control.inflation_at(self.time())
-        return (
-            self._hedging
-            and hedge.worthwhile(inflation=inflation, limited=self.pacing.limited)
-            and self.budget.take(length)
-        )
+        return self._hedging and not self.congested and not self.pacing.limited and self.budget.take(length)
 
-    def duplicate_after(self, first_byte: Sampled, due: float) -> float | None:
-        """Seconds until a request without a first byte is due for a duplicate; None: no hedging.
+    def duplicate_after(self, first_byte: Sampled) -> float | None:
+        """Seconds until a request without a first byte gets a duplicate; None: no hedging.
 
         Args:
             first_byte: times of its size class.
-            due: when its chunk is needed, on the loop's clock.
         """
-        if not self._hedging:
-            return None
-        after = hedge.duplicate_after(first_byte, soon=hedge.due_soon(due - self.clock.loop.time(), first_byte))
-        if after is None:
-            after = hedge.cold_duplicate_after(self.best_known(first_byte))
-        return after * self.budget.delay
+        return hedge.duplicate_after(first_byte) if self._hedging else None
 
     @property
     def congested(self) -> bool:
-        """Whether everybody's requests take longer than they did."""
+        """Whether requests in general take longer than on an idle link."""
         return self.control.inflation_at(self.time()) > LATENCY_INFLATION
 
     def queued(self, started: float, patience: float) -> bool:
-        """Whether a request without a first byte may stand in a line: others are served, but none that came later.
+        """Whether the store may have queued a request without a first byte: it serves others, but none sent later.
 
-        A request given up while it waits its turn is asked for again at the end of the line, and its answer still
-        fills the link: after a fivefold drop half of the link was spent so (2026-11-20).
+        A queued request that is given up is sent again at the end of the queue, and its answer still fills the link:
+        after a fivefold drop that took half of the link (2026-11-20).
 
         Args:
             started: when it was sent.
-            patience: seconds within which somebody must have been served.
+            patience: seconds within which another request must have been served.
         """
         now, served = self.time(), self.last_success
         if self.newest_answered > started + ORDER_SECONDS or now - started >= self._outage_seconds:
@@ -149,9 +138,9 @@ class Endpoint:
     def alone(self, error: StreamerError, first_failure: float, served: float) -> bool:
         """Whether a failure is the request's own, not the endpoint's.
 
-        It is when the store answered (a 500, not a refusal), when nobody was ever served, or when others were sent and
-        served between the first failure and this try. What was under way as a store stopped may end after others have
-        failed, and a try that began before the endpoint came back fails after others went through: neither proves
+        It is when the store answered (a 500, not a refusal), when no request was ever served, or when others were sent
+        and served between the first failure and this try. Requests under way when a store stops may end after others
+        have failed, and a try that began before the endpoint was back fails after others were served: neither proves
         anything (a stop took the requests of 30 ms with it, and nine ranges were given up after 8 s, 2026-11-20).
 
         Args:
@@ -163,10 +152,10 @@ class Endpoint:
         return has_answer or self.last_success is None or served > first_failure
 
     async def probe(self, tally: Tally) -> None:
-        """Asks for one byte of what was served last, at most once a second: is anybody there?
+        """Requests one byte of the object served last, at most once a second, to see whether the endpoint works.
 
-        When an object fails that everybody waits for, no other request shows that the endpoint is well: an object
-        that did not answer was waited for as long as an outage (2026-11-20).
+        When all readers wait for one object, no other request shows that the endpoint works: an object that did not
+        answer was waited for as long as for an outage (2026-11-20).
         """
         good, now = self.last_good, self.time()
         if good is None or now - self._probed < _PROBE_SECONDS:
@@ -180,7 +169,7 @@ class Endpoint:
             self.newest_served = max(self.newest_served, now)
 
     async def refresh(self) -> None:
-        """Renews the credentials, once for all that ask together."""
+        """Renews the credentials, once for all requests refused together."""
         if self.time() - self._refreshed > _REFRESH_SECONDS:
             self._refreshed = self.time()
             await self.store.refresh()
@@ -188,8 +177,8 @@ class Endpoint:
     def _apply(self) -> None:
         """Hands what control and pacing decided to the gate."""
         self.gate.per_second = self.pacing.per_second
-        if self.pacing.confirmations >= 2 and not self._told_limit:
-            self._told_limit = True
+        if self.pacing.confirmations >= 2 and not self._limit_logged:
+            self._limit_logged = True
             logger.warning(
                 "%s permits about %.0f requests/s and refuses more (429 or 503): it is asked no faster. Samples in tar "
                 "files need fewer requests than objects of their own",

@@ -9,14 +9,14 @@ from types import TracebackType
 
 from streamer.config import FetchConfig
 from streamer.errors import ClosedError
-from streamer.fetch import plan
+from streamer.fetch.buffer_pool import ChunkBuffer
 from streamer.fetch.endpoint import Endpoint
-from streamer.fetch.gate import Due, Line, Owner, nobody
-from streamer.fetch.memory import Memory
-from streamer.fetch.request import Room
-from streamer.fetch.slabs import Landing
+from streamer.fetch.fair_gate import Due, Owner, WaitQueue, no_owner
+from streamer.fetch.memory_budget import MemoryBudget
+from streamer.fetch.ranges import plan_ranges
+from streamer.fetch.request import MakeView
 from streamer.fetch.statistics import FetchStatistics, Tally
-from streamer.fetch.transfer import Fetch, Transfer
+from streamer.fetch.transfer import FetchContext, Transfer
 from streamer.manifest.model import Chunk, Extent
 from streamer.store.base import ObjectStore
 from streamer.store.urls import split
@@ -25,19 +25,19 @@ OpenStore = Callable[[str], ObjectStore]
 
 
 class Fetched:
-    """The bytes of a chunk and the memory they were given; close it when they are written.
+    """The bytes of a chunk in a buffer of the fetcher; close it when they are written.
 
     Attributes:
         parts: views whose concatenation is the chunk's bytes. They end with `close`.
     """
 
-    def __init__(self, landing: Landing, give_back: Callable[[Landing], None]) -> None:
-        self._landing: Landing | None = landing
+    def __init__(self, buffer: ChunkBuffer, give_back: Callable[[ChunkBuffer], None]) -> None:
+        self._buffer: ChunkBuffer | None = buffer
         self._give_back = give_back
-        self.parts = [landing.room()]
+        self.parts = [buffer.view()]
 
     def __repr__(self) -> str:
-        return f"Fetched({self._landing or 'closed'})"
+        return f"Fetched({self._buffer or 'closed'})"
 
     def __enter__(self) -> Fetched:
         return self
@@ -52,10 +52,10 @@ class Fetched:
 
     def close(self) -> None:
         """Gives the memory back; idempotent."""
-        landing, self._landing = self._landing, None
+        buffer, self._buffer = self._buffer, None
         self.parts = []
-        if landing is not None:
-            self._give_back(landing)
+        if buffer is not None:
+            self._give_back(buffer)
 
 
 class Fetcher:
@@ -67,14 +67,14 @@ class Fetcher:
         memory: shared with other fetchers; None: its own.
     """
 
-    def __init__(self, config: FetchConfig, open_store: OpenStore, memory: Memory | None = None) -> None:
+    def __init__(self, config: FetchConfig, open_store: OpenStore, memory: MemoryBudget | None = None) -> None:
         self._config = config
         self._open_store = open_store
         self._endpoints: dict[str, Endpoint] = {}
         self._last: Endpoint | None = None
-        memory = memory or Memory(config)
+        memory = memory or MemoryBudget(config)
         self._memory = memory.gate
-        self._slabs = memory.slabs
+        self._buffers = memory.buffers
         self._tally = Tally()
         self._open = False
 
@@ -99,35 +99,35 @@ class Fetcher:
         for endpoint in endpoints:
             await endpoint.store.aclose()
 
-    async def fetch(self, chunk: Chunk, *, due: Due | None = None, owner: Owner = nobody) -> Fetched:
+    async def fetch(self, chunk: Chunk, *, due: Due | None = None, owner: Owner = no_owner) -> Fetched:
         """Fetches the bytes of a chunk's extents, in order.
 
         Args:
-            chunk: its extents may lie in several objects; ranges run concurrently.
+            chunk: its extents may be in several objects; ranges run concurrently.
             due: when its first reader needs it, in seconds on the loop's clock; read again while it waits.
                 None: now.
-            owner: whose share of requests and bytes it takes: jobs do not starve each other.
+            owner: the job whose share of requests and bytes it takes.
 
         Raises:
             StoreError: see Transfer.run; the other ranges of the chunk are cancelled.
             ClosedError: the fetcher is not open.
         """
-        ranges = plan.requests(chunk.extents, self._config.range_bytes)
+        ranges = plan_ranges(chunk.extents, self._config.range_bytes)
         due = due or _asked_now()
         reserved = sum(extent.length for extent in ranges)
-        charged = await self._memory.acquire(Line(due, owner), reserved)
-        landing = Landing(self._slabs, reserved)
+        charged = await self._memory.acquire(WaitQueue(due, owner), reserved)
+        buffer = ChunkBuffer(self._buffers, reserved)
         give_back = partial(self._give_back, charged)
         try:
-            await self._fetch_all(ranges, partial(Line, due, owner), landing.room)
-            return Fetched(landing, give_back)
+            await self._fetch_all(ranges, partial(WaitQueue, due, owner), buffer.view)
+            return Fetched(buffer, give_back)
         except BaseException:
-            give_back(landing)
+            give_back(buffer)
             raise
 
-    def _give_back(self, charged: str, landing: Landing) -> None:
-        landing.clear()
-        self._memory.release(landing.length, charged)
+    def _give_back(self, charged: str, buffer: ChunkBuffer) -> None:
+        buffer.clear()
+        self._memory.release(buffer.length, charged)
 
     async def read(self, extent: Extent, *, due: Due | None = None) -> bytes:
         """Fetches one range as bytes: index reads and other small things.
@@ -135,12 +135,12 @@ class Fetcher:
         Raises:
             StoreError, ClosedError: as fetch.
         """
-        make_line = partial(Line, due or _asked_now())
-        await self._memory.acquire(make_line(), extent.length)
+        make_queue = partial(WaitQueue, due or _asked_now())
+        await self._memory.acquire(make_queue(), extent.length)
         try:
-            ranges = plan.requests([extent], self._config.range_bytes)
+            ranges = plan_ranges([extent], self._config.range_bytes)
             content = bytearray(sum(extent.length for extent in ranges))
-            await self._fetch_all(ranges, make_line, lambda: memoryview(content))
+            await self._fetch_all(ranges, make_queue, lambda: memoryview(content))
             return bytes(content)
         finally:
             self._memory.release(extent.length)
@@ -174,15 +174,17 @@ class Fetcher:
             first_byte_p99_seconds=first_byte.p99,
         )
 
-    async def _fetch_all(self, ranges: Sequence[Extent], make_line: Callable[[], Line], room: Room) -> None:
+    async def _fetch_all(
+        self, ranges: Sequence[Extent], make_queue: Callable[[], WaitQueue], make_view: MakeView
+    ) -> None:
         """Fetches ranges at once; each lands at its place in their concatenation."""
-        at, fetches = 0, dict[str, Fetch]()
+        at, fetches = 0, dict[str, FetchContext]()
         try:
             async with asyncio.TaskGroup() as group:
                 for extent in ranges:
                     endpoint = self._endpoint(extent.object.url)
-                    if (fetch := fetches.get(endpoint.root)) is None:  # each has a window, and lines, of its own
-                        fetch = Fetch(make_line(), room, group, self._config, self._tally)
+                    if (fetch := fetches.get(endpoint.root)) is None:  # each endpoint has a queue of its own
+                        fetch = FetchContext(make_queue(), make_view, group, self._config, self._tally)
                         fetches[endpoint.root] = fetch
                     group.create_task(Transfer(extent, endpoint, fetch, at).run())
                     at += extent.length
@@ -203,6 +205,6 @@ class Fetcher:
 
 
 def _asked_now() -> Due:
-    """Due at the moment of asking: earlier askers first."""
+    """Due now: first come, first served."""
     moment = asyncio.get_running_loop().time()
     return lambda: moment

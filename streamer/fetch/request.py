@@ -11,28 +11,28 @@ import msgspec
 from streamer.config import FetchConfig
 from streamer.errors import StoreError, StoreTimeoutError
 from streamer.fetch import hedge
-from streamer.fetch.clock import Alarm
 from streamer.fetch.deadline import Deadline
 from streamer.fetch.endpoint import QUEUED_SECONDS, RATE_LEAST_BYTES, Endpoint
 from streamer.fetch.hedge import Sampled
+from streamer.fetch.presence_clock import Alarm
 from streamer.fetch.statistics import Tally
 from streamer.manifest.model import Extent
 from streamer.store.base import PIECE_BYTES
 from streamer.store.urls import shown
 
-# The memory that ranges land in, by whoever has their first byte.
-Room = Callable[[], memoryview]
+# Returns the memory of all ranges of a fetch; called at a first byte.
+MakeView = Callable[[], memoryview]
 
 
-class Order(msgspec.Struct, frozen=True):
-    """What is asked for, where and under which terms.
+class RequestSpec(msgspec.Struct, frozen=True):
+    """What a request asks for, and its limits.
 
     Attributes:
         extent: what is still missing of a range.
         first_byte: the times of others of its size class.
         first_byte_seconds: patience until the first byte.
         duplicate_seconds: until a first byte is late enough for a duplicate; None: no hedging.
-        room: where the bytes go.
+        make_view: returns the memory that the bytes are copied to.
         at: place of the extent's first byte there.
         piece_bytes: how much comes at once.
         fresh: over a new connection.
@@ -45,13 +45,13 @@ class Order(msgspec.Struct, frozen=True):
     first_byte: Sampled
     first_byte_seconds: float
     duplicate_seconds: float | None
-    room: Room
+    make_view: MakeView
     at: int
     piece_bytes: int = PIECE_BYTES
     fresh: bool = False
 
 
-def _is_nobodys(_: Request) -> bool:
+def _never(_: Request) -> bool:
     return False
 
 
@@ -59,22 +59,24 @@ class Request:
     """One GET; `await receive()` once.
 
     Args:
-        order: its terms.
-        claim: asked at the first byte, whether this request delivers the body.
-        late: told once when the first byte is late enough for a duplicate.
+        spec: what to ask for.
+        claim: called at the first byte; returns whether this request delivers the body.
+        late: called once when the first byte is late enough for a duplicate.
 
     Attributes:
         received: bytes that landed in order.
     """
 
-    def __init__(self, order: Order, claim: Callable[[Request], bool], late: Callable[[], None] | None = None) -> None:
-        self._order = order
+    def __init__(
+        self, spec: RequestSpec, claim: Callable[[Request], bool], late: Callable[[], None] | None = None
+    ) -> None:
+        self._spec = spec
         self._claim = claim
         self._late = late
         self._into: memoryview | None = None
         self._lost = False
         self._deadline: Deadline | None = None
-        self._told = 0
+        self._counted = 0
         self.received = 0
         self._outpaced = False
         self._started = 0.0
@@ -88,15 +90,15 @@ class Request:
         Raises:
             StoreError: no first byte, no progress, or what the store says.
         """
-        order = self._order
-        self._started = order.endpoint.time()
-        order.tally.requests += 1
-        extent = order.extent
-        deadline = Deadline(order.endpoint.clock, self._started + self._first_look(), self._more_seconds)
+        spec = self._spec
+        self._started = spec.endpoint.time()
+        spec.tally.requests += 1
+        extent = spec.extent
+        deadline = Deadline(spec.endpoint.clock, self._started + self._first_look(), self._more_seconds)
         self._deadline = deadline
         try:
-            await order.endpoint.store.get(
-                extent.object, extent.start, extent.stop, self._take, piece_bytes=order.piece_bytes, fresh=order.fresh
+            await spec.endpoint.store.get(
+                extent.object, extent.start, extent.stop, self._take, piece_bytes=spec.piece_bytes, fresh=spec.fresh
             )
         except asyncio.CancelledError as error:
             if deadline.taken_back():
@@ -107,14 +109,14 @@ class Request:
             if self._pace is not None:
                 self._pace.cancel()
             self._into = self._late = None
-            self._claim = _is_nobodys  # so that attempt and request are no cycle
-            self._tell()
+            self._claim = _never  # breaks the reference cycle of attempt and request
+            self._count()
         if not self._lost:
-            self._succeeded(order.endpoint.time())
+            self._succeeded(spec.endpoint.time())
 
     def _first_look(self) -> float:
         """Seconds until the first byte is late, for a duplicate or for good."""
-        patience, late = self._order.first_byte_seconds, self._order.duplicate_seconds
+        patience, late = self._spec.first_byte_seconds, self._spec.duplicate_seconds
         if self._late is None or late is None or late >= patience:
             self._late = None
             return patience
@@ -122,15 +124,15 @@ class Request:
 
     def _more_seconds(self) -> float:
         """More patience: for a body that came on meanwhile, or a first byte that is late because the link is full."""
-        order = self._order
+        spec = self._spec
         if self.received:
-            return 0.0 if self._outpaced else self._due - order.endpoint.time()
+            return 0.0 if self._outpaced else self._due - spec.endpoint.time()
         if self._late is not None:
             late, self._late = self._late, None
             late()
-            if (left := self._started + order.first_byte_seconds - order.endpoint.time()) > 0.0:
+            if (left := self._started + spec.first_byte_seconds - spec.endpoint.time()) > 0.0:
                 return left
-        return QUEUED_SECONDS if order.endpoint.queued(self._started, order.first_byte_seconds) else 0.0
+        return QUEUED_SECONDS if spec.endpoint.queued(self._started, spec.first_byte_seconds) else 0.0
 
     def _take(self, piece: bytes | memoryview) -> None:
         """Puts a piece in its place; called for each 16 KiB of the common store, so the common case comes first."""
@@ -139,85 +141,85 @@ class Request:
         if (into := self._into) is None and (into := self._begun()) is None:
             return
         if stop > len(into):
-            url = shown(self._order.extent.object.url)
+            url = shown(self._spec.extent.object.url)
             raise StoreError(f"{url}: more bytes than the {len(into)} that were asked for", url=url)
         into[at:stop] = piece
         self.received = stop
-        if stop - self._told >= self._order.piece_bytes and stop < len(into):
+        if stop - self._counted >= self._spec.piece_bytes and stop < len(into):
             self._watch()
 
     def _begun(self) -> memoryview | None:
         """Where the bytes go, at the first of them; None when another request was first, which cancels this one."""
-        order = self._order
+        spec = self._spec
         if self._lost or not self._is_first():
             self._lost = True
             return None
-        self._into = order.room()[order.at : order.at + order.extent.length]
+        self._into = spec.make_view()[spec.at : spec.at + spec.extent.length]
         self._watch_body()
         return self._into
 
     def _is_first(self) -> bool:
         if not self._claim(self):
             return False
-        order, now = self._order, self._order.endpoint.time()
+        spec, now = self._spec, self._spec.endpoint.time()
         self._first_byte_at = now
-        order.endpoint.newest_answered = max(order.endpoint.newest_answered, self._started)
-        order.first_byte.add(now - self._started)
-        order.tally.first_byte.append(now - self._started)
+        spec.endpoint.newest_answered = max(spec.endpoint.newest_answered, self._started)
+        spec.first_byte.add(now - self._started)
+        spec.tally.first_byte.append(now - self._started)
         return True
 
-    def _tell(self) -> int:
+    def _count(self) -> int:
         """Counts what arrived since it was last counted; returns how much."""
-        news, self._told = self.received - self._told, self.received
-        self._order.tally.received_bytes += news
-        return news
+        new, self._counted = self.received - self._counted, self.received
+        self._spec.tally.received_bytes += new
+        return new
 
     def _watch_body(self) -> None:
         """From the first byte on the deadline is on progress."""
         deadline = self._deadline
         assert deadline is not None, "set before the body begins"
-        self._due = self._first_byte_at + self._order.config.progress_seconds
-        if self._due < deadline.moment:  # later ones are asked for when it rings
+        self._due = self._first_byte_at + self._spec.config.progress_seconds
+        if self._due < deadline.moment:  # later ones are computed when it expires
             deadline.move(self._due)
-        if self._order.extent.length >= RATE_LEAST_BYTES:
+        if self._spec.extent.length >= RATE_LEAST_BYTES:
             self._watch_pace(deadline)
 
     def _watch(self) -> None:
         """Moves the deadline by the time that a piece takes at the floor, to `progress_seconds` from now at most."""
-        config, deadline = self._order.config, self._deadline
+        config, deadline = self._spec.config, self._deadline
         assert deadline is not None, "set before the body begins"
-        earned = self._tell() / max(1, config.progress_floor_bytes_per_second)
-        self._due = min(self._order.endpoint.time() + config.progress_seconds, self._due + earned)
+        earned = self._count() / max(1, config.progress_floor_bytes_per_second)
+        self._due = min(self._spec.endpoint.time() + config.progress_seconds, self._due + earned)
         if self._due < deadline.moment and not self._outpaced:
             deadline.move(self._due)
 
     def _watch_pace(self, deadline: Deadline) -> None:
-        order = self._order
-        allowed = hedge.body_seconds(order.extent.length, order.endpoint.rates)
+        spec = self._spec
+        allowed = hedge.body_seconds(spec.extent.length, spec.endpoint.rates)
         if allowed is not None:
             moment = self._first_byte_at + allowed
-            self._pace = Alarm(order.endpoint.clock, moment, partial(self._judge_pace, deadline))
+            self._pace = Alarm(spec.endpoint.clock, moment, partial(self._check_pace, deadline))
 
-    def _judge_pace(self, deadline: Deadline) -> None:
+    def _check_pace(self, deadline: Deadline) -> None:
         """The body takes four times as long as others: ends it, where the rest is worth a request."""
-        left = self._order.extent.length - self.received
-        if left >= RATE_LEAST_BYTES and not deadline.expired and self._order.endpoint.may_duplicate(left):
+        left = self._spec.extent.length - self.received
+        if left >= RATE_LEAST_BYTES and not deadline.expired and self._spec.endpoint.may_duplicate(left):
             self._outpaced = True
-            deadline.move(self._order.endpoint.time())
+            deadline.move(self._spec.endpoint.time())
 
     def _succeeded(self, now: float) -> None:
-        endpoint, length = self._order.endpoint, self._order.extent.length
+        endpoint, length = self._spec.endpoint, self._spec.extent.length
         if length >= RATE_LEAST_BYTES and now > self._first_byte_at:
             endpoint.rates.add(length / (now - self._first_byte_at))
             endpoint.last_large = now
-        endpoint.last_good = self._order.extent
+        endpoint.last_good = self._spec.extent
         endpoint.succeeded(now, now - self._started, length)
 
     def _abandoned(self) -> StoreTimeoutError:
-        order, elapsed = self._order, self._order.endpoint.time() - self._started
-        order.tally.outpaced += self._outpaced
-        order.tally.stalled += not self._outpaced
-        extent, url = order.extent, shown(order.extent.object.url)
+        spec, elapsed = self._spec, self._spec.endpoint.time() - self._started
+        spec.tally.outpaced += self._outpaced
+        spec.tally.stalled += not self._outpaced
+        extent, url = spec.extent, shown(spec.extent.object.url)
         return StoreTimeoutError(
             f"{url}: {self.received} of {extent.length} bytes of [{extent.start}, {extent.stop}) after "
             f"{elapsed:.1f} s; abandoned for lack of progress",

@@ -11,9 +11,7 @@ from streamer.errors import (
     ObjectChangedError,
     ObjectNotFoundError,
     StoreError,
-    StoreTimeoutError,
     StreamerError,
-    ThrottledError,
 )
 from streamer.store.failures import EXPIRED_CODES
 
@@ -21,13 +19,11 @@ _PERMANENT = (AccessDeniedError, ObjectNotFoundError, ObjectChangedError, Config
 # 408 and 425 ask for another try; they and 429 arrive as their own types or with these numbers.
 _RETRIED_CLIENT_ERRORS = (408, 425, 429)
 
-# The token budget of aws-c-io's standard retry strategy: 500, a transient failure costs 10, a throttle 5, each
-# success pays 1 back, and a range that comes in after retries what its last retry cost. It bounds the extra load of an
-# outage; the first tries of new requests need no token. Without the last rule 5 % each of 503, resets and short bodies
-# spend it in 4 s, and each retry then waits 2 s (200 instead of 2,000 objects/s, 2026-11-22).
-CAPACITY_TOKENS = 500
-TRANSIENT_TOKENS = 10
-THROTTLE_TOKENS = 5
+# Retries per endpoint that follow after a short pause; further ones wait up to the longest. Each takes one, and each
+# request that is served gives one back, so that an outage spends them and failures of less than half of the requests do
+# not. (The retry strategy of aws-c-io has 500 tokens, takes 10 or 5, and gives back 1: 5 % each
+# of 503, resets and short bodies spent those in 4 s, 200 instead of 2,000 objects/s, 2026-11-22.)
+RETRY_BUDGET = 100
 SILENT_TRIES = 2
 # A body that stalls is resumed where it ended, so that each try has its bytes. At 2 % of stalls six in one range are
 # 6e-11; an object all of whose bodies stall somewhere took 12.7-19.7 s, now 8.9-13.3 s (2026-11-20).
@@ -55,7 +51,7 @@ def pause_seconds(attempt: int, start: float, longest: float, draw: float) -> fl
     return float(draw * min(longest, start * 2.0 ** (attempt - 1)))
 
 
-# A store that asks for more is not believed: a wrong header would close the window for good.
+# The most that a Retry-After is honoured for: a wrong header would stop the fetcher for good.
 MOST_ASKED_SECONDS = 60.0
 
 
@@ -66,16 +62,16 @@ def asked_seconds(error: StreamerError) -> float:
 
 
 class Failing(msgspec.Struct, frozen=True):
-    """How a range fails. A body that comes on in pieces is no failure, unless it stalls while others' do not.
+    """How a range fails. A body that arrives in pieces is no failure, unless it stalls while others' do not.
 
     Attributes:
         tries: failed in a row without a byte kept.
         idle_seconds: since the last byte was kept, or since the first try began.
         silent: the last try waited in vain for a store that answers others as quickly as ever.
-        alone: the endpoint serves others meanwhile, or never served anybody; else it is down after it worked.
-        worked: the endpoint has served somebody.
-        stalls: tries of this range, with or without bytes, that ended in silence; 0 while nobody else got a large body
-            since the first of them.
+        alone: the endpoint serves others meanwhile, or never served any; else it is down after it worked.
+        worked: the endpoint has served a request.
+        stalls: tries of this range, with or without bytes, that ended in silence; 0 while no other range got a large
+            body since the first of them.
     """
 
     tries: int
@@ -102,25 +98,23 @@ def gives_up(failing: Failing, config: FetchConfig) -> bool:
 
 
 def within(seconds: float, failing_seconds: float, idle_seconds: float, least: float = 0.0) -> float:
-    """A pause or a patience cut so that it ends when it is time to judge; not below `least`, nor after that time."""
+    """A pause or a patience cut to end at `failing_seconds`, not below `least`; uncut after that time."""
     left = failing_seconds - idle_seconds
     return min(seconds, max(left, least)) if left > 0 else seconds
 
 
-class RetryTokens(msgspec.Struct):
-    """The budget of one endpoint: it bounds the extra load of an outage."""
+class RetryBudget(msgspec.Struct):
+    """The retries of one endpoint that are sent early: bounds the extra load of an outage."""
 
-    tokens: int = CAPACITY_TOKENS
+    left: int = RETRY_BUDGET
 
-    def take(self, error: StreamerError) -> int:
-        """Pays for a retry; returns the price. 0: the budget is spent, and the retry waits the longest pause."""
-        throttled = isinstance(error, (ThrottledError, StoreTimeoutError))
-        price = THROTTLE_TOKENS if throttled else TRANSIENT_TOKENS
-        if self.tokens < price:
-            return 0
-        self.tokens -= price
-        return price
+    def take(self) -> bool:
+        """Takes one; False: none is left, and the retry waits the longest pause."""
+        if not self.left:
+            return False
+        self.left -= 1
+        return True
 
-    def give_back(self, tokens: int) -> None:
-        """A request went through (1), or a range after retries (what its last retry cost)."""
-        self.tokens = min(CAPACITY_TOKENS, self.tokens + tokens)
+    def give_back(self) -> None:
+        """A request was served."""
+        self.left = min(RETRY_BUDGET, self.left + 1)

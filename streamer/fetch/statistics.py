@@ -70,7 +70,7 @@ class Tally(msgspec.Struct):
     first_byte: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
 
     def received(self, piece: bytes | memoryview) -> None:
-        """Counts bytes that nobody keeps."""
+        """Counts bytes that are discarded."""
         self.received_bytes += len(piece)
 
     def first_byte_seconds(self) -> Quantiles:

@@ -1,4 +1,4 @@
-"""One range, whatever the store does: tries, pauses, resumes at the last good byte."""
+"""One range over several tries, each from the last good byte on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 
 from streamer.errors import StoreError, StoreTimeoutError, StreamerError, ThrottledError
 from streamer.fetch import hedge
-from streamer.fetch.attempt import Attempt
-from streamer.fetch.request import Order, Room
+from streamer.fetch.hedged_attempt import HedgedAttempt
+from streamer.fetch.request import MakeView, RequestSpec
 from streamer.fetch.retry import (
     SILENT_TRIES,
     Failing,
@@ -29,29 +29,29 @@ from streamer.store.urls import shown
 if TYPE_CHECKING:
     from streamer.config import FetchConfig
     from streamer.fetch.endpoint import Endpoint
-    from streamer.fetch.gate import Line
+    from streamer.fetch.fair_gate import WaitQueue
     from streamer.fetch.hedge import Sampled
     from streamer.fetch.statistics import Tally
 
 
-# A body that always breaks brings half of the rest each time, and at last single bytes: that is no progress. The object
-# was named after 16 s instead of 9 (2026-11-22).
-FRUIT_BYTES = 64 << 10
+# Fewer bytes are no progress: a body that always breaks delivers half of the rest each time, at last single bytes, and
+# the error came after 16 s instead of 9 (2026-11-22).
+PROGRESS_BYTES = 64 << 10
 
 
-class Fetch(msgspec.Struct, frozen=True):
+class FetchContext(msgspec.Struct, frozen=True):
     """What the ranges of one fetch from one endpoint share.
 
     Attributes:
-        line: where they wait for the window.
-        room: the memory for all of them; asked for when a first byte comes.
-        group: whose tasks they are.
+        queue: where they wait for a place in the window.
+        make_view: returns the memory for all of them; called at a first byte.
+        group: runs their tasks.
         config: bounds.
         tally: what is counted.
     """
 
-    line: Line
-    room: Room
+    queue: WaitQueue
+    make_view: MakeView
     group: asyncio.TaskGroup
     config: FetchConfig
     tally: Tally
@@ -65,19 +65,19 @@ class Transfer:
     Args:
         extent: the range.
         endpoint: where it is asked for.
-        fetch: what it shares with other ranges.
+        context: what it shares with other ranges.
         at: the place of its first byte.
     """
 
-    def __init__(self, extent: Extent, endpoint: Endpoint, fetch: Fetch, at: int) -> None:
+    def __init__(self, extent: Extent, endpoint: Endpoint, context: FetchContext, at: int) -> None:
         self._extent = extent
         self._endpoint = endpoint
-        self._fetch = fetch
-        self._config = fetch.config
+        self._context = context
+        self._config = context.config
         self._offset = at - extent.start
         self._position = extent.start
         self._attempts = 0
-        self._fruitless = 0
+        self._failed_tries = 0
         self._good = extent.start
         self._started = 0.0
         self._progressed = 0.0
@@ -85,7 +85,6 @@ class Transfer:
         self._last_failure = 0.0
         self._sent = 0.0
         self._served = float("-inf")
-        self._paid_tokens = 0
         self._refreshed = False
         self._was_late = False
         self._fresh = False
@@ -106,7 +105,6 @@ class Transfer:
                 pause = await self._try()
                 if pause > 0.0:
                     await asyncio.sleep(pause)
-            self._endpoint.tokens.give_back(self._paid_tokens)
         finally:
             clock.end()
 
@@ -114,11 +112,11 @@ class Transfer:
         """One try in the window; returns the pause before the next."""
         gate = self._endpoint.gate
         self._attempts += 1
-        owner = await gate.acquire(self._fetch.line)
+        owner = await gate.acquire(self._context.queue)
         self._sent = self._endpoint.time()
         self._served = self._endpoint.newest_served
         try:
-            attempt = Attempt(self._order(), self._fetch.group)
+            attempt = HedgedAttempt(self._spec(), self._context.group)
             try:
                 await attempt.run()
             finally:
@@ -129,20 +127,20 @@ class Transfer:
             gate.release(owner=owner)
         return 0.0
 
-    def _order(self) -> Order:
+    def _spec(self) -> RequestSpec:
         extent = self._extent
         if self._position > extent.start:
             extent = Extent(extent.object, self._position, extent.stop)
         first_byte = self._endpoint.first_byte(extent.length)
-        return Order(
+        return RequestSpec(
             extent,
             self._endpoint,
             self._config,
-            self._fetch.tally,
+            self._context.tally,
             first_byte,
             self._patience_seconds(first_byte),
-            self._endpoint.duplicate_after(first_byte, self._fetch.line.due()),
-            self._fetch.room,
+            self._endpoint.duplicate_after(first_byte),
+            self._context.make_view,
             self._offset + extent.start,
             self._piece_bytes(),
             self._fresh,
@@ -158,25 +156,26 @@ class Transfer:
         return max(1, min(PIECE_BYTES, earned // 2)) if self._was_late else PIECE_BYTES
 
     def _patience_seconds(self, first_byte: Sampled) -> float:
-        """Longer each time, but not past the moment when a lone failure is judged, unless the last one was.
+        """Longer each time, but not past `failing_seconds`, when a lone failure is final, unless that time is over.
 
-        Not as of now: who waited for the window until that moment had 9.8 s of patience for a third try (2026-11-22).
+        Counted from the last failure, not from now: a range that waited for the window until then had 9.8 s of patience
+        for a third try (2026-11-22).
         """
         known, most = self._endpoint.best_known(first_byte), self._config.first_byte_seconds
         first = hedge.patience_seconds(known, most, 1)
         idle = self._last_failure - self._progressed
-        if not self._fruitless or self._is_judged_next(idle):
+        if not self._failed_tries or self._is_last_wait(idle):
             return first
-        now = hedge.patience_seconds(known, most, self._fruitless + 1)
+        now = hedge.patience_seconds(known, most, self._failed_tries + 1)
         return within(now, self._config.failing_seconds, idle, first)
 
-    def _is_judged_next(self, idle: float) -> bool:
-        """Whether more silence is the end: its time is over, and somebody, or a probe, was served since the last."""
+    def _is_last_wait(self, idle: float) -> bool:
+        """Whether another timeout is final: the time is over and the endpoint served others since the last one."""
         served = self._endpoint.newest_served >= self._last_failure and not self._endpoint.congested
         return served and idle >= self._config.failing_seconds
 
     async def _recover(self, error: StreamerError) -> float:
-        """Judges a failed try; returns the pause before the next one.
+        """Decides after a failed try; returns the pause before the next one.
 
         Raises:
             StoreError: there is none.
@@ -184,8 +183,8 @@ class Transfer:
         self._count_failure()
         self._count_stall(error)
         self._endpoint.failed(error, self._sent)
-        self._fetch.tally.throttled += isinstance(error, ThrottledError)
-        # Whoever refuses answers well: its connection is as good as another.
+        self._context.tally.throttled += isinstance(error, ThrottledError)
+        # A refusal is an answer: the connection works.
         self._fresh = not isinstance(error, ThrottledError)
         if expired(error) and not self._refreshed:
             self._refreshed = True
@@ -195,22 +194,22 @@ class Transfer:
             raise self._final(error) from error
         else:
             pause = 0.0 if error.details.get("outpaced") else self._pause(error)
-        self._fetch.tally.retries += 1
+        self._context.tally.retries += 1
         return pause
 
     async def _is_last(self, error: StreamerError) -> bool:
-        """Whether to give up. Where nobody else asks for anything, a probe tells who fails, object or endpoint."""
+        """Whether to give up. Without other requests a probe shows whether the object or the endpoint fails."""
         failing = self._failing(error)
         if not failing.alone and failing.tries >= SILENT_TRIES:
-            await self._endpoint.probe(self._fetch.tally)
+            await self._endpoint.probe(self._context.tally)
         return gives_up(failing, self._config)
 
     def _count_failure(self) -> None:
         """Bytes that were kept since the first of several failures, if they are some, make this one the first."""
-        if self._position - self._good >= FRUIT_BYTES or not self._fruitless:
-            self._good, self._fruitless, self._first_failure = self._position, 0, self._endpoint.time()
+        if self._position - self._good >= PROGRESS_BYTES or not self._failed_tries:
+            self._good, self._failed_tries, self._first_failure = self._position, 0, self._endpoint.time()
             self._progressed = self._endpoint.time() if self._position > self._extent.start else self._started
-        self._fruitless += 1
+        self._failed_tries += 1
         self._last_failure = self._endpoint.time()
 
     def _count_stall(self, error: StreamerError) -> None:
@@ -226,7 +225,7 @@ class Transfer:
     def _failing(self, error: StreamerError) -> Failing:
         endpoint = self._endpoint
         return Failing(
-            tries=self._fruitless,
+            tries=self._failed_tries,
             idle_seconds=self._endpoint.time() - self._progressed,
             silent=self._is_silence(error),
             stalls=self._stalls if endpoint.last_large > self._first_stall else 0,
@@ -241,10 +240,9 @@ class Transfer:
 
     def _pause(self, error: StreamerError) -> float:
         config = self._config
-        if paid := self._endpoint.tokens.take(error):
-            self._paid_tokens = paid
+        if self._endpoint.retries.take():
             pause = pause_seconds(
-                self._fruitless, config.backoff_start_seconds, config.backoff_max_seconds, random.random()
+                self._failed_tries, config.backoff_start_seconds, config.backoff_max_seconds, random.random()
             )
         else:
             pause = config.backoff_max_seconds * random.random()
@@ -253,7 +251,7 @@ class Transfer:
 
     def _final(self, error: StreamerError) -> StreamerError:
         """The same error with what was tried."""
-        self._fetch.tally.failures += 1
+        self._context.tally.failures += 1
         elapsed = self._endpoint.time() - self._started
         facts = {"url": shown(self._extent.object.url), **error.details}
         facts |= {"attempts": self._attempts, "elapsed_seconds": round(elapsed, 3)}

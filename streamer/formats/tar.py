@@ -16,7 +16,7 @@ import msgspec
 from streamer.manifest.protocols import Need
 
 BLOCK = 512
-# Windows of 8 MiB: the best of cost and speed on object stores (DESIGN section 10).
+# Windows of 8 MiB: the best of cost and speed on object stores (AnyBlob, PVLDB 16(11); see config).
 READ_BYTES = 8 << 20
 # A gap at least this long is jumped over. A request costs about as long as 3-4 MiB on one connection
 # (30 ms first byte + 90 MB/s), and what is read anyway warms the cache.

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.errors import ClosedError, StreamerError
-from streamer.loader.counters import LoaderStats, TrainerClock
-from streamer.loader.delivery import Delivery, Supply
-from streamer.loader.device import check_device
+from streamer.loader.contracts import Collate, Loadable, PreparedStream
+from streamer.loader.delivery import Delivery
+from streamer.loader.device.prefetcher import check_device
 from streamer.loader.epoch_iterator import EpochIterator
-from streamer.loader.pool import WorkerStart, WorkerType
-from streamer.loader.provision import Provision
-from streamer.loader.report import Snapshot, StallReport, compare
-from streamer.loader.settings import (
+from streamer.loader.feed.supply import Supply
+from streamer.loader.headspace import Headspace, detached
+from streamer.loader.lifecycle import Provision
+from streamer.loader.options import (
     LoaderSettings,
     Pin,
     at_least,
@@ -30,19 +30,11 @@ from streamer.loader.settings import (
     worker_config,
 )
 from streamer.loader.skipping import OnError, SkipLedger, Skipped, SkipRules
-from streamer.loader.source import Collate, Loadable, PreparedStream
-from streamer.loader.stall import (
-    Headspace,
-    OnReport,
-    StallReporter,
-    detached,
-    engine_view,
-    named,
-    rank_of,
-    report_rules,
-    snapshot,
-)
+from streamer.loader.stall.report import Snapshot, StallReport, compare
+from streamer.loader.stall.reporter import OnReport, StallReporter, engine_view, named, rank_of, report_rules, snapshot
+from streamer.loader.stall.stats import LoaderStats, TrainerClock
 from streamer.loader.workers.fork_server import fork_server
+from streamer.loader.workers.pool import WorkerStart, WorkerType
 
 if TYPE_CHECKING:
     import torch
@@ -266,7 +258,7 @@ class StreamingDataLoader:
 
     def snapshot(self) -> Snapshot:
         """The counts of this moment, for `compare`; any thread."""
-        return snapshot(self.stats(), self._clock, self._supply, self._settings.workers)
+        return snapshot(self.stats(), self._clock, self._supply, self._settings.worker_count)
 
     def name_samples(self, report: StallReport) -> StallReport:
         """The report with the name of its slowest sample."""

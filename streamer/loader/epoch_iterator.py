@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from streamer.errors import ClosedError
-from streamer.loader.counters import TrainerClock
 from streamer.loader.delivery import Delivery
-from streamer.loader.device import DevicePrefetcher
-from streamer.loader.moving import Mover
+from streamer.loader.device.copying import Mover
+from streamer.loader.device.prefetcher import DevicePrefetcher
+from streamer.loader.stall.stats import TrainerClock
 
 
 class Course(Protocol):

@@ -35,7 +35,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a manifest is built.
 
     Attributes:
-        chunk_bytes: bytes, or "auto" for the rule of DESIGN section 3.
+        chunk_bytes: bytes, or "auto" for the rule in packing.py.
         concurrency: requests in flight while indexing and listing.
         memory_bytes: windows held together; at least one container's (see indexing.py).
         on_estimate: called with the cost after the listing; may raise to stop.
@@ -44,7 +44,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     chunk_bytes: int | Literal["auto"] = "auto"
-    # 16 x 90 MB/s is 10 Gbit/s (DESIGN section 10).
+    # 16 x 90 MB/s is 10 Gbit/s.
     concurrency: int = 16
     # 16 containers of two windows each; a GPU node has a hundred times this.
     memory_bytes: int = 256 << 20

@@ -25,7 +25,7 @@ from streamer.manifest.model import Codec
 
 Int64Array = NDArray[np.int64]
 
-# DESIGN section 3. 8 MiB: the optimum of cost and speed of a request; 512 chunks: enough to shuffle and to share
+# 8 MiB: the optimum of cost and speed of a request; 512 chunks: enough to shuffle and to share
 # among lanes; 1.5 million: what catalog and schedules hold.
 START_CHUNK_BYTES = 8 << 20
 LEAST_CHUNK_BYTES = 256 << 10

@@ -13,7 +13,7 @@ from streamer.order.hashing import Integers
 from streamer.order.rank_split import RankSplit
 from streamer.order.spec import OrderSpec
 
-# Below this a request per sample costs more time and money than it can be worth (DESIGN 6.10).
+# Below this a request per sample costs more time and money than it can be worth.
 SAMPLE_SHUFFLE_FLOOR_BYTES = 256 * 1024
 # S3 standard, us-east-1, 2025: 0.0004 USD per 1,000 GET requests.
 GET_PRICE_USD = 0.4e-6

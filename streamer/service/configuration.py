@@ -18,7 +18,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, get_args, get_origin
+from typing import Literal, TypeVar, get_args, get_origin
 
 from streamer.config import (
     CacheConfig,
@@ -177,6 +177,10 @@ def _coerced(name: str, value: object, hint: object) -> object:
         if not isinstance(parts, list | tuple):
             raise ConfigError(f"{name}={value!r} is a list", field=name)
         return tuple(_plain(name, part, get_args(hint)[0]) for part in parts)
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(str, get_args(hint)))}", field=name)
+        return value
     return _plain(name, value, hint)
 
 

@@ -9,7 +9,7 @@ import resource
 import msgspec
 
 from streamer.config import MiB, ServiceConfig
-from streamer.fetch.memory import budget_bytes
+from streamer.fetch.memory_budget import budget_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import msgspec
 from streamer.engine.engine import Engine
 from streamer.engine.manifests import ManifestRequest
 from streamer.errors import BrokenError, ConfigError, ProtocolError, ServiceError, StreamerError
-from streamer.fetch.gate import Gate, Line
+from streamer.fetch.fair_gate import FairGate, WaitQueue
 from streamer.service.limits import MAX_LONG_REQUESTS, MAX_READ_BYTES, Limits
 from streamer.service.peer import Peer
 from streamer.wire.messages import Content, GetManifest, IndexProgress, ManifestReady, Read
@@ -46,7 +46,7 @@ class LongRequests:
         self._tasks = tasks
         self._limits = limits
         self._request_bytes = 0
-        self._answers = Gate(limits.answer_bytes)
+        self._answers = FairGate(limits.answer_bytes)
         self._running: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -142,7 +142,7 @@ class LongRequests:
             raise ServiceError(f"a read of {size} bytes; 0 to {MAX_READ_BYTES} are possible")
         options = self.options(peer, requests, request.options)
         async with requests.reading:
-            await self._answers.acquire(Line(asyncio.get_running_loop().time), size)
+            await self._answers.acquire(WaitQueue(asyncio.get_running_loop().time), size)
             try:
                 span = (request.start, request.stop)
                 content = await self._engine.read(request.dataset, options, request.chunk, span)

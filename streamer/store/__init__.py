@@ -1,12 +1,11 @@
 """Stores: one ranged GET, pinned to a version, over many kinds of url.
 
 base.py             the protocol
-curl_store.py       s3 and http by libcurl: the hot path where cores are few
-curl_handle.py      one request of it; curl_access.py, boto_keys.py, signature.py: how it gets there
-curl_multi.py       many requests of it on an event loop
-obstore_store.py    s3, gs, az, http by obstore (Rust)
+curl/               S3 and web servers by libcurl
+obstore_store.py    S3, Google, Azure, web servers by obstore (Rust); obstore_clients.py builds its clients
 fsspec_store.py     any url that fsspec knows
 local_store.py      files
+boto_keys.py        AWS credentials
 urls, patterns, versions, options, failures     pure parts
 """
 
@@ -14,11 +13,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
-from streamer.cgroup import usable_cores
+from streamer.errors import ConfigError
 from streamer.store.base import ObjectStore, StoreStatistics
 from streamer.store.local_store import LocalStore
 from streamer.store.options import family, translate
@@ -29,9 +28,6 @@ __all__ = ["ObjectStore", "StoreStatistics", "open_store"]
 _log = logging.getLogger(__name__)
 
 Client = Literal["auto", "curl", "obstore", "fsspec"]
-# libcurl costs half of what obstore does, but on one core: up to so many that core is worth more than its ceiling
-# (about 2 GB/s, with TLS 1.3; machines with more cores have faster links).
-_CURL_CORES = 15
 _CURL_FAMILIES = ("s3", "http")
 
 
@@ -45,12 +41,15 @@ def open_store(
     Args:
         url: any url below the root; only its root counts.
         storage_options: exactly as fsspec takes them.
-        client: "auto" takes obstore where every option has a counterpart, else fsspec (said in the log); where cores
-            are few, libcurl reads instead of obstore from s3 and http (on Linux). A name takes that one.
+        client: what reads S3 and web servers. "auto": libcurl on Linux, elsewhere obstore; fsspec (said in the log)
+            where an option has no counterpart. "curl" or "obstore": that one, or a ConfigError where it cannot.
+            "fsspec": for every url but files. Google and Azure are read by obstore, other urls by fsspec.
 
     Raises:
-        ConfigError: an empty url or one without a bucket.
+        ConfigError: an empty url, one without a bucket, or a `client` that cannot serve it.
     """
+    if client not in get_args(Client):
+        raise ConfigError(f"client={client!r} is not one of {', '.join(get_args(Client))}", field="client")
     address, options = split(url), dict(storage_options or {})
     if address.scheme == "file":
         return LocalStore()
@@ -58,7 +57,7 @@ def open_store(
     if client != "fsspec" and family(address.scheme) is not None:
         store = _native(address, options, client)
     if store is None:
-        # Only here: an engine whose stores are all obstore's starts 5 ms sooner.
+        # Imported here: an engine that needs no fsspec starts 5 ms sooner.
         from streamer.store.fsspec_store import FsspecStore
 
         store = FsspecStore(address.root, address.scheme, options)
@@ -66,22 +65,18 @@ def open_store(
 
 
 def _native(address: Address, options: Mapping[str, object], client: Client) -> ObjectStore | None:
+    """The store by libcurl or obstore; None: fsspec must serve it."""
     translation = translate(address, options)
-    if translation.unknown and client == "auto":
-        _log.warning(
-            "%s: read through fsspec, which costs about five times the CPU per request, because obstore has no "
-            "counterpart of %s",
-            address.root,
-            ", ".join(sorted(translation.unknown)),
-        )
+    if translation.unknown:
+        _without_counterpart(address, translation.unknown, client)
         return None
-    # Only here: 4 ms that an engine has while its client makes the order, and not while it starts (2026-11-22).
+    # Imported here: 4 ms that the engine spends while its client makes the order, not while it starts (2026-11-22).
     from streamer.store.obstore_clients import make_client
 
     make = partial(make_client, address, translation)
-    if family(address.scheme) in _CURL_FAMILIES and (client == "curl" or (client == "auto" and _prefers_curl())):
-        from streamer.store.curl_access import make_access
-        from streamer.store.curl_store import CurlStore
+    if family(address.scheme) in _CURL_FAMILIES and _is_curl(client):
+        from streamer.store.curl.access import make_access
+        from streamer.store.curl.store import CurlStore
 
         return CurlStore(address.root, make, partial(make_access, address, translation))
     from streamer.store.obstore_store import ObstoreStore
@@ -89,5 +84,29 @@ def _native(address: Address, options: Mapping[str, object], client: Client) -> 
     return ObstoreStore(address.root, make)
 
 
-def _prefers_curl() -> bool:
-    return sys.platform == "linux" and usable_cores() <= _CURL_CORES
+def _without_counterpart(address: Address, unknown: Sequence[str], client: Client) -> None:
+    """Logs the options that only fsspec understands.
+
+    Raises:
+        ConfigError: `client` names another one.
+    """
+    names = ", ".join(sorted(unknown))
+    if client != "auto":
+        raise ConfigError(
+            f"{address.root}: client={client!r} has no counterpart of the storage options {names}; "
+            'client="auto" reads through fsspec',
+            field="client",
+        )
+    _log.warning(
+        "%s: read through fsspec, which costs about five times the CPU per request, because obstore has no "
+        "counterpart of %s",
+        address.root,
+        names,
+    )
+
+
+def _is_curl(client: Client) -> bool:
+    """Whether libcurl reads; its event loop integration needs epoll."""
+    if client == "curl" and sys.platform != "linux":
+        raise ConfigError('client="curl" needs Linux; take "auto" or "obstore"', field="client")
+    return client == "curl" or (client == "auto" and sys.platform == "linux")

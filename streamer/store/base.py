@@ -1,4 +1,4 @@
-"""The seam of the stores: one ranged GET, pinned to a version."""
+"""The protocol of the stores: one ranged GET, pinned to a version."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from streamer.manifest.model import ObjectRecord
 
-# Takes a piece of a body during the call; keeps no view of it.
+# Receives a piece of a body; keeps no view of it after the call.
 Take = Callable[[bytes | memoryview], None]
 
 # CPU s/GB of 8 MiB ranges, 16 in flight, obstore (loopback, 2026-11-20): pieces of 64 KiB 0.41-0.47, 256 KiB 0.33,
@@ -49,7 +49,7 @@ class ObjectStore(Protocol):
         `take` that raises; nothing is taken afterwards.
 
         Args:
-            target: what, and in which version.
+            target: the object and its version.
             start: in bytes.
             stop: in bytes, exclusive.
             take: called on the loop with each piece.
@@ -81,7 +81,7 @@ class ObjectStore(Protocol):
         ...
 
     async def prepare(self) -> None:
-        """Looks for what the first request needs besides the network: address, credentials, a client.
+        """Prepares what the first request needs besides the network: address, credentials, a client.
 
         Raises:
             ConfigError, StoreError: as that request would; it tries again.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """What requests are signed with; never shown."""
+    """The keys that sign requests; never shown."""
 
     key: str
     secret: str
@@ -31,13 +31,13 @@ class Keys(msgspec.Struct, frozen=True):
 
 
 def of_environment(variables: Mapping[str, str] = os.environ) -> Keys | None:
-    """Those in AWS's own variables; boto would find them, too, where it is installed."""
+    """The keys in AWS's own variables, which boto would find, too, where it is installed."""
     key, secret = variables.get("AWS_ACCESS_KEY_ID"), variables.get("AWS_SECRET_ACCESS_KEY")
     return Keys(key, secret, variables.get("AWS_SESSION_TOKEN")) if key and secret else None
 
 
 def of_options(config: Mapping[str, object]) -> Keys | None:
-    """Those of the translated options, with their own token or none."""
+    """The keys in the translated options, with their own token or none."""
     if "access_key_id" not in config:
         return None
     token = config.get("token")
@@ -57,13 +57,13 @@ class BotoKeys:
         self.region = region
 
     def now(self) -> Keys:
-        """Those of now; may ask a metadata service when they are about to end."""
+        """The current keys; may call a metadata service when they are about to expire."""
         frozen = self._credentials.get_frozen_credentials()
         return Keys(frozen.access_key, frozen.secret_key, frozen.token)
 
     @property
     def expires_at(self) -> datetime | None:
-        """When they end; None for those that do not."""
+        """When they expire; None: never."""
         expiry = getattr(self._credentials, "_expiry_time", None)
         return expiry if isinstance(expiry, datetime) else None
 
@@ -73,7 +73,7 @@ def find(profile: str | None) -> BotoKeys | None:
 
     Raises:
         ConfigError: botocore is missing and a profile is asked for, or boto finds the configuration wrong.
-        StoreError: boto could not ask who issues them; worth another try.
+        StoreError: boto could not reach their issuer; worth another try.
     """
     try:
         from botocore import exceptions
@@ -81,7 +81,7 @@ def find(profile: str | None) -> BotoKeys | None:
     except ImportError:
         if profile is not None:
             raise ConfigError(
-                f"profile={profile!r} needs botocore; pip install 'streamer[s3]'", field="profile"
+                f"profile={profile!r} needs botocore; pip install 'streamer-data[s3]'", field="profile"
             ) from None
         return None
     wrong = (
@@ -104,7 +104,7 @@ def find(profile: str | None) -> BotoKeys | None:
 
 
 def unobtainable(error: Exception) -> StoreError:
-    """Ours for what boto raised when it asked for credentials; without its text, which may quote a program's output."""
+    """The StoreError for an error of boto, without its text, which may quote the output of a program."""
     return StoreError(
         f"the AWS credentials cannot be obtained now ({type(error).__name__}); "
         "check the metadata service, the role or the sign-in",

@@ -1,4 +1,4 @@
-"""One table from what a store answers to the errors of streamer; shared by every store.
+"""The errors of streamer for the answers of a store; shared by every store.
 
 Messages name the url and what to check. They carry no text of the foreign error, because that may quote signed
 urls; its text, with secrets struck out, stays in `__cause__`.
@@ -37,11 +37,11 @@ _SECRET = re.compile(
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a store said instead of bytes.
+    """The answer of a store that is not the object.
 
     Attributes:
         status: of HTTP; None when there was no answer at all.
-        code: the store's own word, e.g. "SlowDown"; shown to people.
+        code: the store's error code, e.g. "SlowDown"; shown in messages.
         retry_after_seconds: as the store asked.
     """
 
@@ -54,7 +54,7 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 
 
 def code_of(body: str) -> str:
-    """The store's own word in an XML answer; empty: none."""
+    """The error code in an XML answer; empty: none."""
     found = _CODE.search(body)
     return found[1] if found else ""
 
@@ -133,7 +133,7 @@ def after_fork(root: str, opener: int) -> StoreError:
 
 @contextmanager
 def translating(mapper: Mapper, url: str, target: ObjectRecord | None = None) -> Iterator[None]:
-    """Turns every foreign error inside into ours, by the store's one `mapper`."""
+    """Maps every foreign error of the block to one of streamer by the store's `mapper`."""
     try:
         yield
     except StreamerError:

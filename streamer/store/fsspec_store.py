@@ -136,7 +136,7 @@ class FsspecStore:
 
 
 def _filesystem(protocol: str, options: Mapping[str, object]) -> AbstractFileSystem:
-    """A filesystem of our own: no instance shared with others, no listing kept."""
+    """A new filesystem: no shared instance, no cached listings."""
     import fsspec
 
     try:

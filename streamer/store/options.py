@@ -1,7 +1,7 @@
-"""fsspec's storage options in obstore's words; pure.
+"""The storage options of fsspec as options of obstore; pure.
 
-What cannot be said in obstore's words is named, so that the caller takes fsspec for the whole root instead of
-dropping an option in silence.
+Options without a counterpart are listed, so that the caller takes fsspec for the whole root instead of dropping an
+option silently.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streamer.store.urls import Address
 
 Options = Mapping[str, object]
 
-# They tune fsspec's own buffering and pooling, which we do not use: no effect on which bytes are read.
+# They tune buffering and pooling of fsspec, which are not used here, and do not change the bytes read.
 _WITHOUT_EFFECT = frozenset(
     [
         "default_block_size",

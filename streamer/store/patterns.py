@@ -12,7 +12,7 @@ from streamer.store.urls import shown
 
 _BRACE = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-# A brace range of more urls than this is a slip of the finger.
+# A brace range of more urls than this is a typing mistake.
 MAX_URLS = 1_000_000
 
 

@@ -14,8 +14,8 @@ from msgspec import Meta
 # Raised when the meaning of a message changes. Client and engine must agree on it exactly.
 PROTOCOL = 1
 
-# What a loader may give as the cause of its waiting (`streamer.loader.advice.Verdict`): a label of /metrics, so no
-# free text. Another word counts as the last one.
+# What a loader may give as the cause of its waiting (`streamer.loader.stall.advice.Verdict`): a label of /metrics, so
+# no free text. Another word counts as the last one.
 VERDICTS = (
     *("nothing measured", "not input-bound", "the store throttles", "slow store", "slow SSD (writing)"),
     *("no room in the cache", "slow SSD (reading)", "decode", "transform", "loading", "collate", "copy into the ring"),

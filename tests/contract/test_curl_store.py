@@ -37,7 +37,7 @@ from streamer.errors import (
 )
 from streamer.manifest.model import ObjectRecord
 from streamer.store import ObjectStore, open_store
-from streamer.store.curl_store import CurlStore
+from streamer.store.curl.store import CurlStore
 from tests.contract.store_contract import read
 from tests.contract.telling_server import RAMP, Asked, TellingServer, answer, telling
 

@@ -23,8 +23,8 @@ from streamer.errors import (
     ThrottledError,
 )
 from streamer.manifest.model import ObjectRecord
-from streamer.store import ObjectStore, open_store
-from streamer.store.curl_store import CurlStore
+from streamer.store import Client, ObjectStore, open_store
+from streamer.store.curl.store import CurlStore
 from streamer.store.fsspec_store import FsspecStore
 from streamer.store.local_store import LocalStore
 from streamer.store.obstore_store import ObstoreStore
@@ -257,6 +257,32 @@ def test_unmapped_options_take_fsspec(caplog: pytest.LogCaptureFixture) -> None:
     assert isinstance(open_store("s3://bucket", options), FsspecStore)
     assert "s3_additional_kwargs" in caplog.text
     assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("client", ["curl", "obstore"])
+def test_a_named_client_drops_no_option(client: Client) -> None:
+    """An option that it does not know is an error that names the option, not its value."""
+    options = {"s3_additional_kwargs": {"SSECustomerKey": SECRET}}
+    with pytest.raises(ConfigError, match="s3_additional_kwargs") as refused:
+        open_store("s3://bucket", options, client=client)
+    assert SECRET not in str(refused.value)
+
+
+def test_an_unknown_client_is_refused() -> None:
+    """The error names the choices."""
+    with pytest.raises(ConfigError, match="client='wget' is not one of auto, curl, obstore, fsspec"):
+        open_store("s3://bucket", client="wget")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("client", "kind"), [("auto", ObstoreStore), ("obstore", ObstoreStore)])
+def test_elsewhere_than_on_linux_obstore_reads(
+    client: Client, kind: type[ObjectStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libcurl's transfers are watched by epoll; where there is none, a configuration that names libcurl is an error."""
+    monkeypatch.setattr("streamer.store.sys.platform", "darwin")
+    assert type(open_store("s3://bucket", {}, client=client)) is kind
+    with pytest.raises(ConfigError, match="Linux"):
+        open_store("s3://bucket", {}, client="curl")
 
 
 def test_unusable_urls() -> None:

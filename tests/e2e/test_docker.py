@@ -156,7 +156,7 @@ def build_image(name: str, base: str, cache: Path, extras: str) -> str:
         run(sys.executable, "-m", "pip", "wheel", "-q", "-c", "constraints.txt", "-w", wheels, wanted, cwd=ROOT)
     run(sys.executable, "-m", "pip", "wheel", "-q", "-w", wheels, "setuptools>=77", "wheel")
     recipe = (
-        f"FROM {base}\nCOPY . /wheels\nRUN rm -f /wheels/streamer-*.whl && "
+        f"FROM {base}\nCOPY . /wheels\nRUN rm -f /wheels/streamer_data-*.whl && "
         "printf '[global]\\nno-index = true\\nfind-links = /wheels\\n' > /etc/pip.conf\n"
     )
     with tempfile.TemporaryDirectory(prefix="recipe-") as folder:

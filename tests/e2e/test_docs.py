@@ -1,4 +1,4 @@
-"""The quickstart runs as it is printed, and the documentation builds."""
+"""The programs of README and quickstart run as they are printed, and the documentation builds."""
 
 from __future__ import annotations
 
@@ -8,28 +8,61 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_quickstart_runs_block_by_block(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """All python blocks of the first page, in order, in one process."""
-    folder = tmp_path_factory.mktemp("q")
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), re.DOTALL)
-    (folder / "quickstart.py").write_text("\n".join(blocks))
+def run(program: str, folder: Path) -> list[str]:
+    """The lines that a program prints in `folder`, with a cache and an engine of its own."""
+    (folder / "program.py").write_text(program)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("STREAMER_")}
+    own = {"STREAMER_RUNTIME_DIR": str(folder / "run"), "STREAMER_CACHE_DIR": str(folder / "cache")}
     done = subprocess.run(
-        [sys.executable, "quickstart.py"],
+        [sys.executable, "program.py"],
         cwd=folder,
-        env=environment | {"STREAMER_RUNTIME_DIR": str(folder / "run"), "OMP_NUM_THREADS": "1"},
+        env=environment | own | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_the_program_of_the_readme_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With pictures of one size in a local folder in place of the bucket, and fewer workers and epochs."""
+    folder = tmp_path_factory.mktemp("r")
+    rng = np.random.default_rng(0)
+    for number in range(600):
+        path = folder / "images" / ("cats", "dogs")[number % 2] / f"{number:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(path)
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    for printed, here in (
+        ("s3://bucket/train/", "images/"),
+        ("200GB", "100MB"),
+        ("num_workers=8", "num_workers=1"),
+        ("range(90)", "range(2)"),
+        ('"jpg"', '"png"'),
+    ):
+        assert printed in program
+        program = program.replace(printed, here)
+    defined = "def train(images, labels): print(tuple(images.shape), tuple(labels.shape))\ndef save(state): pass\n"
+    lines = run(f"{defined}{program}loader.close()\n", folder)
+    # The last batch is filled with repeats.
+    assert lines.count("(256, 8, 8, 3) (256,)") == 6
+    assert lines[3].startswith("LoaderStats(batches=3,")
+
+
+def test_the_quickstart_runs_block_by_block(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All python blocks of the first page, in order, in one process."""
+    folder = tmp_path_factory.mktemp("q")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), re.DOTALL)
+    lines = run("\n".join(blocks), folder)
     assert lines[0] == "64 ['cats', 'dogs']"
     assert lines[2:4] == [f"{epoch} torch.Size([16, 64, 64, 3]) torch.uint8 torch.Size([16])" for epoch in (0, 1)]
     assert lines[5] == "2 batches are left of the epoch"

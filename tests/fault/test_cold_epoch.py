@@ -75,7 +75,7 @@ class Rank:
 @pytest.fixture
 def store(monkeypatch) -> Counted:
     made = Counted()
-    monkeypatch.setattr(fetchers, "open_store", lambda *arguments: made)
+    monkeypatch.setattr(fetchers, "open_store", lambda *_, **__: made)
     return made
 
 

@@ -107,7 +107,7 @@ async def at_rest(engine: Engine, link: Link) -> None:
 @pytest.fixture
 def link(monkeypatch) -> Link:
     made = Link()
-    monkeypatch.setattr(fetchers, "open_store", lambda *arguments: made)
+    monkeypatch.setattr(fetchers, "open_store", lambda *_, **__: made)
     return made
 
 

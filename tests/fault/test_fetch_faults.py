@@ -21,7 +21,7 @@ from streamer.errors import (
     StreamerError,
     ThrottledError,
 )
-from streamer.fetch import Fetcher, window
+from streamer.fetch import Fetcher, concurrency
 from streamer.manifest.model import Chunk, Extent
 from tests.fault.fake_s3 import (
     CONFIG,
@@ -439,7 +439,7 @@ async def test_one_object_that_never_answers_while_nobody_else_asks(server: Fake
 
 async def test_one_object_that_never_answers_after_a_burst(server: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
     """That everybody was slow before, until nobody asked any more, is no excuse for it."""
-    monkeypatch.setattr(window, "STALE_SECONDS", 0.2)
+    monkeypatch.setattr(concurrency, "STALE_SECONDS", 0.2)
     server.objects["mute"] = RAMP
     waits = {"mute": 60.0}
     server.script = lambda seen, number: Act(wait_seconds=waits[seen.key])

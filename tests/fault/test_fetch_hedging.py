@@ -41,7 +41,7 @@ async def warmed(fetcher: Fetcher, server: FakeS3) -> FetchStatistics:
         for i in range(40):
             group.create_task(fetched(fetcher, part(server, i, MiB + i)))
     endpoint = fetcher._endpoint("s3://bucket/big")
-    endpoint.control.inflation, endpoint.budget.delay, endpoint.budget.requests = 1.0, 1.0, BURST_REQUESTS
+    endpoint.control.inflation, endpoint.budget.requests = 1.0, BURST_REQUESTS
     return fetcher.statistics()
 
 

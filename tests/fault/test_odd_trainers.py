@@ -15,7 +15,7 @@ import pytest
 TRAINER = """
 import numpy as np
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.testing import FakeDataset
+from streamer.testing import FakeDataset
 
 scale = 3
 

@@ -15,7 +15,7 @@ import pytest
 
 from streamer.errors import ConfigError
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.testing import FakeDataset, FakeRecipe, inspect
+from streamer.testing import FakeDataset, FakeRecipe, inspect
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -23,7 +23,7 @@ import pytest
 
 from streamer.errors import WorkerError
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.testing import FakeDataset, FakeRecipe, inspect
+from streamer.testing import FakeDataset, FakeRecipe, inspect
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -150,7 +150,7 @@ def start_seconds() -> float:
     """What this machine takes now to start a process that imports what a worker does."""
     began = time.monotonic()
     subprocess.run(
-        [sys.executable, "-c", "import streamer.loader.workers.__main__, streamer.loader.samples"], check=True
+        [sys.executable, "-c", "import streamer.loader.workers.__main__, streamer.loader.samples.recipe"], check=True
     )
     return time.monotonic() - began
 
@@ -390,7 +390,7 @@ UNGUARDED = """
     import sys, os
     import numpy as np
     from streamer.loader.dataloader import StreamingDataLoader
-    from streamer.loader.testing import FakeDataset
+    from streamer.testing import FakeDataset
     import beside
 
     class Point:
@@ -424,7 +424,7 @@ ENDLESS = """
     import os, sys, time
     import numpy as np
     from streamer.loader.dataloader import StreamingDataLoader
-    from streamer.loader.testing import FakeDataset, inspect
+    from streamer.testing import FakeDataset, inspect
 
     def sample(epoch, ordinal):
         if sys.argv[1] == "stuck" and ordinal > 20:

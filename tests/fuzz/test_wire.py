@@ -187,9 +187,9 @@ async def test_a_million_frames(tmp_path, caplog, capsys):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_atheris_finds_nothing(tmp_path):
-    """A million guided inputs to the decoders (pip install 'streamer[fuzz]')."""
+    """A million guided inputs to the decoders (pip install 'streamer-data[fuzz]')."""
     if importlib.util.find_spec("atheris") is None:
-        pytest.skip("atheris is not installed: pip install 'streamer[fuzz]'")
+        pytest.skip("atheris is not installed: pip install 'streamer-data[fuzz]'")
     script = Path(__file__).with_name("fuzz_wire.py")
     command = [sys.executable, str(script), f"-runs={SLOW_FRAMES}", "-max_len=4096", "-rss_limit_mb=1024", "-seed=1"]
     found = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from torch.utils.data import default_collate
 
-from streamer.loader.collate import collate
-from streamer.loader.slots import BatchReader, PackedBatch
+from streamer.loader.batch.collate import collate
+from streamer.loader.batch.packing import BatchReader, PackedBatch
 
 
 class Point(NamedTuple):

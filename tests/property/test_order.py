@@ -1,4 +1,4 @@
-"""The order on arbitrary manifests and geometries, against the design written out sample by sample."""
+"""The order on arbitrary manifests and geometries, against docs/order.md written out sample by sample."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _specs(sizes: tuple[int, ...], batch: int, seed: int) -> st.SearchStrategy[O
     return st.one_of(chosen, chosen, plain)
 
 
-# ------------------------------------------------------------------ the design, sample by sample
+# ------------------------------------------------------------------ docs/order.md, sample by sample
 
 
 def _bij(i: int, size: int, *key: int) -> int:

@@ -67,7 +67,7 @@ class PolicyStatistics:
     """Where the bytes are and what has been decided so far.
 
     Sizes are bytes as the disk counts them. `needed_bytes` counts each use once, `admitted_bytes` each fetch, so
-    `hit_rate` is the design's: 1 - bytes fetched / bytes needed.
+    `hit_rate` is 1 - bytes fetched / bytes needed.
     """
 
     limit_bytes: int

@@ -10,16 +10,16 @@ import sys
 
 import msgspec
 
-from streamer.loader.workers import worker_process
+from streamer.loader.workers import worker_main
 from streamer.loader.workers.fork_protocol import Place, read_memory_file
 
 
 def main() -> None:
     """Runs the worker of the command line."""
     parent, number, workers, place, board, channel = map(int, sys.argv[1:])
-    worker_process.end_with_parent(parent)
-    worker_process.settle(msgspec.msgpack.decode(read_memory_file(place), type=Place))
-    worker_process.serve(number, workers, board, channel)
+    worker_main.end_with_parent(parent)
+    worker_main.settle(msgspec.msgpack.decode(read_memory_file(place), type=Place))
+    worker_main.serve(number, workers, board, channel)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from streamer.loader.workers import worker_process
+from streamer.loader.workers import worker_main
 from streamer.loader.workers.fork_protocol import (
     CONTROL,
     REQUEST,
@@ -42,7 +42,7 @@ from streamer.loader.workers.fork_protocol import (
 )
 
 # What nearly every worker needs.
-_ALWAYS = ("numpy", "streamer.loader.samples")
+_ALWAYS = ("numpy", "streamer.loader.samples.recipe")
 
 
 class Pool:
@@ -222,16 +222,16 @@ class ForkServer:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            worker_process.end_with_parent(server)
+            worker_main.end_with_parent(server)
             self._close_all()
-            worker_process.settle(place)
+            worker_main.settle(place)
             _renew(place)
-            worker_process.serve(start.number, start.workers, *descriptors)
+            worker_main.serve(start.number, start.workers, *descriptors)
             code = 0
         except BaseException:  # noqa: BLE001 - the rank sees the process end
             traceback.print_exc()
         finally:
-            worker_process.leave(code)
+            worker_main.leave(code)
 
     def _close_all(self) -> None:
         self._control.close()
@@ -256,7 +256,7 @@ def main() -> None:
     """Runs the server of the command line."""
     control, settings = map(int, sys.argv[1:])
     told = msgspec.msgpack.decode(read_memory_file(settings), type=Settings)
-    worker_process.end_with_parent(told.parent)
+    worker_main.end_with_parent(told.parent)
     sys.path[:] = told.path
     os.set_inheritable(control, False)
     gc.disable()

@@ -12,7 +12,7 @@ from streamer.client.engine_client import EngineClient
 from streamer.client.oneshot import Finding, glance, tell
 from streamer.client.session import SessionSpec
 from streamer.client.settings import ClientSettings
-from streamer.loader.advice import Verdict
+from streamer.loader.stall.advice import Verdict
 from streamer.wire.messages import VERDICTS, GetManifest
 
 

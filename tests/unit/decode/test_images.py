@@ -148,5 +148,5 @@ def test_a_jpeg_is_decoded_at_a_smaller_scale(encode, request):
 def test_no_decoder_at_all_says_what_to_install(monkeypatch):
     """A machine without any library gets the command."""
     monkeypatch.setattr(images, "library", lambda name: None)
-    with pytest.raises(ConfigError, match=r"streamer\[images\]"):
+    with pytest.raises(ConfigError, match=r"streamer-data\[images\]"):
         decode_image(b"\xff\xd8\xff")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
+import tomllib
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
@@ -12,10 +14,16 @@ import pytest
 from streamer import StreamingDataLoader, StreamingDataset, errors
 from streamer.cli.exit_codes import Exit
 from streamer.cli.main import COMMANDS
-from streamer.loader.counters import LoaderStats
+from streamer.loader.stall.advice import Verdict
+from streamer.loader.stall.stats import LoaderStats
 
-DOCS = Path(__file__).parents[3] / "docs"
-PAGES = sorted(path.relative_to(DOCS) for path in DOCS.rglob("*.md"))
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+FOLDERS = ("benchmarks", "deploy", "docs")
+PAGES = sorted(
+    path.relative_to(ROOT)
+    for path in [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
+)
 
 
 def _tree(kind: type[errors.StreamerError]) -> set[str]:
@@ -47,12 +55,51 @@ def test_tuning_names_fields_that_there_are() -> None:
     assert {"wait_share", "decode_seconds", "spilled_batches"} <= named
 
 
+def test_tuning_explains_every_verdict() -> None:
+    """A row for each but `nothing measured`."""
+    rows = re.findall(r"^\| ([^|]+) \|", (DOCS / "tuning.md").read_text(), re.MULTILINE)
+    explained = {verdict for row in rows for verdict in row.split(", ")}
+    assert [str(verdict) for verdict in Verdict if verdict not in explained] == ["nothing measured"]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_links_lead_somewhere(page: Path) -> None:
     """Relative links to files, and to headings where they name one."""
-    text = re.sub(r"```.*?```", "", (DOCS / page).read_text(), flags=re.DOTALL)
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)]+)\)", text):
         if target.startswith(("http:", "https:", "#")):
             continue
         path, _, _ = target.partition("#")
-        assert (DOCS / page.parent / path).exists(), target
+        assert (ROOT / page.parent / path).exists(), target
+
+
+def test_extras_are_asked_of_the_distribution_that_has_them() -> None:
+    """Every `streamer...[extra]` in messages, pages and Dockerfiles names the distribution and extras that exist."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    sources = [*ROOT.glob("*.md"), ROOT / "pyproject.toml", *DOCS.rglob("*.md"), *(ROOT / "docker").iterdir()]
+    text = "\n".join(path.read_text() for path in [*sources, *(ROOT / "streamer").rglob("*.py")])
+    named = re.findall(r"\b(streamer[\w-]*)\[([a-z0-9,]+)\]", text)
+    assert {name for name, _ in named} == {project["name"]} == {"streamer-data"}
+    assert {extra for _, extras in named for extra in extras.split(",")} <= set(project["optional-dependencies"])
+
+
+@pytest.mark.parametrize("page", ["README.md", "benchmarks/README.md"])
+def test_results_that_are_named_exist(page: str) -> None:
+    """Every figure names the file that it was read from."""
+    named = set(re.findall(r"`([\w-]+-\d{4}-\d\d-\d\d\.\w+)`", (ROOT / page).read_text()))
+    assert named
+    assert [name for name in named if not (ROOT / "benchmarks" / "results" / name).exists()] == []
+
+
+def test_every_benchmark_is_explained() -> None:
+    """Each program that keeps a result has a row."""
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    programs = {path.name for path in (ROOT / "benchmarks").glob("*.py") if "kept(" in path.read_text()}
+    assert {name for name in programs - {"report.py"} if f"\n| `{name}" not in text.replace(" bulk`", "`")} == set()
+
+
+def test_the_reference_names_what_there_is() -> None:
+    """Each `::: name` of the reference can be imported."""
+    names = re.findall(r"^::: ([\w.]+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
+    assert {"StallReport", "EngineView", "Headspace"} <= {name.rpartition(".")[2] for name in names}
+    assert [name for name in names if pkgutil.resolve_name(name) is None] == []

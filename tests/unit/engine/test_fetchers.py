@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from streamer.config import FetchConfig
+from streamer.config import FetchClient, FetchConfig
 from streamer.engine.datasets import options_key
 from streamer.engine.fetchers import Fetchers
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import ClosedError
 from streamer.fetch import Fetched
 from streamer.manifest.model import Chunk, Extent
+from streamer.store import ObjectStore
+from streamer.store.curl.store import CurlStore
 from streamer.store.local_store import LocalStore
+from streamer.store.obstore_store import ObstoreStore
 
 KiB = 1024
 
@@ -30,6 +33,13 @@ async def chunk_of(path: Path) -> Chunk:
     """A chunk of one whole file."""
     (record,) = [record async for page in LocalStore().list(f"file://{path}") for record in page]
     return Chunk(0, bytes(16), (Extent(record, 0, record.size),), 0, 1, record.size, record.size)
+
+
+@pytest.mark.parametrize(("client", "kind"), [("auto", CurlStore), ("curl", CurlStore), ("obstore", ObstoreStore)])
+async def test_the_configured_client_reads(client: FetchClient, kind: type[ObjectStore]) -> None:
+    """`client` in the section [fetch] decides what reads S3."""
+    async with Fetchers(FetchConfig(client=client), UrlAllowlist()) as fetchers, fetchers.of({"anon": True}) as fetcher:
+        assert type(fetcher.store("s3://bucket/key")) is kind
 
 
 async def settle(fetchers: Fetchers, waiting: int) -> None:

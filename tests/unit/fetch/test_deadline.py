@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from streamer.fetch.clock import Clock
 from streamer.fetch.deadline import Deadline
+from streamer.fetch.presence_clock import PresenceClock
 
 MS = 0.001
 
@@ -25,7 +25,7 @@ async def _waits(deadline: Deadline) -> str:
 
 
 def _in(seconds: float) -> Deadline:
-    clock = Clock()
+    clock = PresenceClock()
     return Deadline(clock, clock.time() + seconds)
 
 
@@ -85,7 +85,7 @@ async def test_move_after_the_end_does_nothing() -> None:
 
 async def test_more_time_is_given_as_long_as_it_is_asked_for() -> None:
     """The question comes at each end of the time; the first 0 ends it."""
-    clock, answers = Clock(), [0.001, 0.001, 0.0]
+    clock, answers = PresenceClock(), [0.001, 0.001, 0.0]
     deadline = Deadline(clock, clock.time(), lambda: answers.pop(0))
     with pytest.raises(asyncio.CancelledError):
         await asyncio.sleep(3600)

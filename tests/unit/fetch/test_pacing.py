@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from streamer.fetch.concurrency import WindowControl
 from streamer.fetch.pacing import LEAST_PER_SECOND, Pacing
-from streamer.fetch.window import WindowControl
 
 KB = 1000
 MiB = 1 << 20

@@ -11,7 +11,7 @@ from streamer.config import FetchConfig
 from streamer.errors import StoreTimeoutError
 from streamer.fetch.endpoint import Endpoint
 from streamer.fetch.hedge import Sampled
-from streamer.fetch.request import Order, Request
+from streamer.fetch.request import Request, RequestSpec
 from streamer.fetch.statistics import Tally
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.store.base import Take
@@ -30,7 +30,7 @@ async def _received(
 ) -> bytes:
     config, landed = FetchConfig(), bytearray(len(BODY))
     endpoint = Endpoint("s3://bucket", AnsweringStore(lambda asked, take: answer(take)), config)
-    order = Order(
+    spec = RequestSpec(
         Extent(ObjectRecord("s3://bucket/o", len(BODY), "etag:1"), 0, len(BODY)),
         endpoint,
         config,
@@ -41,7 +41,7 @@ async def _received(
         lambda: memoryview(landed),
         0,
     )
-    await Request(order, lambda request: True, late).receive()
+    await Request(spec, lambda request: True, late).receive()
     return bytes(landed)
 
 

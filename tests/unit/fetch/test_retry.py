@@ -19,7 +19,7 @@ from streamer.errors import (
 )
 from streamer.fetch.retry import (
     Failing,
-    RetryTokens,
+    RetryBudget,
     asked_seconds,
     expired,
     gives_up,
@@ -107,22 +107,20 @@ def test_waits_end_when_it_is_time_to_judge(seconds: float, idle: float, expecte
     assert within(seconds, 12.0, idle, least=1.0) == expected
 
 
-def test_tokens_bound_the_load_of_an_outage() -> None:
-    """50 transient retries, or 100 throttled ones, then none until requests succeed again."""
-    tokens = RetryTokens()
-    assert sum(tokens.take(StoreError("x")) > 0 for _ in range(200)) == 50
-    tokens.give_back(10)
-    assert tokens.take(StoreError("x")) == 10
-    assert not tokens.take(ThrottledError("x"))
-    assert RetryTokens().take(ThrottledError("x")) == 5
+def test_the_budget_bounds_the_load_of_an_outage() -> None:
+    """100 retries, then none until requests are served again."""
+    budget = RetryBudget()
+    assert sum(budget.take() for _ in range(200)) == 100
+    budget.give_back()
+    assert [budget.take(), budget.take()] == [True, False]
 
 
-def test_tokens_do_not_grow_beyond_their_capacity() -> None:
-    """A long calm does not save up for a storm."""
-    tokens = RetryTokens()
+def test_the_budget_does_not_grow() -> None:
+    """A long calm does not save up for an outage."""
+    budget = RetryBudget()
     for _ in range(1000):
-        tokens.give_back(1)
-    assert sum(tokens.take(ThrottledError("x")) > 0 for _ in range(1000)) == 100
+        budget.give_back()
+    assert sum(budget.take() for _ in range(1000)) == 100
 
 
 @pytest.mark.parametrize(("said", "seconds"), [(None, 0.0), (7.0, 7.0), (1e9, 60.0), (-5.0, 0.0), (float("nan"), 0.0)])

@@ -17,9 +17,9 @@ from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.client.settings import ClientSettings
 from streamer.formats.chunkfile import relative_path
 from streamer.formats.detect import chooser
-from streamer.loader import opening
 from streamer.loader.dataset import StreamingDataset
-from streamer.loader.making import CachedBytes
+from streamer.loader.rank import opening
+from streamer.loader.samples.maker import CachedBytes
 from streamer.manifest.build import BuildOptions, build
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest

@@ -25,10 +25,10 @@ from streamer.errors import (
     StreamerError,
     WorkerError,
 )
+from streamer.loader.contracts import ChunkUnreadableError
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.skipping import Skipped
-from streamer.loader.source import ChunkUnreadableError
-from streamer.loader.testing import FakeDataset, FakeRecipe
+from streamer.testing import FakeDataset, FakeRecipe
 
 # By value: workers would import this module otherwise, and torch with it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -128,7 +128,7 @@ def test_workers_that_cannot_start_are_an_error_of_all_ranks(monkeypatch):
 
     with StreamingDataLoader(Ranks(20, sample), 4, 1) as loader:
         state = loader.state_dict()
-        monkeypatch.setattr("streamer.loader.memory.create_sealed", refuse)
+        monkeypatch.setattr("streamer.loader.ring.shared_memory.create_sealed", refuse)
         for load in (False, True):
             if load:
                 loader.load_state_dict(state)

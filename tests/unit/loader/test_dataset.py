@@ -513,8 +513,10 @@ def test_questions_go_around_the_lines_of_sessions(fake_engine, make_dataset, fo
 def test_a_rank_that_never_looked_takes_part_in_a_refresh(make_dataset, folder, monkeypatch):
     """Another rank may have asked for len() before: whoever refreshes compares, or the others wait in vain."""
     asked = []
-    monkeypatch.setattr("streamer.loader.opening.gather_for", lambda seat: lambda text: asked.append(text) or [text])
-    monkeypatch.setattr("streamer.loader.opening.agree", lambda gather, facts, failure: None)
+    monkeypatch.setattr(
+        "streamer.loader.rank.opening.gather_for", lambda seat: lambda text: asked.append(text) or [text]
+    )
+    monkeypatch.setattr("streamer.loader.rank.opening.agree", lambda gather, facts, failure: None)
     dataset = make_dataset(folder)
     assert not dataset.refresh()
     assert asked == [dataset._opening.manifest.digest]
@@ -536,8 +538,8 @@ def test_ranks_that_see_different_listings_keep_what_they_have(fake_engine, make
     """Nobody trains on another data set than the rest: the last manifest stays, and the log says so."""
     dataset = make_dataset(folder)
     assert dataset.samples == 100
-    monkeypatch.setattr("streamer.loader.opening.gather_for", lambda seat: lambda text: [text, "x" + text[1:]])
-    monkeypatch.setattr("streamer.loader.opening.agree", lambda gather, facts, failure: None)
+    monkeypatch.setattr("streamer.loader.rank.opening.gather_for", lambda seat: lambda text: [text, "x" + text[1:]])
+    monkeypatch.setattr("streamer.loader.rank.opening.agree", lambda gather, facts, failure: None)
     grow(fake_engine, folder)
     assert not dataset.refresh()
     assert dataset.samples == 100

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from streamer.loader import memory
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.device import CudaMover, DevicePrefetcher
-from streamer.loader.pinning import Pinner, TorchCuda
-from streamer.loader.ring import Limits, Ring
-from streamer.loader.testing import FakeDataset
+from streamer.loader.device.prefetcher import CudaMover, DevicePrefetcher
+from streamer.loader.ring import shared_memory as memory
+from streamer.loader.ring.pinning import Pinner, TorchCuda
+from streamer.loader.ring.ring import Limits, Ring
+from streamer.testing import FakeDataset
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 SIDE = 224
-# A batch of 38.5 MB, as the figures of the design have it.
+# A batch of 38.5 MB, as in benchmarks/loader.py.
 BATCH = 256
 
 

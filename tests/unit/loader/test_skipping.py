@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamer.errors import CacheFullError, DecodeError
-from streamer.loader.distributed import StoreBudget
+from streamer.loader.rank.agreement import StoreBudget
 from streamer.loader.skipping import NOTICE_STEPS, SkipLedger, Skipped, may_skip
 
 

@@ -89,6 +89,7 @@ def test_options_count_more_than_variables_and_these_more_than_the_file(tmp_path
         ("[fetch]\nhedge = 'no'", "hedge"),
         ("[fetch]\nwindow_max = 2.5", "window_max"),
         ("[cache]\neviction = 'lru'", "eviction"),
+        ("[fetch]\nclient = 'wget'", "client='wget' is not one of auto, curl, obstore"),
         ("[cache]\nlayers = 3", "layers"),
         ("[engine]\nlookahead_chunks = 64", "lookahead_chunks"),
         ("[engine]\nindex_limit_seconds = 60", "index_limit_seconds"),

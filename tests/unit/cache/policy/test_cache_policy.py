@@ -1,4 +1,4 @@
-"""Single decisions of the policy, each as the design writes it."""
+"""Single decisions of the policy, each as docs/cache.md describes it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,46 @@
+"""The memory for bodies: how much where the configuration has no figure, and the buffers."""
+
+from __future__ import annotations
+
+import os
+
+from streamer.cgroup import Cgroup
+from streamer.config import FetchConfig, GiB, MiB
+from streamer.fetch.buffer_pool import BufferPool
+from streamer.fetch.fair_gate import FairGate
+
+# A quarter leaves room for the trainer's workers and the page cache; above 1 GiB no link needs more in flight
+# (100 Gbit/s at 100 ms is 1.2 GB).
+SHARE = 4
+MOST_BYTES = 1 * GiB
+LEAST_BYTES = 64 * MiB
+
+
+class MemoryBudget:
+    """The bytes reserved for chunks being fetched, and their buffers. Shared by the fetchers of one event loop.
+
+    Args:
+        config: how much.
+
+    Attributes:
+        gate: reserved bytes and the requests that wait for some.
+        buffers: the buffers themselves.
+    """
+
+    def __init__(self, config: FetchConfig) -> None:
+        self.gate = FairGate(config.memory_bytes or budget_bytes())
+        self.buffers = BufferPool(self.gate.limit)
+
+    def __repr__(self) -> str:
+        return f"MemoryBudget({self.gate}, {self.buffers})"
+
+
+def budget_bytes(cgroup: Cgroup | None = None) -> int:
+    """A quarter of the memory of this cgroup (or machine), between 64 MiB and 1 GiB."""
+    return min(max(_available(cgroup or Cgroup()) // SHARE, LEAST_BYTES), MOST_BYTES)
+
+
+def _available(cgroup: Cgroup) -> int:
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = cgroup.memory_bytes()
+    return machine if limit is None else min(machine, limit)

@@ -1,0 +1,158 @@
+"""`torch.utils.data.default_collate` without torch: the same batch, its tensors still to be made.
+
+A worker that decodes with numpy must not import torch (1.1 s, 220 MB each) only to stack arrays. What is plain -
+arrays of one dtype and shape, Python's and numpy's numbers, strings - is collated here; whatever is not, is handed
+to torch's own function, so that odd input gives torch's result or torch's error by construction.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.decode.dispatch import Raw
+from streamer.loader.batch.buffers import ArrayLeaf, Leaf, StackLeaf, StringsLeaf, tensor_leaf
+
+Samples = Sequence[object]
+
+# What torch.as_tensor takes from numpy (2.13); other dtypes get torch's own error from torch.
+_TORCH_KINDS: Final = frozenset(
+    ["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"],
+)
+
+
+def collate(samples: Samples) -> object:
+    """Collates a batch as `default_collate` does, with a `Leaf` where that puts a tensor.
+
+    Args:
+        samples: at least one sample.
+
+    Raises:
+        TypeError, RuntimeError, ValueError: exactly what torch raises for the same samples.
+    """
+    first = samples[0]
+    if (leaf := _number_leaf(first, samples)) is not None:
+        return leaf
+    if isinstance(first, (str, bytes, Raw)):
+        return _strings(samples)
+    if isinstance(first, (np.ndarray, np.generic, float, int)) or _is_tensor(first):
+        return _by_torch(samples)
+    if isinstance(first, Mapping):
+        return _mapping(first, samples)
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return _named(first, [collate(column) for column in _columns(samples)])
+    if isinstance(first, Sequence):
+        return _sequence(first, samples)
+    return _by_torch(samples)
+
+
+def _is_tensor(item: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(item, torch.Tensor)
+
+
+def _number_leaf(first: object, samples: Samples) -> Leaf | None:
+    """A leaf, if all samples are alike and plain; None: look further."""
+    kind = type(first)
+    if kind is np.ndarray:
+        return _arrays(samples)
+    if (scalars := _SCALARS.get(kind)) is not None:
+        return scalars(samples) if all(type(s) is kind for s in samples) else None
+    if isinstance(first, np.generic) and first.dtype.str[1:] in _TORCH_KINDS and first.dtype.isnative:
+        return ArrayLeaf(np.array(samples)) if all(type(s) is kind for s in samples) else None
+    return None
+
+
+def _arrays(samples: Samples) -> Leaf | None:
+    first = samples[0]
+    assert isinstance(first, np.ndarray)
+    dtype, shape = first.dtype, first.shape
+    if not dtype.isnative or dtype.str[1:] not in _TORCH_KINDS:
+        return None
+    rows: list[npt.NDArray[np.generic]] = []
+    for row in samples:
+        if type(row) is not np.ndarray or row.dtype != dtype or row.shape != shape:
+            return None
+        # The flag is read in a fifth of the time, 0.05 us (2026-11-20).
+        if not row.flags.c_contiguous and min(row.strides, default=0) < 0:
+            return None
+        rows.append(row)
+    return StackLeaf(rows)
+
+
+def _integers(samples: Samples) -> Leaf | None:
+    try:
+        return ArrayLeaf(np.array(samples, np.int64))
+    except OverflowError:
+        return None
+
+
+_SCALARS: Final[dict[type, Callable[[Samples], Leaf | None]]] = {
+    int: _integers,
+    bool: lambda samples: ArrayLeaf(np.array(samples, np.bool_)),
+    float: lambda samples: ArrayLeaf(np.array(samples, np.float64)),
+}
+
+
+def _strings(samples: Samples) -> object:
+    """Unchanged, as torch does: a list stays a list, a column of zipped tuples a tuple."""
+    kind = type(samples[0])
+    if kind in {str, bytes, Raw} and type(samples) in {list, tuple} and all(type(s) is kind for s in samples):
+        return StringsLeaf(samples)  # type: ignore[arg-type]
+    return samples
+
+
+def _mapping(first: Mapping[object, object], samples: Samples) -> object:
+    columns = {key: collate([sample[key] for sample in samples]) for key in first}  # type: ignore[index]
+    if type(first) is dict:
+        return columns
+    try:
+        if isinstance(first, MutableMapping):
+            clone = copy.copy(first)
+            clone.update(columns)
+            return clone
+        return type(first)(columns)  # type: ignore[call-arg]
+    except TypeError:
+        return columns
+
+
+def _named(first: tuple[object, ...], columns: list[object]) -> object:
+    kind: Callable[..., object] = type(first)
+    return kind(*columns)
+
+
+def _columns(samples: Samples) -> Iterable[tuple[object, ...]]:
+    return zip(*samples, strict=False)
+
+
+def _sequence(first: Sequence[object], samples: Samples) -> object:
+    if any(len(sample) != len(first) for sample in samples):  # type: ignore[arg-type]
+        raise RuntimeError("each element in list of batch should be of equal size")
+    columns = [collate(column) for column in _columns(samples)]
+    if isinstance(first, tuple) or type(first) is list:
+        return columns
+    try:
+        return _clone_sequence(first, columns)
+    except TypeError:
+        return columns
+
+
+def _clone_sequence(first: Sequence[object], columns: list[object]) -> object:
+    if not isinstance(first, MutableSequence):
+        return type(first)(columns)  # type: ignore[call-arg]
+    clone = copy.copy(first)
+    for place, column in enumerate(columns):
+        clone[place] = column
+    return clone
+
+
+def _by_torch(samples: Samples) -> object:
+    from torch.utils.data import default_collate
+
+    batch: object = default_collate(samples)  # type: ignore[arg-type]
+    return (tensor_leaf(batch) if _is_tensor(batch) else None) or batch  # type: ignore[arg-type]

@@ -1,0 +1,197 @@
+"""How a batch lies in memory: arrays at aligned offsets, then a short description of the whole.
+
+A batch is any Python structure. Pickling it, every array, tensor and list of strings is taken out and written to the
+slot as it is (a *leaf*); what the pickle keeps is the structure around them, a few hundred bytes, behind the last
+leaf. Reading pickles back in, each leaf becomes a view on the slot. So nothing large is ever pickled, whatever a
+`collate_fn` returns. Both ends are the trainer and its own workers (docs/architecture.md, rule 7).
+
+Free of torch: a worker that uses none never imports it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from typing import TYPE_CHECKING
+
+import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
+import numpy.typing as npt
+
+from streamer.loader.batch.buffers import (
+    ARRAY,
+    PLAIN_KINDS,
+    STRINGS,
+    ArrayLeaf,
+    Bytes,
+    Leaf,
+    Pid,
+    StackLeaf,
+    StringsLeaf,
+    aligned,
+    tensor_leaf,
+)
+from streamer.loader.batch.placement import Key, Rows
+
+if TYPE_CHECKING:
+    import torch
+
+
+class _Finder:
+    """Finds the leaves of a structure while it is pickled, and gives each its place.
+
+    Args:
+        rows: arrays may stand there already; everything else comes behind them.
+    """
+
+    def __init__(self, rows: Rows | None) -> None:
+        self.leaves: list[tuple[Leaf, int]] = []
+        self.end = 0 if rows is None else rows.end
+        self.claimed: set[Key] = set()
+        self._rows = rows
+        # Leaves and what they were made of must live until the pickle is done: ids are the key.
+        self._known: dict[int, tuple[object, Pid]] = {}
+
+    def persistent_id(self, item: object) -> Pid | None:
+        if known := self._known.get(id(item)):
+            return known[1]
+        leaf = item if isinstance(item, (ArrayLeaf, StackLeaf, StringsLeaf)) else _leaf_of(item)
+        if leaf is None:
+            return None
+        if isinstance(leaf, StringsLeaf) and self._rows is not None:
+            leaf = self._rows.standing(leaf) or leaf
+        pid = leaf.pid(self._standing(leaf) if isinstance(leaf, StackLeaf) else self._behind(leaf))
+        self._known[id(item)] = item, pid
+        return pid
+
+    def _standing(self, leaf: StackLeaf) -> int:
+        """Where the stack stands already: nothing is to be written. Once: two tensors never share memory."""
+        found = self._rows.find(leaf.rows) if self._rows is not None else None
+        if found is None or found[0] in self.claimed:
+            return self._behind(leaf)
+        self.claimed.add(found[0])
+        return found[1]
+
+    def _behind(self, leaf: Leaf) -> int:
+        offset = aligned(self.end)
+        self.end = offset + leaf.nbytes
+        self.leaves.append((leaf, offset))
+        return offset
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, finder: _Finder) -> None:
+        super().__init__(file, protocol=5)
+        self.persistent_id = finder.persistent_id  # type: ignore[method-assign]
+
+
+class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: io.BytesIO, finder: _Finder) -> None:
+        super().__init__(file, protocol=5)
+        self.persistent_id = finder.persistent_id
+
+
+class PackedBatch:
+    """A batch ready to be written: leaves with their places, and the description.
+
+    Args:
+        structure: the batch.
+        rows: places in the slot where arrays of it may stand already; then only that slot fits.
+
+    Attributes:
+        nbytes: what it takes in a slot.
+        description: start and length of the description in it.
+        claimed: the rows that are used.
+    """
+
+    def __init__(self, structure: object, rows: Rows | None = None) -> None:
+        description, finder = _describe(structure, rows)
+        self._structure = structure
+        self._leaves = finder.leaves
+        self._text = description
+        self.claimed = frozenset(finder.claimed)
+        self.description = aligned(finder.end), len(description)
+        self.nbytes = sum(self.description)
+
+    def compact(self) -> PackedBatch:
+        """The same for other memory than the rows': nothing stands there already, nothing is left free."""
+        return PackedBatch(self._structure)
+
+    def write(self, memory: Bytes) -> None:
+        """Writes everything that does not stand there yet; `memory` has at least `nbytes` bytes."""
+        for leaf, offset in self._leaves:
+            leaf.write(memory[offset : offset + leaf.nbytes])
+        start, length = self.description
+        memory[start : start + length] = np.frombuffer(self._text, np.uint8)
+
+
+def _describe(structure: object, rows: Rows | None) -> tuple[bytes, _Finder]:
+    try:
+        return _dump(_Pickler, structure, rows)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        # A class of __main__ or of a notebook: cloudpickle finds the trainer's own class again by its tracker id.
+        return _dump(_CloudPickler, structure, rows)
+
+
+def _dump(kind: type[_Pickler] | type[_CloudPickler], structure: object, rows: Rows | None) -> tuple[bytes, _Finder]:
+    file, finder = io.BytesIO(), _Finder(rows)
+    kind(file, finder).dump(structure)
+    return file.getvalue(), finder
+
+
+def _leaf_of(item: object) -> Leaf | None:
+    """Arrays and tensors that a user's `collate_fn` put into its result."""
+    if type(item) is np.ndarray:
+        return ArrayLeaf(item, tensor=False) if item.dtype.kind in PLAIN_KINDS else None
+    torch = sys.modules.get("torch")
+    if torch is not None and type(item) is torch.Tensor:
+        return tensor_leaf(item)  # type: ignore[arg-type]
+    return None
+
+
+class BatchReader:
+    """Turns a written slot back into the batch; every array in it is a view on `memory`.
+
+    Args:
+        memory: the slot. It stays alive as long as any view of the batch does.
+    """
+
+    def __init__(self, memory: Bytes) -> None:
+        self._memory = memory
+
+    def read(self, description: tuple[int, int]) -> object:
+        """Returns the batch whose description stands at (start, length)."""
+        start, length = description
+        return _Unpickler(io.BytesIO(self._memory[start : start + length].data), self._leaf).load()
+
+    def _leaf(self, pid: Pid) -> object:
+        kind, first, second, third, offset = pid
+        if kind == STRINGS:
+            return self._strings(str(first), bool(second), int(third), int(offset))  # type: ignore[call-overload]
+        # With buffer= the new array's base is `memory` itself: the slot is free only after the last view.
+        array = np.ndarray(second, first, buffer=self._memory, offset=offset)  # type: ignore[arg-type]
+        return array if kind == ARRAY else _tensor(array, str(third))
+
+    def _strings(self, kind: str, text: bool, count: int, offset: int) -> object:
+        places = np.ndarray((count, 2), np.int64, buffer=self._memory, offset=offset) + offset
+        memory = self._memory.data
+        cuts = [memory[start:stop] for start, stop in places.tolist()]
+        parts: list[object] = [str(part, "utf-8", "surrogatepass") if text else bytes(part) for part in cuts]
+        return tuple(parts) if kind == "t" else parts
+
+
+class _Unpickler(pickle.Unpickler):  # noqa: S301 - written by this trainer's own worker (docs/architecture.md, rule 7)
+    def __init__(self, file: io.BytesIO, leaf: object) -> None:
+        super().__init__(file)
+        self.persistent_load = leaf  # type: ignore[assignment]
+
+
+def _tensor(array: npt.NDArray[np.generic], torch_dtype: str) -> torch.Tensor:
+    import torch
+
+    tensor = torch.from_numpy(array)
+    if not torch_dtype:
+        return tensor
+    dtype: torch.dtype = getattr(torch, torch_dtype)
+    return tensor.view(dtype).squeeze(-1)

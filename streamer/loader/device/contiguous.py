@@ -1,0 +1,109 @@
+"""A batch whose tensors lie side by side in one slot: copied to a device as one piece, taken apart there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+import torch
+
+from streamer.loader.batch.buffers import Bytes
+from streamer.loader.delivery import Delivery
+
+# Below it, what lies between the tensors (strings) costs more than their own copies.
+_LEAST_SHARE = 0.9
+# A tensor below this share of its batch gets device memory of its own: who keeps the labels of an epoch must not keep
+# its pictures.
+_SMALL_SHARE = 1 / 16
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """One run of bytes of a slot, and the batch that lies in it.
+
+    Attributes:
+        batch: its tensors are views on the slot.
+        memory: the slot.
+        start, stop: the run, half-open.
+    """
+
+    batch: Delivery
+    memory: Bytes
+    start: int
+    stop: int
+
+    @classmethod
+    def of(cls, batch: object) -> Packed | None:
+        """The run; None: the batch is not in a slot, is not dense, or has fewer than two tensors."""
+        if not isinstance(batch, Delivery) or batch.memory is None:
+            return None
+        tensors: list[torch.Tensor] = []
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            tensors.append(tensor)
+            return tensor
+
+        map_tensors(batch.content, note)
+        places = [_place(tensor, batch.memory) for tensor in tensors]
+        known = [place for place in places if place is not None]
+        if len(known) < 2 or len(known) < len(places):
+            return None
+        start, stop = min(first for first, _ in known), max(end for _, end in known)
+        dense = sum(end - first for first, end in known) >= _LEAST_SHARE * (stop - start) > 0
+        return cls(batch, batch.memory, start, stop) if dense else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the run."""
+        return self.stop - self.start
+
+    def source(self) -> torch.Tensor:
+        """The run as bytes."""
+        return torch.from_numpy(self.memory[self.start : self.stop])
+
+    def on(self, whole: torch.Tensor) -> Delivery:
+        """The batch with its tensors in the copy.
+
+        Args:
+            whole: uint8 (at least `nbytes`,), on any device.
+        """
+        return self.batch.with_content(map_tensors(self.batch.content, lambda tensor: self._view(tensor, whole)))
+
+    def _view(self, tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        first = tensor.data_ptr() - self.memory.ctypes.data - self.start
+        view = whole[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        return view.clone() if tensor.nbytes < _SMALL_SHARE * self.nbytes else view
+
+
+def _place(tensor: torch.Tensor, memory: Bytes) -> tuple[int, int] | None:
+    """Where a tensor lies in the slot; None: elsewhere, or scattered, or nowhere."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.nbytes == 0:
+        return None
+    first = tensor.data_ptr() - memory.ctypes.data
+    inside = first >= 0 and first + tensor.nbytes <= memory.size and first % tensor.itemsize == 0
+    return (first, first + tensor.nbytes) if inside else None
+
+
+def map_tensors(batch: object, change: Callable[[torch.Tensor], torch.Tensor]) -> object:
+    """The same structure with every tensor changed."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, Delivery):
+        return batch.with_content(map_tensors(batch.content, change))
+    if isinstance(batch, Mapping):
+        return _like(batch, {key: map_tensors(value, change) for key, value in batch.items()})
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        kind: Callable[..., object] = type(batch)
+        return kind(*(map_tensors(value, change) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)([map_tensors(value, change) for value in batch])
+    return batch
+
+
+def _like(batch: Mapping[object, object], changed: dict[object, object]) -> object:
+    if type(batch) is dict:
+        return changed
+    kind: Callable[..., object] = type(batch)
+    try:
+        return kind(changed)
+    except TypeError:
+        return changed

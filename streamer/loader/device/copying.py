@@ -1,0 +1,110 @@
+"""How tensors get to a device: at once, or on a side stream, a whole slot in one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Protocol
+
+import torch
+
+from streamer.loader.device.contiguous import Packed, map_tensors
+from streamer.loader.ring.fence import EventFence, Fence
+
+BatchTransform = Callable[[object], object]
+
+
+class Mover(Protocol):
+    """How tensors get to a device."""
+
+    def move(self, source: object, transform: BatchTransform | None) -> tuple[object, Fence]:
+        """Starts the copies, and the transform after them; the source must live until the fence is done."""
+        ...
+
+    def hand_over(self, batch: object, fence: Fence) -> None:
+        """The consumer uses the batch from now on; its work comes after the fence."""
+        ...
+
+
+class _Done:
+    """Nothing to wait for."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return
+
+
+class PlainMover:
+    """Devices without streams: copies happen at once; on the CPU the batch stays where it is.
+
+    Args:
+        device: None: no copy, only the transform.
+    """
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._device = device
+
+    def move(self, batch: object, transform: BatchTransform | None) -> tuple[object, Fence]:
+        """See `Mover`."""
+        device = self._device
+        moved = batch if device is None else map_tensors(batch, lambda tensor: tensor.to(device))
+        return (transform(moved) if transform else moved), _Done()
+
+    def hand_over(self, batch: object, fence: Fence) -> None:
+        """See `Mover`."""
+
+
+class CudaMover:
+    """Copies on a side stream: one copy for a batch whose tensors lie side by side in a slot of the ring.
+
+    Args:
+        device: with its index.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = _side_stream(device)
+
+    def move(self, batch: object, transform: BatchTransform | None) -> tuple[object, Fence]:
+        """See `Mover`."""
+        with torch.cuda.stream(self._stream):
+            moved = self._copied(batch)
+            if transform is not None:
+                moved = transform(moved)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        return moved, EventFence(event)
+
+    def hand_over(self, batch: object, fence: Fence) -> None:
+        """See `Mover`."""
+        assert isinstance(fence, EventFence)
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(fence.event)
+        # The memory belongs to the side stream: it must not be given out again before the consumer's work is done.
+        map_tensors(batch, lambda tensor: _record(tensor, current))
+
+    def _copied(self, batch: object) -> object:
+        packed = Packed.of(batch)
+        if packed is None:
+            return map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
+        whole = torch.empty(packed.nbytes, dtype=torch.uint8, device=self._device)
+        whole.copy_(packed.source(), non_blocking=True)
+        return packed.on(whole)
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for the life of the process: blocks that torch caches for a stream are lost with it (timm #2781)."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _record(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
+    tensor.record_stream(stream)
+    return tensor
+
+
+def mover_for(device: torch.device | None) -> Mover:
+    """The mover for a device; None: batches stay on the CPU."""
+    return CudaMover(device) if device is not None and device.type == "cuda" else PlainMover(device)

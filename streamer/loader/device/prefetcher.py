@@ -1,0 +1,134 @@
+"""Batches to the device, ahead of their use, on a stream of their own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from streamer.errors import ConfigError
+from streamer.loader.device.contiguous import map_tensors
+from streamer.loader.device.copying import BatchTransform, CudaMover, Mover, mover_for
+from streamer.loader.device.normalize import Normalize
+from streamer.loader.ring.fence import Fence
+
+__all__ = ["AHEAD", "CudaMover", "DevicePrefetcher", "Normalize", "check_device", "map_tensors"]
+
+# Enough to cover one late batch; each costs a batch of device memory.
+AHEAD = 2
+
+
+def check_device(device: str | torch.device | None) -> torch.device | None:
+    """The device of that name.
+
+    Raises:
+        ConfigError: no such device here.
+    """
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device={device!r} is not a device of torch: {error}", field="device") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={str(device)!r}, but torch finds no CUDA device", field="device")
+    if str(found) == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return found
+
+
+class DevicePrefetcher:
+    """Keeps the next batches on the device.
+
+    Takes any iterable of batches: tensors in mappings, sequences, named tuples; other objects are handed on as they
+    are. On the CPU the same code runs without streams. Each `iter()` is one pass over `batches`.
+
+    Args:
+        batches: where they come from.
+        device: where they are wanted.
+        ahead: batches on their way or there, besides the one in use.
+        transform: called with each batch on the device, on the side stream.
+        mover: another way to a device (tests).
+
+    Raises:
+        ConfigError: no such device.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[object],
+        device: str | torch.device | None,
+        *,
+        ahead: int = AHEAD,
+        transform: BatchTransform | None = None,
+        mover: Mover | None = None,
+    ) -> None:
+        if ahead < 0:
+            raise ConfigError(f"ahead={ahead} is negative", field="ahead")
+        self._batches = batches
+        self._device = check_device(device)
+        self._ahead = ahead
+        self._transform = transform
+        self._mover = mover or mover_for(self._device)
+
+    def __repr__(self) -> str:
+        return f"DevicePrefetcher({self._device}, ahead={self._ahead})"
+
+    def __iter__(self) -> Iterator[object]:
+        return _Prefetch(iter(self._batches), self._mover, self._ahead, self._transform)
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
+
+
+class _Prefetch:
+    """One pass. A source is kept until its copy is over: only then may its slot be used again."""
+
+    def __init__(self, batches: Iterator[object], mover: Mover, ahead: int, transform: BatchTransform | None) -> None:
+        self._batches = batches
+        self._mover = mover
+        self._ahead = ahead
+        self._transform = transform
+        self._coming: deque[tuple[object, Fence] | BaseException] = deque()
+        self._sources: deque[tuple[object, Fence]] = deque()
+        self._over = False
+
+    def __iter__(self) -> _Prefetch:
+        return self
+
+    def __next__(self) -> object:
+        while len(self._coming) <= self._ahead and not self._over:
+            self._fetch()
+        self._let_go()
+        if not self._coming:
+            raise StopIteration
+        first = self._coming.popleft()
+        if isinstance(first, BaseException):
+            raise first
+        batch, fence = first
+        self._mover.hand_over(batch, fence)
+        return batch
+
+    def _fetch(self) -> None:
+        """Begins the next copy. An error takes its batch's place in the row: those before it come first."""
+        self._let_go()
+        try:
+            source = next(self._batches)
+            moved, fence = self._mover.move(source, self._transform)
+        except StopIteration:
+            self._over = True
+        except Exception as error:  # noqa: BLE001 - raised when its turn has come
+            self._coming.append(error)
+            # Iterators made by generators are over after an error; ours go on.
+        else:
+            self._coming.append((moved, fence))
+            self._sources.append((source, fence))
+
+    def _let_go(self) -> None:
+        while self._sources and self._sources[0][1].done():
+            self._sources.popleft()
+
+    def __del__(self) -> None:
+        for _, fence in self._sources:
+            fence.wait()

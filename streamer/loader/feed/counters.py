@@ -1,0 +1,29 @@
+"""What the feeder counts."""
+
+from __future__ import annotations
+
+import msgspec
+
+from streamer.loader.workers.protocol import Made
+
+
+class FeedCounters(msgspec.Struct):
+    """Counted by the feeder's thread (or inline); read by anybody."""
+
+    batches: int = 0
+    spilled: int = 0
+    oversize: int = 0
+    faults: int = 0
+    pickled_bytes: int = 0
+    respawns: int = 0
+    rereads: int = 0
+    nanoseconds: list[int] = msgspec.field(default_factory=lambda: [0] * 6)
+
+    def made(self, made: Made) -> None:
+        """A batch was made."""
+        self.batches += 1
+        self.faults += made.faults
+        self.pickled_bytes += made.description[1]
+        s, total = made.stages, self.nanoseconds
+        for at, spent in enumerate((s.load, s.read, s.decode, s.transform, s.collate, s.write)):
+            total[at] += spent

@@ -1,0 +1,118 @@
+"""Which batch is made next and which is delivered next. Pure: no thread, no process, no clock."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from streamer.loader.workers.pending import Pending
+
+Result = TypeVar("Result")
+
+
+class Course:
+    """The batches of a run in order, epoch after epoch.
+
+    Args:
+        batches: epoch -> number of its batches.
+        epoch, batch: where the run begins.
+    """
+
+    def __init__(self, batches: Callable[[int], int], epoch: int, batch: int) -> None:
+        self._batches = batches
+        self.epoch = epoch
+        self.batch = batch
+        self._settle()
+
+    def advance(self) -> tuple[int, int]:
+        """The next batch: its epoch and number."""
+        at = self.epoch, self.batch
+        self.batch += 1
+        self._settle()
+        return at
+
+    def _settle(self) -> None:
+        if self.batch >= self._batches(self.epoch):
+            self.epoch, self.batch = self.epoch + 1, 0
+
+
+class Window(Generic[Result]):
+    """The batches between the first that is not delivered and the last that is begun.
+
+    Args:
+        course: the batches in order.
+        span: how many may be begun and not yet taken by the trainer.
+    """
+
+    def __init__(self, course: Course, span: int) -> None:
+        self._course = course
+        self._span = span
+        self._begun = 0
+        self._delivered = 0
+        self._again: list[tuple[int, Pending]] = []
+        self._at_work: dict[int, Pending] = {}
+        self._finished: dict[int, Result] = {}
+
+    def __repr__(self) -> str:
+        return f"Window(delivered={self._delivered}, begun={self._begun}, at_work={len(self._at_work)})"
+
+    @property
+    def delivered(self) -> int:
+        """Batches handed on, in order."""
+        return self._delivered
+
+    @property
+    def head(self) -> Pending | None:
+        """The next to be handed on, while it is being made."""
+        return self._at_work.get(self._delivered)
+
+    @property
+    def unread(self) -> int:
+        """The first step that a worker still has to read something for."""
+        return min(self._at_work, default=self._begun)
+
+    @property
+    def outstanding(self) -> int:
+        """Batches at work or waiting for their turn."""
+        return self._begun - self._delivered
+
+    def draw(self, taken: int, last_epoch: int) -> Pending | None:
+        """The batch to be made next: one that has to be made again, else a new one; None: not now.
+
+        Args:
+            taken: how many the trainer has taken.
+            last_epoch: no batch of a later epoch is begun.
+        """
+        if self._again:
+            return heapq.heappop(self._again)[1]
+        if self._begun - taken >= self._span or self._course.epoch > last_epoch:
+            return None
+        pending = Pending(self._begun, *self._course.advance())
+        self._begun += 1
+        self._at_work[pending.step] = pending
+        return pending
+
+    def repeat(self, pending: Pending) -> None:
+        """Makes it again, before all later ones."""
+        heapq.heappush(self._again, (pending.step, pending))
+
+    def finish(self, pending: Pending, result: Result) -> None:
+        """It is made, or has failed for good."""
+        del self._at_work[pending.step]
+        self._finished[pending.step] = result
+
+    def deliver(self) -> Iterator[Result]:
+        """What can be handed on now, in order."""
+        while self._delivered in self._finished:
+            result = self._finished.pop(self._delivered)
+            self._delivered += 1
+            yield result
+
+    def abandon(self) -> Iterator[Result]:
+        """Ends the run: what is at work is marked, what is finished is returned."""
+        for pending in self._at_work.values():
+            pending.abandoned = True
+        self._again.clear()
+        yield from self._finished.values()
+        self._finished.clear()

@@ -1,0 +1,248 @@
+"""A run: one uninterrupted sequence of batches, its window, and its session with the engine."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+import time
+from collections.abc import Mapping
+from queue import SimpleQueue
+
+import msgspec
+
+from streamer.errors import StreamerError
+from streamer.loader.contracts import PreparedStream, StepSession
+from streamer.loader.feed.reorder import Course, Window
+from streamer.loader.ring.ring import Ring
+from streamer.loader.stall.causes import NETWORK, WINDOW
+from streamer.loader.workers.pending import Pending
+from streamer.loader.workers.protocol import Made
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """A batch ready to be opened by the trainer.
+
+    Attributes:
+        pending: which one.
+        made: what the worker said of it.
+        own_memory: descriptor of its memory, if it is in no slot; else -1.
+    """
+
+    pending: Pending
+    made: Made
+    own_memory: int = -1
+
+    def discard(self, ring: Ring) -> None:
+        """Gives its memory back unread."""
+        if self.own_memory >= 0:
+            os.close(self.own_memory)
+        elif self.pending.slot is not None:
+            ring.put_back(self.pending.slot)
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """A batch that could not be made.
+
+    Attributes:
+        error: why.
+        final: nothing comes after it.
+    """
+
+    error: BaseException
+    final: bool = False
+
+    def discard(self, ring: Ring) -> None:
+        """Nothing to give back."""
+
+
+Outcome = Finished | Failed
+
+
+class Run:
+    """One uninterrupted sequence of batches, as the trainer reads it. `outcomes` is the only way between the threads.
+
+    Attributes:
+        prepared: of what.
+        epoch, batch: where it begins.
+        taken: how many the trainer has taken; written by the trainer only.
+        epoch_taken: the epoch it is in; written by the trainer only.
+    """
+
+    def __init__(self, prepared: PreparedStream, epoch: int, batch: int) -> None:
+        self.prepared = prepared
+        self.epoch = epoch
+        self.batch = batch
+        self.outcomes: SimpleQueue[Outcome] = SimpleQueue()
+        self.taken = 0
+        self.epoch_taken = epoch
+
+
+class Scene:
+    """The run that is on, its window and its session with the engine. On the feeder's thread only."""
+
+    def __init__(self, span: int, planning: threading.Lock, selector: selectors.BaseSelector, ring: Ring) -> None:
+        # A prepared stream is for one thread at a time, and the trainer's asks it for an epoch's length.
+        self._planning = planning
+        self._selector = selector
+        self._span = span
+        self._ring = ring
+        self.run: Run | None = None
+        self.window: Window[Outcome] = Window(Course(lambda epoch: 1, 0, 0), span)
+        self._session: StepSession | None = None
+        self._listening = -1
+        self._stopped = True
+        self._wanted = -1
+        # When a worker first stood idle because the window was full.
+        self._full_since = 0
+
+    def __repr__(self) -> str:
+        return f"{self.window!r}, session={self._session!r}"
+
+    @property
+    def open(self) -> bool:
+        """Whether there is work to give out."""
+        return not self._stopped
+
+    def enter(self, run: Run) -> None:
+        """Begins a run: opens its session."""
+        self.run = run
+        self.window = Window(Course(self._batches, run.epoch, run.batch), self._span)
+        with self._planning:
+            self._session = run.prepared.session(run.epoch, run.batch)
+        self._stopped, self._wanted, self._full_since = False, -1, 0
+        self._listen()
+
+    def leave(self) -> None:
+        """Ends the run; what nobody has taken gives its slots back."""
+        if self.run is None:
+            return
+        for outcome in self.window.abandon():
+            outcome.discard(self._ring)
+        while not self.run.outcomes.empty():
+            self.run.outcomes.get_nowait().discard(self._ring)
+        self.close()
+
+    def close(self) -> None:
+        """Ends the session."""
+        self._stopped = True
+        self._unlisten()
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def stop(self, error: BaseException) -> None:
+        """Nothing comes after this error; what is finished comes before it."""
+        if self.run is not None and not self._stopped:
+            self._stopped = True
+            self._hand_on(self.run)
+            self.run.outcomes.put(Failed(error, final=True))
+
+    def next(self, idle: bool) -> Pending | None:
+        """The batch to be made next, its chunks local; None: not now.
+
+        Args:
+            idle: the worker that is to have it has nothing else to do.
+        """
+        pending = self._draw(idle)
+        if pending is None:
+            return None
+        try:
+            with self._planning:
+                local = self._is_local(pending)
+        except StreamerError as error:
+            # Everything before this batch is still delivered.
+            self.window.finish(pending, Failed(error, final=True))
+            self._stopped = True
+            return None
+        if not local:
+            pending.story.become(NETWORK)
+            self.window.repeat(pending)
+            return None
+        return pending
+
+    def starving(self, pending: Pending) -> bool:
+        """Whether the trainer has taken everything before this batch."""
+        assert self.run is not None
+        return self.run.taken >= pending.step
+
+    def reject(self, chunk: int, reason: str) -> None:
+        """A chunk is to be leased again."""
+        assert self._session is not None
+        try:
+            self._session.reject(chunk, reason)
+        except StreamerError as error:
+            self.stop(error)
+
+    def note_read(self) -> None:
+        """What is read by now: the engine hears of it with the next thing it is asked."""
+        self._done(at_once=False)
+
+    def deliver(self) -> None:
+        """Hands on what is finished, and tells the engine what is read."""
+        if self.run is not None:
+            self._hand_on(self.run)
+            self._done(at_once=True)
+
+    def _hand_on(self, run: Run) -> None:
+        for outcome in self.window.deliver():
+            run.outcomes.put(outcome)
+
+    def _done(self, *, at_once: bool) -> None:
+        if self._session is None:
+            return
+        try:
+            self._session.done(self.window.unread, at_once=at_once)
+        except StreamerError as error:
+            self.stop(error)
+
+    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
+        """What the engine counts, asked on any thread over a line of its own; None: nobody answers."""
+        session = self._session
+        return None if session is None else session.engine_values(timeout_seconds)
+
+    def _draw(self, idle: bool) -> Pending | None:
+        assert self.run is not None
+        pending = self.window.draw(self.run.taken, self.run.epoch_taken + 1)
+        if pending is None:
+            if idle and not self._full_since:
+                self._full_since = time.perf_counter_ns()
+        elif self._full_since:
+            pending.story.add(WINDOW, time.perf_counter_ns() - self._full_since)
+            self._full_since = 0
+        return pending
+
+    def _batches(self, epoch: int) -> int:
+        assert self.run is not None
+        with self._planning:
+            return self.run.prepared.plan(epoch).batches
+
+    def _is_local(self, pending: Pending) -> bool:
+        assert self._session is not None
+        step = self._session.step_of(pending.epoch, pending.batch)
+        if step + self._span > self._wanted:
+            self._wanted = step + self._span
+            self._session.want(self._wanted)
+        return self._session.ready >= step
+
+    def _listen(self) -> None:
+        assert self._session is not None
+        descriptor = self._session.fileno()
+        if descriptor != self._listening:
+            self._unlisten()
+            self._selector.register(descriptor, selectors.EVENT_READ, self._on_news)
+            self._listening = descriptor
+
+    def _unlisten(self) -> None:
+        if self._listening >= 0:
+            self._selector.unregister(self._listening)
+            self._listening = -1
+
+    def _on_news(self) -> None:
+        if self._session is None:
+            return
+        try:
+            self._session.pump(0.0)
+            self._listen()
+        except StreamerError as error:
+            self.stop(error)

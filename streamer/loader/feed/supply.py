@@ -1,0 +1,282 @@
+"""Where the loader's batches come from: workers over the ring, or this very process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.errors import IntegrityError
+from streamer.loader.batch.buffers import Bytes
+from streamer.loader.batch.packing import BatchReader
+from streamer.loader.contracts import ChunkUnreadableError, PreparedStream, StepSession
+from streamer.loader.delivery import Delivery
+from streamer.loader.feed.counters import FeedCounters
+from streamer.loader.feed.feeder import Feeder
+from streamer.loader.feed.run import Failed, Finished, Run
+from streamer.loader.ring import shared_memory as memory
+from streamer.loader.samples.seeding import kept_globals
+from streamer.loader.stall.causes import MADE, NETWORK, WORK, Story, Trace
+from streamer.loader.stall.stats import LoaderStats
+from streamer.loader.workers.batch_maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
+from streamer.loader.workers.protocol import Made
+
+_REREADS = 3
+
+
+class Supply(Protocol):
+    """Makes the batches of a run, in order."""
+
+    counters: FeedCounters
+
+    @property
+    def ready(self) -> int:
+        """Finished batches that wait."""
+        ...
+
+    @property
+    def head(self) -> Story | None:
+        """The story of the batch that comes next, while it is being made."""
+        ...
+
+    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
+        """What the engine counts; any thread. None: there is none, or it does not answer in time."""
+        ...
+
+    def begin(self, epoch: int, batch: int) -> None:
+        """Starts a run at this batch."""
+        ...
+
+    def take(self, arrived: Callable[[], None]) -> Delivery:
+        """The next batch; blocks. Calls `arrived` when the waiting is over.
+
+        Raises:
+            Exception: what the sample, the batch or the engine raised; the batch after it is next.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends everything; idempotent."""
+        ...
+
+
+class FedSupply:
+    """Batches made by workers.
+
+    Args:
+        feeder: the thread behind it; started at the first run.
+    """
+
+    def __init__(self, feeder: Feeder) -> None:
+        self.feeder = feeder
+        self.counters = feeder.counters
+        self._run: Run | None = None
+        # The error after which nothing comes, and the traceback that it came with.
+        self._final: tuple[BaseException, TracebackType | None] | None = None
+
+    @property
+    def ready(self) -> int:
+        """Finished batches that wait."""
+        return self._run.outcomes.qsize() if self._run else 0
+
+    @property
+    def head(self) -> Story | None:
+        """The story of the batch that comes next, while it is being made."""
+        return self.feeder.head
+
+    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
+        """What the engine counts; any thread."""
+        return self.feeder.engine_values(timeout_seconds)
+
+    def begin(self, epoch: int, batch: int) -> None:
+        """Starts a run at this batch."""
+        if self._run is None:
+            self.feeder.start()
+        self._run = self.feeder.run(epoch, batch)
+        if self.feeder.broken is None:
+            self._final = None
+
+    def take(self, arrived: Callable[[], None]) -> Delivery:
+        """The next batch; blocks."""
+        assert self._run is not None
+        if self.feeder.broken is not None:
+            raise self._ended_by(self.feeder.broken)
+        if self._final is not None:  # a further call, or one ahead, must not wait for what does not come
+            raise self._ended_by(self._final[0])
+        outcome = self._run.outcomes.get()
+        arrived()
+        if isinstance(outcome, Failed):
+            self.feeder.took(self._run, self._run.epoch_taken)
+            raise self._ended_by(outcome.error) if outcome.final else outcome.error
+        delivery = self._open(outcome)
+        self.feeder.took(self._run, delivery.epoch)
+        return delivery
+
+    def close(self) -> None:
+        """Ends everything; idempotent."""
+        self.feeder.close()
+
+    def _open(self, finished: Finished) -> Delivery:
+        made, pending = finished.made, finished.pending
+        lent = self._memory_of(finished)
+        content = BatchReader(lent).read(made.description)
+        skipped = tuple(pending.skipped.items())
+        trace = Trace(pending.story, made.stages, made.slowest)
+        return Delivery(content, pending.epoch, pending.batch, _mask(made), made.nbytes, skipped, trace, lent)
+
+    def _ended_by(self, error: BaseException) -> BaseException:
+        """Remembers the error, and gives it the traceback that it came with: each `raise` of it adds frames."""
+        if self._final is None or self._final[0] is not error:
+            self._final = error, error.__traceback__
+        return error.with_traceback(self._final[1])
+
+    def _memory_of(self, finished: Finished) -> Bytes:
+        if (slot := finished.pending.slot) is not None:
+            return self.feeder.ring.lend(slot)
+        try:
+            mapping = memory.map_shared(finished.own_memory, finished.made.memory_bytes)
+        finally:
+            os.close(finished.own_memory)
+        return memory.window(mapping, 0, finished.made.memory_bytes)
+
+
+def _mask(made: Made) -> npt.NDArray[np.bool_]:
+    if made.repeated:
+        return np.frombuffer(made.repeated, np.bool_)
+    return np.zeros(made.samples, np.bool_)
+
+
+class InlineSupply:
+    """Batches made in the trainer's own thread: `num_workers=0`.
+
+    Args:
+        prepared: the data set.
+        rules: how batches are made.
+        ahead: how many batches the engine is asked to have local beforehand.
+    """
+
+    def __init__(self, prepared: PreparedStream, rules: MakerRules, ahead: int) -> None:
+        from torch.utils.data import default_collate
+
+        self.counters = FeedCounters()
+        self._prepared = prepared
+        self._ahead = ahead
+        self._source = prepared.recipe().open()
+        collate_fn = rules.collate_fn or default_collate
+        self._maker = BatchMaker(self._source, msgspec.structs.replace(rules, collate_fn=collate_fn))
+        self._session: StepSession | None = None
+        self._epoch = self._batch = 0
+        self._story: Story | None = None
+
+    @property
+    def ready(self) -> int:
+        """None waits: they are made when asked for."""
+        return 0
+
+    @property
+    def head(self) -> Story | None:
+        """The story of the batch that is being made."""
+        return self._story
+
+    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
+        """What the engine counts; any thread."""
+        session = self._session
+        return None if session is None else session.engine_values(timeout_seconds)
+
+    def begin(self, epoch: int, batch: int) -> None:
+        """Starts a run at this batch."""
+        if self._session is not None:
+            self._session.close()
+        self._session = self._prepared.session(epoch, batch)
+        self._epoch, self._batch = epoch, batch
+
+    def take(self, arrived: Callable[[], None]) -> Delivery:
+        """The next batch; blocks."""
+        while self._batch >= self._prepared.plan(self._epoch).batches:
+            self._epoch, self._batch = self._epoch + 1, 0
+        epoch, batch = self._epoch, self._batch
+        self._batch += 1
+        clock, self._story = self._maker.clock(), Story()
+        with kept_globals():
+            loaded, watch = self._load(epoch, batch, self._story)
+            stages = self._maker.stages(watch.lap(), clock)
+            content = self._maker.put_together(loaded)
+        stages = msgspec.structs.replace(stages, collate=watch.lap())
+        self.counters.made(Made(0, 0, (0, 0), stages, 0, len(loaded.samples)))
+        self._story.become(MADE)
+        arrived()
+        trace, self._story = Trace(self._story, stages, loaded.slowest), None
+        skipped = tuple((ordinal, f"{type(error).__name__}: {error}") for ordinal, error in loaded.skipped)
+        return Delivery(content, epoch, batch, loaded.repeated, skipped=skipped, trace=trace)
+
+    def close(self) -> None:
+        """Ends everything; idempotent."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+            self._source.close()
+
+    def _load(self, epoch: int, batch: int, story: Story) -> tuple[Loaded, Stopwatch]:
+        """The samples, and a watch that was started when their chunks were local."""
+        session = self._session
+        assert session is not None
+        step = session.step_of(epoch, batch)
+        session.want(step + self._ahead)
+        for attempt in range(_REREADS + 1):
+            story.become(NETWORK)
+            session.wait(step)
+            story.become(WORK)
+            watch = Stopwatch()
+            try:
+                loaded = self._maker.load(epoch, batch)
+            except SampleFailedError as error:
+                cause = error.__cause__ or error
+                cause.add_note(f"raised by sample {error.ordinal} of epoch {epoch}, batch {batch}")
+                raise cause from cause.__cause__
+            except ChunkUnreadableError as error:
+                self._reject(error, attempt)
+            else:
+                session.done(step + 1)
+                return loaded, watch
+        raise AssertionError("unreachable")
+
+    def _reject(self, error: ChunkUnreadableError, attempt: int) -> None:
+        assert self._session is not None
+        self.counters.rereads += 1
+        if attempt == _REREADS:
+            raise IntegrityError(
+                f"{error} after {_REREADS} new leases", chunk=error.chunk, reason=error.reason
+            ) from error
+        self._session.reject(error.chunk, error.reason)
+
+
+def counted(supply: Supply, trainers: LoaderStats) -> LoaderStats:
+    """Adds what the feeder has counted to what the trainer's clock knows."""
+    counters = supply.counters
+    load, read, decode, transform, collate, write = (spent / 1e9 for spent in counters.nanoseconds)
+    ring = supply.feeder.ring if isinstance(supply, FedSupply) else None
+    return replace(
+        trainers,
+        load_seconds=load,
+        read_seconds=read,
+        decode_seconds=decode,
+        transform_seconds=transform,
+        collate_seconds=collate,
+        write_seconds=write,
+        ring_slots=ring.slots if ring else 0,
+        ring_bytes=ring.nbytes if ring else 0,
+        ring_free=ring.free if ring else 0,
+        ready_batches=supply.ready,
+        spilled_batches=counters.spilled,
+        oversize_batches=counters.oversize,
+        worker_faults=counters.faults,
+        pickled_bytes=counters.pickled_bytes,
+        respawns=counters.respawns,
+        rereads=counters.rereads,
+    )

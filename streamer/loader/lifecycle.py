@@ -1,0 +1,169 @@
+"""Where a loader's batches come from, from the first worker's start to the end of everything."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+
+from streamer.loader.contracts import PreparedStream
+from streamer.loader.delivery import Delivery
+from streamer.loader.device.copying import Mover, mover_for
+from streamer.loader.feed.feeder import Feeder, FeedPlan
+from streamer.loader.feed.supply import FedSupply, InlineSupply, Supply, counted
+from streamer.loader.options import LoaderSettings
+from streamer.loader.ring.pinning import Pinner
+from streamer.loader.stall.stats import LoaderStats, TrainerClock
+from streamer.loader.workers.batch_maker import MakerRules
+
+
+class Provision:
+    """The supply of one loader, begun when it is first needed. Used by the trainer's thread.
+
+    Garbage collection ends it. After `end` it can begin anew, e.g. with a loaded state.
+
+    Args:
+        settings: how.
+
+    Attributes:
+        supply: None: not begun, or ended.
+        planning: held while the prepared stream is used.
+    """
+
+    def __init__(self, settings: LoaderSettings) -> None:
+        self.settings = settings
+        self.supply: Supply | None = None
+        self.planning = threading.Lock()
+        self._feeder: Feeder | None = None
+        self._pinner: Pinner | None = None
+        self._mover: Mover | None = None
+        # The next batch that the running supply will give.
+        self._next: tuple[int, int] | None = None
+        self._resources = contextlib.ExitStack()
+        self._closer: weakref.finalize[..., Provision] | None = None
+
+    def __repr__(self) -> str:
+        return f"Provision(supply={self.supply!r}, next={self._next})"
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the ring is registered with CUDA."""
+        return self._pinner is not None and self._pinner.pinned
+
+    def start_workers(self) -> None:
+        """Starts the first worker process, before it is known what it makes: it imports meanwhile."""
+        if self._feeder is None and self.settings.starts_early:
+            self._feeder = self._build_feeder()
+            self._feeder.start()
+
+    def begin(self, prepared: PreparedStream) -> Supply:
+        """The supply, built if there is none yet."""
+        if self.supply is None:
+            self.supply = self._build(prepared)
+        return self.supply
+
+    @property
+    def mover(self) -> Mover | None:
+        """The way to the device, the same for all epochs; None: batches stay as and where they are."""
+        s = self.settings
+        if self._mover is None and (s.device is not None or s.device_transform is not None):
+            self._mover = mover_for(s.device)
+        return self._mover
+
+    def until_end(self, end: Callable[[], object]) -> None:
+        """Calls this when the supply ends, before its own end."""
+        self._resources.callback(end)
+
+    def enter(self, epoch: int, batch: int, batches: Callable[[int], int]) -> None:
+        """Goes to a batch, unless it is next anyway.
+
+        Args:
+            epoch: of the batch.
+            batch: its number.
+            batches: epoch -> how many it has.
+        """
+        assert self.supply is not None
+        at = self._next
+        if at is not None and at[1] >= batches(at[0]):
+            at = at[0] + 1, 0
+        if at != (epoch, batch):
+            self.supply.begin(epoch, batch)
+        self._next = epoch, batch
+
+    def take(self, clock: TrainerClock) -> Delivery:
+        """The next batch; blocks. What made it fail is raised; the one after it is next."""
+        assert self.supply is not None
+        if self._pinner is not None:
+            self._pinner.fence()
+        clock.begin()
+        try:
+            delivery = self.supply.take(clock.arrive)
+        except BaseException:
+            clock.opened(None)
+            # The iterator that goes on gets what comes after it; a new one may want this very batch again.
+            self._next = None
+            raise
+        clock.opened(delivery.trace)
+        self._next = delivery.epoch, delivery.batch + 1
+        return delivery
+
+    def counts(self, clock: TrainerClock) -> LoaderStats:
+        """What happened so far; any thread."""
+        # Read once: the trainer may end the supply meanwhile.
+        if (supply := self.supply) is None:
+            return LoaderStats()
+        return replace(counted(supply, clock.stats()), pinned=self.pinned)
+
+    def end(self) -> None:
+        """Ends workers, thread and session. Idempotent."""
+        if self._closer is not None:
+            self._closer()
+        self.supply = self._feeder = self._pinner = self._mover = self._next = self._closer = None
+        self._resources = contextlib.ExitStack()
+
+    def _build(self, prepared: PreparedStream) -> Supply:
+        s = self.settings
+        rules = MakerRules(prepared.seed, s.collate_fn, s.skip_rules(prepared.skip_rules).on_error, s.own_generators)
+        if s.workers is None:
+            supply = InlineSupply(prepared, rules, s.span)
+            self._own(supply.close)
+            return supply
+        if self._feeder is None:
+            self._feeder = self._build_feeder()
+        self._feeder.equip(prepared, rules)
+        return FedSupply(self._feeder)
+
+    def _build_feeder(self) -> Feeder:
+        s = self.settings
+        assert s.workers is not None
+        self._pinner = Pinner.for_mode(s.pin, fencing=s.device is None)
+        if self._pinner is not None:
+            self._own(self._pinner.close)
+        plan = FeedPlan(
+            workers=s.workers,
+            span=s.span,
+            limits=s.ring_limits,
+            planning=self.planning,
+            registrar=self._pinner,
+            timeout_seconds=s.timeout,
+            poison=s.poison,
+        )
+        feeder = Feeder(plan)
+        if self._pinner is not None:
+            self._pinner.serve(feeder.ring)
+        self._own(feeder.close)
+        return feeder
+
+    def _own(self, close: Callable[[], object]) -> None:
+        self._resources.callback(close)
+        if self._closer is None:
+            self._closer = weakref.finalize(self, _close_in, os.getpid(), self._resources)
+
+
+def _close_in(pid: int, resources: contextlib.ExitStack) -> None:
+    """In a forked child the workers are somebody else's."""
+    if pid == os.getpid():
+        resources.close()

@@ -1,0 +1,1 @@
+"""What one rank reads: engine, manifest, order, agreement with the other ranks."""

@@ -1,0 +1,140 @@
+"""What a user asks of a dataset: checked at once, used at the first I/O."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from streamer.client.settings import ClientSettings
+from streamer.config import Environment, RankConfig, parse_bytes
+from streamer.decode.dispatch import DecodeRule, check_rule
+from streamer.errors import ConfigError
+from streamer.loader.samples.maker import Transform
+from streamer.loader.skipping import OnError
+from streamer.order.spec import shuffle_mode
+from streamer.wire.messages import GetManifest
+
+OnChange = Literal["raise", "refresh"]
+
+FORMATS = ("auto", "folder", "webdataset")
+
+# shuffle="sample" wants every sample to be a chunk of its own; the builder cuts no finer than this.
+_LEAST_CHUNK_BYTES = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions:
+    """The arguments of `StreamingDataset`, which describes them."""
+
+    urls: tuple[str, ...]
+    manifest: str | None = None
+    format: str = "auto"
+    cache_dir: str | None = None
+    cache_bytes: str | int = "auto"
+    storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
+    shuffle: bool | str = True
+    seed: int = 17
+    batch_size: int | None = None
+    lanes: int | None = None
+    shuffle_window: int | None = None
+    decode: DecodeRule = "auto"
+    transform: Transform | None = None
+    allow_pickle: bool = False
+    drop_last: bool = False
+    rank: int | None = None
+    world_size: int | None = None
+    on_error: OnError = "raise"
+    error_budget: int = 100
+    engine: str | None = None
+    index_limit: float = 600.0
+    stream: str = ""
+    on_change: OnChange = "raise"
+
+    def __post_init__(self) -> None:
+        _check_urls(self.urls)
+        shuffle_mode(self.shuffle)
+        check_rule(self.decode)
+        _one_of("format", self.format, FORMATS)
+        _one_of("on_error", self.on_error, ("raise", "skip"))
+        _one_of("on_change", self.on_change, ("raise", "refresh"))
+        for name in ("batch_size", "lanes", "shuffle_window"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("seed", "error_budget", "index_limit"):
+            _at_least(name, getattr(self, name), 0)
+        if self.transform is not None and not callable(self.transform):
+            raise ConfigError(f"transform={self.transform!r} cannot be called", field="transform")
+        self.limit_bytes()
+
+    def seated(self, seat: RankConfig) -> DatasetOptions:
+        """The same with this rank and world size given."""
+        return replace(self, rank=seat.rank, world_size=seat.world_size)
+
+    def limit_bytes(self) -> int | None:
+        """The cache's limit; None: the engine chooses.
+
+        Raises:
+            ConfigError: not a size.
+        """
+        return None if self.cache_bytes == "auto" else parse_bytes(self.cache_bytes, "cache_bytes")
+
+    @property
+    def free_parts(self) -> frozenset[str]:
+        """The parts of the order that are chosen automatically."""
+        given = {"lanes": self.lanes, "window": self.shuffle_window}
+        return frozenset(part for part, value in given.items() if value is None)
+
+    def client_settings(self, environment: Environment, job: str) -> ClientSettings:
+        """How to reach the engine; `job` where the environment names none."""
+        settings = ClientSettings.from_environment(environment)
+        return replace(
+            settings,
+            cache_dir=settings.cache_dir if self.cache_dir is None else Path(os.path.abspath(self.cache_dir)),
+            engine=settings.engine if self.engine is None else self.engine,
+            cache_bytes=self.limit_bytes(),
+            storage_options=dict(self.storage_options),
+            job=settings.job or job,
+        )
+
+    def manifest_request(self, rank_config: RankConfig) -> GetManifest:
+        """What to ask the engine for. Only the first node builds; the others wait for `manifest` to appear."""
+        return GetManifest(
+            request=0,
+            urls=[absolute(url) for url in self.urls],
+            format=self.format,
+            manifest="" if self.manifest is None else absolute(self.manifest),
+            build=rank_config.node == 0,
+            chunk_bytes=_LEAST_CHUNK_BYTES if shuffle_mode(self.shuffle) == "sample" else 0,
+            limit_seconds=self.index_limit,
+        )
+
+
+def as_urls(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """One url or several, as texts."""
+    several = [given] if isinstance(given, str | os.PathLike) else given
+    return tuple(os.fspath(url) for url in several)
+
+
+def absolute(url: str) -> str:
+    """A local path from the root on (the engine runs in another folder); other urls as they are."""
+    if "://" in url:
+        return url
+    # abspath drops the slash that tells a folder from an object.
+    return os.path.abspath(os.path.expanduser(url)) + ("/" if url.endswith("/") else "")
+
+
+def _check_urls(urls: tuple[str, ...]) -> None:
+    if not urls or not all(urls):
+        raise ConfigError(f"url={list(urls)!r}: give a prefix, or a list of them", field="url")
+
+
+def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(allowed)}", field=name)
+
+
+def _at_least(name: str, value: float | None, least: int) -> None:
+    if value is not None and not value >= least:
+        raise ConfigError(f"{name}={value!r} must be at least {least}", field=name)

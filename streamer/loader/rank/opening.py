@@ -1,0 +1,299 @@
+"""From what the user asked to what there is: engine, manifest, selection, order. The first use does the I/O."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from streamer.client.engine_client import EngineClient
+from streamer.config import Environment, RankConfig
+from streamer.errors import Detail, StreamerError
+from streamer.loader.contracts import PreparedStream
+from streamer.loader.rank.agreement import agree, detect, gather_for
+from streamer.loader.rank.connections import Lines
+from streamer.loader.rank.dataset_options import DatasetOptions
+from streamer.loader.rank.epoch_cell import EpochCell
+from streamer.loader.rank.prepared import Identity, Prepared
+from streamer.loader.rank.selections import Choice, choose
+from streamer.loader.rank.single_reads import StreamedBytes, find_key
+from streamer.loader.samples.maker import SampleMaker, SampleRules
+from streamer.loader.samples.recipe import SampleRecipe
+from streamer.loader.skipping import SkipRules
+from streamer.manifest.reader_lock import open_held
+from streamer.manifest.selection import Selection
+from streamer.manifest.table import Manifest
+from streamer.order.quality import check_sample_shuffle, explain, lane_spread
+from streamer.order.spec import OrderSpec, shuffle_mode
+from streamer.wire.messages import IndexProgress
+
+logger = logging.getLogger(__name__)
+
+Stream = TypeVar("Stream", bound=PreparedStream)
+
+
+class Opening:
+    """One process's view of a dataset. Used by one thread; after a fork the child connects anew by itself.
+
+    What it prepares may open its sessions on other threads, several at once.
+
+    Args:
+        options: what the user asked for.
+        choices: selections, in order.
+        job: names the job where the environment does not.
+        shared: what all processes of the dataset agree on.
+
+    Attributes:
+        lines: to the engine.
+    """
+
+    def __init__(self, options: DatasetOptions, choices: tuple[Choice, ...], job: str, shared: EpochCell) -> None:
+        self.options = options
+        self.choices = choices
+        self.job = job
+        self.shared = shared
+        # Not a method: the lines live as long as a session that is on one, and must not keep all this.
+        self.lines = Lines(lambda: EngineClient(options.client_settings(Environment.read(), job)))
+        self._usual_batch = 0
+        self._opened: tuple[Manifest, Selection | None] | None = None
+        self._explained: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"Opening({self.options.urls}, {self.lines!r}, opened={self._opened!r})"
+
+    def settings(self) -> tuple[DatasetOptions, tuple[Choice, ...], str]:
+        """What makes the same opening in another process, which could not find out its rank."""
+        return self.options.seated(self.rank_config()), self.choices, self.job
+
+    def rank_config(self) -> RankConfig:
+        """This process's seat."""
+        return detect(self.options.rank, self.options.world_size)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What exists."""
+        return self._open()[0]
+
+    @property
+    def selection(self) -> Selection | None:
+        """What takes part; None: everything."""
+        return self._open()[1]
+
+    @property
+    def samples(self) -> int:
+        """How many take part."""
+        return self.manifest.samples if self.selection is None else self.selection.samples
+
+    def prepare(self, batch_size: int, drop_last: bool, *, plain: bool = False) -> Prepared:
+        """Fixes order and seats for batches of `batch_size` samples on each rank.
+
+        Args:
+            batch_size: of one rank.
+            drop_last: leave the last, incomplete batch out.
+            plain: for a bare loop or torch's DataLoader; otherwise for a StreamingDataLoader.
+        """
+        seat, options, selection = self.rank_config(), self.options, self.selection
+        spec = self._order(batch_size * seat.world_size)
+        self._explain(spec, batch_size * seat.world_size, seat)
+        with self.lines.asking() as line:
+            roots = tuple(line.roots())
+        recipe = SampleRecipe(
+            manifest_path=self.manifest.path,
+            spec=spec,
+            rank=seat.rank,
+            world_size=seat.world_size,
+            global_batch=batch_size * seat.world_size,
+            drop_last=drop_last,
+            roots=roots,
+            rules=self._rules(),
+            selection=None if selection is None else (selection.digest, selection.path.parent),
+        )
+        stream = self._stream(batch_size, plain)
+        skip_rules = SkipRules(options.on_error, options.error_budget)
+        identity = Identity(rank_config=seat, stream=stream, free_parts=options.free_parts, skip_rules=skip_rules)
+        return Prepared(self.lines, recipe, self.manifest, identity)
+
+    def _stream(self, batch_size: int, plain: bool) -> str:
+        """Within a stream the ranks of a job must agree; another way to read the same data is another stream.
+
+        The first batch size is the usual one, whatever it is: ranks that begin with different ones are refused.
+        """
+        chosen = "all" if self.selection is None else self.selection.digest
+        name = self.options.stream or f"shuffle {shuffle_mode(self.options.shuffle)} of {chosen}"
+        if plain:
+            return f"{name}, sample by sample"
+        self._usual_batch = self._usual_batch or batch_size
+        return name if batch_size == self._usual_batch else f"{name}, by {batch_size}"
+
+    @property
+    def compares(self) -> bool:
+        """Whether torch.distributed knows other ranks of this dataset."""
+        return gather_for(self.rank_config()) is not None
+
+    def compared(self, prepare: Callable[[], Stream], place: str) -> Stream:
+        """Prepares; where torch.distributed is initialised, all ranks together: they agree, or all of them raise.
+
+        Args:
+            prepare: what this rank does.
+            place: where it begins.
+
+        Raises:
+            StreamerError: of the first rank that failed, on every rank.
+            StateError: the ranks disagree.
+        """
+        gather = gather_for(self.rank_config())
+        if gather is None:
+            return prepare()
+        prepared: Stream | None = None
+        facts: dict[str, Detail] = {}
+        failure: StreamerError | None = None
+        try:
+            prepared = prepare()
+            facts = {**prepared.facts(), "resume": place}
+        except StreamerError as error:
+            failure = error
+        agree(gather, facts, failure)
+        assert prepared is not None, "agree raises where this rank failed"
+        return prepared
+
+    def refresh(self) -> bool:
+        """Asks the engine again what exists; collective. True: it is something else, and counts from now on.
+
+        All ranks change over together. Where they found different things (somebody is writing while they look), all of
+        them stay with what they have until the next time.
+
+        Raises:
+            StreamerError: of the first rank that could not look, on every rank.
+        """
+        digest, failure = "", None
+        try:
+            # Also a rank that has not looked before takes part: another one may have asked for len().
+            digest = self.manifest.digest if self._opened is None else self._looked_up().name
+        except StreamerError as error:
+            failure = error
+        digest = self._common(digest, failure)
+        if digest in ("", self.manifest.digest):
+            return False
+        self.shared.replace_manifest(digest)
+        self._opened = None
+        logger.info("%s changed: %d samples now", ", ".join(self.options.urls), self.samples)
+        return True
+
+    def _common(self, digest: str, failure: StreamerError | None) -> str:
+        """What all ranks have found; "" where they differ."""
+        gather = gather_for(self.rank_config())
+        if gather is None:
+            if failure is not None:
+                raise failure
+            return digest
+        agree(gather, {}, failure)
+        found = set(gather(digest))
+        if len(found) > 1:
+            logger.warning("the ranks found %d different listings; this epoch keeps the last manifest", len(found))
+            return ""
+        return digest
+
+    def look(self, epoch: int, index: int) -> object:
+        """Makes the sample number `index` of the selection, wherever its bytes are."""
+        ordinals = np.array([index], np.int64)
+        chosen = ordinals if self.selection is None else self.selection.to_base(ordinals)
+        with self._streamed() as content:
+            maker = SampleMaker(self.manifest, content, self._rules())
+            return maker.make(epoch, maker.places(chosen)[0])
+
+    def find(self, key: str) -> int:
+        """The number in the selection of the first sample of that key.
+
+        Raises:
+            KeyError: there is none.
+        """
+        with self._streamed() as content:
+            ordinal = find_key(self.manifest, self.selection, content, key)
+        return ordinal if self.selection is None else int(np.searchsorted(self.selection.ordinals, ordinal))
+
+    def close(self) -> None:
+        """Hangs up: whoever is reading gets a ClosedError. The next use connects again. Idempotent."""
+        self.lines.close()
+
+    def _open(self) -> tuple[Manifest, Selection | None]:
+        if self._opened is None:
+            manifest = self._settled() or self._found()
+            with self.lines.asking() as line:
+                place = line.settings.runtime_dir / "selections"
+            self._opened = manifest, choose(manifest, self.choices, place)
+        return self._opened
+
+    def _found(self) -> Manifest:
+        """Asks the engine, which lists the urls; if another process was faster, its answer counts."""
+        path = self._looked_up()
+        return open_held(path.parent / self.shared.settle_manifest(path.name))
+
+    def _looked_up(self) -> Path:
+        """The folder of the manifest of what exists now."""
+        seat = self.rank_config()
+        with self.lines.asking() as line:
+            return line.manifest(self.options.manifest_request(seat), _Announcer(seat.rank))
+
+    def _settled(self) -> Manifest | None:
+        """The manifest that another process of this dataset has found; None: nobody has, or it is not here any more."""
+        if not self.shared.manifest:
+            return None
+        with self.lines.asking() as line:
+            path = line.roots()[0] / "manifests" / self.shared.manifest
+        return open_held(path) if path.is_dir() else None
+
+    def _order(self, global_batch: int) -> OrderSpec:
+        options = self.options
+        if shuffle_mode(options.shuffle) == "sample":
+            check_sample_shuffle(self.manifest.samples, self.manifest.total_bytes)
+        chosen = self.manifest if self.selection is None else self.selection
+        return OrderSpec.auto(
+            chosen.digest,
+            chosen.chunk_samples,
+            global_batch,
+            options.seed,
+            options.shuffle,
+            lanes=options.lanes,
+            window=options.shuffle_window,
+        )
+
+    def _explain(self, spec: OrderSpec, global_batch: int, seat: RankConfig) -> None:
+        """Says once, on the first rank, how good this order is and what it costs; loudly, where nodes fetch twice."""
+        if seat.rank or spec.order_id in self._explained:
+            return
+        self._explained.add(spec.order_id)
+        chosen = self.manifest if self.selection is None else self.selection
+        share = chosen.samples / self.manifest.samples
+        stored_bytes = int(self.manifest.chunk_local_bytes.sum() * share)
+        logger.info("%s", explain(spec, chosen.chunk_samples, global_batch, stored_bytes, seat.nodes))
+        if seat.nodes > 1 and global_batch % seat.nodes == 0:
+            spread = lane_spread(spec, global_batch, seat.nodes)
+            if spread.crossing:
+                logger.warning("%s", str(spread))
+
+    def _rules(self) -> SampleRules:
+        options = self.options
+        return SampleRules(
+            decode=options.decode, transform=options.transform, allow_pickle=options.allow_pickle, seed=options.seed
+        )
+
+    @contextmanager
+    def _streamed(self) -> Iterator[StreamedBytes]:
+        manifest = self.manifest
+        with self.lines.asking() as line:
+            yield StreamedBytes(lambda: line, manifest)
+
+
+class _Announcer:
+    """Tells how an index comes along: its price at once and always, the rest to those who listen."""
+
+    def __init__(self, rank: int) -> None:
+        self._announced = rank != 0
+
+    def __call__(self, progress: IndexProgress) -> None:
+        logger.log(logging.INFO if self._announced else logging.WARNING, "indexing: %s", progress.text)
+        self._announced = True

@@ -1,0 +1,205 @@
+"""What `iter(dataset)` returns: the samples of one worker's share of one epoch, in order."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from streamer.errors import StateError
+from streamer.loader.contracts import ChunkUnreadableError
+from streamer.loader.rank.prepared import Prepared
+from streamer.loader.rank.step_session import Share, StepSession
+from streamer.loader.samples.maker import Place
+from streamer.loader.skipping import SkipLedger, Skipped, may_skip
+
+logger = logging.getLogger(__name__)
+
+
+class Progress(msgspec.Struct):
+    """How far an iterator has come; outlives it, so that a dataset can tell its state after a loop was left.
+
+    Attributes:
+        epoch: the running epoch.
+        share: this process's part of the rank's batches.
+        delivered: samples handed out so far.
+    """
+
+    epoch: int
+    share: Share
+    delivered: int = 0
+
+    def state(self, prepared: Prepared) -> dict[str, object]:
+        """Plain values for a checkpoint.
+
+        Of a single process the position says it all, and any number of ranks may go on. Of several workers each has
+        its own count of batches.
+        """
+        share, (batches, inside) = self.share, divmod(self.delivered, prepared.seats)
+        alone = share.workers == 1
+        return {
+            **prepared.state(self.epoch, share.first + batches if alone else share.first),
+            "workers": share.workers,
+            "worker": share.worker,
+            "worker_batches": 0 if alone else batches,
+            "batch_samples": inside,
+        }
+
+
+class SampleIterator(Iterator[object]):
+    """Yields samples one by one. Used by one thread; holds an engine session until the end of the epoch.
+
+    Args:
+        prepared: the dataset.
+        progress: where to begin; kept up to date.
+        ledger: takes note of samples that cannot be made.
+        resumed: told the epoch when a saved state replaces this one.
+    """
+
+    _session: StepSession | None
+
+    def __init__(
+        self, prepared: Prepared, progress: Progress, ledger: SkipLedger, resumed: Callable[[int], None]
+    ) -> None:
+        self._prepared = prepared
+        self._maker = prepared.maker()
+        self._ledger = ledger
+        self._resumed = resumed
+        self.progress = progress
+        self._enter()
+
+    def __repr__(self) -> str:
+        return f"SampleIterator({self.progress})"
+
+    def __next__(self) -> object:
+        if self._seat == len(self._places):
+            self._next_batch()
+        sample = self._sample(self._seat)
+        self._seat += 1
+        self.progress.delivered += 1
+        if self._seat == len(self._places):
+            self._batch_done()
+        return sample
+
+    def state_dict(self) -> dict[str, object]:
+        """Where this iterator stands; torchdata's StatefulDataLoader asks it in each worker."""
+        return self.progress.state(self._prepared)
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Goes where the state says.
+
+        Raises:
+            StateError: it does not fit, or was saved with another number of workers.
+        """
+        self.close()
+        epoch, first = self._prepared.reenter(state)
+        self._resumed(epoch)
+        share, delivered = resumed_share(state, self.progress.share, first, self._prepared.seats)
+        self.progress.epoch, self.progress.share, self.progress.delivered = epoch, share, delivered
+        self._enter()
+
+    def close(self) -> None:
+        """Ends the session; idempotent."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # __init__ may not have come that far
+            self.close()
+
+    def _enter(self) -> None:
+        """Goes to where `progress` is. The session is opened by the first sample."""
+        epoch, share = self.progress.epoch, self.progress.share
+        first, self._skip = divmod(self.progress.delivered, self._prepared.seats)
+        self._steps = range(max(0, share.steps(self._prepared.plan(epoch).batches) - first))
+        self._rest = Share(share.worker, share.workers, share.first + first * share.workers)
+        self._step = -1
+        self._places: list[Place] = []
+        self._seat = 0
+        self._session = None
+
+    def _next_batch(self) -> None:
+        if self._step + 1 >= len(self._steps):
+            raise StopIteration
+        if self._session is None:
+            self._session = self._prepared.share_session(self.progress.epoch, self._rest, endless=False)
+        self._session.wait(self._step + 1)
+        self._step += 1
+        batch = self._rest.batch(self._step)
+        self._places = self._maker.places(self._prepared.ordinals(self.progress.epoch, batch))
+        self._seat, self._skip = self._skip, 0
+
+    def _batch_done(self) -> None:
+        """Samples are in memory of their own: the batch's chunks are not needed any more."""
+        if self._session is not None:
+            self._session.done(self._step + 1)
+        if self._step + 1 == len(self._steps):
+            self.close()
+
+    def _sample(self, seat: int) -> object:
+        """The sample of a seat; if it cannot be made and that is allowed, the next one of the batch that can."""
+        first: Exception | None = None
+        for place in (*self._places[seat:], *self._places[:seat]):
+            try:
+                return self._leased(place)
+            except Exception as error:
+                if self._prepared.skip_rules.on_error == "raise" or not may_skip(error):
+                    raise
+                if first is None:
+                    self._skip_place(place, error)
+                    first = error
+        assert first is not None, "a batch has at least one seat"
+        first.add_note("and no other sample of its batch can be made")
+        raise first
+
+    def _skip_place(self, place: Place, error: Exception) -> None:
+        cause = f"{type(error).__name__}: {error}"
+        self._ledger.note([Skipped(place.ordinal, self._prepared.sample_key(place.ordinal), cause)])
+        self._ledger.check()
+
+    def _leased(self, place: Place) -> object:
+        """One sample; a chunk that is gone or wrong is leased again, once per cause."""
+        rejected: set[str] = set()
+        while True:
+            try:
+                return self._maker.make(self.progress.epoch, place)
+            except ChunkUnreadableError as error:
+                cause = type(error.__cause__).__name__
+                if cause in rejected and error.__cause__ is not None:
+                    raise error.__cause__ from error
+                rejected.add(cause)
+                self._lease_again(error)
+
+    def _lease_again(self, error: ChunkUnreadableError) -> None:
+        # As text: a handler that keeps its records would keep the traceback's frames, and the dataset in them.
+        logger.warning("%s; leasing it again", str(error))
+        assert self._session is not None, "a batch is read inside a session"
+        self._session.reject(error.chunk, error.reason)
+        self._session.wait(self._step)
+
+
+def resumed_share(state: Mapping[str, object], share: Share, first: int, seats: int) -> tuple[Share, int]:
+    """Where a worker goes on: its share of the batches from `first` on, and how many of its samples were delivered.
+
+    Raises:
+        StateError: the state is of another worker, or of another number of workers.
+    """
+    saved = [_count(state, name, default) for name, default in (("worker", 0), ("workers", 1))]
+    batches, inside = _count(state, "worker_batches", 0), _count(state, "batch_samples", 0)
+    if saved != [share.worker, share.workers] and (saved[1] > 1 or inside):
+        raise StateError(
+            f"the state is of worker {saved[0]} of {saved[1]}, this is worker {share.worker} of {share.workers}: "
+            "resume with the same num_workers, or use StreamingDataLoader, which resumes with any number",
+            field="workers",
+        )
+    return Share(share.worker, share.workers, first), batches * seats + inside
+
+
+def _count(state: Mapping[str, object], name: str, default: int) -> int:
+    value = state.get(name, default)
+    if not isinstance(value, int) or value < 0:
+        raise StateError(f"state: {name}={value!r} is not a number >= 0", field=name)
+    return value

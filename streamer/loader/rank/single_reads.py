@@ -1,0 +1,73 @@
+"""Single samples for people: read around the session, through the engine, wherever the bytes are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from streamer.client.engine_client import EngineClient
+from streamer.formats.detect import find_format
+from streamer.loader.samples.maker import Place
+from streamer.manifest.selection import Selection
+from streamer.manifest.table import Manifest
+
+# The engine answers one question with at most so many bytes.
+_PIECE_BYTES = 64 << 20
+
+
+class StreamedBytes:
+    """Asks the engine for the bytes of a sample: from the cache if they are there, else a ranged read of the store."""
+
+    def __init__(self, connect: Callable[[], EngineClient], manifest: Manifest) -> None:
+        self._connect = connect
+        self._dataset = manifest.digest
+
+    def read(self, place: Place) -> memoryview:
+        """The sample's bytes."""
+        return self.read_chunk(place.chunk, place.start, place.stop)
+
+    def read_chunk(self, chunk: int, start: int, stop: int) -> memoryview:
+        """The chunk-local bytes [start, stop), asked for piece by piece."""
+        pieces = [
+            self._connect().read(self._dataset, chunk, at, min(at + _PIECE_BYTES, stop))
+            for at in range(start, stop, _PIECE_BYTES)
+        ]
+        return memoryview(bytearray(b"".join(pieces)))
+
+
+def find_key(manifest: Manifest, selection: Selection | None, content: StreamedBytes, key: str) -> int:
+    """The manifest ordinal of the first sample of that key.
+
+    Raises:
+        KeyError: there is none.
+    """
+    named: Iterator[tuple[int, str]]
+    if manifest.whole_objects:
+        candidates: Iterable[int] = range(manifest.samples) if selection is None else selection.ordinals.tolist()
+        named = ((ordinal, manifest.name(ordinal).object_key) for ordinal in candidates)
+    else:
+        named = _names_in_chunks(manifest, selection, content)
+    for ordinal, name in named:
+        if name == key:
+            return ordinal
+    raise KeyError(f"no sample has the key {key!r}")
+
+
+def _names_in_chunks(
+    manifest: Manifest, selection: Selection | None, content: StreamedBytes
+) -> Iterator[tuple[int, str]]:
+    """Opens every sample of every chunk: the only place where containers keep their names."""
+    opener = find_format(manifest.format)
+    for chunk in range(manifest.chunks):
+        first, stop = int(manifest.chunk_first[chunk]), int(manifest.chunk_first[chunk + 1])
+        wanted = np.arange(first, stop)
+        if selection is not None:
+            wanted = np.intersect1d(wanted, selection.ordinals, assume_unique=True)
+        if wanted.size == 0:
+            continue
+        bounds = manifest.sample_offsets(chunk)
+        held = content.read_chunk(chunk, 0, int(manifest.chunk_local_bytes[chunk]))
+        for ordinal in wanted.tolist():
+            sample = held[bounds[ordinal - first] : bounds[ordinal - first + 1]]
+            yield ordinal, opener.open(sample, manifest.name(ordinal))[0]

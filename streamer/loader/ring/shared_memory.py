@@ -1,0 +1,78 @@
+"""Nameless shared memory: a sealed memfd, and the mapping of one.
+
+Not /dev/shm: no 64 MB limit of a container, and no name that a killed process leaves behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+import numpy as np
+
+from streamer.cgroup import Cgroup
+from streamer.errors import ConfigError
+from streamer.loader.batch.buffers import Bytes
+
+_PAGE = mmap.PAGESIZE
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def page_aligned(count: int) -> int:
+    """The next multiple of the page size."""
+    return -(-count // _PAGE) * _PAGE
+
+
+def available_bytes() -> int:
+    """What this process could still take: of the machine's memory, and of its cgroups' limits."""
+    with open("/proc/meminfo", "rb") as lines:
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith(b"MemAvailable"))
+    left = Cgroup().memory_left_bytes()
+    return free if left is None else min(free, left)
+
+
+def create_sealed(name: str, count: int) -> int:
+    """Makes `count` bytes of shared memory that can neither grow nor shrink; returns the descriptor.
+
+    The pages are taken now: a machine without room says so here, not by a SIGBUS in the middle of training. It is
+    asked first: a memfd has no limit of its own, and taking pages that are not there calls the OOM killer.
+
+    Raises:
+        ConfigError: no memfd on this system, or no room.
+    """
+    if count > (room := available_bytes()):
+        raise ConfigError(
+            f"{name}: no room for {count} bytes of shared memory, {room} are available; lower ring_bytes, "
+            "prefetch_batches or num_workers, or raise the container's memory limit",
+            field="ring_bytes",
+            bytes=count,
+            available_bytes=room,
+        )
+    try:
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except (AttributeError, OSError) as error:
+        raise ConfigError(
+            f"this system has no memfd_create ({error}); use num_workers=0", field="num_workers"
+        ) from error
+    try:
+        os.posix_fallocate(descriptor, 0, count)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def map_shared(descriptor: int, count: int) -> memoryview:
+    """Maps the memory with every page present, so that its use never faults; unmapped with the last view."""
+    return memoryview(mmap.mmap(descriptor, count, mmap.MAP_SHARED | mmap.MAP_POPULATE))
+
+
+def window(mapping: memoryview, start: int, count: int) -> Bytes:
+    """A new array over a part of the mapping.
+
+    New each time and never a slice of a longer-lived array: numpy would hang views of a slice on the long-lived one,
+    and a finalizer on the slice would fire under live views.
+    """
+    return np.frombuffer(mapping, np.uint8, count, start)

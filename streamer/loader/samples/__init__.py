@@ -1,0 +1,1 @@
+"""From an ordinal to a sample."""

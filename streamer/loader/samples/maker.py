@@ -1,0 +1,308 @@
+"""One sample, from its ordinal to what the training gets: locate, read, open, decode, transform. Imports no torch."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.client.chunk_reader import ChunkReader, Wanted
+from streamer.decode.arrays import NO_ROW, Row
+from streamer.decode.dispatch import DecodeRule, SampleDecoder
+from streamer.decode.transforms import OnField
+from streamer.errors import DecodeError, IntegrityError
+from streamer.formats.base import Field, Format, SampleName
+from streamer.formats.detect import find_format
+from streamer.loader.contracts import ChunkUnreadableError
+from streamer.loader.samples.seeding import SampleDraws
+from streamer.manifest.table import Manifest
+
+Sample = dict[str, object]
+# Called with the sample; also with `rng=` and `out=` if it has parameters of these names.
+Transform = Callable[..., object]
+# Called with the bytes of a sample and its fields.
+Look = Callable[[memoryview, Sequence[Field]], None]
+
+
+class Place(Wanted, frozen=True):
+    """Where a sample lies.
+
+    Attributes:
+        ordinal: its number in the manifest.
+        chunk: number of its chunk.
+    """
+
+    ordinal: int
+    chunk: int
+
+
+class ByteSource(Protocol):
+    """Hands out the bytes of samples."""
+
+    def read(self, place: Place) -> memoryview:
+        """The sample's bytes, checked."""
+        ...
+
+
+class CachedBytes:
+    """Reads from the chunk files that the engine has made local."""
+
+    def __init__(self, manifest: Manifest, roots: Sequence[Path]) -> None:
+        self._manifest = manifest
+        self._reader = ChunkReader(roots)
+
+    def read(self, place: Place) -> memoryview:
+        """Reads one sample.
+
+        Raises:
+            ChunkUnreadableError: the chunk is gone or wrong: reject it, wait for it, read again.
+        """
+        if place.start == place.stop:
+            return memoryview(b"")
+        # Not a bytearray, which is filled with zeros first.
+        content = np.empty(place.stop - place.start, np.uint8).data
+        self.read_into(place.chunk, [(place, [content])])
+        return content
+
+    def read_into(self, chunk: int, targets: Sequence[tuple[Place, Sequence[memoryview]]]) -> None:
+        """Reads samples of one chunk, each into bytes that together are as long as it.
+
+        Raises:
+            ChunkUnreadableError: as above.
+        """
+        manifest = self._manifest
+        try:
+            self._reader.read_into(
+                manifest.chunk_keys[chunk].tobytes(),
+                int(manifest.chunk_local_bytes[chunk]),
+                int(manifest.chunk_samples[chunk]),
+                targets,
+            )
+        except FileNotFoundError as error:
+            raise ChunkUnreadableError(chunk, f"missing: {error.filename}") from error
+        except IntegrityError as error:
+            raise ChunkUnreadableError(chunk, f"wrong bytes: {error}") from error
+
+
+class SampleRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What is done with a sample's bytes.
+
+    Attributes:
+        decode: see `streamer.decode`.
+        transform: sample dict -> anything; None: the dict itself.
+        allow_pickle: read fields that run code.
+        seed: what each sample's `rng` is drawn from, with epoch and ordinal.
+    """
+
+    decode: DecodeRule = "auto"
+    transform: Transform | None = None
+    allow_pickle: bool = False
+    seed: int = 0
+
+
+class SampleMaker:
+    """Turns places into samples. Used by one thread at a time.
+
+    Args:
+        manifest: what exists.
+        content: where bytes come from.
+        rules: what is done with them.
+    """
+
+    def __init__(self, manifest: Manifest, content: ByteSource, rules: SampleRules) -> None:
+        self._manifest = manifest
+        self._content = content
+        self._rules = rules
+        self._format: Format = find_format(manifest.format)
+        self._decode = SampleDecoder(rules.decode, allow_pickle=rules.allow_pickle)
+        self._draws = SampleDraws(rules.seed) if takes(rules.transform, "rng") else None
+        self._takes_out = takes(rules.transform, "out")
+        self._named: tuple[int, SampleName] = (-1, SampleName())
+        self._nanoseconds = [0, 0, 0]
+
+    def places(self, ordinals: npt.NDArray[np.int64]) -> list[Place]:
+        """Locates samples by their numbers in the manifest."""
+        chunks, starts, stops = self._manifest.locate(ordinals)
+        samples = ordinals - self._manifest.chunk_first[chunks]
+        columns = (samples.tolist(), starts.tolist(), stops.tolist(), ordinals.tolist(), chunks.tolist())
+        return [Place(*row) for row in zip(*columns, strict=True)]
+
+    @property
+    def draws(self) -> bool:
+        """Whether code of the user's runs, which may draw from the global generators."""
+        transform = self._rules.transform
+        own = transform is None or (type(transform) is OnField and transform.is_own)
+        return not own or self._decode.runs_users_code
+
+    @property
+    def decoder(self) -> SampleDecoder:
+        """What turns fields into values."""
+        return self._decode
+
+    @property
+    def decodes_into_rows(self) -> bool:
+        """Whether what is decoded is the sample: a transform may keep what it is given, so that is never a row."""
+        return self._rules.transform is None
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether arrays can be written to where they will lie."""
+        return self._takes_out or self.decodes_into_rows
+
+    def make(self, epoch: int, place: Place) -> object:
+        """Reads, opens, decodes and transforms one sample.
+
+        Raises:
+            ChunkUnreadableError: its bytes are gone or wrong.
+            DecodeError: its bytes are not what they should be; names sample, object and decoder.
+        """
+        return self.transform(epoch, place.ordinal, self.sample(place))
+
+    def sample(
+        self, place: Place, row: Row = NO_ROW, look: Look | None = None, *, raw: Callable[[memoryview], object] = bytes
+    ) -> Sample:
+        """Reads, opens and decodes one sample.
+
+        Args:
+            place: of the sample.
+            row: arrays that fit are written there.
+            look: called with its bytes and its fields.
+            raw: what becomes of a field that nobody decodes.
+
+        Raises:
+            ChunkUnreadableError, DecodeError: as above.
+        """
+        started = time.perf_counter_ns()
+        content = self._content.read(place)
+        self.spent(0, started)
+        return self.decode(place, content, row, look, raw=raw)
+
+    def decode(
+        self,
+        place: Place,
+        content: memoryview,
+        row: Row = NO_ROW,
+        look: Look | None = None,
+        *,
+        raw: Callable[[memoryview], object] = bytes,
+    ) -> Sample:
+        """A sample's bytes as a dict with the trade's keys; the class folder's number as "label".
+
+        Raises:
+            DecodeError: as above.
+        """
+        started = time.perf_counter_ns()
+        try:
+            key, fields = self.open(place, content)
+            if look is not None:
+                look(content, fields)
+            sample = self.build(place, key, fields, row, raw=raw)
+        except DecodeError as error:
+            raise self._located(error, place) from error
+        self.spent(1, started)
+        return sample
+
+    def open(self, place: Place, content: memoryview) -> tuple[str, Sequence[Field]]:
+        """Takes a sample's bytes apart: its key and its undecoded fields.
+
+        Raises:
+            DecodeError: not what the format writes.
+        """
+        return self._format.open(content, self._name(place.ordinal))
+
+    def build(
+        self,
+        place: Place,
+        key: str,
+        fields: Sequence[Field],
+        row: Row = NO_ROW,
+        standing: Row = NO_ROW,
+        *,
+        raw: Callable[[memoryview], object] = bytes,
+    ) -> Sample:
+        """Decodes the fields; see `SampleDecoder`.
+
+        Raises:
+            DecodeError: a field is not what its name says.
+        """
+        sample = self._decode(key, fields, row, standing, raw=raw)
+        if (label := self._name(place.ordinal).label) >= 0:
+            sample["label"] = label
+        return sample
+
+    def fields(self, place: Place) -> tuple[str, Sequence[Field]]:
+        """Key and undecoded fields, for looking."""
+        return self.open(place, self._content.read(place))
+
+    def transform(self, epoch: int, ordinal: int, sample: Sample, row: Row = NO_ROW) -> object:
+        """Applies the user's function; its randomness depends on seed, epoch and ordinal only."""
+        transform = self._rules.transform
+        if transform is None:
+            return sample
+        arguments: dict[str, object] = {}
+        if self._draws is not None:
+            arguments["rng"] = self._draws.at(epoch, ordinal)
+        if self._takes_out:
+            arguments["out"] = row
+        started = time.perf_counter_ns()
+        made = transform(sample, **arguments)
+        self.spent(2, started)
+        return made
+
+    def stage_nanoseconds(self) -> tuple[int, int, int]:
+        """Read, decode, transform: nanoseconds so far."""
+        read, decode, transform = self._nanoseconds
+        return read, decode, transform
+
+    def spent(self, stage: int, started: int) -> None:
+        """Counts the nanoseconds since `started` to a stage: 0 read, 1 decode, 2 transform."""
+        self._nanoseconds[stage] += time.perf_counter_ns() - started
+
+    def _name(self, ordinal: int) -> SampleName:
+        """What the manifest knows of a sample, looked up once for its opening and its label."""
+        if self._named[0] != ordinal and self._manifest.whole_objects:
+            self._named = ordinal, self._manifest.name(ordinal)
+        return self._named[1]
+
+    def _located(self, error: DecodeError, place: Place) -> DecodeError:
+        where = _where(self._manifest, place.chunk, place.start, place.stop)
+        return DecodeError(
+            f"{error.message} (sample {place.ordinal}, {where or 'no bytes'})",
+            **{**error.details, "ordinal": place.ordinal, "object": where},
+        )
+
+
+def sample_key(manifest: Manifest, ordinal: int) -> str:
+    """Names a sample for people: its path below the url; in containers, which keep the names, object and byte range."""
+    if manifest.whole_objects:
+        return manifest.name(ordinal).object_key
+    chunk, start, stop = (int(column[0]) for column in manifest.locate(np.array([ordinal], np.int64)))
+    return _where(manifest, chunk, start, stop) or f"chunk {chunk}"
+
+
+def _where(manifest: Manifest, chunk: int, start: int, stop: int) -> str:
+    """Object and byte range of chunk-local bytes; "" where there are none."""
+    offset = 0
+    for extent in manifest.chunk(chunk).extents:
+        if start < offset + extent.length:
+            at = extent.start + start - offset
+            return f"{extent.object.url} [{at}, {at + stop - start})"
+        offset += extent.length
+    return ""
+
+
+def takes(transform: Transform | None, name: str) -> bool:
+    """Whether the user's function has a parameter that can be given by this name."""
+    if transform is None:
+        return False
+    try:
+        parameter = inspect.signature(transform).parameters.get(name)
+    except (TypeError, ValueError):  # some callables of C extensions do not tell
+        return False
+    return parameter is not None and parameter.kind is not parameter.POSITIONAL_ONLY

@@ -1,0 +1,1 @@
+"""Why the GPU waits: causes, report, advice."""

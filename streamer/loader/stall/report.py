@@ -1,0 +1,277 @@
+"""The stall report: from two snapshots of a loader to one verdict. Pure: no clock, no thread, no engine."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import starmap
+
+from streamer.loader.stall import causes
+from streamer.loader.stall.advice import Findings, Straggler, Verdict, advise, judge
+from streamer.loader.stall.causes import Tail, Turn
+from streamer.loader.stall.stats import EngineView, LoaderStats, quantile
+
+# A batch that took so many times the median of the others is slow; random sizes of natural images stay below.
+_SLOW_BATCH = 3.0
+# A worker whose batches take so many times the others' is slow.
+_SLOW_WORKER = 2.0
+# Such a share of the worker's waiting makes a straggler the culprit.
+_CULPRIT_SHARE = 0.5
+# Below so many batches of others there is nothing to compare with.
+_FEWEST = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A loader at one moment; everything in it only grows, so that two of them tell what happened between.
+
+    Attributes:
+        stats: the counts.
+        waits, steps: nanoseconds of the last batches, from asking to having one and from there to asking again.
+        turns: the last batches as workers made them.
+        ongoing: a wait that still goes on, nanoseconds by cause.
+        workers: how many batches are made at the same time; 0: the trainer makes its batches itself.
+        cores: that this process may use.
+    """
+
+    stats: LoaderStats = field(default_factory=LoaderStats)
+    waits: Tail[int] = field(default_factory=Tail)
+    steps: Tail[int] = field(default_factory=Tail)
+    turns: Tail[Turn] = field(default_factory=Tail)
+    ongoing: Mapping[str, int] = field(default_factory=dict)
+    workers: int = 0
+    cores: int = 1
+
+    def seconds(self, cause: str) -> float:
+        """Waiting that is put down to a cause, so far."""
+        return self.stats.waiting.get(cause, 0.0) + self.ongoing.get(cause, 0) / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Seconds of many batches. Median and 99th percentile are of the last 4,096 of them at most."""
+
+    sum: float = 0.0
+    mean: float = 0.0
+    median: float = 0.0
+    p99: float = 0.0
+
+    @classmethod
+    def of(cls, total: float, nanoseconds: Sequence[int], batches: int) -> Spread:
+        """Of so many batches that took `total` seconds together."""
+        ordered = sorted(nanoseconds)
+        return cls(total, total / max(batches, 1), quantile(ordered, 0.5) / 1e9, quantile(ordered, 0.99) / 1e9)
+
+    def __str__(self) -> str:
+        mean, median, p99 = (f"{seconds * 1e3:.3g}" for seconds in (self.mean, self.median, self.p99))
+        return f"{self.sum:.3g} s (mean {mean}, median {median}, p99 {p99} ms)"
+
+
+@dataclass(frozen=True, slots=True)
+class SlowWorker:
+    """The worker with the longest batches: its number, their median and that of the others' batches, in seconds."""
+
+    number: int
+    seconds: float
+    others_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlowSample:
+    """The sample that took longest: its ordinal, its name if known, and seconds."""
+
+    ordinal: int
+    seconds: float
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name or f'#{self.ordinal}'} {self.seconds * 1e3:.3g} ms"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallReport:
+    """What happened between two snapshots.
+
+    Attributes:
+        batches, samples: delivered.
+        waiting_seconds: the trainer had no batch: it waited, or took one over.
+        wait, step: waiting and computing per batch.
+        share: of the trainer's time that was waiting.
+        waiting: cause -> share of the waiting, the largest first.
+        verdict: what to look at. advice: what to do about it.
+        slowest_worker, slowest_sample: None: unknown.
+        ring_slots, ring_free: of the ring, now. occupancy: batches that were ready at a request, on average.
+        spilled, respawns, rereads: in this time.
+        engine: the engine's view, now; None: not asked, or no answer. hit_share: of the uses of chunks in this time.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    waiting_seconds: float = 0.0
+    wait: Spread = Spread()
+    step: Spread = Spread()
+    share: float = 0.0
+    waiting: Mapping[str, float] = field(default_factory=dict)
+    verdict: Verdict = Verdict.NOTHING
+    advice: str = ""
+    slowest_worker: SlowWorker | None = None
+    slowest_sample: SlowSample | None = None
+    ring_slots: int = 0
+    ring_free: int = 0
+    occupancy: float = 0.0
+    spilled: int = 0
+    respawns: int = 0
+    rereads: int = 0
+    engine: EngineView | None = None
+    hit_share: float = 0.0
+
+    @property
+    def headline(self) -> str:
+        """The verdict with its figures and what to do."""
+        if self.verdict in (Verdict.NOTHING, Verdict.NOT_BOUND):
+            return f"{self.verdict}: {self.share:.1%} waiting"
+        return f"input-bound ({self.share:.0%} waiting): {self.verdict}, {self._parts(2)}; {self.advice}"
+
+    def __str__(self) -> str:
+        """One line, for the log."""
+        slow = [f"slowest worker {w.number}: {w.seconds * 1e3:.3g} ms a batch" for w in (self.slowest_worker,) if w]
+        slow += [f"slowest sample {sample}" for sample in (self.slowest_sample,) if sample]
+        parts = [
+            self.headline,
+            f"{self.batches} batches",
+            f"waiting {self.wait}",
+            f"step {self.step}",
+            *slow,
+            f"ready {self.occupancy:.1f}",
+            f"ring {self.ring_free} of {self.ring_slots} free",
+            f"spilled {self.spilled}, respawned {self.respawns}",
+        ]
+        if self.engine is not None:
+            parts.append(f"engine {self.hit_share:.0%} hits, {self.engine.in_flight} requests in flight")
+        return " | ".join(parts)
+
+    def scalars(self) -> dict[str, float]:
+        """Plain numbers by name, for TensorBoard, W&B and the like."""
+        return {
+            "stall/share": self.share,
+            "stall/wait_mean_seconds": self.wait.mean,
+            "stall/wait_p99_seconds": self.wait.p99,
+            "stall/step_mean_seconds": self.step.mean,
+            "stall/ready_batches": self.occupancy,
+            "stall/spilled": float(self.spilled),
+            "stall/hit_share": self.hit_share,
+            **{f"stall/waiting/{cause}": share for cause, share in self.waiting.items()},
+        }
+
+    def _parts(self, count: int) -> str:
+        return ", ".join(f"{cause} {share:.0%}" for cause, share in list(self.waiting.items())[:count])
+
+
+def compare(before: Snapshot, after: Snapshot) -> StallReport:
+    """What happened between two snapshots of one loader."""
+    b, a = before.stats, after.stats
+    waiting = _waiting(before, after)
+    waited, step = sum(waiting.values()), _grown(b.step_seconds, a.step_seconds)
+    batches = int(_grown(b.batches, a.batches))
+    turns = after.turns.since(before.turns.count)
+    share = waited / (waited + step) if waited + step > 0 else 0.0
+    shares = {cause: seconds / waited for cause, seconds in waiting.items() if waited > 0 and seconds > 0}
+    slowest = slow_worker(turns)
+    hits, needs = _engine_uses(b.engine, a.engine)
+    findings = Findings(
+        share=share,
+        seconds=waited + step,
+        waiting=waiting,
+        straggler=straggler(turns, slowest),
+        workers=after.workers,
+        cores=after.cores,
+        engine_before=b.engine,
+        engine=a.engine,
+    )
+    verdict = judge(findings)
+    return StallReport(
+        batches=batches,
+        samples=int(_grown(b.samples, a.samples)),
+        waiting_seconds=waited,
+        wait=Spread.of(waited, after.waits.since(before.waits.count), batches),
+        step=Spread.of(step, after.steps.since(before.steps.count), batches),
+        share=share,
+        waiting=dict(sorted(shares.items(), key=lambda item: -item[1])),
+        verdict=verdict,
+        advice=advise(verdict, findings),
+        slowest_worker=slowest,
+        slowest_sample=slow_sample(turns),
+        ring_slots=a.ring_slots,
+        ring_free=a.ring_free,
+        occupancy=max(0.0, a.occupancy * a.batches - b.occupancy * b.batches) / max(batches, 1),
+        spilled=int(_grown(b.spilled_batches, a.spilled_batches)),
+        respawns=int(_grown(b.respawns, a.respawns)),
+        rereads=int(_grown(b.rereads, a.rereads)),
+        engine=a.engine,
+        hit_share=hits / needs if needs else 0.0,
+    )
+
+
+def slow_sample(turns: Sequence[Turn]) -> SlowSample | None:
+    """The sample that took longest."""
+    slowest = max(turns, key=lambda turn: turn.sample, default=None)
+    if slowest is None or slowest.ordinal < 0:
+        return None
+    return SlowSample(slowest.ordinal, slowest.sample / 1e9)
+
+
+def slow_worker(turns: Sequence[Turn]) -> SlowWorker | None:
+    """The worker with the longest batches; None: there is only one."""
+    spent: defaultdict[int, list[int]] = defaultdict(list)
+    for turn in turns:
+        spent[turn.worker].append(turn.spent)
+    if len(spent) < 2:
+        return None
+    slowest = max(spent, key=lambda worker: statistics.median(spent[worker]))
+    others = statistics.median(each for worker, batches in spent.items() if worker != slowest for each in batches)
+    return SlowWorker(slowest, statistics.median(spent[slowest]) / 1e9, others / 1e9)
+
+
+def straggler(turns: Sequence[Turn], slowest: SlowWorker | None) -> Straggler | None:
+    """Who alone is behind most of the workers' share of the waiting: one worker, or single samples."""
+    waited = sum(turn.waited for turn in turns)
+    if len(turns) < _FEWEST or not waited:
+        return None
+    if slowest is not None and slowest.seconds >= _SLOW_WORKER * slowest.others_seconds:
+        theirs = [turn for turn in turns if turn.worker == slowest.number]
+        steady = sum(turn.spent / 1e9 >= _SLOW_WORKER * slowest.others_seconds for turn in theirs) * 2 > len(theirs)
+        if steady and len(theirs) > 1 and sum(turn.waited for turn in theirs) >= _CULPRIT_SHARE * waited:
+            times = slowest.seconds / max(slowest.others_seconds, 1e-9)
+            return Straggler("worker", slowest.number, slowest.seconds, times)
+    return _slow_samples(turns, waited)
+
+
+def _slow_samples(turns: Sequence[Turn], waited: int) -> Straggler | None:
+    """Batches far above the median, each because of one sample."""
+    median = statistics.median(turn.spent for turn in turns)
+    late = [t for t in turns if t.spent >= _SLOW_BATCH * median and t.sample >= (t.spent - median) / 2]
+    if not late or sum(turn.waited for turn in late) < _CULPRIT_SHARE * waited:
+        return None
+    worst = max(late, key=lambda turn: turn.sample)
+    return Straggler("sample", worst.ordinal, worst.sample / 1e9, worst.spent / max(median, 1))
+
+
+def _waiting(before: Snapshot, after: Snapshot) -> dict[str, float]:
+    """Seconds by cause. A wait that went on at a snapshot and was put down elsewhere in the end counts there."""
+    return {cause: _grown(before.seconds(cause), after.seconds(cause)) for cause in (*causes.ALL, causes.WORK)}
+
+
+def _grown(before: float, after: float) -> float:
+    """The difference; a counter that fell began anew when the workers did."""
+    return after - before if after >= before else after
+
+
+def _engine_uses(before: EngineView | None, after: EngineView | None) -> tuple[int, int]:
+    """Hits and needs between; an engine that was replaced counts from 0."""
+    if after is None:
+        return 0, 0
+    then = before if before is not None and before.needs <= after.needs else EngineView()
+    hits, needs = starmap(int.__sub__, ((after.hits, then.hits), (after.needs, then.needs)))
+    return max(0, hits), needs

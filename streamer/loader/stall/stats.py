@@ -1,0 +1,249 @@
+"""What the loader counts, always on: a few additions per batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from streamer.client.oneshot import Finding
+from streamer.loader.stall.causes import DEVICE, HAND_OVER, Ledger, Recent, Trace
+
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineView:
+    """What the engine says of itself and of this loader's session. Counts and seconds since it started.
+
+    Attributes:
+        store_bytes, store_requests: what came over the network for chunks.
+        needs, hits: uses of chunks, and those that cost no store byte.
+        retries, throttled, stalled: answers that made it try again; of these "slow down"; requests gone silent.
+        in_flight: requests to the store now. flights: chunks between store and SSD now.
+        limit_bytes, kept_bytes: what the cache may hold, and what it keeps.
+        hit_bound: the share of hits that no policy exceeds.
+        waiting_seconds: that this session's consumer stood still for the engine.
+        reply: tells the engine what this loader found; None: it does not listen.
+    """
+
+    store_bytes: int = 0
+    store_requests: int = 0
+    needs: int = 0
+    hits: int = 0
+    retries: int = 0
+    throttled: int = 0
+    stalled: int = 0
+    in_flight: int = 0
+    flights: int = 0
+    limit_bytes: int = 0
+    kept_bytes: int = 0
+    hit_bound: float = 0.0
+    waiting_seconds: float = 0.0
+    reply: Callable[[Finding], object] | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, values: Mapping[str, object]) -> EngineView:
+        """Reads the engine's statistics, with `consumer`, `job`, `dataset` and `reply` of the session in question."""
+        mine = tuple(values.get(name) for name in _WHO)
+        waited = 0.0
+        sessions = values.get("sessions")
+        for row in sessions if isinstance(sessions, list) else []:
+            if tuple(row.get(name) for name in _WHO) == mine:
+                waited += float(row.get("waiting_seconds") or 0)
+        # What an engine of an older version does not count is 0.
+        counts = {name: int(_number(values.get(name))) for name in _COUNTS}
+        reply = values.get("reply")
+        return cls(
+            **counts,
+            hit_bound=_number(values.get("hit_bound")),
+            waiting_seconds=waited,
+            reply=reply if callable(reply) else None,
+        )
+
+
+_WHO = ("consumer", "job", "dataset")
+_COUNTS = (
+    "store_bytes",
+    "store_requests",
+    "needs",
+    "hits",
+    "retries",
+    "throttled",
+    "stalled",
+    "in_flight",
+    "flights",
+    "limit_bytes",
+    "kept_bytes",
+)
+
+
+def _number(value: object) -> float:
+    return value if isinstance(value, (int, float)) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderStats:
+    """What happened since the loader began. Times are seconds.
+
+    Attributes:
+        batches: batches delivered. samples: samples in them. nbytes: their bytes in the ring.
+        wait_seconds: the trainer waited for data. step_seconds: it was busy between two batches.
+        wait_median_seconds, wait_p99_seconds: of the last 4,096 batches.
+        load_seconds: workers' time for loading, of which read, decode and transform where the data set tells.
+        collate_seconds: putting samples together. write_seconds: copying them into the ring.
+        hand_over_seconds: making tensors of a finished slot, in the trainer; device_seconds: of which to the device.
+        waiting: the waiting by cause; see `streamer.loader.stall.causes`.
+        ring_slots, ring_bytes: slots of the ring, and their memory together; 0 without a ring.
+        ring_free: slots free now. ready_batches: finished batches waiting now. occupancy: their mean at each request.
+        spilled_batches: batches in memory of their own, for want of a slot. oversize_batches: larger than their slot.
+        worker_faults: workers' minor page faults. pickled_bytes: pickled structure, all batches.
+        respawns: workers replaced. rereads: batches repeated because a chunk was gone or wrong.
+        skipped: samples whose place another one took (`on_error="skip"`), in the batches delivered.
+        pinned: whether the ring is registered with CUDA.
+        engine: the engine's view; None: there is no engine, or it did not answer in time.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    nbytes: int = 0
+    wait_seconds: float = 0.0
+    step_seconds: float = 0.0
+    wait_median_seconds: float = 0.0
+    wait_p99_seconds: float = 0.0
+    load_seconds: float = 0.0
+    read_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    transform_seconds: float = 0.0
+    collate_seconds: float = 0.0
+    write_seconds: float = 0.0
+    hand_over_seconds: float = 0.0
+    device_seconds: float = 0.0
+    ring_slots: int = 0
+    ring_bytes: int = 0
+    ring_free: int = 0
+    ready_batches: int = 0
+    occupancy: float = 0.0
+    spilled_batches: int = 0
+    oversize_batches: int = 0
+    worker_faults: int = 0
+    pickled_bytes: int = 0
+    respawns: int = 0
+    rereads: int = 0
+    skipped: int = 0
+    pinned: bool = False
+    waiting: Mapping[str, float] = field(default_factory=dict)
+    engine: EngineView | None = None
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the trainer's time spent waiting for data."""
+        total = self.wait_seconds + self.step_seconds
+        return self.wait_seconds / total if total else 0.0
+
+
+class TrainerClock:
+    """Where the trainer's time goes; called by its thread, five times per batch.
+
+    Between `ask` and `leave` a prefetcher may take none or several batches: each is `begin`, `arrive`, `opened`.
+
+    Attributes:
+        waits, takes, steps: nanoseconds of the last batches: waiting for one, from asking to having it, computing.
+        ledger: the waiting by cause.
+    """
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.samples = 0
+        self.nbytes = 0
+        self.occupancy = 0
+        self.waits: Recent[int] = Recent()
+        self.takes: Recent[int] = Recent()
+        self.steps: Recent[int] = Recent()
+        self.ledger = Ledger()
+        self.waiting_since = 0
+        self._wait = 0
+        self._step = 0
+        self._hand_over = 0
+        self._device = 0
+        self._waited = self._last = 0
+        self._asked_at = self._left_at = 0
+        self._at = 0
+
+    def ask(self, ready: int) -> None:
+        """The trainer wants a batch; `ready` are there."""
+        self._at = self._asked_at = self.waiting_since = now = time.perf_counter_ns()
+        self.occupancy += ready
+        self._waited = 0
+        if self._left_at:
+            self._step += now - self._left_at
+            self.steps.add(now - self._left_at)
+
+    def begin(self) -> None:
+        """The next batch is taken from the workers now; what came before was the device's."""
+        self.waiting_since = self._spend_on_device()
+
+    def arrive(self) -> None:
+        """There is one."""
+        now = time.perf_counter_ns()
+        self._last = waited = now - self._at
+        self._waited += waited
+        self._wait += waited
+        self._at, self.waiting_since = now, 0
+
+    def opened(self, trace: Trace | None) -> None:
+        """Its tensors are made; None: it is an error instead."""
+        self.ledger.note(trace, self._last, self._at)
+        now = time.perf_counter_ns()
+        self._hand_over += now - self._at
+        self.ledger.nanoseconds[HAND_OVER] += now - self._at
+        self._at = now
+
+    def leave(self, samples: int, nbytes: int) -> None:
+        """The trainer gets it."""
+        self._left_at = self._spend_on_device()
+        self.waits.add(self._waited)
+        self.takes.add(self._left_at - self._asked_at)
+        self.waiting_since = 0
+        self.batches += 1
+        self.samples += samples
+        self.nbytes += nbytes
+
+    def pause(self) -> None:
+        """The epoch is over: what comes next is not a step."""
+        self._left_at = self.waiting_since = 0
+
+    def waiting_seconds(self) -> float:
+        """How long the trainer has been waiting right now; any thread."""
+        since = self.waiting_since
+        return (time.perf_counter_ns() - since) / 1e9 if since else 0.0
+
+    def stats(self) -> LoaderStats:
+        """The fields that are known here."""
+        waits = sorted(self.waits.tail().values)
+        return LoaderStats(
+            batches=self.batches,
+            samples=self.samples,
+            nbytes=self.nbytes,
+            wait_seconds=self._wait / 1e9,
+            step_seconds=self._step / 1e9,
+            wait_median_seconds=quantile(waits, 0.5) / 1e9,
+            wait_p99_seconds=quantile(waits, 0.99) / 1e9,
+            hand_over_seconds=self._hand_over / 1e9,
+            device_seconds=self._device / 1e9,
+            occupancy=self.occupancy / max(self.batches, 1),
+            waiting={cause: spent / 1e9 for cause, spent in self.ledger.nanoseconds.items()},
+        )
+
+    def _spend_on_device(self) -> int:
+        now = time.perf_counter_ns()
+        spent, self._at = now - self._at, now
+        self._hand_over += spent
+        self._device += spent
+        self.ledger.nanoseconds[DEVICE] += spent
+        return now
+
+
+def quantile(ordered: Sequence[int], share: float) -> int:
+    """The value that this share of the ascending row lies below; 0 of an empty one."""
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else 0

@@ -1,0 +1,248 @@
+"""Makes a batch: loads its samples, each with its own randomness, and puts them together.
+
+The same code in a worker process, in a worker thread and, with `num_workers=0`, in the trainer itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.errors import WorkerError
+from streamer.loader.batch.buffers import Bytes
+from streamer.loader.batch.collate import collate
+from streamer.loader.batch.packing import PackedBatch
+from streamer.loader.batch.placement import Foresight, Rows
+from streamer.loader.contracts import BatchSource, ChunkUnreadableError, Collate, SeatedSource, StagedSource
+from streamer.loader.samples.seeding import collate_seed, run_seeded, sample_seeds
+from streamer.loader.skipping import OnError, may_skip
+from streamer.loader.stages import Stages
+
+
+class SampleFailedError(Exception):
+    """Loading one sample raised; the cause is what it raised."""
+
+    def __init__(self, ordinal: int) -> None:
+        super().__init__(ordinal)
+        self.ordinal = ordinal
+
+
+class MakerRules(msgspec.Struct, frozen=True):
+    """How batches are made; travels to the workers.
+
+    Attributes:
+        seed: of the data set.
+        collate_fn: the user's, or None for torch's rules.
+        on_error: "raise": a sample that fails fails its batch; "skip": another of the batch takes its place.
+        seed_globals: whether the global generators are seeded for user code: not where threads share them.
+    """
+
+    seed: int
+    collate_fn: Collate | None = None
+    on_error: OnError = "raise"
+    seed_globals: bool = True
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """The samples of a batch, not yet put together.
+
+    Attributes:
+        samples: in the order of the seats.
+        repeated: bool (samples,): those that only fill a place.
+        skipped: ordinals and errors of those that could not be made.
+        slowest: ordinal and nanoseconds of the one that took longest.
+        rows: where arrays of them may stand already, in the memory that was given for them.
+        job: what was loaded.
+    """
+
+    samples: list[object]
+    repeated: npt.NDArray[np.bool_]
+    skipped: list[tuple[int, BaseException]]
+    slowest: tuple[int, int]
+    rows: Rows | None
+    job: _Job
+
+
+class BatchMaker:
+    """Makes batches from one source. Used by one thread.
+
+    Args:
+        source: where samples come from.
+        rules: how they are put together.
+        begin: called before each sample with (task, ordinal, monotonic nanoseconds), so that somebody else can name it.
+    """
+
+    def __init__(
+        self, source: BatchSource, rules: MakerRules, begin: Callable[[int, int, int], object] | None = None
+    ) -> None:
+        self._source = source
+        self._rules = rules
+        self._begin = begin
+        self._staged = source if isinstance(source, StagedSource) else None
+        self._seated = source if isinstance(source, SeatedSource) else None
+        self._load = self._seated.load_seat if self._seated is not None else lambda e, o, _: source.load(e, o)
+        # What a user's collate_fn is given may be kept by it: never memory that is used again.
+        takes_rows = self._seated is not None and self._seated.takes_rows and rules.collate_fn is None
+        self._foresight = Foresight() if takes_rows else None
+        quiet = self._seated is not None and not self._seated.draws
+        self._seeds_samples = rules.seed_globals and not quiet
+
+    def load(
+        self,
+        epoch: int,
+        batch: int,
+        task: int = 0,
+        left_out: frozenset[int] = frozenset(),
+        memory: Bytes | None = None,
+    ) -> Loaded:
+        """Loads the samples of a batch: one for each of its seats.
+
+        Args:
+            epoch: of the batch.
+            batch: its number in the epoch.
+            task: for `begin`.
+            left_out: ordinals not to be loaded: another sample takes their place.
+            memory: where the batch will lie: arrays may be written there at once; None: not known yet.
+
+        Raises:
+            SampleFailedError: a sample could not be made (and `on_error` is "raise").
+            ChunkUnreadableError: a chunk is to be leased again.
+            WorkerError: no sample could be made.
+        """
+        return self._load_job(_Job(epoch, task, *self._source.batch(epoch, batch), left_out, memory))
+
+    def _load_job(self, job: _Job) -> Loaded:
+        # Where a sample has ended workers, each is read by itself: what is left out must not be read with the others.
+        rows = self._rows(job.memory, job.ordinals.size) if not job.left_out else None
+        if self._seated is not None:
+            self._seated.begin(job.ordinals, rows, partial(self._at, job.task))
+        seeds = sample_seeds(self._rules.seed, job.epoch, job.ordinals) if self._seeds_samples else None
+        made = _Batch(job.epoch, job.task, job.ordinals.tolist(), job.repeated.copy(), seeds)
+        for seat, ordinal in enumerate(made.ordinals):
+            if ordinal not in job.left_out:
+                self._take(made, seat, seat)
+        if len(made.samples) < len(made.ordinals):
+            self._fill_all(made)
+        return Loaded(list(made.samples.values()), made.repeated, made.skipped, made.slowest, rows, job)
+
+    def pack(self, loaded: Loaded) -> PackedBatch:
+        """Collates, and finds everything its place; what stands in rows stays there."""
+        structure = self.put_together(loaded)
+        packed = PackedBatch(structure, loaded.rows)
+        if self._foresight is not None:
+            self._foresight.learn(structure, loaded.rows, packed.claimed)
+        return packed
+
+    def put_together(self, loaded: Loaded) -> object:
+        """Collates by the user's function or by torch's rules."""
+        collate_fn, job = self._rules.collate_fn, loaded.job
+        if collate_fn is None:
+            return collate(loaded.samples)
+        if not self._rules.seed_globals:
+            return collate_fn(loaded.samples)
+        seed = collate_seed(self._rules.seed, job.epoch, int(job.ordinals[0]))
+        # The function may have changed the samples.
+        return run_seeded(seed, collate_fn, loaded.samples, renew=lambda: self._load_job(job).samples)
+
+    def stages(self, load: int, before: tuple[int, int, int]) -> Stages:
+        """The stages of a batch that took `load` nanoseconds since the source stood at `before`."""
+        read, decode, transform = (now - then for now, then in zip(self.clock(), before, strict=True))
+        return Stages(load, read, decode, transform)
+
+    def clock(self) -> tuple[int, int, int]:
+        """The source's read, decode and transform nanoseconds so far; zeros if it does not tell."""
+        return self._staged.stage_nanoseconds() if self._staged else (0, 0, 0)
+
+    def _rows(self, memory: Bytes | None, seats: int) -> Rows | None:
+        return self._foresight.rows(memory, seats) if self._foresight is not None and memory is not None else None
+
+    def _fill_all(self, made: _Batch) -> None:
+        """Gives every seat a sample; in turn over the seats: what a plain DataLoader gets, too."""
+        missing = [seat for seat in range(len(made.ordinals)) if seat not in made.samples]
+        for seat in missing:
+            self._fill(made, seat, missing)
+        made.samples = dict(sorted(made.samples.items()))
+
+    def _fill(self, made: _Batch, seat: int, missing: list[int]) -> None:
+        """Gives a seat the next sample of the batch that can be made; made again, so that nobody shares it."""
+        count = len(made.ordinals)
+        for other in (at % count for at in range(seat + 1, seat + count)):
+            if other not in missing and self._take(made, seat, other):
+                made.repeated[seat] = True
+                return
+        last = made.skipped[-1][1] if made.skipped else None
+        # Their tracebacks lead back to the list: a cycle that would keep this worker's memory.
+        made.skipped.clear()
+        raise WorkerError(
+            f"all {count} samples of a batch failed; the last error is the cause", epoch=made.epoch
+        ) from last
+
+    def _at(self, task: int, ordinal: int) -> None:
+        if self._begin is not None:
+            self._begin(task, ordinal, time.monotonic_ns())
+
+    def _take(self, made: _Batch, seat: int, source: int) -> bool:
+        """Makes the sample of seat `source` for `seat`."""
+        epoch, ordinal = made.epoch, made.ordinals[source]
+        started = time.monotonic_ns()
+        if self._begin is not None:
+            self._begin(made.task, ordinal, started)
+        load = partial(self._load, epoch, ordinal)
+        try:
+            made.samples[seat] = load(seat) if made.seeds is None else run_seeded(made.seeds[source], load, seat)
+        except ChunkUnreadableError:
+            raise
+        except Exception as error:
+            if self._rules.on_error == "raise" or not may_skip(error):
+                raise SampleFailedError(ordinal) from error
+            made.skipped.append((ordinal, error))
+            return False
+        if (spent := time.monotonic_ns() - started) > made.slowest[1]:
+            made.slowest = ordinal, spent
+        return True
+
+
+class _Job(msgspec.Struct, frozen=True):
+    """What `load` was asked for."""
+
+    epoch: int
+    task: int
+    ordinals: npt.NDArray[np.int64]
+    repeated: npt.NDArray[np.bool_]
+    left_out: frozenset[int]
+    memory: Bytes | None
+
+
+class _Batch(msgspec.Struct):
+    """A batch in the making.
+
+    Attributes:
+        seeds: of the samples; None: no user code runs that could draw.
+        samples: by seat, in order once all are there.
+    """
+
+    epoch: int
+    task: int
+    ordinals: list[int]
+    repeated: npt.NDArray[np.bool_]
+    seeds: list[int] | None
+    samples: dict[int, object] = msgspec.field(default_factory=dict)
+    skipped: list[tuple[int, BaseException]] = msgspec.field(default_factory=list)
+    slowest: tuple[int, int] = (-1, 0)
+
+
+class Stopwatch:
+    """Nanoseconds between one look and the next."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter_ns()
+
+    def lap(self) -> int:
+        """Since the last look."""
+        last, self._last = self._last, time.perf_counter_ns()
+        return self._last - last

@@ -1,0 +1,123 @@
+"""A worker as the feeder sees it: its channel, its process, its tasks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import msgspec
+
+from streamer.loader.workers.pending import Pending
+from streamer.loader.workers.process import WorkerProcess
+from streamer.loader.workers.protocol import NO_SLOT, Channel, Forget, Message, Open, Task
+from streamer.loader.workers.status_page import Doing
+
+# A worker may finish its batch in this time after its channel is closed; then it is killed, which costs nothing.
+_EXIT_SECONDS = 0.5
+
+Answer = tuple[Message, int]
+
+
+class ExitReport(msgspec.Struct, frozen=True):
+    """How a worker ended.
+
+    Attributes:
+        cause: "killed by SIGKILL", "exit code 3", ...
+        signal: the signal that ended it, 0 for none.
+        peak_bytes: its largest resident size, 0 if unknown.
+        doing: what it was doing.
+        was_ready: whether it had opened its source.
+    """
+
+    cause: str
+    signal: int
+    peak_bytes: int
+    doing: Doing
+    was_ready: bool
+
+
+class WorkerHandle:
+    """A worker process, or a worker thread of the trainer; it performs its tasks one after the other.
+
+    Attributes:
+        number: its number among the workers, and its row on the board.
+        channel: the rank's end of its socket.
+        process: None for a thread of the trainer.
+        tasks: the tasks that it was sent and has not answered.
+        ready: it has opened its source.
+    """
+
+    def __init__(self, number: int, channel: Channel, process: WorkerProcess | None = None) -> None:
+        self.number = number
+        self.channel = channel
+        self.process = process
+        self.tasks: deque[Pending] = deque()
+        self.ready = False
+        self._opens = False
+        # The slots whose memory it has.
+        self._slots: set[int] = set()
+
+    def __repr__(self) -> str:
+        kind = f"pid {self.process.pid}" if self.process else "thread"
+        return f"WorkerHandle({self.number}, {kind}, {len(self.tasks)} tasks)"
+
+    def answers(self) -> Iterator[Answer | None]:
+        """The messages received so far; None when the worker's end is closed."""
+        while True:
+            try:
+                received = self.channel.receive()
+            except BlockingIOError:
+                return
+            yield received
+            if received is None:
+                return
+
+    def send_task(self, pending: Pending) -> None:
+        """Sends the task. That the worker is gone is noticed by the end of file on its channel."""
+        slot, descriptor = pending.slot, -1
+        if slot is not None and slot.nbytes and slot.number not in self._slots:
+            self._slots.add(slot.number)
+            descriptor = slot.descriptor
+        number = slot.number if slot is not None else NO_SLOT
+        left_out = tuple(sorted(pending.left_out))
+        self.channel.send(Task(pending.task, pending.epoch, pending.batch, number, left_out), descriptor)
+
+    def open(self, payload: int) -> None:
+        """Sends what to open, once."""
+        if not self._opens:
+            self._opens = True
+            self.channel.send(Open(), payload)
+
+    def has_slot(self, slot: int) -> None:
+        """It has made the memory of this slot."""
+        self._slots.add(slot)
+
+    def forget_slot(self, slot: int) -> None:
+        """The memory of a slot is not used any more."""
+        if slot in self._slots:
+            self._slots.remove(slot)
+            self.channel.send(Forget(slot))
+
+    def kill(self) -> None:
+        """Sends SIGKILL to a process."""
+        if self.process is not None:
+            self.process.kill()
+
+    def dismiss(self) -> None:
+        """Closes its channel, so that it ends after its batch; a process that has opened no source is killed."""
+        self.channel.close()
+        if not self.ready:
+            self.kill()
+
+    def wait_for_exit(self) -> None:
+        """Waits a short time for the process to end by itself."""
+        if self.process is not None:
+            self.process.wait(_EXIT_SECONDS)
+
+    def reap(self) -> tuple[int, int]:
+        """Ends it, if need be by SIGKILL; returns its exit code and its largest resident size in bytes."""
+        self.channel.close()
+        if self.process is None:
+            return 0, 0
+        self.kill()
+        return self.process.result()

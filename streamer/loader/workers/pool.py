@@ -1,0 +1,187 @@
+"""The workers of one rank: started, told what to make, reaped and replaced. Owned by the feeder's thread."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Literal
+
+import cloudpickle  # type: ignore[import-untyped]
+import msgspec
+
+from streamer.errors import ConfigError
+from streamer.loader.contracts import Recipe
+from streamer.loader.ring import shared_memory as memory
+from streamer.loader.workers.batch_maker import MakerRules
+from streamer.loader.workers.fork_server import ForkedPool, fork_server
+from streamer.loader.workers.handle import ExitReport, WorkerHandle
+from streamer.loader.workers.process import SpawnedProcess, WorkerProcess, exit_cause
+from streamer.loader.workers.protocol import Channel
+from streamer.loader.workers.status_page import NOTHING, Board, Doing
+from streamer.loader.workers.worker import run
+
+logger = logging.getLogger(__name__)
+
+WorkerType = Literal["process", "thread"]
+WorkerStart = Literal["forkserver", "spawn"]
+
+
+class WorkerConfig(msgspec.Struct, frozen=True):
+    """How many workers of what kind.
+
+    Attributes:
+        worker_type: processes, or threads of the trainer's process.
+        workers: how many, at least one.
+        start: how processes are started.
+        modules: that processes will need; the fork server imports them.
+    """
+
+    worker_type: WorkerType = "process"
+    workers: int = 1
+    start: WorkerStart = "forkserver"
+    modules: tuple[str, ...] = ()
+
+
+class Pool:
+    """All workers.
+
+    Args:
+        config: how many of what kind.
+
+    Attributes:
+        workers: those that were started and not reaped, by number.
+        forked: the connection to the fork server; None: none is open.
+    """
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._payload = -1
+        self._contents: tuple[Recipe, MakerRules] | None = None
+        self._board = Board(config.workers)
+        self._forks = config.worker_type == "process" and config.start == "forkserver"
+        self.workers: dict[int, WorkerHandle] = {}
+        self.forked: ForkedPool | None = None
+
+    def __repr__(self) -> str:
+        return f"Pool({len(self.workers)} of {self._config.workers} workers, {self._config.worker_type})"
+
+    @property
+    def missing(self) -> list[int]:
+        """The numbers of the workers that are not there."""
+        return [number for number in range(self._config.workers) if number not in self.workers]
+
+    def equip(self, recipe: Recipe, rules: MakerRules) -> None:
+        """Says what is to be made. Once, on any thread, before `supply`.
+
+        Args:
+            recipe: how a worker opens its source.
+            rules: how batches are made.
+
+        Raises:
+            ConfigError: the recipe cannot be pickled.
+        """
+        self._contents = recipe, rules
+        if self._config.worker_type == "process":
+            self._payload = _payload_memory(recipe, rules)
+
+    def supply(self) -> None:
+        """Tells the workers that are there already what is to be made."""
+        if self._payload >= 0:
+            for handle in self.workers.values():
+                handle.open(self._payload)
+
+    def connect(self) -> ForkedPool | None:
+        """Opens a connection to the fork server, where workers are forked and none is open."""
+        if not self._forks or self.forked is not None:
+            return None
+        server = fork_server(self._config.modules)
+        if server is None:
+            self.stop_forking("the fork server has died again and again")
+            return None
+        self.forked = server.connect()
+        return self.forked
+
+    def stop_forking(self, reason: str) -> None:
+        """From now on workers are new interpreters."""
+        if self._forks:
+            self._forks = False
+            logger.warning(
+                "workers are started as new interpreters, which takes longer and more memory, because %s; "
+                "worker_start='spawn' does so without asking",
+                reason,
+            )
+
+    def start(self, number: int) -> WorkerHandle:
+        """Starts a worker. Call from a thread that lives as long as the workers (PR_SET_PDEATHSIG)."""
+        ours, theirs = Channel.pair()
+        ours.set_blocking(False)
+        if self._config.worker_type == "process":
+            handle = WorkerHandle(number, ours, self._start_process(number, theirs))
+            theirs.close()
+            if self._payload >= 0:
+                handle.open(self._payload)
+        else:
+            handle = WorkerHandle(number, ours)
+            arguments = number, theirs
+            threading.Thread(target=self._serve, args=arguments, name=f"streamer-worker-{number}", daemon=True).start()
+        self.workers[number] = handle
+        return handle
+
+    def reap(self, handle: WorkerHandle) -> ExitReport:
+        """Removes a worker that has ended, or ends it."""
+        code, peak = handle.reap()
+        # A fork server that ends takes its workers along, whatever they are doing.
+        blameless = handle.process is not None and handle.process.blameless
+        doing = NOTHING if blameless else self.doing(handle)
+        self._board.rest(handle.number)
+        del self.workers[handle.number]
+        return ExitReport(exit_cause(code), max(0, -code), peak, doing, handle.ready)
+
+    def doing(self, handle: WorkerHandle) -> Doing:
+        """What a worker is doing right now."""
+        return self._board.doing(handle.number)
+
+    def close(self) -> None:
+        """Ends all workers. Idempotent."""
+        for handle in self.workers.values():
+            handle.dismiss()
+        for handle in self.workers.values():
+            handle.wait_for_exit()
+            handle.reap()
+        self.workers.clear()
+        self._board.close()
+        if self.forked is not None:
+            self.forked.close()
+            self.forked = None
+        if self._payload >= 0:
+            os.close(self._payload)
+            self._payload = -1
+
+    def _start_process(self, number: int, channel: Channel) -> WorkerProcess:
+        descriptors = [self._board.descriptor, channel.fileno()]
+        if self._forks and self.forked is not None:
+            return self.forked.start(number, self._config.workers, descriptors)
+        return SpawnedProcess(number, self._config.workers, descriptors)
+
+    def _serve(self, number: int, channel: Channel) -> None:
+        assert self._contents is not None
+        recipe, rules = self._contents
+        try:
+            run(number, channel, self._board, lambda: (recipe.open(), rules))
+        finally:
+            channel.close()
+
+
+def _payload_memory(recipe: Recipe, rules: MakerRules) -> int:
+    try:
+        payload = cloudpickle.dumps((recipe, rules))
+    except Exception as error:
+        raise ConfigError(
+            f"the transform or collate_fn cannot be sent to worker processes ({type(error).__name__}: {error}); open "
+            "files, locks and connections inside it, or use num_workers=0 or worker_type='thread'",
+            field="transform",
+        ) from error
+    descriptor = memory.create_sealed("streamer-payload", len(payload))
+    os.pwrite(descriptor, payload, 0)
+    return descriptor

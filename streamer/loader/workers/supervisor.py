@@ -1,0 +1,159 @@
+"""Starts workers, receives their messages, and replaces those that have ended. On the feeder's thread only."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+from functools import partial
+from itertools import islice
+from typing import Protocol
+
+from streamer.cgroup import usable_cores
+from streamer.loader.workers.handle import ExitReport, WorkerHandle
+from streamer.loader.workers.pool import Pool, WorkerConfig
+from streamer.loader.workers.protocol import Failed, Made, Message, NotOpened, Ready, Skipped, Unreadable
+
+logger = logging.getLogger(__name__)
+
+# Workers that start at the same time: one for every two cores. A new interpreter takes 0.2 s of CPU until it works; a
+# fork 10 ms.
+_STARTING = max(1, usable_cores() // 2)
+
+
+class Listener(Protocol):
+    """Receives what workers report."""
+
+    def made(self, handle: WorkerHandle, made: Made, descriptor: int) -> None:
+        """A batch is made; `descriptor` of the memory that was made for it, or -1."""
+        ...
+
+    def failed(self, handle: WorkerHandle, message: Failed | Unreadable | Skipped) -> None:
+        """A batch, or a sample of it, cannot be made."""
+        ...
+
+    def not_opened(self, error: bytes) -> None:
+        """A worker cannot open the data set; the error, pickled."""
+        ...
+
+    def ended(self, handle: WorkerHandle, report: ExitReport) -> bool:
+        """A worker has ended, with its tasks. Returns whether another one is started in its place."""
+        ...
+
+
+class Supervisor:
+    """All workers and what they report.
+
+    Workers start when there is work for them: the first one at once, another when a batch could be made and all are
+    busy. So a first batch does not share the cores with workers that start, and there are no more workers than needed.
+
+    Args:
+        config: how many of what kind.
+        selector: what the feeder waits on; each of its keys has a function of no arguments.
+        listener: who is told.
+    """
+
+    def __init__(self, config: WorkerConfig, selector: selectors.BaseSelector, listener: Listener) -> None:
+        self.pool = Pool(config)
+        self._selector = selector
+        self._listener = listener
+
+    def __repr__(self) -> str:
+        return f"Supervisor({self.pool!r})"
+
+    def start_first(self) -> None:
+        """Starts a worker, unless there is one."""
+        if not self.pool.workers:
+            self._start(0)
+
+    def start_another(self) -> None:
+        """Starts another worker, if one is missing and not too many are starting."""
+        missing = self.pool.missing
+        starting = sum(not handle.ready for handle in self.pool.workers.values())
+        if missing and starting < _STARTING:
+            self._start(missing[0])
+
+    def forget_slot(self, slot: int, keeper: WorkerHandle | None = None) -> None:
+        """The memory of a slot is not used any more, but by the one worker that has made it anew."""
+        for handle in self.pool.workers.values():
+            if handle is not keeper:
+                handle.forget_slot(slot)
+        if keeper is not None:
+            keeper.has_slot(slot)
+
+    def lose(self, handle: WorkerHandle) -> None:
+        """Reaps a worker that has ended, or ends it; its last messages count."""
+        if not self._is_current(handle):
+            return
+        report = self._remove(handle)
+        if handle.process is not None and handle.process.refused:
+            self.pool.stop_forking(handle.process.refused)
+            self._start(handle.number)
+        else:
+            logger.warning("worker %d is gone (%s)", handle.number, report.cause)
+            if self._listener.ended(handle, report):
+                self._start(handle.number)
+        self._lose_ended()
+
+    def _start(self, number: int) -> None:
+        self._drop_ended_server()
+        if (forked := self.pool.connect()) is not None:
+            self._selector.register(forked, selectors.EVENT_READ, self._on_fork_server)
+        handle = self.pool.start(number)
+        self._selector.register(handle.channel, selectors.EVENT_READ, partial(self._receive, handle))
+        if handle.process is not None and handle.process.exit_descriptor >= 0:
+            self._selector.register(handle.process.exit_descriptor, selectors.EVENT_READ, partial(self.lose, handle))
+
+    def _remove(self, handle: WorkerHandle) -> ExitReport:
+        if handle.process is not None and handle.process.exit_descriptor >= 0:
+            self._selector.unregister(handle.process.exit_descriptor)
+        self._selector.unregister(handle.channel)
+        for answer in handle.answers():
+            if answer is not None:
+                self._take(handle, *answer)
+        return self.pool.reap(handle)
+
+    def _is_current(self, handle: WorkerHandle) -> bool:
+        """Whether it was not reaped by an earlier event of the same turn."""
+        return self.pool.workers.get(handle.number) is handle
+
+    def _on_fork_server(self) -> None:
+        if self.pool.forked is not None:
+            self.pool.forked.pump()
+            self._lose_ended()
+
+    def _lose_ended(self) -> None:
+        """Reaps what the fork server has reported, also while the end of another worker was waited for."""
+        if (forked := self.pool.forked) is None:
+            return
+        self._drop_ended_server()
+        for process in forked.take_ended():
+            for handle in [handle for handle in self.pool.workers.values() if handle.process is process]:
+                self.lose(handle)
+
+    def _drop_ended_server(self) -> None:
+        """Closes the connection to a fork server that has ended; the next start connects to another one."""
+        forked = self.pool.forked
+        if forked is not None and forked.gone:
+            self._selector.unregister(forked)
+            forked.close()
+            self.pool.forked = None
+
+    def _receive(self, handle: WorkerHandle) -> None:
+        if not self._is_current(handle):
+            return
+        # One: the selector says so if there is another, and to ask takes as long as to receive.
+        for answer in islice(handle.answers(), 1):
+            if answer is None:
+                self.lose(handle)
+            else:
+                self._take(handle, *answer)
+
+    def _take(self, handle: WorkerHandle, message: Message, descriptor: int) -> None:
+        if isinstance(message, Made):
+            self._listener.made(handle, message, descriptor)
+        elif isinstance(message, Ready):
+            handle.ready = True
+        elif isinstance(message, NotOpened):
+            self._listener.not_opened(message.error)
+        elif isinstance(message, (Failed, Unreadable, Skipped)):
+            self._listener.failed(handle, message)

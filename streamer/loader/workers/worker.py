@@ -1,0 +1,228 @@
+"""A worker: takes tasks from its channel, makes batches, writes them into slots, reports. Free of torch."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from streamer.loader.batch.buffers import Bytes
+from streamer.loader.batch.packing import PackedBatch
+from streamer.loader.contracts import BatchSource, ChunkUnreadableError
+from streamer.loader.ring import shared_memory as memory
+from streamer.loader.stages import Stages
+from streamer.loader.workers.batch_maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
+from streamer.loader.workers.protocol import (
+    MESSAGE_BYTES,
+    NO_SLOT,
+    Channel,
+    Failed,
+    Forget,
+    Made,
+    NotOpened,
+    Ready,
+    Report,
+    Skipped,
+    Task,
+    Unreadable,
+)
+from streamer.loader.workers.remote_errors import freeze_error
+from streamer.loader.workers.status_page import Board
+
+Opened = tuple[BatchSource, MakerRules]
+
+# Leaves room for the head of a message.
+_ERROR_BYTES = MESSAGE_BYTES // 2
+# Of the cause of a skipped sample: enough for its place and what the decoder said.
+_CAUSE_CHARACTERS = 2048
+# Batches of one data set differ a little in size: new memory has an eighth to spare for those to come.
+_SPARE_SHARE = 8
+
+
+def run(row: int, channel: Channel, board: Board, open_source: Callable[[], Opened | None]) -> None:
+    """Opens the source and works until the other end is closed; an error at the start goes to the rank."""
+    try:
+        opened = open_source()
+    except Exception as error:  # noqa: BLE001 - it goes to the trainer, whole
+        channel.send(NotOpened(freeze_error(error, _ERROR_BYTES)))
+        return
+    if opened is None:  # the loader was closed before it had work
+        return
+    source, rules = opened
+    try:
+        Worker(channel, board, row, source, rules).serve()
+    finally:
+        source.close()
+
+
+class _Gone(Exception):  # noqa: N818 - not an error: the rank has closed its end
+    """The rank does not listen any more."""
+
+
+class SlotMemory:
+    """The slots that a worker has memory of, by number."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, tuple[memoryview, int]] = {}
+
+    def add(self, slot: int, descriptor: int) -> None:
+        """Maps the memory of a slot; the descriptor is closed."""
+        try:
+            count = os.fstat(descriptor).st_size
+            self._slots[slot] = memory.map_shared(descriptor, count), count
+        finally:
+            os.close(descriptor)
+
+    def get(self, slot: int) -> Bytes | None:
+        """The memory of a slot; None: there is none yet."""
+        if (found := self._slots.get(slot)) is None:
+            return None
+        mapping, count = found
+        return memory.window(mapping, 0, count)
+
+    def forget(self, slot: int) -> None:
+        """Unmaps it."""
+        self._slots.pop(slot, None)
+
+    def make(self, slot: int, nbytes: int) -> tuple[Bytes, int]:
+        """New memory for a slot, or for NO_SLOT, and its descriptor."""
+        spare = nbytes // _SPARE_SHARE if slot != NO_SLOT else 0
+        count = memory.page_aligned(nbytes + spare)
+        descriptor = memory.create_sealed("streamer-batch", count)
+        mapping = memory.map_shared(descriptor, count)
+        if slot != NO_SLOT:
+            self._slots[slot] = mapping, count
+        return memory.window(mapping, 0, count), descriptor
+
+
+class _Work:
+    """A batch that is made and waits for its place."""
+
+    def __init__(self, packed: PackedBatch, stages: Stages, faults: int, loaded: Loaded) -> None:
+        self.packed = packed
+        self._stages = stages
+        self._faults = faults
+        self._samples, self._slowest = len(loaded.samples), loaded.slowest
+        self._repeated = loaded.repeated.tobytes() if loaded.repeated.any() else b""
+
+    def write(self, slot: Bytes) -> bool:
+        """Writes the batch to its slot; False: it is too large for it."""
+        if self.packed.nbytes <= len(slot):
+            self.packed.write(slot)
+            return True
+        # The rows were kept for another batch than this one turned out to be.
+        self.packed = self.packed.compact()
+        if self.packed.nbytes > len(slot):
+            return False
+        # By way of memory elsewhere: parts of it may stand in the slot, where others are to be written.
+        whole = np.empty(self.packed.nbytes, np.uint8)
+        self.packed.write(whole)
+        slot[: whole.size] = whole
+        return True
+
+    def made(self, task: int, write_nanoseconds: int, memory_bytes: int) -> Made:
+        """The report of the batch."""
+        s = self._stages
+        return Made(
+            number=task,
+            nbytes=self.packed.nbytes,
+            description=self.packed.description,
+            stages=Stages(s.load, s.read, s.decode, s.transform, s.collate, write_nanoseconds),
+            faults=minor_faults() - self._faults,
+            samples=self._samples,
+            repeated=self._repeated,
+            memory_bytes=memory_bytes,
+            slowest=self._slowest,
+        )
+
+
+class Worker:
+    """Serves one channel until the rank closes its end. Lives on one thread of a worker process or of the rank.
+
+    Args:
+        channel: to the rank.
+        board: where it says what it is doing.
+        row: its row there.
+        source: where samples come from.
+        rules: how batches are made.
+    """
+
+    def __init__(self, channel: Channel, board: Board, row: int, source: BatchSource, rules: MakerRules) -> None:
+        self._channel = channel
+        self._board = board
+        self._row = row
+        self._maker = BatchMaker(source, rules, partial(board.begin, row))
+        self._slots = SlotMemory()
+
+    def serve(self) -> None:
+        """Works until the other end is closed."""
+        self._board.rest(self._row)
+        try:
+            self._say(Ready())
+            while (received := self._channel.receive()) is not None:
+                message, descriptor = received
+                if isinstance(message, Task):
+                    if descriptor >= 0:
+                        self._slots.add(message.slot, descriptor)
+                    self._perform(message)
+                elif isinstance(message, Forget):
+                    self._slots.forget(message.slot)
+        except _Gone:
+            return
+
+    def _perform(self, task: Task) -> None:
+        try:
+            self._hand_over(task, self._make(task))
+        except _Gone:
+            raise
+        except ChunkUnreadableError as error:
+            self._say(Unreadable(task.number, error.chunk, error.reason[:_CAUSE_CHARACTERS]))
+        except SampleFailedError as error:
+            self._fail(task, error.ordinal, error.__cause__ or error)
+        except Exception as error:  # noqa: BLE001 - it goes to the trainer, whole
+            self._fail(task, -1, error)
+        finally:
+            self._board.rest(self._row)
+
+    def _make(self, task: Task) -> _Work:
+        watch, clock, faults = Stopwatch(), self._maker.clock(), minor_faults()
+        slot = self._slots.get(task.slot)
+        loaded = self._maker.load(task.epoch, task.batch, task.number, frozenset(task.left_out), slot)
+        stages = self._maker.stages(watch.lap(), clock)
+        self._board.begin(self._row, task.number, -1, time.monotonic_ns())
+        for ordinal, error in loaded.skipped:
+            cause = f"{type(error).__name__}: {error}".encode(errors="replace").decode()
+            self._say(Skipped(task.number, ordinal, cause[:_CAUSE_CHARACTERS]))
+        # Their tracebacks lead back to the list: a cycle that would keep this worker's memory.
+        loaded.skipped.clear()
+        packed = self._maker.pack(loaded)
+        stages = Stages(stages.load, stages.read, stages.decode, stages.transform, watch.lap())
+        return _Work(packed, stages, faults, loaded)
+
+    def _hand_over(self, task: Task, work: _Work) -> None:
+        watch, slot = Stopwatch(), self._slots.get(task.slot)
+        if slot is not None and work.write(slot):
+            self._say(work.made(task.number, watch.lap(), 0))
+            return
+        lent, descriptor = self._slots.make(task.slot, work.packed.nbytes)
+        try:
+            work.packed.write(lent)
+            self._say(work.made(task.number, watch.lap(), len(lent)), descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _fail(self, task: Task, ordinal: int, error: BaseException) -> None:
+        self._say(Failed(task.number, ordinal, freeze_error(error, _ERROR_BYTES)))
+
+    def _say(self, message: Report, descriptor: int = -1) -> None:
+        if not self._channel.send(message, descriptor):
+            raise _Gone
+
+
+def minor_faults() -> int:
+    """Minor page faults of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,0 +1,205 @@
+"""How libcurl reaches one bucket or host, from the same options as obstore's clients.
+
+Nothing here sends a request but boto, when it looks for credentials.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+from urllib.parse import parse_qs, quote, urlsplit
+
+import msgspec
+
+from streamer.errors import ConfigError
+from streamer.store import boto_keys, failures
+from streamer.store.boto_keys import Keys
+from streamer.store.curl.signature import Signer
+from streamer.store.obstore_clients import certificates, options_refused, s3_client
+from streamer.store.options import Translation, family
+from streamer.store.urls import Address, shown
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
+# The time between two look-ups of keys that expire; boto renews them long before.
+_KEYS_SECONDS = 60.0
+# The same after a look-up that failed, for a metadata service that is not up yet.
+_KEYS_AGAIN_SECONDS = 1.0
+# Where distributions keep the certificates that they trust, where Python's own ssl does not know.
+_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+# What a web url holds besides letters and digits; what is escaped already stays so. A # is part of the name, as it is
+# for obstore, which finds the object.
+_URL_SIGNS = "%/:=&?~+!$,;'@()*[]"
+# Most keys are not escaped: a third of the time.
+_PLAIN = re.compile(r"[A-Za-z0-9/_.~-]*")
+_NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_REDIRECTS = 10
+_CONNECT_SECONDS = 5.0
+
+
+class KeyRing:
+    """The keys of now. Lives on one event loop.
+
+    Args:
+        find: returns them, perhaps after asking a metadata service; runs in a thread, at most once a minute.
+    """
+
+    def __init__(self, find: Callable[[], Keys]) -> None:
+        self._find = find
+        self._keys: Keys | None = None
+        self._failure: Exception | None = None
+        self._next = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def keys(self) -> Keys:
+        """The keys; once a minute a request waits until they were looked up again.
+
+        Where that fails, the last ones are used: if they have expired, the store answers so.
+
+        Raises:
+            StoreError: there were never any; all requests that waited for one look-up share its failure.
+        """
+        if time.monotonic() >= self._next:
+            async with self._lock:
+                if time.monotonic() >= self._next:
+                    await self._look()
+        if self._keys is None:
+            assert self._failure is not None, "looked for"
+            raise boto_keys.unobtainable(self._failure) from failures.redacted(self._failure)
+        return self._keys
+
+    async def _look(self) -> None:
+        seconds = _KEYS_SECONDS
+        try:
+            self._keys = await asyncio.to_thread(self._find)
+        except Exception as error:  # noqa: BLE001 - the edge: whatever boto raises becomes ours
+            self._failure, seconds = error, _KEYS_AGAIN_SECONDS
+        self._next = time.monotonic() + seconds
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """How one root is read.
+
+    Attributes:
+        base: what the escaped key is appended to; empty where objects are named by whole urls.
+        signer: None: requests are not signed.
+        keys: keys that do not expire.
+        ring: keys that expire.
+        headers: header lines of each request.
+        bundle, folder: files with trusted certificates.
+        connect_seconds: until a connection stands.
+        redirects: followed at most.
+        proxy: None: what libcurl finds in the environment.
+    """
+
+    base: str = ""
+    signer: Signer | None = None
+    keys: Keys | None = None
+    ring: KeyRing | None = None
+    headers: tuple[str, ...] = ()
+    bundle: str | None = None
+    folder: str | None = None
+    connect_seconds: float = _CONNECT_SECONDS
+    redirects: int = 0
+    proxy: str | None = None
+
+    def address(self, name: str) -> str:
+        """Where an object is: of its key, or of its url."""
+        if self.base:
+            return self.base + (name if _PLAIN.fullmatch(name) else quote(name, safe="/~"))
+        return quote(_NO_ESCAPE.sub("%25", name) if "%" in name else name, safe=_URL_SIGNS)
+
+    def signed(self, address: str, keys: Keys | None) -> Sequence[str]:
+        """The header lines of a request, with a signature where there are keys."""
+        return self.headers if self.signer is None or keys is None else self.signer.sign(address, keys)
+
+
+def make_access(address: Address, translation: Translation) -> Access | None:
+    """The access to a root; None where only obstore finds credentials.
+
+    Raises:
+        ConfigError: an option that obstore refuses, a header that HTTP does not take, or an unreadable CA file.
+        StoreError: credentials could not be obtained.
+    """
+    bundle, folder = trusted()
+    if translation.ca_file is not None:
+        certificates(translation.ca_file)  # or says that it cannot be read
+        bundle = translation.ca_file
+    seconds = str(translation.client.get("connect_timeout", "")).removesuffix("s")
+    connect_seconds = float(seconds) if seconds else _CONNECT_SECONDS
+    if family(address.scheme) == "http":
+        return Access(
+            headers=_headers(address, translation),
+            bundle=bundle,
+            folder=folder,
+            connect_seconds=connect_seconds,
+            redirects=_REDIRECTS,
+            proxy=_proxy(address.root),
+        )
+    config = translation.config
+    keys, ring, region = boto_keys.of_options(config), None, None
+    headers = ("x-amz-request-payer: requester",) if config.get("request_payer") else ()
+    if keys is None and not config.get("skip_signature"):
+        found = boto_keys.find(translation.profile)
+        if found is not None:
+            ring, region = KeyRing(found.now), found.region
+        elif (keys := boto_keys.of_environment()) is None:
+            return None
+    with options_refused(address, translation):
+        base, region = _place(s3_client(address, translation, Keys("x", "x"), region))
+    return Access(
+        base=base,
+        signer=Signer(base, region, headers) if keys or ring else None,
+        keys=keys,
+        ring=ring,
+        headers=headers,
+        bundle=bundle,
+        folder=folder,
+        connect_seconds=connect_seconds,
+        proxy=_proxy(base),
+    )
+
+
+def _headers(address: Address, translation: Translation) -> tuple[str, ...]:
+    """The lines of the user's headers; libcurl would write a line break in one as it is."""
+    lines = []
+    for name, value in cast("dict[str, str]", translation.client.get("default_headers", {})).items():
+        if not (name + value).isascii() or not (name + value).isprintable():
+            raise ConfigError(
+                f"{shown(address.root)}: the header {name!r} has signs that HTTP does not take", field="headers"
+            )
+        lines.append(f"{name}: {value}" if value else f"{name};")
+    return tuple(lines)
+
+
+def _proxy(url: str, variables: Mapping[str, str] = os.environ) -> str | None:
+    """libcurl knows HTTP_PROXY in lower case only, obstore both; all other names they share."""
+    return variables.get("http_proxy") or variables.get("HTTP_PROXY") if url.startswith("http://") else None
+
+
+def _place(client: S3Store) -> tuple[str, str]:
+    """Where a bucket's keys are and in which region: as obstore signs it, which knows options and environment."""
+    from obstore import sign
+
+    parts = urlsplit(sign(client, "GET", "x", timedelta(minutes=1)))
+    _, _, region, *_ = parse_qs(parts.query)["X-Amz-Credential"][0].split("/")
+    return f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix('x')}", region
+
+
+def trusted() -> tuple[str | None, str | None]:
+    """The file and the folder of certificates that this machine trusts; SSL_CERT_FILE and SSL_CERT_DIR go first."""
+    known = ssl.get_default_verify_paths()
+    return known.cafile or next((path for path in _BUNDLES if Path(path).exists()), None), known.capath

@@ -1,0 +1,287 @@
+"""One transfer of libcurl: its request, the bytes it may take, the meaning of its answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+import pycurl
+
+from streamer.errors import ConfigError, StoreError
+from streamer.manifest.model import ObjectRecord
+from streamer.store import failures, versions
+from streamer.store.base import Take
+from streamer.store.curl.access import Access
+from streamer.store.urls import shown
+
+# The size of one read from a socket.
+_BUFFER_BYTES = 512 * 1024
+# Of an answer that is not the object, this much is searched for the store's error code.
+_SAID_BYTES = 64 * 1024
+# Other characters in the address of a redirect are escaped.
+_ASCII = bytes(range(0x21, 0x7F)).decode()
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+
+class Handle:
+    """An easy handle of libcurl and the request that uses it.
+
+    Attributes:
+        received: bytes of the body.
+        failure: what a callback raised; libcurl knows no exceptions.
+    """
+
+    __slots__ = (
+        "_answer",
+        "_fresh",
+        "_lines",
+        "_most",
+        "_range",
+        "_redirects",
+        "_redirects_left",
+        "_sink",
+        "_tag",
+        "_take",
+        "_target",
+        "easy",
+        "failure",
+        "received",
+    )
+
+    def __init__(self, access: Access) -> None:
+        self._target: ObjectRecord | None = None
+        self._range = (0, 0)
+        self._tag: str | None = None
+        self._take: Take | None = None
+        self._sink: Take | None = None
+        self._lines: list[bytes] = []
+        self._answer = b""
+        self._most = 0
+        self._redirects = self._redirects_left = access.redirects
+        self._fresh = False
+        self.received = 0
+        self.failure: BaseException | None = None
+        self.easy = _easy(access)
+        self.easy.setopt(pycurl.HEADERFUNCTION, self._lines.append)
+        self.easy.setopt(pycurl.WRITEFUNCTION, self._write)
+
+    def bind(self, target: ObjectRecord, asked: tuple[int, int], take: Take) -> None:
+        """Starts a request, which ends with `unbind`."""
+        self._target, self._range, self._take = target, asked, take
+        self._redirects_left = self._redirects
+        tag = versions.if_match(target.version)
+        # libcurl would write a line break as it is. Unsent, it is still compared with what comes.
+        self._tag = tag if tag is not None and tag.isascii() and tag.isprintable() else None
+
+    def unbind(self) -> None:
+        """Drops everything of the request."""
+        self._target = self._take = None
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._sink = self.failure = None
+        self._lines.clear()
+        self._answer = b""
+        self.received = 0
+
+    def prepare(self, address: str, headers: Sequence[str], *, fresh: bool) -> None:
+        """Sets the options of the transfer that differ from those of the last one."""
+        easy, (start, stop) = self.easy, self._range
+        lines = [f"Range: bytes={start}-{stop - 1}", *headers]
+        if self._tag is not None:
+            lines.append(f"If-Match: {self._tag}")
+        easy.setopt(pycurl.URL, address)
+        easy.setopt(pycurl.HTTPHEADER, lines)
+        if fresh is not self._fresh:
+            easy.setopt(pycurl.FRESH_CONNECT, int(fresh))
+            self._fresh = fresh
+
+    def finish(self) -> str:
+        """Checks an answer that is complete.
+
+        Returns:
+            The address of a redirect; empty when the range was received.
+
+        Raises:
+            StoreError: it is not the range.
+        """
+        assert self._target is not None, "bound"
+        if self._sink is None:  # an answer without a body
+            self._sink = self._begin()
+        if self._sink == self._keep_answer:
+            return self._redirected()
+        start, stop = self._range
+        if self.received != stop - start:
+            raise failures.short_read(self._target.url, start, stop, self.received)
+        return ""
+
+    def _redirected(self) -> str:
+        assert self._target is not None, "bound"
+        address = self.easy.getinfo_raw(pycurl.REDIRECT_URL) if self._redirects else None
+        if not address:
+            raise self._refusal()
+        if not self._redirects_left:
+            raise failures.unreachable(self._target.url, "it redirects too often")
+        self._redirects_left -= 1
+        self._begin_again()
+        return quote(address, safe=_ASCII)
+
+    def failed(self, error: pycurl.error) -> BaseException:
+        """The error of a transfer that ended early."""
+        assert self._target is not None, "bound"
+        if self.failure is not None:
+            return self.failure
+        url, (start, stop), code, text = self._target.url, self._range, error.args[0], str(error.args[-1])
+        if code in (pycurl.E_PARTIAL_FILE, pycurl.E_RECV_ERROR, pycurl.E_GOT_NOTHING) and self._sink == self._take:
+            return failures.short_read(url, start, stop, self.received)
+        if code == pycurl.E_URL_MALFORMAT:
+            return ConfigError(f"{shown(url)}: libcurl cannot take this url", field="url")
+        if code == pycurl.E_PEER_FAILED_VERIFICATION and ("expired" in text or "match" in text):
+            return failures.unreachable(url, "its certificate is not valid (expired, or of another name)")
+        return failures.unreachable(url, _REASONS.get(code, f"the request failed (libcurl {code})"))
+
+    def _write(self, piece: bytes) -> int | None:
+        """Receives a piece of the body; returns another number than its length to end the transfer."""
+        try:
+            sink = self._sink
+            if sink is None:
+                sink = self._sink = self._begin()
+            self.received += len(piece)
+            if self.received > self._most:
+                raise self._too_much()
+            sink(piece)
+        except BaseException as error:  # noqa: BLE001 - raised again by `failed`: nothing passes through libcurl
+            self.failure = error
+            return -1
+        return None
+
+    def _too_much(self) -> StoreError:
+        assert self._target is not None, "bound"
+        if self._sink == self._keep_answer:
+            return self._refusal()
+        return failures.short_read(self._target.url, *self._range, self.received)
+
+    def _begin(self) -> Take:
+        """Checks that the answer is the range in the pinned version; returns the receiver of its bytes."""
+        assert self._target is not None, "bound"
+        assert self._take is not None, "bound"
+        target, (start, stop) = self._target, self._range
+        self._most = stop - start
+        if self._is_as_expected():
+            return self._take
+        status, headers = self._head()
+        if status == 206:
+            _check_range(target, (start, stop), headers.get(b"content-range", b"").decode("latin-1"))
+        elif status != 200:
+            self._most = _SAID_BYTES
+            return self._keep_answer
+        elif (start, stop) != (0, target.size):
+            raise StoreError(
+                f"{shown(target.url)}: the server does not serve ranges", url=shown(target.url), status=200
+            )
+        versions.require(target, _version(target, headers))
+        return self._take
+
+    def _is_as_expected(self) -> bool:
+        """Whether the head has the lines that most servers write; parsing it costs 4 us more."""
+        assert self._target is not None, "bound"
+        lines, tag, (start, stop) = self._lines, self._tag, self._range
+        return (
+            tag is not None
+            and lines[0].startswith(b"HTTP/1.1 206")
+            and f"ETag: {tag}\r\n".encode() in lines
+            and f"Content-Range: bytes {start}-{stop - 1}/{self._target.size}\r\n".encode() in lines
+        )
+
+    def _head(self) -> tuple[int, dict[bytes, bytes]]:
+        """Status and headers of the last answer; those of proxies and redirects come before it."""
+        status, headers = 0, {}
+        for line in self._lines:
+            name, colon, value = line.partition(b":")
+            if colon:
+                headers[name.lower()] = value.strip()
+            elif line.startswith(b"HTTP/"):
+                status, headers = int(line.split()[1]), {}
+        return status, headers
+
+    def _keep_answer(self, piece: bytes | memoryview) -> None:
+        """Keeps a piece of an answer that is not the object."""
+        self._answer += piece
+
+    def _refusal(self) -> StoreError:
+        assert self._target is not None, "bound"
+        status, headers = self._head()
+        if status == 412:
+            return versions.changed(self._target, None)
+        code = failures.code_of(self._answer.decode("latin-1"))
+        after = failures.asked_seconds(headers.get(b"retry-after", b"").decode("latin-1"))
+        return failures.error_of(self._target.url, failures.Answer(status, code, after))
+
+
+def _easy(access: Access) -> pycurl.Curl:
+    easy = pycurl.Curl()
+    easy.setopt(pycurl.NOSIGNAL, 1)
+    easy.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
+    easy.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
+    if access.proxy is not None:
+        easy.setopt(pycurl.PROXY, access.proxy)
+    easy.setopt(pycurl.BUFFERSIZE, _BUFFER_BYTES)
+    easy.setopt(pycurl.TCP_KEEPALIVE, 1)
+    easy.setopt(pycurl.CONNECTTIMEOUT_MS, int(access.connect_seconds * 1000))
+    easy.setopt(pycurl.USERAGENT, "streamer")
+    if access.bundle is not None:
+        easy.setopt(pycurl.CAINFO, access.bundle)
+    if access.folder is not None:
+        easy.setopt(pycurl.CAPATH, access.folder)
+    easy.setopt(pycurl.PATH_AS_IS, 1)
+    return easy
+
+
+def _check_range(target: ObjectRecord, asked: tuple[int, int], said: str) -> None:
+    """Whatever the server made of the headers: the answer must begin where asked, of an object as large as known."""
+    start, stop = asked
+    if said == f"bytes {start}-{stop - 1}/{target.size}":
+        return
+    found = _RANGE.fullmatch(said)
+    if found is not None and int(found[3]) != target.size:
+        raise versions.changed(target, f"an object of {found[3]} bytes")
+    received = int(found[2]) + 1 - int(found[1]) if found is not None else 0
+    raise failures.short_read(target.url, start, stop, received)
+
+
+def _version(target: ObjectRecord, headers: dict[bytes, bytes]) -> str:
+    """The version in the answer, written as in listings."""
+    tag, version, moment = (
+        headers.get(name, b"").decode("latin-1") for name in (b"etag", b"x-amz-version-id", b"last-modified")
+    )
+    return versions.of_answer(tag, version, target.size, None if tag or version else _moment(moment))
+
+
+def _moment(text: str) -> datetime | None:
+    # Rare, and one of the slower imports of the engine's start (2 ms).
+    from email.utils import parsedate_to_datetime
+
+    with suppress(ValueError):
+        moment = parsedate_to_datetime(text)
+        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return None
+
+
+_REASONS = {
+    pycurl.E_COULDNT_RESOLVE_HOST: "the name of the endpoint cannot be resolved",
+    pycurl.E_COULDNT_RESOLVE_PROXY: "the name of the proxy cannot be resolved",
+    pycurl.E_COULDNT_CONNECT: "no connection",
+    pycurl.E_OPERATION_TIMEDOUT: "no connection in time",
+    pycurl.E_PEER_FAILED_VERIFICATION: failures.UNTRUSTED,
+    pycurl.E_SSL_CONNECT_ERROR: "no TLS connection",
+    pycurl.E_SEND_ERROR: "the connection broke",
+    pycurl.E_RECV_ERROR: "the connection broke",
+    pycurl.E_GOT_NOTHING: "the connection broke",
+    pycurl.E_PARTIAL_FILE: "the connection broke",
+    pycurl.E_UNSUPPORTED_PROTOCOL: "what answers does not speak HTTP",
+    pycurl.E_FTP_WEIRD_SERVER_REPLY: "what answers does not speak HTTP",  # 8, of any protocol
+    pycurl.E_SSL_CACERT_BADFILE: "the file of trusted certificates cannot be read (SSL_CERT_FILE)",
+}

@@ -1,0 +1,169 @@
+"""Transfers of libcurl on an event loop.
+
+pycurl's own AsyncCurlMulti adds and removes a reader at the begin and the end of each request: six system calls and two
+handles of the loop. Here one epoll watches the sockets, idle ones as well, and the loop watches that epoll: one
+system call, and 12 us less of 76 for an object of 100 KB (2026-11-22).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import threading
+import time
+from contextlib import suppress
+
+import pycurl
+
+_WATCHED = {
+    pycurl.POLL_IN: select.EPOLLIN,
+    pycurl.POLL_OUT: select.EPOLLOUT,
+    pycurl.POLL_INOUT: select.EPOLLIN | select.EPOLLOUT,
+}
+# The loop continues after this; sockets not served by then come first in the next turn. A socket delivers up to 2 MB at
+# once: with all of 120 in one turn the engine served no client for 250 ms, no complete chunk was written meanwhile, and
+# 300 MB of buffers were filled instead of 100: 8 % of a cold epoch's time (2026-11-22).
+_TURN_SECONDS = 0.001
+# Sockets served between two looks at the clock.
+_AT_ONCE = 2
+_NEVER = float("inf")
+# Closing waits for a name being resolved, 10 to 20 s where no resolver answers; `close` returns after this.
+_CLOSE_SECONDS = 1.0
+
+
+class Multi:
+    """The transfers of one store and the connections they share. Lives on the event loop that it is made on.
+
+    Args:
+        idle_connections: kept open for the next request.
+    """
+
+    def __init__(self, idle_connections: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._pending: dict[pycurl.Curl, asyncio.Future[None]] = {}
+        self._busy: set[int] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = _NEVER
+        self._epoll = select.epoll()
+        self._multi = pycurl.CurlMulti()
+        self._multi.setopt(pycurl.M_MAXCONNECTS, idle_connections)
+        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
+        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._call_after)
+        self._loop.add_reader(self._epoll.fileno(), self._ready)
+
+    def __repr__(self) -> str:
+        return f"Multi({'closed' if self.closed else f'{len(self._pending)} pending'})"
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._epoll.closed
+
+    async def perform(self, easy: pycurl.Curl) -> None:
+        """Runs one transfer to its end; a cancelled call removes it.
+
+        Raises:
+            pycurl.error: it failed.
+            asyncio.CancelledError: also when all were closed.
+        """
+        self._multi.add_handle(easy)
+        ended = self._pending[easy] = self._loop.create_future()
+        try:
+            await ended
+        finally:
+            if easy in self._pending:
+                self._take_out(easy)
+
+    async def close(self) -> None:
+        """Cancels what is pending and closes all connections; idempotent."""
+        if self.closed:
+            return
+        self._loop.remove_reader(self._epoll.fileno())
+        for easy in list(self._pending):
+            self._take_out(easy).cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = -_NEVER  # no timer from the other thread
+        self._epoll.close()
+        closed = self._loop.create_future()
+        threading.Thread(target=self._close_connections, args=[closed], name="streamer-curl-close", daemon=True).start()
+        await asyncio.wait([closed], timeout=_CLOSE_SECONDS)
+
+    def _close_connections(self, closed: asyncio.Future[None]) -> None:
+        """Runs on a thread of its own, because it may block; nothing else uses libcurl's object any more."""
+        self._multi.close()
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            self._loop.call_soon_threadsafe(closed.set_result, None)
+
+    def _watch(self, what: int, descriptor: int, _multi: object, _assigned: object) -> None:
+        """libcurl waits for something at a socket, or no longer: it then stays watched, until it is closed."""
+        if (events := _WATCHED.get(what)) is None or self.closed:  # closed: libcurl shuts down on the other thread
+            self._busy.discard(descriptor)
+            return
+        self._busy.add(descriptor)
+        try:
+            self._epoll.modify(descriptor, events)
+        except FileNotFoundError:
+            self._epoll.register(descriptor, events)
+
+    def _ready(self) -> None:
+        end = time.monotonic() + _TURN_SECONDS
+        while self._serve() == _AT_ONCE and time.monotonic() < end:
+            pass
+        self._resolve()
+
+    def _serve(self) -> int:
+        """Serves some of the sockets at which something waits; epoll names those first that have waited longest."""
+        ready = self._epoll.poll(0, _AT_ONCE)
+        for descriptor, events in ready:
+            if descriptor in self._busy:
+                self._act(descriptor, _bits(events))
+            else:  # the server closed an idle connection; libcurl looks before it takes it again
+                with suppress(OSError):
+                    self._epoll.unregister(descriptor)
+        return len(ready)
+
+    def _call_after(self, milliseconds: int) -> None:
+        """libcurl wants to be called after a while, which changes twice per request; -1: no more.
+
+        When it is called too early it says again how long, so that a timer is only ever moved to earlier.
+        """
+        moment = self._loop.time() + milliseconds / 1000
+        if milliseconds < 0 or moment >= self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = self._loop.call_at(moment, self._time_is_up), moment
+
+    def _time_is_up(self) -> None:
+        self._timer, self._timer_at = None, _NEVER
+        self._act(pycurl.SOCKET_TIMEOUT, 0)
+        self._resolve()
+
+    def _act(self, descriptor: int, bits: int) -> None:
+        try:
+            self._multi.socket_action(descriptor, bits)
+        except pycurl.error as error:  # of all together: none of them would come to its end
+            for easy in list(self._pending):
+                self._take_out(easy).set_exception(error)
+
+    def _resolve(self) -> None:
+        _, succeeded, failed = self._multi.info_read()
+        for easy in succeeded:
+            ended = self._take_out(easy)
+            if not ended.done():
+                ended.set_result(None)
+        for easy, code, text in failed:
+            ended = self._take_out(easy)
+            if not ended.done():
+                ended.set_exception(pycurl.error(code, text))
+
+    def _take_out(self, easy: pycurl.Curl) -> asyncio.Future[None]:
+        self._multi.remove_handle(easy)
+        return self._pending.pop(easy)
+
+
+def _bits(events: int) -> int:
+    """What epoll saw, in libcurl's words; errors are found by reading."""
+    readable = pycurl.CSELECT_IN if events & ~select.EPOLLOUT else 0
+    return readable | pycurl.CSELECT_OUT if events & select.EPOLLOUT else readable

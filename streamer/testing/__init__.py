@@ -1,0 +1,9 @@
+"""For tests of code that uses streamer: a dataset without engine and files, and a look inside a loader.
+
+Nothing in the product imports this package.
+"""
+
+from streamer.testing.fake_dataset import FakeDataset, FakePrepared, FakeRecipe, FakeSource
+from streamer.testing.inspection import Inspection, inspect
+
+__all__ = ["FakeDataset", "FakePrepared", "FakeRecipe", "FakeSource", "Inspection", "inspect"]

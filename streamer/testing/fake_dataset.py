@@ -1,0 +1,309 @@
+"""A data set without engine, manifest or files: what tests and benchmarks of the loader load.
+
+Its order is a formula, its chunks are always local unless it is told to take some away; everything else goes the
+same way as real data.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.errors import Detail, StateError, StreamerError
+from streamer.loader.batch.placement import Rows
+from streamer.loader.contracts import PreparedStream, StepSession
+from streamer.loader.skipping import SharedBudget, SkipRules
+
+# (epoch, ordinal) -> sample
+MakeSample = Callable[[int, int], object]
+
+
+@dataclass(frozen=True)
+class FakeRecipe:
+    """Samples 0..samples-1, rotated by the epoch, cut into batches; the last one filled from the front."""
+
+    samples: int
+    batch_size: int
+    make: MakeSample
+    drop_last: bool = False
+    draws: bool = field(default=True, kw_only=True)
+
+    @property
+    def batches(self) -> int:
+        """Batches in an epoch."""
+        return self.samples // self.batch_size if self.drop_last else -(-self.samples // self.batch_size)
+
+    def open(self) -> FakeSource:
+        """Opens the source."""
+        return FakeSource(self) if self.draws else QuietSource(self)
+
+
+class FakeSource:
+    """See `FakeRecipe`."""
+
+    def __init__(self, recipe: FakeRecipe) -> None:
+        self._recipe = recipe
+
+    def batch(self, epoch: int, batch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Ordinals, and which are repeats."""
+        recipe = self._recipe
+        positions = np.arange(batch * recipe.batch_size, (batch + 1) * recipe.batch_size)
+        return (positions + epoch) % recipe.samples, positions >= recipe.samples
+
+    def load(self, epoch: int, ordinal: int) -> object:
+        """One sample."""
+        return self._recipe.make(epoch, ordinal)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class QuietSource(FakeSource):
+    """Samples that draw from no generator, as raw data without a transform: none is seeded for them."""
+
+    @property
+    def draws(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def takes_rows(self) -> bool:
+        """Samples are what `make` returns."""
+        return False
+
+    def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None, at: Callable[[int], None]) -> None:
+        """Nothing to read."""
+
+    def load_seat(self, epoch: int, ordinal: int, seat: int) -> object:
+        """One sample."""
+        return self.load(epoch, ordinal)
+
+
+class FakeSession:
+    """Everything is local at once, unless `held_back`: then up to what `allow` says.
+
+    Attributes:
+        rejected: (chunk, reason) in order.
+        consumed: the highest `done`.
+    """
+
+    def __init__(self, prepared: FakePrepared, epoch: int, start_batch: int) -> None:
+        self._prepared = prepared
+        self._start = epoch * prepared.batches + start_batch
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK)
+        self._wanted = -1
+        self._allowed = -1 if prepared.held_back else 1 << 62
+        self.error: StreamerError | None = None
+        self.rejected: list[tuple[int, str]] = []
+        self.consumed = 0
+        self.closed = False
+
+    @property
+    def ready(self) -> int:
+        """The last step that is local."""
+        if self.error is not None:
+            raise self.error
+        return min(self._wanted, self._allowed)
+
+    def step_of(self, epoch: int, batch: int) -> int:
+        """Batches since the start."""
+        return epoch * self._prepared.batches + batch - self._start
+
+    def allow(self, step: int) -> None:
+        """Steps up to this one become local; any thread."""
+        self._allowed = step
+        os.eventfd_write(self._bell, 1)
+
+    def fail(self, error: StreamerError) -> None:
+        """The engine reports this; any thread."""
+        self.error = error
+        os.eventfd_write(self._bell, 1)
+
+    def want(self, step: int) -> None:
+        """Remembers it."""
+        self._wanted = max(self._wanted, step)
+
+    def wait(self, step: int, timeout_seconds: float | None = None) -> None:
+        """Until `allow`."""
+        self.want(step)
+        while self.ready < step:
+            self.pump(timeout_seconds if timeout_seconds is not None else -1)
+
+    def done(self, step: int, *, at_once: bool = True) -> None:
+        """Remembers it."""
+        self.consumed = max(self.consumed, step)
+
+    def reject(self, chunk: int, reason: str) -> None:
+        """Remembers it."""
+        self.rejected.append((chunk, reason))
+        self._prepared.on_reject(chunk)
+
+    def fileno(self) -> int:
+        """Readable after `allow` and `fail`."""
+        return self._bell
+
+    def pump(self, timeout_seconds: float = 0.0) -> None:
+        """Takes in what was allowed."""
+        ready, _, _ = select.select([self._bell], [], [], None if timeout_seconds < 0 else timeout_seconds)
+        if ready:
+            os.eventfd_read(self._bell)
+
+    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
+        """What the prepared stream was told to say."""
+        return self._prepared.engine_values
+
+    def close(self) -> None:
+        """Idempotent."""
+        if not self.closed:
+            self.closed = True
+            os.close(self._bell)
+
+
+@dataclass
+class FakePrepared:
+    """A `PreparedStream` over a `FakeRecipe`.
+
+    Attributes:
+        made: the recipe.
+        seed: as told.
+        held_back: sessions wait for `allow`.
+        on_reject: called with each rejected chunk.
+        sessions: all that were opened.
+        shared: counts skipped samples.
+        engine_values: what the engine is said to count; None: there is none.
+    """
+
+    made: FakeRecipe
+    seed: int = 17
+    held_back: bool = False
+    on_reject: Callable[[int], None] = lambda chunk: None
+    sessions: list[FakeSession] = field(default_factory=list)
+    shared: SharedBudget | None = None
+    engine_values: Mapping[str, object] | None = None
+
+    @property
+    def batches(self) -> int:
+        """Batches in an epoch."""
+        return self.made.batches
+
+    @property
+    def skip_rules(self) -> SkipRules:
+        """An error is an error."""
+        return SkipRules()
+
+    def sample_key(self, ordinal: int) -> str:
+        """Its number."""
+        return f"#{ordinal}"
+
+    def shared_budget(self) -> SharedBudget | None:
+        """There are no other ranks, unless a test has some."""
+        return self.shared
+
+    def facts(self) -> dict[str, Detail]:
+        """Nobody compares them."""
+        return {}
+
+    def plan(self, epoch: int) -> FakeRecipe:
+        """Every epoch has the same number of batches."""
+        return self.made
+
+    def recipe(self) -> FakeRecipe:
+        """For workers."""
+        return self.made
+
+    def session(self, epoch: int, start_batch: int) -> StepSession:
+        """Opens one."""
+        self.sessions.append(FakeSession(self, epoch, start_batch))
+        return self.sessions[-1]
+
+    def state(self, epoch: int, batch: int) -> dict[str, object]:
+        """Epoch and batch."""
+        return {"epoch": epoch, "batch": batch, "batch_size": self.made.batch_size}
+
+    def resume(self, state: Mapping[str, object]) -> tuple[int, int]:
+        """Epoch and batch.
+
+        Raises:
+            StateError: another batch size.
+        """
+        if state["batch_size"] != self.made.batch_size:
+            raise StateError(f"the state has batch_size={state['batch_size']}", field="batch_size")
+        epoch, batch = state["epoch"], state["batch"]
+        assert isinstance(epoch, int)
+        assert isinstance(batch, int)
+        return epoch, batch
+
+
+class FakeDataset:
+    """What `StreamingDataLoader` takes.
+
+    Args:
+        samples: how many.
+        make: (epoch, ordinal) -> sample.
+        held_back: sessions wait for `allow`.
+        shared: counts skipped samples.
+        draws: whether `make` may draw from the global generators.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        make: MakeSample,
+        *,
+        held_back: bool = False,
+        shared: SharedBudget | None = None,
+        draws: bool = True,
+    ) -> None:
+        self._samples = samples
+        self._make = make
+        self._held_back = held_back
+        self._shared = shared
+        self._draws = draws
+        self.told: int | None = None
+        self.grown: int | None = None
+        self.edition = 0
+        self.prepared: FakePrepared | None = None
+
+    def _for_loader(self) -> FakeDataset:
+        return self
+
+    @property
+    def user_code(self) -> tuple[object, ...]:
+        """What makes samples."""
+        return (self._make,)
+
+    def prepare(self, batch_size: int, drop_last: bool) -> FakePrepared:
+        """Makes it ready."""
+        recipe = FakeRecipe(self._samples, batch_size, self._make, drop_last, draws=self._draws)
+        self.prepared = FakePrepared(recipe, held_back=self._held_back, shared=self._shared)
+        return self.prepared
+
+    @property
+    def compares(self) -> bool:
+        """There are no other ranks."""
+        return False
+
+    def compare(self, prepare: Callable[[], PreparedStream], place: str) -> None:
+        """This rank alone."""
+        prepare()
+
+    def take_told_epoch(self) -> int | None:
+        """What `told` holds, once."""
+        told, self.told = self.told, None
+        return told
+
+    @property
+    def refreshes(self) -> bool:
+        """Where `grown` says what to become."""
+        return self.grown is not None
+
+    def refresh(self) -> bool:
+        """Becomes as large as `grown` says."""
+        before, self._samples = self._samples, self._samples if self.grown is None else self.grown
+        self.edition += before != self._samples
+        return before != self._samples

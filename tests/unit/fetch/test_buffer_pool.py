@@ -1,0 +1,116 @@
+"""Buffers for chunks are lent, taken back and bounded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from streamer.fetch.buffer_pool import GRAIN_BYTES, IDLE_BYTES, BufferPool, ChunkBuffer, size_bytes
+
+MiB = 1 << 20
+
+
+def test_slab_that_came_back_is_lent_again() -> None:
+    """A chunk of about the same length gets the same memory: nothing is mapped anew."""
+    pool = BufferPool(64 * MiB)
+    first = pool.take(8 * MiB - 100_000)
+    pool.give(first)
+    second = pool.take(8 * MiB - 3)
+    assert second is first
+    assert len(second.view) == 8 * MiB - 3
+    assert pool.mapped_bytes == 8 * MiB
+
+
+def test_view_of_a_slab_that_came_back_is_dead() -> None:
+    """Who reads on after the end is told, and does not see another chunk's bytes."""
+    pool = BufferPool(MiB)
+    buffer = pool.take(1000)
+    view = buffer.view
+    pool.give(buffer)
+    with pytest.raises(ValueError, match="released"):
+        view[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mremap")
+@pytest.mark.parametrize("hold", [lambda view: np.frombuffer(view, np.uint8), lambda view: view[:]])
+def test_slab_that_somebody_still_reads_is_not_lent_again(hold: Callable[[memoryview], memoryview]) -> None:
+    """Slices and arrays keep their bytes; the buffer is forgotten."""
+    pool = BufferPool(MiB)
+    buffer = pool.take(1000)
+    buffer.view[:3] = b"abc"
+    held = hold(buffer.view)
+    pool.give(buffer)
+    assert pool.mapped_bytes == 0
+    pool.take(1000).view[:3] = b"xyz"
+    assert held[:3].tobytes() == b"abc"
+
+
+def test_what_is_free_stays_within_the_bound() -> None:
+    """BufferPool that nobody uses are unmapped for others; those that are lent may exceed the bound."""
+    pool = BufferPool(4 * MiB)
+    lent = [pool.take(2 * MiB) for _ in range(3)]
+    assert pool.mapped_bytes == 6 * MiB
+    for buffer in lent:
+        pool.give(buffer)
+    assert pool.mapped_bytes == 4 * MiB
+    pool.take(3 * MiB)
+    assert pool.mapped_bytes == 3 * MiB
+
+
+def test_idle_process_keeps_few() -> None:
+    """When the last buffer comes back, what is kept shrinks to what a new start needs."""
+    pool = BufferPool(4 * IDLE_BYTES)
+    lent = [pool.take(64 * MiB) for _ in range(6)]
+    for buffer in lent[:-1]:
+        pool.give(buffer)
+    assert pool.mapped_bytes == 6 * 64 * MiB
+    pool.give(lent[-1])
+    assert pool.mapped_bytes == IDLE_BYTES
+
+
+def test_much_smaller_chunk_gets_a_slab_of_its_own() -> None:
+    """A large buffer is not taken by what needs less than four fifths of it."""
+    pool = BufferPool(64 * MiB)
+    pool.give(pool.take(8 * MiB))
+    assert pool.take(6 * MiB).size_bytes == 6 * MiB
+
+
+def test_chunk_that_waits_has_no_slab() -> None:
+    """It is taken with the first byte, so the next chunk lands in the memory of the one before."""
+    pool = BufferPool(64 * MiB)
+    first, second = ChunkBuffer(pool, MiB), ChunkBuffer(pool, MiB)
+    assert pool.mapped_bytes == 0
+    first.view()[:3] = b"abc"
+    first.view()[-2:] = b"yz"
+    assert (bytes(first.view()[:3]), bytes(first.view()[-2:])) == (b"abc", b"yz")
+    first.clear()
+    first.clear()
+    second.view()[5:6] = b"x"
+    assert pool.mapped_bytes == MiB
+
+
+def test_empty_chunk_lands() -> None:
+    """Samples without a byte are a chunk as well."""
+    landing = ChunkBuffer(BufferPool(MiB), 0)
+    assert bytes(landing.view()) == b""
+    landing.clear()
+
+
+@pytest.mark.parametrize(
+    ("length", "room"),
+    [
+        (0, GRAIN_BYTES),
+        (1, GRAIN_BYTES),
+        (GRAIN_BYTES + 1, 2 * GRAIN_BYTES),
+        (MiB + 1, MiB + MiB // 8),
+        (8 * MiB, 8 * MiB),
+        (8 * MiB + 1, 9 * MiB),
+        (1000 * MiB, 1024 * MiB),
+    ],
+)
+def test_rooms_come_in_eighths(length: int, room: int) -> None:
+    """Room for every length, at most an eighth too much above 512 KiB."""
+    assert size_bytes(length) == room

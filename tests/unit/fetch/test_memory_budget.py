@@ -1,0 +1,29 @@
+"""The budget when nobody says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamer.cgroup import Cgroup
+from streamer.fetch.memory_budget import LEAST_BYTES, MOST_BYTES, budget_bytes
+
+GiB = 1 << 30
+
+
+def limited(root: Path, text: str) -> Cgroup:
+    """A cgroup whose limit is `text`."""
+    (root / "memory.max").write_text(text + "\n")
+    return Cgroup(root, root / "membership")
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [(str(2 * GiB), GiB // 2), (str(64 * 1024 * GiB), None), ("max", None), (str(1 << 20), LEAST_BYTES)],
+)
+def test_quarter_of_the_cgroup(tmp_path: Path, limit: str, expected: int | None) -> None:
+    """A quarter of the cgroup's limit, between 64 MiB and 1 GiB; without a limit a quarter of the machine."""
+    budget = budget_bytes(limited(tmp_path, limit))
+    assert budget == (expected or budget_bytes(limited(tmp_path, "max")))
+    assert LEAST_BYTES <= budget <= MOST_BYTES

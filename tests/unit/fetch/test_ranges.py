@@ -1,0 +1,97 @@
+"""Which ranges a chunk needs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.config import MiB
+from streamer.fetch.ranges import merged, part_bytes, pieces, plan_ranges, step_bytes
+from streamer.manifest.model import Extent, ObjectRecord
+
+A = ObjectRecord("s3://b/a", 10_000, "etag:1")
+B = ObjectRecord("s3://b/b", 10_000, "etag:2")
+
+
+def test_touching_extents_of_one_object_are_one_request() -> None:
+    """Neighbours join; a gap, another object or another version does not."""
+    newer = ObjectRecord("s3://b/a", 10_000, "etag:9")
+    extents = [Extent(A, 0, 10), Extent(A, 10, 20), Extent(A, 21, 30), Extent(B, 30, 40), Extent(newer, 40, 50)]
+    assert merged(extents) == [Extent(A, 0, 20), Extent(A, 21, 30), Extent(B, 30, 40), Extent(newer, 40, 50)]
+
+
+def test_empty_extents_are_never_requested() -> None:
+    """A sample of 0 bytes costs nothing and separates nothing."""
+    assert plan_ranges([Extent(A, 0, 10), Extent(B, 5, 5), Extent(A, 10, 20)], 100) == [Extent(A, 0, 20)]
+    assert plan_ranges([Extent(A, 7, 7)], 100) == []
+
+
+def test_order_is_kept() -> None:
+    """Extents that go backwards stay as they are: the chunk's bytes are their concatenation."""
+    extents = [Extent(A, 50, 60), Extent(A, 0, 50)]
+    assert plan_ranges(extents, 1000) == extents
+
+
+def test_cuts_lie_on_multiples() -> None:
+    """Ranges begin where uploaded parts do; short ends join their neighbour."""
+    assert list(pieces(Extent(A, 5, 3995), 1000)) == [Extent(A, 5, 2000), Extent(A, 2000, 3995)]
+    assert list(pieces(Extent(A, 0, 1999), 1000)) == [Extent(A, 0, 1999)]
+    assert list(pieces(Extent(A, 0, 2000), 1000)) == [Extent(A, 0, 1000), Extent(A, 1000, 2000)]
+
+
+@given(start=st.integers(0, 5000), length=st.integers(1, 5000), size=st.integers(1, 700))
+def test_pieces_tile_the_extent(start: int, length: int, size: int) -> None:
+    """Nothing is lost, nothing asked twice, nothing is shorter than a range or as long as two, unless it is alone."""
+    found = list(pieces(Extent(A, start, start + length), size))
+    assert (found[0].start, found[-1].stop) == (start, start + length)
+    assert all(left.stop == right.start for left, right in pairwise(found))
+    assert all(piece.length < 2 * size for piece in found)
+    assert len(found) == 1 or all(piece.length >= size for piece in found)
+
+
+def uploaded(size: int, parts: int) -> ObjectRecord:
+    """An object as S3 names one that was uploaded in parts."""
+    return ObjectRecord("s3://b/big", size, f"etag:{'0' * 32}-{parts}")
+
+
+@pytest.mark.parametrize(
+    ("size", "parts", "expected"),
+    [
+        (100 * MiB, 13, 8 * MiB),
+        (100 * MiB + 1, 21, 5 * MiB),
+        (1000 * MiB, 20, 50 * MiB),
+        (1000 * MiB, 63, 16 * MiB),
+        (999 * MiB, 42, 24 * MiB),
+        (100 * MiB, 1, None),
+        (100 * MiB, 2, 50 * MiB),
+        (120 * MiB, 2, 64 * MiB),
+        (10 * MiB, 11, None),
+    ],
+)
+def test_parts_are_guessed_from_the_etag(size: int, parts: int, expected: int | None) -> None:
+    """Their number and the object's size leave few whole MiB."""
+    assert part_bytes(uploaded(size, parts)) == expected
+
+
+def test_other_versions_tell_nothing_about_parts() -> None:
+    """A plain hash, a generation, a simulator's opaque tag that ends in a number."""
+    for version in ("etag:" + "0" * 32, "generation:17-3", "etag:1a2b-3c-5"):
+        assert part_bytes(ObjectRecord("s3://b/a", 100 * MiB, version)) is None
+
+
+@given(part=st.integers(5, 200), parts=st.integers(2, 40), range_mib=st.sampled_from([1, 4, 8, 16]))
+def test_steps_fit_the_parts(part: int, parts: int, range_mib: int) -> None:
+    """A range holds whole parts, or a part holds whole ranges; none is shorter than asked or twice as long."""
+    target = uploaded(part * MiB * parts - 1, parts)
+    found, step = part_bytes(target), step_bytes(target, range_mib * MiB)
+    assert range_mib * MiB <= step < 2 * range_mib * MiB
+    assert found is None or step % found == 0 or found % step == 0
+
+
+def test_ranges_end_where_parts_end() -> None:
+    """100 MiB in parts of 5 MiB: ranges of two parts instead of 8 MiB across three."""
+    target = uploaded(100 * MiB, 20)
+    assert all(piece.stop % (5 * MiB) == 0 for piece in plan_ranges([Extent(target, 0, 100 * MiB)], 8 * MiB))

@@ -1,0 +1,78 @@
+"""A batch in one slot is copied as one piece."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import torch
+
+from streamer.loader.batch.collate import collate
+from streamer.loader.batch.packing import BatchReader, PackedBatch
+from streamer.loader.delivery import Delivery
+from streamer.loader.device.contiguous import Packed
+
+SAMPLES = [
+    {"jpg": np.full((30, 40, 3), n, np.uint8), "x": np.full((40, 10), n, np.float64), "cls": n} for n in range(8)
+]
+
+
+def delivery(structure: object) -> Delivery:
+    packed = PackedBatch(structure)
+    memory = np.frombuffer(bytearray(packed.nbytes + 100), np.uint8)  # of its own, as the ring lends it
+    packed.write(memory)
+    content = BatchReader(memory).read(packed.description)
+    return Delivery(content, 0, 0, np.zeros(8, bool), packed.nbytes, memory=memory)
+
+
+def test_one_copy_for_all_tensors():
+    """The run covers them all; taken apart, each has its values, dtype and shape."""
+    batch = delivery(collate(SAMPLES))
+    packed = Packed.of(batch)
+    assert packed is not None
+    assert packed.nbytes == 8 * 3600 + 8 * 3200 + 64
+    whole = packed.source().clone()
+    moved = packed.on(whole)
+    assert moved.memory is None, "the slot is not held by what was made of it"
+    for name in ("jpg", "x", "cls"):
+        assert torch.equal(moved.content[name], batch.content[name])
+        assert moved.content[name].dtype is batch.content[name].dtype
+    inside = range(whole.data_ptr(), whole.data_ptr() + whole.nbytes)
+    assert moved.content["jpg"].data_ptr() in inside
+    assert moved.content["x"].data_ptr() in inside
+    assert moved.content["cls"].data_ptr() not in inside, "who keeps labels must not keep pictures"
+
+
+def test_what_is_not_one_run_is_copied_tensor_by_tensor():
+    """Memory of their own, strings in between, a single tensor, a batch from elsewhere."""
+    batch = delivery(collate(SAMPLES))
+    foreign = batch.with_content({**batch.content, "more": torch.ones(5)})
+    assert Packed.of(foreign) is None
+    mixed = Delivery({**batch.content, "more": torch.ones(5)}, 0, 0, batch.repeated, memory=batch.memory)
+    assert Packed.of(mixed) is None
+    scattered = Delivery(
+        {"jpg": batch.content["jpg"][:, ::2], "x": batch.content["x"]}, 0, 0, batch.repeated, memory=batch.memory
+    )
+    assert Packed.of(scattered) is None
+    texts = [{"a": np.zeros(2000), "text": "x" * 9000, "b": np.zeros(2000)} for _ in range(4)]
+    assert Packed.of(delivery(collate(texts))) is None
+    single = delivery(collate([{"x": sample["x"]} for sample in SAMPLES]))
+    assert Packed.of(single) is None
+    assert Packed.of(batch.content) is None
+    assert Packed.of(delivery(collate(["a", "b"]))) is None
+
+
+def test_the_source_of_a_copy_keeps_its_slot():
+    """A slot is free when its array has died: not while a copy that is on its way reads it, and at once afterwards."""
+    batch, freed = delivery(collate(SAMPLES)), []
+    weakref.finalize(batch.memory, freed.append, True)
+    packed = Packed.of(batch)
+    assert packed is not None
+    source = packed.source()
+    del batch, packed
+    gc.collect()
+    assert freed == []
+    del source
+    gc.collect()
+    assert freed == [True]

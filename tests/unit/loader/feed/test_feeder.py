@@ -1,0 +1,138 @@
+"""The feeder's thread: what the trainer gets when it ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from dataclasses import dataclass, field
+
+import pytest
+
+from streamer.errors import BrokenError
+from streamer.loader.dataloader import StreamingDataLoader
+from streamer.loader.feed import feeder as feeder_module
+from streamer.loader.feed.feeder import Feeder, FeedPlan
+from streamer.loader.feed.run import Failed, Finished
+from streamer.loader.feed.supply import FedSupply
+from streamer.loader.ring.ring import Limits
+from streamer.loader.workers.batch_maker import MakerRules
+from streamer.loader.workers.pool import WorkerConfig
+from streamer.testing import FakeDataset, FakeRecipe
+
+
+def plan_of(threads: int, span: int) -> FeedPlan:
+    return FeedPlan(
+        workers=WorkerConfig("thread", threads),
+        span=span,
+        limits=Limits(2 * span, 2 * span, 1 << 20),
+        planning=threading.Lock(),
+    )
+
+
+def broken(timeout_seconds: float = 0.0) -> None:
+    raise ZeroDivisionError("no such number")
+
+
+def test_a_trainer_that_waits_gets_the_error_that_ended_the_feeder():
+    """Its error is the last thing in the queue: the end of the run, which empties the queue, comes before it."""
+    feeder = Feeder(plan_of(1, 2))
+    prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}, held_back=True).prepare(3, drop_last=False)
+    feeder.equip(prepared, MakerRules(prepared.seed))
+    run = feeder.run(0, 0)
+    feeder.start()
+    deadline = time.monotonic() + 60
+    while not prepared.sessions and time.monotonic() < deadline:
+        time.sleep(0.001)
+    prepared.sessions[0].pump = broken
+    prepared.sessions[0].allow(0)
+    while feeder.broken is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    feeder.close()
+    outcome = run.outcomes.get_nowait()
+    assert isinstance(outcome, Failed)
+    assert outcome.final
+    assert isinstance(outcome.error, BrokenError)
+    assert "no such number" in str(outcome.error)
+
+
+@pytest.mark.parametrize("where", ["pump", "session"])
+@pytest.mark.parametrize("kind", [BrokenError, ZeroDivisionError])
+def test_an_error_that_is_raised_again_keeps_its_traceback(where, kind):
+    """It begins where the error was made, and does not grow with each `next()`."""
+
+    def fails(*arguments: object) -> None:
+        raise kind("no such number")
+
+    feeder = Feeder(plan_of(1, 2))
+    prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}).prepare(3, drop_last=False)
+    feeder.equip(prepared, MakerRules(prepared.seed))
+    if where == "session":
+        prepared.session = fails
+    else:
+        feeder._turn = fails
+    supply = FedSupply(feeder)
+    supply.begin(0, 0)
+    seen = []
+    for _ in range(4):
+        with pytest.raises((kind, BrokenError), match="no such number") as caught:
+            supply.take(lambda: None)
+        seen.append([frame.name for frame in traceback.extract_tb(caught.value.__traceback__)])
+    supply.close()
+    assert len({len(names) for names in seen}) == 1
+    assert kind is not BrokenError or all("fails" in names for names in seen)
+
+
+@dataclass(frozen=True)
+class Late(FakeRecipe):
+    """The first worker to open it gets it; every other one waits."""
+
+    first: threading.Lock = field(default_factory=threading.Lock)
+    others: threading.Event = field(default_factory=threading.Event)
+
+    def open(self):
+        if not self.first.acquire(blocking=False):
+            self.others.wait()
+        return super().open()
+
+
+def test_a_worker_that_still_starts_is_given_nothing():
+    """Of two workers one never comes up: the other makes every batch, the first one included."""
+    feeder = Feeder(plan_of(2, 4))
+    prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}).prepare(3, drop_last=False)
+    prepared.made = Late(12, 3, lambda epoch, ordinal: {"x": ordinal})
+    feeder.equip(prepared, MakerRules(prepared.seed))
+    run = feeder.run(0, 0)
+    feeder.start()
+    try:
+        for step in range(4):
+            outcome = run.outcomes.get(timeout=60)
+            assert isinstance(outcome, Finished)
+            assert outcome.pending.step == step
+            outcome.discard(feeder.ring)
+            feeder.took(run, 0)
+        assert sorted(handle.ready for handle in feeder._pool.workers.values()) == [False, True]
+    finally:
+        prepared.made.others.set()
+        feeder.close()
+
+
+@pytest.mark.parametrize(("short_nanoseconds", "depth"), [(0, 1), (1 << 60, 2)])
+def test_short_batches_are_queued(monkeypatch, short_nanoseconds, depth):
+    """One waits at a worker that makes another; a long one would wait there too long."""
+    deepest = []
+    send = Feeder._send
+
+    def watched(self, handle, pending):
+        send(self, handle, pending)
+        if self.ring.free:
+            deepest.append(len(handle.tasks))
+
+    monkeypatch.setattr(Feeder, "_send", watched)
+    monkeypatch.setattr(feeder_module, "_SHORT_NANOSECONDS", short_nanoseconds)
+    dataset = FakeDataset(10_000, lambda epoch, ordinal: {"x": ordinal})
+    with StreamingDataLoader(dataset, 10, 1, worker_type="thread") as loader:
+        batches = iter(loader)
+        for _ in range(300):
+            next(batches)
+    assert max(deepest[20:]) == depth

@@ -1,0 +1,153 @@
+"""The report from two snapshots; verdicts on made-up figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from streamer.loader.stall.advice import Findings, Verdict, advise, judge, more_workers
+from streamer.loader.stall.causes import ALL, Tail, Turn
+from streamer.loader.stall.report import Snapshot, compare
+from streamer.loader.stall.stats import EngineView, LoaderStats
+
+MS = 1_000_000
+BEFORE = Snapshot(
+    stats=LoaderStats(batches=10, samples=80, step_seconds=1.0, waiting={"decode": 2.0}, respawns=1, occupancy=1.0),
+    waits=Tail(10, [900 * MS] * 10),
+    steps=Tail(10, [900 * MS] * 10),
+    workers=4,
+    cores=16,
+)
+AFTER = replace(
+    BEFORE,
+    stats=LoaderStats(
+        batches=20,
+        samples=160,
+        step_seconds=2.0,
+        waiting={"decode": 2.83, "read": 0.17},
+        respawns=3,
+        occupancy=2.0,
+        ring_slots=8,
+        ring_free=5,
+    ),
+    waits=Tail(20, [900 * MS] * 10 + [100 * MS] * 9 + [150 * MS]),
+    steps=Tail(20, [900 * MS] * 10 + [100 * MS] * 10),
+    turns=Tail(10, [Turn(worker, 50 * MS, 5, 40 * MS, 10 * MS) for worker in (0, 1)] * 5),
+)
+
+
+def test_only_what_happened_between_counts():
+    """Sums, mean, median and p99 since the last report, not since the beginning."""
+    found = compare(BEFORE, AFTER)
+    assert (found.batches, found.samples, found.respawns) == (10, 80, 2)
+    assert found.share == pytest.approx(0.5)
+    assert found.wait.sum == pytest.approx(1.0)
+    assert (found.wait.median, found.wait.p99) == (0.1, 0.15)
+    assert found.step.mean == pytest.approx(0.1)
+    assert found.waiting == pytest.approx({"decode": 0.83, "read": 0.17})
+    assert found.occupancy == pytest.approx(3.0)
+
+
+def test_the_line():
+    """One line: verdict with its share and what to do, the figures behind it."""
+    line = str(compare(BEFORE, AFTER))
+    assert line.startswith(
+        "input-bound (50% waiting): decode, decode 83%, read 17%; 4 more workers (num_workers=8) or "
+    )
+    assert "\n" not in line
+    for part in (
+        "waiting 1 s (mean 100, median 100, p99 150 ms)",
+        "ring 5 of 8 free",
+        "respawned 2",
+        "sample #5 40 ms",
+    ):
+        assert part in line
+
+
+def test_not_input_bound():
+    """Below 2 % there is nothing to do."""
+    found = compare(BEFORE, replace(BEFORE, stats=replace(BEFORE.stats, step_seconds=2.0, waiting={"decode": 2.003})))
+    assert found.headline == "not input-bound: 0.3% waiting"
+
+
+def test_nothing_measured():
+    """Two equal snapshots."""
+    assert compare(BEFORE, BEFORE).headline == "nothing measured: 0.0% waiting"
+
+
+def test_a_wait_that_goes_on_counts_once():
+    """A trainer that stands still is reported at once; what the report has told is not told again."""
+    stuck = replace(AFTER, ongoing={"network": 9_000_000_000})
+    first = compare(AFTER, stuck)
+    assert first.verdict is Verdict.STORE
+    assert first.waiting_seconds == pytest.approx(9.0)
+    over = replace(AFTER, stats=replace(AFTER.stats, waiting={**AFTER.stats.waiting, "network": 10.0}))
+    assert compare(stuck, over).waiting_seconds == pytest.approx(1.0)
+
+
+def test_counters_that_began_anew():
+    """After a loaded state the workers count from 0."""
+    anew = replace(AFTER, stats=replace(AFTER.stats, respawns=1))
+    assert compare(AFTER, anew).respawns == 1
+
+
+def test_scalars_have_names_for_plots():
+    """Plain numbers; one per cause."""
+    scalars = compare(BEFORE, AFTER).scalars()
+    assert scalars["stall/share"] == pytest.approx(0.5)
+    assert scalars["stall/waiting/decode"] == pytest.approx(0.83)
+
+
+def findings(share: float = 0.5, workers: int = 4, cores: int = 16, **waiting: float) -> Findings:
+    return Findings(
+        share=share,
+        seconds=10,
+        waiting=waiting,
+        straggler=None,
+        workers=workers,
+        cores=cores,
+        engine_before=None,
+        engine=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "workers", "cores", "expected"),
+    [
+        (0.5, 4, 16, "4 more workers (num_workers=8) or "),
+        (0.5, 4, 5, "1 more worker (num_workers=5) or "),
+        (0.5, 4, 4, "4 workers keep all 4 cores busy: "),
+        (0.99, 1, 64, "15 more workers (num_workers=16) or "),
+    ],
+)
+def test_how_many_workers(share, workers, cores, expected):
+    """As many as the waiting needs, as far as there are cores."""
+    assert more_workers(findings(share, workers, cores)) == expected
+
+
+@pytest.mark.parametrize("cause", ALL)
+def test_every_cause_has_a_verdict_and_advice(cause):
+    """Whatever takes the time, the report knows what to say."""
+    found = findings(**{cause: 5.0})
+    verdict = judge(found)
+    assert verdict not in (Verdict.NOTHING, Verdict.NOT_BOUND)
+    assert advise(verdict, found)
+
+
+def test_stages_count_together_against_the_network():
+    """Three stages of 20 % are the worker's 60 %."""
+    assert judge(findings(network=4.0, read=2.0, decode=2.5, transform=2.0)) is Verdict.DECODE
+
+
+def test_the_engines_view_of_one_session():
+    """Counters by name; the waiting of this consumer of this job on this data set; unknown names are left out."""
+    mine = {"consumer": "rank 0", "job": "j", "dataset": "d"}
+    values = {
+        **mine,
+        "needs": 7,
+        "hit_bound": 0.5,
+        "unheard_of": 1,
+        "sessions": [{**mine, "waiting_seconds": 1.5}, {**mine, "job": "other", "waiting_seconds": 9.0}],
+    }
+    assert EngineView.of(values) == EngineView(needs=7, hit_bound=0.5, waiting_seconds=1.5)

@@ -1,0 +1,152 @@
+"""The reporter and the headspace mode."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from streamer.client.oneshot import Finding
+from streamer.errors import ConfigError
+from streamer.loader.dataloader import StreamingDataLoader
+from streamer.loader.headspace import Headspace
+from streamer.loader.stall.report import Snapshot, StallReport
+from streamer.loader.stall.reporter import ReportRules, StallReporter
+from streamer.loader.stall.stats import LoaderStats
+from streamer.testing import FakeDataset
+
+
+class Loader:
+    """Waits for a share of every second."""
+
+    def __init__(self, share: float) -> None:
+        self.share, self.seconds = share, 0
+
+    def snapshot(self) -> Snapshot:
+        self.seconds += 1
+        waiting = {"decode": self.share * self.seconds}
+        return Snapshot(
+            stats=LoaderStats(batches=self.seconds, step_seconds=(1 - self.share) * self.seconds, waiting=waiting)
+        )
+
+    def name_samples(self, report: StallReport) -> StallReport:
+        return replace(report, hit_share=0.25)
+
+
+@pytest.mark.parametrize(("rank", "share", "lines"), [(0, 0.01, 1), (3, 0.01, 0), (3, 0.5, 1)])
+def test_who_speaks(rank, share, lines, caplog):
+    """The first rank always, the others when they wait."""
+    caplog.set_level(logging.INFO)
+    reports = []
+    loader = Loader(share)
+    reporter = StallReporter(loader, ReportRules(on_report=reports.append), rank)
+    reporter.report()
+    assert len(caplog.records) == lines
+    assert reports[0].share == pytest.approx(share)
+    assert reports[0].hit_share == 0.25
+
+
+def sample(epoch: int, ordinal: int) -> object:
+    return {"x": np.full(4, ordinal, np.float32)}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_it_reports_while_the_training_goes_on(workers):
+    """With an interval there is a report on a thread of its own, and none after close."""
+    heard: queue.Queue[str] = queue.Queue()
+    with StreamingDataLoader(
+        FakeDataset(1000, sample),
+        4,
+        workers,
+        worker_type="thread",
+        report_seconds=0.02,
+        on_report=lambda report: heard.put(threading.current_thread().name),
+    ) as loader:
+        next(iter(loader))
+        assert heard.get(timeout=60) == "streamer-report"
+    assert not [thread for thread in threading.enumerate() if thread.name == "streamer-report"]
+
+
+def test_a_callback_that_raises_ends_nothing(caplog):
+    """It is logged, and called again at the next interval."""
+    calls: queue.Queue[int] = queue.Queue()
+
+    def fail(report: StallReport) -> None:
+        calls.put(1)
+        raise RuntimeError("no such run")
+
+    with StreamingDataLoader(FakeDataset(1000, sample), 4, report_seconds=0.02, on_report=fail) as loader:
+        next(iter(loader))
+        for _ in range(2):
+            calls.get(timeout=60)
+    assert "the stall report failed" in caplog.text
+
+
+def test_switched_off():
+    """None: no thread."""
+    with StreamingDataLoader(FakeDataset(40, sample), 4, report_seconds=None) as loader:
+        next(iter(loader))
+        assert not [thread for thread in threading.enumerate() if thread.name == "streamer-report"]
+
+
+def test_an_interval_that_cannot_be():
+    """0 seconds is an error at once."""
+    with pytest.raises(ConfigError, match="report_seconds=0"):
+        StreamingDataLoader(FakeDataset(8, sample), 4, report_seconds=0)
+
+
+def test_the_report_is_since_the_last_one():
+    """Two calls share nothing."""
+    with StreamingDataLoader(FakeDataset(40, sample), 4, report_seconds=None) as loader:
+        assert loader.report().batches == 0
+        for _, _batch in zip(range(3), loader, strict=False):
+            pass
+        assert loader.report().batches == 3
+        assert loader.report().batches == 0
+
+
+def test_the_engines_view_is_in_the_stats():
+    """`stats()` carries what the engine says; None without one."""
+    dataset = FakeDataset(40, sample)
+    with StreamingDataLoader(dataset, 4, report_seconds=None) as loader:
+        next(iter(loader))
+        assert loader.stats().engine is None
+        dataset.prepared.engine_values = {"needs": 4, "hits": 1}
+        found = loader.stats().engine
+        assert (found.needs, found.hits) == (4, 1)
+
+
+def test_the_engine_hears_what_was_found():
+    """At each report of the reporter, on every rank: the share and the verdict of that report."""
+    heard = []
+    dataset = FakeDataset(40, sample)
+    with StreamingDataLoader(dataset, 4, report_seconds=None) as loader:
+        next(iter(loader))
+        dataset.prepared.engine_values = {"needs": 4, "reply": heard.append}
+        report = StallReporter(loader, ReportRules(), rank=1).report()
+    assert heard == [Finding(report.share, str(report.verdict), report.advice)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_headspace_leaves_the_training_where_it_was(workers):
+    """k batches are replayed; the next epoch delivers them again; the clock has not seen them."""
+    with StreamingDataLoader(FakeDataset(40, sample), 4, workers, worker_type="thread", report_seconds=None) as loader:
+        head = loader.headspace(k=2, steps=7)
+        state = loader.state_dict()
+        seen = [int(batch["x"][0, 0]) for batch in head]
+        assert seen == [0, 4, 0, 4, 0, 4, 0]
+        assert (head.ceiling.steps, head.ceiling.samples) == (5, 20)
+        assert head.ceiling.samples_per_second > 0
+        assert loader.state_dict() == state
+        assert [int(batch["x"][0, 0]) for batch in loader] == list(range(0, 40, 4))
+
+
+def test_headspace_of_nothing():
+    """An empty epoch has no ceiling."""
+    head = Headspace([], [], 5)
+    assert list(head) == []
+    assert head.ceiling.samples_per_second == 0

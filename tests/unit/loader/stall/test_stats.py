@@ -1,0 +1,70 @@
+"""What the loader counts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from streamer.loader.feed.counters import FeedCounters
+from streamer.loader.stages import Stages
+from streamer.loader.stall import stats as counters
+from streamer.loader.stall.stats import LoaderStats, TrainerClock
+from streamer.loader.workers.protocol import Made
+
+
+class Time:
+    """A clock that is moved by hand."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 1
+        monkeypatch.setattr(counters.time, "perf_counter_ns", lambda: self.now)
+
+    def pass_seconds(self, seconds: float) -> None:
+        self.now += int(seconds * 1e9)
+
+
+def test_waits_and_steps(monkeypatch):
+    """Waiting is from the request to the arrival, the hand-over after it, a step from batch to request."""
+    time, clock = Time(monkeypatch), TrainerClock()
+    for wait, step in ((1, 2), (3, 4), (0.5, 0)):
+        clock.ask(ready=2)
+        time.pass_seconds(wait)
+        clock.arrive()
+        time.pass_seconds(0.25)
+        clock.leave(8, 100)
+        time.pass_seconds(step)
+    found = asdict(clock.stats())
+    assert found["wait_seconds"] == 4.5
+    assert found["step_seconds"] == 6
+    assert found["hand_over_seconds"] == 0.75
+    assert found["wait_median_seconds"] == 1
+    assert found["wait_p99_seconds"] == 3
+    assert found["occupancy"] == 2
+    assert [taken / 1e9 for taken in clock.takes.tail().values] == [1.25, 3.25, 0.75]
+    assert (clock.batches, clock.samples, clock.nbytes) == (3, 24, 300)
+
+
+def test_time_between_epochs_is_no_step(monkeypatch):
+    """Validation between two epochs is not counted as a long step."""
+    time, clock = Time(monkeypatch), TrainerClock()
+    clock.ask(0)
+    clock.arrive()
+    clock.leave(1, 1)
+    clock.pause()
+    time.pass_seconds(100)
+    clock.ask(0)
+    assert clock.stats().step_seconds == 0
+
+
+def test_stages_add_up():
+    """Each worker's nanoseconds by stage, faults and pickled bytes."""
+    counted = FeedCounters()
+    for _ in range(2):
+        counted.made(Made(1, 10, (0, 150), Stages(9, 1, 2, 3, 4, 5), 7, 8))
+    assert counted.nanoseconds == [18, 2, 4, 6, 8, 10]
+    assert (counted.faults, counted.pickled_bytes) == (14, 300)
+
+
+def test_wait_share():
+    """Share of the time; nothing measured is no waiting."""
+    assert LoaderStats(wait_seconds=1, step_seconds=3).wait_share == 0.25
+    assert LoaderStats().wait_share == 0

@@ -1,0 +1,162 @@
+"""Transfers of libcurl on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pycurl
+import pytest
+
+from streamer.store.curl import multi as curl_multi
+from streamer.store.curl.multi import Multi
+
+BODY = bytes(range(256)) * 400
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
+
+
+@dataclass
+class Server:
+    """Answers each request with BODY."""
+
+    answers: bool = True
+    port: int = 0
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    heard: int = 0
+    expected: int = 1
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        self.writers.append(writer)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                self.heard += 1
+                if self.heard >= self.expected:
+                    self.asked.set()
+                if self.answers:
+                    writer.write(ANSWER)
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Server]:
+    """A server on a port of its own; its tasks end with its connections."""
+    told = Server()
+    server = await asyncio.start_server(told.serve, "127.0.0.1", 0)
+    told.port = server.sockets[0].getsockname()[1]
+    try:
+        yield told
+    finally:
+        server.close()
+        for writer in told.writers:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+        await server.wait_closed()
+
+
+@pytest.fixture
+async def multi() -> AsyncIterator[Multi]:
+    """Closed in the end."""
+    made = Multi(10)
+    yield made
+    await made.close()
+
+
+def easy(port: int) -> tuple[pycurl.Curl, list[bytes]]:
+    """A request and the pieces that it brings."""
+    handle, pieces = pycurl.Curl(), list[bytes]()
+    handle.setopt(pycurl.URL, f"http://127.0.0.1:{port}/")
+    handle.setopt(pycurl.NOPROXY, "*")
+    handle.setopt(pycurl.WRITEFUNCTION, pieces.append)
+    return handle, pieces
+
+
+async def unanswered(multi: Multi, server: Server) -> asyncio.Future[None]:
+    """A request that the server has and says nothing to."""
+    server.answers = False
+    task = asyncio.ensure_future(multi.perform(easy(server.port)[0]))
+    await server.asked.wait()
+    return task
+
+
+async def test_many_at_once(multi: Multi) -> None:
+    """Each has its body, and the connections serve again."""
+    async with serving() as server:
+        for _ in range(2):
+            handles = [easy(server.port) for _ in range(5)]
+            await asyncio.gather(*(multi.perform(handle) for handle, _ in handles))
+            assert all(b"".join(pieces) == BODY for _, pieces in handles)
+        assert len(server.writers) == 5
+        await multi.close()
+
+
+async def test_the_loop_has_its_turn(multi: Multi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits at many sockets is taken over several turns, between which others have theirs."""
+    monkeypatch.setattr(curl_multi, "_TURN_SECONDS", 0.0)
+    async with serving() as server:
+        handles = [easy(server.port) for _ in range(12)]
+        server.answers, server.expected = False, len(handles)
+        tasks = [asyncio.ensure_future(multi.perform(handle)) for handle, _ in handles]
+        await server.asked.wait()
+        for writer in server.writers:
+            writer.write(ANSWER)
+        served = [0]
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0)
+            served.append(sum(bool(pieces) for _, pieces in handles))
+        assert all(b"".join(pieces) == BODY for _, pieces in handles)
+        assert max(now - then for then, now in pairwise(served)) <= curl_multi._AT_ONCE
+        await multi.close()
+
+
+async def test_idle_connection_that_the_server_closes(multi: Multi) -> None:
+    """It is watched no more, so that the loop does not spin, and the next request makes another."""
+    async with serving() as server:
+        await multi.perform(easy(server.port)[0])
+        server.writers[0].close()
+        await server.writers[0].wait_closed()
+        for _ in range(3):  # turns of the loop: one sees it
+            await asyncio.sleep(0)
+        assert select.select([multi._epoll], [], [], 0)[0] == []
+        handle, pieces = easy(server.port)
+        await multi.perform(handle)
+        assert b"".join(pieces) == BODY
+        assert len(server.writers) == 2
+        await multi.close()
+
+
+async def test_cancelled(multi: Multi) -> None:
+    """Nothing is left of a request that nobody waits for."""
+    async with serving() as server:
+        task = await unanswered(multi, server)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert repr(multi) == "Multi(0 pending)"
+        await multi.close()
+
+
+async def test_closed(multi: Multi) -> None:
+    """Whoever waits is cancelled; a second time does nothing."""
+    async with serving() as server:
+        task = await unanswered(multi, server)
+        await multi.close()
+        await multi.close()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert multi.closed
+
+
+async def test_failed(multi: Multi) -> None:
+    """libcurl's error arrives."""
+    async with serving() as server:
+        port = server.port
+    with pytest.raises(pycurl.error) as caught:
+        await multi.perform(easy(port)[0])
+    assert caught.value.args[0] == pycurl.E_COULDNT_CONNECT

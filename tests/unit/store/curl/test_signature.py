@@ -1,0 +1,42 @@
+"""Signature Version 4. The contract of the stores compares with boto and asks a server that checks."""
+
+from __future__ import annotations
+
+from streamer.store.boto_keys import Keys
+from streamer.store.curl.signature import Signer
+
+KEYS = Keys("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
+# 24 May 2013, midnight UTC.
+MOMENT = 1_369_353_600.0
+ADDRESS = "https://examplebucket.s3.amazonaws.com/test.txt"
+
+
+def _signer(*moments: float) -> Signer:
+    left = list(moments)
+    base = "https://examplebucket.s3.amazonaws.com/"
+    return Signer(base, "us-east-1", ("Range: bytes=0-9",), lambda: left.pop(0))
+
+
+def test_the_example_of_aws() -> None:
+    """Source: AWS, "Signature Calculations for the Authorization Header", example GET Object."""
+    assert _signer(MOMENT).sign(ADDRESS, KEYS) == [
+        "Authorization: AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request, "
+        "SignedHeaders=host;range;x-amz-content-sha256;x-amz-date, "
+        "Signature=f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41",
+        "Host: examplebucket.s3.amazonaws.com",
+        "x-amz-content-sha256: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "x-amz-date: 20130524T000000Z",
+        "Range: bytes=0-9",
+    ]
+
+
+def test_what_is_kept_is_for_this_second_and_these_keys() -> None:
+    """A later second and other keys sign as if nothing had been kept; within a second the same is signed the same."""
+    later, token = MOMENT + 86_400.0, Keys(KEYS.key, KEYS.secret, "token")
+    signer = _signer(MOMENT, MOMENT + 0.9, later, later)
+    signed = [signer.sign(ADDRESS, keys) for keys in (KEYS, KEYS, KEYS, token)]
+    assert signed[0] == signed[1]
+    assert signed[2] == _signer(later).sign(ADDRESS, KEYS)
+    assert signed[3] == _signer(later).sign(ADDRESS, token)
+    assert len({lines[0] for lines in signed}) == 3
+    assert signed[3][-1] == "x-amz-security-token: token"
