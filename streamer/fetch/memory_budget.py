@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from streamer.cgroup import Cgroup, usable_memory_bytes
 from streamer.config import FetchConfig, GiB, MiB
 from streamer.fetch.buffer_pool import BufferPool
