@@ -60,7 +60,7 @@ class BatchSource(Protocol):
 
 
 @runtime_checkable
-class SeatedSource(Protocol):
+class BatchedSource(Protocol):
     """A source that is told of a whole batch, and that can write samples to where they will lie."""
 
     @property
@@ -74,11 +74,11 @@ class SeatedSource(Protocol):
         ...
 
     def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None, at: Callable[[int], None]) -> None:
-        """The samples of a batch, by seat; `load_seat` follows for each.
+        """The samples of a batch, by index; `load_at` follows for each.
 
         Args:
-            ordinals: one for each seat.
-            rows: where arrays may be written; None: nowhere, and nothing is read before `load_seat`.
+            ordinals: one for each index.
+            rows: where arrays may be written; None: nowhere, and nothing is read before `load_at`.
             at: called with an ordinal before that sample, and those beside it, are read.
 
         Raises:
@@ -86,8 +86,8 @@ class SeatedSource(Protocol):
         """
         ...
 
-    def load_seat(self, epoch: int, ordinal: int, seat: int) -> object:
-        """One sample, for a seat of the batch that was begun; not necessarily the one it was begun with.
+    def load_at(self, epoch: int, ordinal: int, index: int) -> object:
+        """One sample, for a index of the batch that was begun; not necessarily the one it was begun with.
 
         Raises:
             ChunkUnreadableError: the bytes are gone or wrong.
@@ -153,8 +153,8 @@ class StepSession(Protocol):
         """
         ...
 
-    def done(self, step: int, *, at_once: bool = True) -> None:
-        """The steps below this one are consumed; not `at_once`: the engine hears it with the next `want`."""
+    def done(self, step: int, *, flush: bool = True) -> None:
+        """The steps below this one are consumed; not `flush`: the engine hears it with the next `want`."""
         ...
 
     def reject(self, chunk: int, reason: str) -> None:
@@ -182,12 +182,12 @@ class StepSession(Protocol):
 
 
 @runtime_checkable
-class SeatedStream(Protocol):
-    """A prepared stream that knows its seat among the ranks."""
+class RankedStream(Protocol):
+    """A prepared stream that knows its index among the ranks."""
 
     @property
     def rank_config(self) -> RankConfig:
-        """The seat."""
+        """The index."""
         ...
 
 
@@ -279,7 +279,7 @@ class LoaderSide(Protocol):
         """
         ...
 
-    def take_told_epoch(self) -> int | None:
+    def take_requested_epoch(self) -> int | None:
         """The epoch that `set_epoch` of the dataset has named since the last call."""
         ...
 

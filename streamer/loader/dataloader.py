@@ -18,7 +18,7 @@ from streamer.loader.device.prefetcher import check_device
 from streamer.loader.epoch_iterator import EpochIterator
 from streamer.loader.feed.supply import Supply
 from streamer.loader.headspace import Headspace, detached
-from streamer.loader.lifecycle import Provision
+from streamer.loader.lifecycle import SupplyOwner
 from streamer.loader.options import (
     LoaderSettings,
     Pin,
@@ -134,16 +134,16 @@ class StreamingDataLoader:
         self._compared = False
         self._prepared: PreparedStream | None = None
         self._edition = 0
-        self._provision = Provision(self._settings)
+        self._supply_owner = SupplyOwner(self._settings)
         self._clock = TrainerClock()
         self._reported = Snapshot()
         self._pid = os.getpid()
         self._closed = False
         # The next batch to be delivered.
         self._position = (0, 0)
-        # Where the next iter() begins, and whether it was told to.
+        # Where the next iter() begins, and whether it was requested to.
         self._start = (0, 0)
-        self._told = False
+        self._epoch_requested = False
         # Where the last one began.
         self._begun: tuple[int, int] | None = None
         self._epoch: EpochIterator | None = None
@@ -170,28 +170,28 @@ class StreamingDataLoader:
             StreamerError: data set, order or state do not fit; on every rank, where torch.distributed is initialised.
         """
         self._check_usable()
-        if (told := self._source.take_told_epoch()) is not None:
-            self.set_epoch(told)
+        if (requested := self._source.take_requested_epoch()) is not None:
+            self.set_epoch(requested)
         self._look_again()
         self._make_ready()
         epoch, batch = self._beginning()
         self._begun = self._position = epoch, batch
-        self._start, self._told = (epoch + 1, 0), False
+        self._start, self._epoch_requested = (epoch + 1, 0), False
         if self._epoch is not None:
             self._epoch.supersede()
         self._clock.pause()
         reporter = self._begin_supply()
-        self._provision.enter(epoch, batch, self._batches)
+        self._supply_owner.enter(epoch, batch, self._batches)
         if reporter is not None:
             # Not before a batch is asked for: where all cores are busy a thread takes 6 ms to start (2026-11-22).
             reporter.start()
         s, left = self._settings, self._batches(epoch) - batch
-        self._epoch = EpochIterator(_Course(self), left, self._clock, self._provision.mover, s.device_transform)
+        self._epoch = EpochIterator(_EpochOwner(self), left, self._clock, self._supply_owner.mover, s.device_transform)
         return self._epoch
 
     def _beginning(self) -> tuple[int, int]:
         """Where the next epoch's iterator begins."""
-        if self._told:
+        if self._epoch_requested:
             return self._start
         if self._begun == self._position:
             # The last one was made and never asked: the same again. Lightning makes one before its first epoch, and
@@ -204,7 +204,7 @@ class StreamingDataLoader:
         """The next `iter()` is this epoch; a loaded state inside it is kept."""
         if epoch != self._start[0]:
             self._start = (epoch, 0)
-        self._told = True
+        self._epoch_requested = True
 
     def state_dict(self) -> dict[str, object]:
         """Where the training stands: after the last batch that it was given. O(1)."""
@@ -221,13 +221,13 @@ class StreamingDataLoader:
         self._end_supply()
         self._compared, self._failure = False, None
         try:
-            self._provision.start_workers()
+            self._supply_owner.start_workers()
             self._start = self._position = self._prepare().resume(state)
         except StreamerError as error:
             if not self._source.compares:
                 raise
             self._failure = error
-        self._told, self._begun = False, None
+        self._epoch_requested, self._begun = False, None
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -245,7 +245,7 @@ class StreamingDataLoader:
         Loads the next `k` batches and replays them `steps` times in all, so that no step waits for data. The place in
         the data set stays where it was: the next `iter()` delivers these batches again.
         """
-        before = self._position, self._start, self._told, self._begun
+        before = self._position, self._start, self._epoch_requested, self._begun
         batches, samples = [], []
         for batch in itertools.islice(self, at_least("k", k, 1)):
             batches.append(detached(batch))
@@ -253,7 +253,7 @@ class StreamingDataLoader:
         if self._epoch is not None:
             self._epoch.end()
         self._clock.pause()
-        self._position, self._start, self._told, self._begun = before
+        self._position, self._start, self._epoch_requested, self._begun = before
         return Headspace(batches, samples, at_least("steps", steps, 1))
 
     def snapshot(self) -> Snapshot:
@@ -268,7 +268,7 @@ class StreamingDataLoader:
         """What happened so far. The engine is asked for its view, half a second at most."""
         # The engine first: what the trainer does meanwhile is in the counts.
         engine = engine_view(supply) if (supply := self._supply) is not None else None
-        counts = self._provision.counts(self._clock)
+        counts = self._supply_owner.counts(self._clock)
         return replace(counts, engine=engine, skipped=len(self._ledger.entries))
 
     def close(self) -> None:
@@ -280,18 +280,18 @@ class StreamingDataLoader:
 
     @property
     def _supply(self) -> Supply | None:
-        return self._provision.supply
+        return self._supply_owner.supply
 
     def _begin_supply(self) -> StallReporter | None:
         """The supply begins, if it has not; returns who is to report on it."""
         if self._supply is not None:
             return None
         prepared, rules = self._prepare(), self._settings.reports
-        self._provision.begin(prepared)
+        self._supply_owner.begin(prepared)
         if rules.seconds is None:
             return None
         reporter = StallReporter(self, rules, rank_of(prepared), self.snapshot())
-        self._provision.until_end(reporter.stop)
+        self._supply_owner.until_end(reporter.stop)
         return reporter
 
     def _arrived(self, delivery: Delivery) -> None:
@@ -307,7 +307,7 @@ class StreamingDataLoader:
     def _end_supply(self) -> None:
         if self._epoch is not None:
             self._epoch.end()
-        self._provision.end()
+        self._supply_owner.end()
 
     def _look_again(self) -> None:
         """Between epochs: a dataset that has changed is prepared and supplied anew."""
@@ -345,14 +345,14 @@ class StreamingDataLoader:
 
     def _prepare_to_compare(self) -> PreparedStream:
         # Here: also that no worker can start on this rank is to be heard on all of them.
-        self._provision.start_workers()
+        self._supply_owner.start_workers()
         if self._failure is not None:
             raise self._failure
         return self._prepare()
 
     def _batches(self, epoch: int) -> int:
         prepared = self._prepare()
-        with self._provision.planning:
+        with self._supply_owner.planning:
             return prepared.plan(epoch).batches
 
     def _prepare(self) -> PreparedStream:
@@ -369,25 +369,25 @@ class StreamingDataLoader:
             raise ClosedError("this StreamingDataLoader belongs to the process that made it; make one after the fork")
 
 
-class _Course:
+class _EpochOwner:
     """The loader as the iterator of its running epoch sees it."""
 
     def __init__(self, loader: StreamingDataLoader) -> None:
         self._loader = loader
 
     def ready(self) -> int:
-        """See `Course`."""
+        """See `EpochOwner`."""
         self._loader._check_usable()
         return supply.ready if (supply := self._loader._supply) is not None else 0
 
     def next_delivery(self) -> Delivery:
-        """See `Course`."""
-        return self._loader._provision.take(self._loader._clock)
+        """See `EpochOwner`."""
+        return self._loader._supply_owner.take(self._loader._clock)
 
     def delivered(self, delivery: Delivery) -> None:
-        """See `Course`."""
+        """See `EpochOwner`."""
         self._loader._arrived(delivery)
 
     def finished(self) -> None:
-        """See `Course`."""
+        """See `EpochOwner`."""
         self._loader._position = self._loader._position[0] + 1, 0

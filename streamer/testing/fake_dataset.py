@@ -1,6 +1,6 @@
 """A data set without engine, manifest or files: what tests and benchmarks of the loader load.
 
-Its order is a formula, its chunks are always local unless it is told to take some away; everything else goes the
+Its order is a formula, its chunks are always local unless it is requested_epoch to take some away; everything else goes the
 same way as real data.
 """
 
@@ -79,7 +79,7 @@ class QuietSource(FakeSource):
     def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None, at: Callable[[int], None]) -> None:
         """Nothing to read."""
 
-    def load_seat(self, epoch: int, ordinal: int, seat: int) -> object:
+    def load_at(self, epoch: int, ordinal: int, index: int) -> object:
         """One sample."""
         return self.load(epoch, ordinal)
 
@@ -95,7 +95,7 @@ class FakeSession:
     def __init__(self, prepared: FakePrepared, epoch: int, start_batch: int) -> None:
         self._prepared = prepared
         self._start = epoch * prepared.batches + start_batch
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK)
+        self._event = os.eventfd(0, os.EFD_NONBLOCK)
         self._wanted = -1
         self._allowed = -1 if prepared.held_back else 1 << 62
         self.error: StreamerError | None = None
@@ -117,12 +117,12 @@ class FakeSession:
     def allow(self, step: int) -> None:
         """Steps up to this one become local; any thread."""
         self._allowed = step
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._event, 1)
 
     def fail(self, error: StreamerError) -> None:
         """The engine reports this; any thread."""
         self.error = error
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._event, 1)
 
     def want(self, step: int) -> None:
         """Remembers it."""
@@ -134,7 +134,7 @@ class FakeSession:
         while self.ready < step:
             self.pump(timeout_seconds if timeout_seconds is not None else -1)
 
-    def done(self, step: int, *, at_once: bool = True) -> None:
+    def done(self, step: int, *, flush: bool = True) -> None:
         """Remembers it."""
         self.consumed = max(self.consumed, step)
 
@@ -145,23 +145,23 @@ class FakeSession:
 
     def fileno(self) -> int:
         """Readable after `allow` and `fail`."""
-        return self._bell
+        return self._event
 
     def pump(self, timeout_seconds: float = 0.0) -> None:
         """Takes in what was allowed."""
-        ready, _, _ = select.select([self._bell], [], [], None if timeout_seconds < 0 else timeout_seconds)
+        ready, _, _ = select.select([self._event], [], [], None if timeout_seconds < 0 else timeout_seconds)
         if ready:
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._event)
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """What the prepared stream was told to say."""
+        """What the prepared stream was requested_epoch to say."""
         return self._prepared.engine_values
 
     def close(self) -> None:
         """Idempotent."""
         if not self.closed:
             self.closed = True
-            os.close(self._bell)
+            os.close(self._event)
 
 
 @dataclass
@@ -170,7 +170,7 @@ class FakePrepared:
 
     Attributes:
         made: the recipe.
-        seed: as told.
+        seed: as requested_epoch.
         held_back: sessions wait for `allow`.
         on_reject: called with each rejected chunk.
         sessions: all that were opened.
@@ -264,7 +264,7 @@ class FakeDataset:
         self._held_back = held_back
         self._shared = shared
         self._draws = draws
-        self.told: int | None = None
+        self.requested_epoch: int | None = None
         self.grown: int | None = None
         self.edition = 0
         self.prepared: FakePrepared | None = None
@@ -292,10 +292,10 @@ class FakeDataset:
         """This rank alone."""
         prepare()
 
-    def take_told_epoch(self) -> int | None:
-        """What `told` holds, once."""
-        told, self.told = self.told, None
-        return told
+    def take_requested_epoch(self) -> int | None:
+        """What `requested_epoch` holds, once."""
+        requested_epoch, self.requested_epoch = self.requested_epoch, None
+        return requested_epoch
 
     @property
     def refreshes(self) -> bool:

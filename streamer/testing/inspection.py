@@ -26,7 +26,7 @@ class Inspection:
 
 def inspect(loader: StreamingDataLoader) -> Inspection:
     """The inside of a loader right now; any thread."""
-    feeder = loader._provision._feeder
+    feeder = loader._supply_owner._feeder
     if feeder is None:
         return Inspection([], [], False)
     pool = feeder._pool

@@ -107,7 +107,7 @@ class _Prefetch:
         if isinstance(first, BaseException):
             raise first
         batch, fence = first
-        self._mover.hand_over(batch, fence)
+        self._mover.order_after(batch, fence)
         return batch
 
     def _fetch(self) -> None:

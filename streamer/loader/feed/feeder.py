@@ -20,10 +20,10 @@ import msgspec
 from streamer.errors import BrokenError, StreamerError
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.feed.counters import FeedCounters
-from streamer.loader.feed.run import Failed, Finished, Run, Scene
-from streamer.loader.feed.wakeup import Bell
+from streamer.loader.feed.run import Failed, Finished, Run, RunState
+from streamer.loader.feed.wakeup import Wakeup
 from streamer.loader.ring.ring import Limits, Registrar, Ring
-from streamer.loader.stall.causes import MADE, RING, START, WORK, Story
+from streamer.loader.stall.causes import MADE, RING, START, WORK, BatchTimeline
 from streamer.loader.workers import failures
 from streamer.loader.workers.batch_maker import MakerRules
 from streamer.loader.workers.handle import ExitReport, WorkerHandle
@@ -31,9 +31,9 @@ from streamer.loader.workers.pending import Pending
 from streamer.loader.workers.pool import WorkerConfig
 from streamer.loader.workers.protocol import Failed as FailedTask
 from streamer.loader.workers.protocol import Made, Skipped, Unreadable
-from streamer.loader.workers.remote_errors import thaw_error
+from streamer.loader.workers.remote_errors import deserialize_error
 from streamer.loader.workers.supervisor import Supervisor
-from streamer.loader.workers.timeouts import Overtime
+from streamer.loader.workers.timeouts import SampleTimeouts
 
 logger = logging.getLogger(__name__)
 
@@ -82,33 +82,33 @@ class Feeder:
         self.counters = FeedCounters()
         self.broken: StreamerError | None = None
         self._plan = plan
-        self._bell = Bell()
-        self.ring = Ring(plan.limits, self._bell.wake, plan.registrar, poison=plan.poison)
+        self._wakeup = Wakeup()
+        self.ring = Ring(plan.limits, self._wakeup.wake, plan.registrar, poison=plan.poison)
         self._selector = selectors.DefaultSelector()
         self._supervisor = Supervisor(plan.workers, self._selector, self)
         self._pool = self._supervisor.pool
-        self._overtime = Overtime(self._pool, plan.timeout_seconds)
+        self._timeouts = SampleTimeouts(self._pool, plan.timeout_seconds)
         self._asked: deque[Run] = deque()
         self._equipped: tuple[PreparedStream, MakerRules] | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._live, name="streamer-feeder", daemon=True)
-        self._scene = Scene(plan.span, plan.planning, self._selector, self.ring)
+        self._run_state = RunState(plan.span, plan.planning, self._selector, self.ring)
         self._tasks = 0
-        self._deaths = failures.Deaths()
+        self._crashes = failures.CrashStreak()
         self._batch_nanoseconds = 0
 
     def __repr__(self) -> str:
-        return f"Feeder({self._pool!r}, {self.ring!r}, {self._scene!r})"
+        return f"Feeder({self._pool!r}, {self.ring!r}, {self._run_state!r})"
 
     @property
-    def head(self) -> Story | None:
-        """The story of the batch that the trainer gets next, while it is being made."""
-        pending = self._scene.window.head
-        return pending.story if pending is not None else None
+    def head(self) -> BatchTimeline | None:
+        """The timeline of the batch that the trainer gets next, while it is being made."""
+        pending = self._run_state.window.head
+        return pending.timeline if pending is not None else None
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
         """What the engine counts, asked over a connection of its own, on any thread; None: it does not answer."""
-        return self._scene.engine_values(timeout_seconds)
+        return self._run_state.engine_values(timeout_seconds)
 
     # ------------------------------------------------------------ the trainer's side
 
@@ -131,19 +131,19 @@ class Feeder:
         assert self._equipped is not None
         run = Run(self._equipped[0], epoch, batch)
         self._asked.append(run)
-        self._bell.ring()
+        self._wakeup.ring()
         return run
 
     def took(self, run: Run, epoch: int) -> None:
         """The trainer has taken a batch of this epoch."""
         run.taken += 1
         run.epoch_taken = epoch
-        self._bell.wake()
+        self._wakeup.wake()
 
     def close(self) -> None:
         """Ends workers and thread."""
         self._closing = True
-        self._bell.ring()
+        self._wakeup.ring()
         # A garbage collection may run this on any thread, the feeder's included.
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)
@@ -152,7 +152,7 @@ class Feeder:
 
     def _live(self) -> None:
         try:
-            self._selector.register(self._bell, selectors.EVENT_READ, self._bell.clear)
+            self._selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
             if self._plan.workers.worker_type == "process":
                 self._supervisor.start_first()
             while not self._closing:
@@ -167,12 +167,12 @@ class Feeder:
             self._end()
 
     def _end(self) -> None:
-        self._bell.hungry = False
+        self._wakeup.wants_work = False
         with contextlib.ExitStack() as stack:  # each of them, whatever another one raises
             stack.callback(self.ring.close)
             stack.callback(self._pool.close)
             stack.callback(self._selector.close)
-            self._scene.leave()
+            self._run_state.leave()
 
     def _collapse(self, error: BaseException) -> None:
         if isinstance(error, StreamerError):
@@ -180,7 +180,7 @@ class Feeder:
         else:
             self.broken = BrokenError(f"the loader's feeder thread died: {type(error).__name__}: {error}")
             self.broken.__cause__ = error
-        for run in (self._scene.run, *self._asked):
+        for run in (self._run_state.run, *self._asked):
             if run is not None:
                 run.outcomes.put(Failed(self.broken, final=True))
 
@@ -188,47 +188,47 @@ class Feeder:
         while self._asked:
             self._change_run(self._asked.popleft())
         # What follows mostly asks for a batch: one message for both.
-        self._scene.note_read()
+        self._run_state.note_read()
         # Set before looking: a slot freed after the look rings the bell.
-        self._bell.hungry = True
-        self._bell.hungry = self._dispatch()
+        self._wakeup.wants_work = True
+        self._wakeup.wants_work = self._dispatch()
         # After it: a trainer that is woken before asks for the GIL whenever this thread asks the kernel for something.
-        self._scene.deliver()
-        for key, _ in self._selector.select(self._overtime.patience_seconds if self._scene.open else None):
+        self._run_state.deliver()
+        for key, _ in self._selector.select(self._timeouts.patience_seconds if self._run_state.open else None):
             key.data()
-        for handle in self._overtime.stuck() if self._scene.open else ():
+        for handle in self._timeouts.stuck() if self._run_state.open else ():
             self._end_stuck(handle)
 
     def _change_run(self, run: Run) -> None:
-        if self._scene.run is None:
+        if self._run_state.run is None:
             self._pool.supply()
-        self._scene.leave()
+        self._run_state.leave()
         try:
-            self._scene.enter(run)
+            self._run_state.enter(run)
         except Exception as error:  # noqa: BLE001 - it goes to the trainer
             run.outcomes.put(Failed(error, final=True))
             return
-        self._deaths.forget()
+        self._crashes.reset()
         self._supervisor.start_first()
 
     # ------------------------------------------------------------ giving out work
 
     def _dispatch(self) -> bool:
         """Gives out work. Returns whether a worker is left idle for want of something."""
-        if not self._scene.open:
+        if not self._run_state.open:
             return False
         if not any(handle.ready for handle in self._pool.workers.values()):
             self._look_ahead(START)
             return False
         while (handle := self._least_busy()) is not None:
-            pending = self._scene.next(idle=not handle.tasks or bool(self._pool.missing))
+            pending = self._run_state.next(idle=not handle.tasks or bool(self._pool.missing))
             if pending is None:
                 return True
             if not self._place(pending):
-                pending.story.become(RING)
-                self._scene.window.repeat(pending)
+                pending.timeline.become(RING)
+                self._run_state.window.repeat(pending)
                 return True
-            pending.story.become(WORK)
+            pending.timeline.become(WORK)
             self._send(handle, pending)
         if self._pool.missing and self._look_ahead():
             self._supervisor.start_another()
@@ -236,20 +236,20 @@ class Feeder:
 
     def _look_ahead(self, cause: str = "") -> bool:
         """Whether a batch could be made now; asks the engine for what the next ones need."""
-        pending = self._scene.next(idle=True)
+        pending = self._run_state.next(idle=True)
         if pending is None:
             return False
         if cause:
-            pending.story.become(cause)
-        self._scene.window.repeat(pending)
+            pending.timeline.become(cause)
+        self._run_state.window.repeat(pending)
         return True
 
     def _place(self, pending: Pending) -> bool:
         """Gives a batch a slot; it keeps the one it has. False: there is none now."""
         if pending.slot is None:
-            pending.slot = self.ring.take(late=self._scene.window.head is not None)
+            pending.slot = self.ring.take(late=self._run_state.window.head is not None)
         # The trainer holds all slots, and waits: it must not wait for itself.
-        return pending.slot is not None or self._scene.starving(pending)
+        return pending.slot is not None or self._run_state.starving(pending)
 
     def _least_busy(self) -> WorkerHandle | None:
         # One that still starts gets nothing: the batch would wait for it, while others could make it at once.
@@ -275,14 +275,14 @@ class Feeder:
         if pending.abandoned:
             finished.discard(self.ring)
             return
-        pending.story.become(MADE)
-        pending.story.worker = handle.number
-        self._deaths.forget()
+        pending.timeline.become(MADE)
+        pending.timeline.worker = handle.number
+        self._crashes.reset()
         self.counters.made(made)
         self.counters.spilled += finished.own_memory >= 0
         spent = made.stages.load + made.stages.collate + made.stages.write
         self._batch_nanoseconds = (3 * (self._batch_nanoseconds or spent) + spent) // 4
-        self._scene.window.finish(pending, finished)
+        self._run_state.window.finish(pending, finished)
 
     def _adopt(self, handle: WorkerHandle, pending: Pending, made: Made, descriptor: int) -> int:
         """Gives new memory to the batch's slot; returns its descriptor if the ring has no room for it, else -1."""
@@ -309,29 +309,29 @@ class Feeder:
         elif isinstance(message, Unreadable):
             self._reread(pending, message.chunk, message.reason)
         else:
-            self._fail(pending, failures.located(thaw_error(message.error), pending, message.ordinal))
+            self._fail(pending, failures.located(deserialize_error(message.error), pending, message.ordinal))
 
     def not_opened(self, error: bytes) -> None:
         """See `Listener`."""
-        self._scene.stop(failures.unopened(thaw_error(error)))
+        self._run_state.stop(failures.unopened(deserialize_error(error)))
 
     def ended(self, handle: WorkerHandle, report: ExitReport) -> bool:
         """See `Listener`: its batches are made by other workers."""
         self.counters.respawns += 1
         for pending in handle.tasks:
             self._requeue(pending, report)
-        if (error := self._deaths.another(report)) is not None:
-            self._scene.stop(error)
-        return self._scene.open
+        if (error := self._crashes.add(report)) is not None:
+            self._run_state.stop(error)
+        return self._run_state.open
 
     def _requeue(self, pending: Pending, report: ExitReport) -> None:
-        pending.story.lose()
+        pending.timeline.lose()
         if pending.abandoned:
             self._release(pending)
         elif (error := failures.requeue(pending, report, self._skips)) is not None:
             self._fail(pending, error)
         else:
-            self._scene.window.repeat(pending)
+            self._run_state.window.repeat(pending)
 
     @property
     def _skips(self) -> bool:
@@ -340,7 +340,7 @@ class Feeder:
 
     def _end_stuck(self, handle: WorkerHandle) -> None:
         if handle.process is None:
-            self._scene.stop(failures.overdue(self._overtime.ordinal(handle), self._plan.timeout_seconds))
+            self._run_state.stop(failures.overdue(self._timeouts.ordinal(handle), self._plan.timeout_seconds))
             return
         handle.kill()
         self._supervisor.lose(handle)
@@ -351,12 +351,12 @@ class Feeder:
         if pending.rereads > failures.REREADS:
             self._fail(pending, failures.unreadable(pending, chunk, reason))
             return
-        self._scene.reject(chunk, reason)
-        self._scene.window.repeat(pending)
+        self._run_state.reject(chunk, reason)
+        self._run_state.window.repeat(pending)
 
     def _fail(self, pending: Pending, error: BaseException) -> None:
         self._release(pending)
-        self._scene.window.finish(pending, Failed(error))
+        self._run_state.window.finish(pending, Failed(error))
 
     def _release(self, pending: Pending) -> None:
         """Takes a batch's slot back unused."""

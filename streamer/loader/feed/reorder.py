@@ -11,7 +11,7 @@ from streamer.loader.workers.pending import Pending
 Result = TypeVar("Result")
 
 
-class Course:
+class BatchCursor:
     """The batches of a run in order, epoch after epoch.
 
     Args:
@@ -41,12 +41,12 @@ class Window(Generic[Result]):
     """The batches between the first that is not delivered and the last that is begun.
 
     Args:
-        course: the batches in order.
+        cursor: the batches in order.
         span: how many may be begun and not yet taken by the trainer.
     """
 
-    def __init__(self, course: Course, span: int) -> None:
-        self._course = course
+    def __init__(self, cursor: BatchCursor, span: int) -> None:
+        self._cursor = cursor
         self._span = span
         self._begun = 0
         self._delivered = 0
@@ -74,7 +74,7 @@ class Window(Generic[Result]):
 
     @property
     def outstanding(self) -> int:
-        """Batches at work or waiting for their turn."""
+        """Batches at work or waiting for their timing."""
         return self._begun - self._delivered
 
     def draw(self, taken: int, last_epoch: int) -> Pending | None:
@@ -86,9 +86,9 @@ class Window(Generic[Result]):
         """
         if self._again:
             return heapq.heappop(self._again)[1]
-        if self._begun - taken >= self._span or self._course.epoch > last_epoch:
+        if self._begun - taken >= self._span or self._cursor.epoch > last_epoch:
             return None
-        pending = Pending(self._begun, *self._course.advance())
+        pending = Pending(self._begun, *self._cursor.advance())
         self._begun += 1
         self._at_work[pending.step] = pending
         return pending

@@ -13,7 +13,7 @@ import msgspec
 
 from streamer.errors import StreamerError
 from streamer.loader.contracts import PreparedStream, StepSession
-from streamer.loader.feed.reorder import Course, Window
+from streamer.loader.feed.reorder import BatchCursor, Window
 from streamer.loader.ring.ring import Ring
 from streamer.loader.stall.causes import NETWORK, WINDOW
 from streamer.loader.workers.pending import Pending
@@ -78,7 +78,7 @@ class Run:
         self.epoch_taken = epoch
 
 
-class Scene:
+class RunState:
     """The run that is on, its window and its session with the engine. On the feeder's thread only."""
 
     def __init__(self, span: int, planning: threading.Lock, selector: selectors.BaseSelector, ring: Ring) -> None:
@@ -88,7 +88,7 @@ class Scene:
         self._span = span
         self._ring = ring
         self.run: Run | None = None
-        self.window: Window[Outcome] = Window(Course(lambda epoch: 1, 0, 0), span)
+        self.window: Window[Outcome] = Window(BatchCursor(lambda epoch: 1, 0, 0), span)
         self._session: StepSession | None = None
         self._listening = -1
         self._stopped = True
@@ -107,7 +107,7 @@ class Scene:
     def enter(self, run: Run) -> None:
         """Begins a run: opens its session."""
         self.run = run
-        self.window = Window(Course(self._batches, run.epoch, run.batch), self._span)
+        self.window = Window(BatchCursor(self._batches, run.epoch, run.batch), self._span)
         with self._planning:
             self._session = run.prepared.session(run.epoch, run.batch)
         self._stopped, self._wanted, self._full_since = False, -1, 0
@@ -156,7 +156,7 @@ class Scene:
             self._stopped = True
             return None
         if not local:
-            pending.story.become(NETWORK)
+            pending.timeline.become(NETWORK)
             self.window.repeat(pending)
             return None
         return pending
@@ -176,23 +176,23 @@ class Scene:
 
     def note_read(self) -> None:
         """What is read by now: the engine hears of it with the next thing it is asked."""
-        self._done(at_once=False)
+        self._done(flush=False)
 
     def deliver(self) -> None:
         """Hands on what is finished, and tells the engine what is read."""
         if self.run is not None:
             self._hand_on(self.run)
-            self._done(at_once=True)
+            self._done(flush=True)
 
     def _hand_on(self, run: Run) -> None:
         for outcome in self.window.deliver():
             run.outcomes.put(outcome)
 
-    def _done(self, *, at_once: bool) -> None:
+    def _done(self, *, flush: bool) -> None:
         if self._session is None:
             return
         try:
-            self._session.done(self.window.unread, at_once=at_once)
+            self._session.done(self.window.unread, flush=flush)
         except StreamerError as error:
             self.stop(error)
 
@@ -208,7 +208,7 @@ class Scene:
             if idle and not self._full_since:
                 self._full_since = time.perf_counter_ns()
         elif self._full_since:
-            pending.story.add(WINDOW, time.perf_counter_ns() - self._full_since)
+            pending.timeline.add(WINDOW, time.perf_counter_ns() - self._full_since)
             self._full_since = 0
         return pending
 

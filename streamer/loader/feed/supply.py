@@ -22,7 +22,7 @@ from streamer.loader.feed.feeder import Feeder
 from streamer.loader.feed.run import Failed, Finished, Run
 from streamer.loader.ring import shared_memory as memory
 from streamer.loader.samples.seeding import kept_globals
-from streamer.loader.stall.causes import MADE, NETWORK, WORK, Story, Trace
+from streamer.loader.stall.causes import MADE, NETWORK, WORK, BatchTimeline, Trace
 from streamer.loader.stall.stats import LoaderStats
 from streamer.loader.workers.batch_maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
 from streamer.loader.workers.protocol import Made
@@ -41,8 +41,8 @@ class Supply(Protocol):
         ...
 
     @property
-    def head(self) -> Story | None:
-        """The story of the batch that comes next, while it is being made."""
+    def head(self) -> BatchTimeline | None:
+        """The timeline of the batch that comes next, while it is being made."""
         ...
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
@@ -86,8 +86,8 @@ class FedSupply:
         return self._run.outcomes.qsize() if self._run else 0
 
     @property
-    def head(self) -> Story | None:
-        """The story of the batch that comes next, while it is being made."""
+    def head(self) -> BatchTimeline | None:
+        """The timeline of the batch that comes next, while it is being made."""
         return self.feeder.head
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
@@ -127,7 +127,7 @@ class FedSupply:
         lent = self._memory_of(finished)
         content = BatchReader(lent).read(made.description)
         skipped = tuple(pending.skipped.items())
-        trace = Trace(pending.story, made.stages, made.slowest)
+        trace = Trace(pending.timeline, made.stages, made.slowest)
         return Delivery(content, pending.epoch, pending.batch, _mask(made), made.nbytes, skipped, trace, lent)
 
     def _ended_by(self, error: BaseException) -> BaseException:
@@ -172,7 +172,7 @@ class InlineSupply:
         self._maker = BatchMaker(self._source, msgspec.structs.replace(rules, collate_fn=collate_fn))
         self._session: StepSession | None = None
         self._epoch = self._batch = 0
-        self._story: Story | None = None
+        self._timeline: BatchTimeline | None = None
 
     @property
     def ready(self) -> int:
@@ -180,9 +180,9 @@ class InlineSupply:
         return 0
 
     @property
-    def head(self) -> Story | None:
-        """The story of the batch that is being made."""
-        return self._story
+    def head(self) -> BatchTimeline | None:
+        """The timeline of the batch that is being made."""
+        return self._timeline
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
         """What the engine counts; any thread."""
@@ -202,16 +202,16 @@ class InlineSupply:
             self._epoch, self._batch = self._epoch + 1, 0
         epoch, batch = self._epoch, self._batch
         self._batch += 1
-        clock, self._story = self._maker.clock(), Story()
+        clock, self._timeline = self._maker.clock(), BatchTimeline()
         with kept_globals():
-            loaded, watch = self._load(epoch, batch, self._story)
+            loaded, watch = self._load(epoch, batch, self._timeline)
             stages = self._maker.stages(watch.lap(), clock)
             content = self._maker.put_together(loaded)
         stages = msgspec.structs.replace(stages, collate=watch.lap())
         self.counters.made(Made(0, 0, (0, 0), stages, 0, len(loaded.samples)))
-        self._story.become(MADE)
+        self._timeline.become(MADE)
         arrived()
-        trace, self._story = Trace(self._story, stages, loaded.slowest), None
+        trace, self._timeline = Trace(self._timeline, stages, loaded.slowest), None
         skipped = tuple((ordinal, f"{type(error).__name__}: {error}") for ordinal, error in loaded.skipped)
         return Delivery(content, epoch, batch, loaded.repeated, skipped=skipped, trace=trace)
 
@@ -222,16 +222,16 @@ class InlineSupply:
             self._session = None
             self._source.close()
 
-    def _load(self, epoch: int, batch: int, story: Story) -> tuple[Loaded, Stopwatch]:
+    def _load(self, epoch: int, batch: int, timeline: BatchTimeline) -> tuple[Loaded, Stopwatch]:
         """The samples, and a watch that was started when their chunks were local."""
         session = self._session
         assert session is not None
         step = session.step_of(epoch, batch)
         session.want(step + self._ahead)
         for attempt in range(_REREADS + 1):
-            story.become(NETWORK)
+            timeline.become(NETWORK)
             session.wait(step)
-            story.become(WORK)
+            timeline.become(WORK)
             watch = Stopwatch()
             try:
                 loaded = self._maker.load(epoch, batch)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 
 
-class Bell:
+class Wakeup:
     """Wakes the feeder from any thread, without a lock and without waiting. Its descriptor lives as long as it does."""
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # The feeder has idle workers and waits for a slot, or for room in the window.
-        self.hungry = False
+        self.wants_work = False
 
     def __del__(self) -> None:
         os.close(self._descriptor)
@@ -26,8 +26,8 @@ class Bell:
 
     def wake(self) -> None:
         """Something was freed: wakes the feeder if it waits for that. Called by finalizers."""
-        if self.hungry:
-            self.hungry = False
+        if self.wants_work:
+            self.wants_work = False
             self.ring()
 
     def clear(self) -> None:

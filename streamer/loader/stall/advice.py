@@ -16,8 +16,8 @@ from streamer.loader.stall.stats import EngineView
 NOT_BOUND_SHARE = 0.02
 
 
-class Verdict(StrEnum):
-    """What holds the training up."""
+class Bottleneck(StrEnum):
+    """The stage that limits the training."""
 
     NOTHING = "nothing measured"
     NOT_BOUND = "not input-bound"
@@ -37,8 +37,8 @@ class Verdict(StrEnum):
     RING = "full ring"
     WINDOW = "prefetch_batches"
     START = "starting workers"
-    LOST = "workers that die"
-    HAND_OVER = "hand-over"
+    LOST = "crashing workers"
+    HANDOFF = "handoff"
     DEVICE = "copy to the device"
 
 
@@ -57,7 +57,7 @@ class Straggler(msgspec.Struct, frozen=True):
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a verdict is made from.
+    """What a bottleneck is made from.
 
     Attributes:
         share: of the time that was waiting. seconds: waiting and steps.
@@ -83,31 +83,31 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _IN_WORKER = {
-    causes.READ: Verdict.SSD,
-    causes.DECODE: Verdict.DECODE,
-    causes.TRANSFORM: Verdict.TRANSFORM,
-    causes.LOAD: Verdict.LOAD,
-    causes.COLLATE: Verdict.COLLATE,
-    causes.WRITE: Verdict.WRITE,
-    causes.WORK: Verdict.LOAD,
+    causes.READ: Bottleneck.SSD,
+    causes.DECODE: Bottleneck.DECODE,
+    causes.TRANSFORM: Bottleneck.TRANSFORM,
+    causes.LOAD: Bottleneck.LOAD,
+    causes.COLLATE: Bottleneck.COLLATE,
+    causes.WRITE: Bottleneck.WRITE,
+    causes.WORK: Bottleneck.LOAD,
 }
 _OUTSIDE = {
-    causes.NETWORK: Verdict.STORE,
-    causes.RING: Verdict.RING,
-    causes.WINDOW: Verdict.WINDOW,
-    causes.START: Verdict.START,
-    causes.LOST: Verdict.LOST,
-    causes.HAND_OVER: Verdict.HAND_OVER,
-    causes.DEVICE: Verdict.DEVICE,
+    causes.NETWORK: Bottleneck.STORE,
+    causes.RING: Bottleneck.RING,
+    causes.WINDOW: Bottleneck.WINDOW,
+    causes.START: Bottleneck.START,
+    causes.LOST: Bottleneck.LOST,
+    causes.HANDOFF: Bottleneck.HANDOFF,
+    causes.DEVICE: Bottleneck.DEVICE,
 }
 
 
-def judge(found: Findings) -> Verdict:
+def diagnose(found: Findings) -> Bottleneck:
     """The one thing to look at first."""
     if found.seconds <= 0:
-        return Verdict.NOTHING
+        return Bottleneck.NOTHING
     if found.share < NOT_BOUND_SHARE:
-        return Verdict.NOT_BOUND
+        return Bottleneck.NOT_BOUND
     worker = sum(found.waiting.get(cause, 0.0) for cause in _IN_WORKER)
     outside = max(_OUTSIDE, key=lambda cause: found.waiting.get(cause, 0.0))
     largest = found.waiting.get(outside, 0.0)
@@ -119,34 +119,34 @@ def judge(found: Findings) -> Verdict:
     return _in_worker(found)
 
 
-def _in_worker(found: Findings) -> Verdict:
+def _in_worker(found: Findings) -> Bottleneck:
     stages = {cause: found.waiting.get(cause, 0.0) for cause in _IN_WORKER}
     largest = max(stages, key=lambda cause: stages[cause])
     if found.straggler is not None:
-        return Verdict.SLOW_WORKER if found.straggler.kind == "worker" else Verdict.SLOW_SAMPLE
-    return Verdict.NO_WORKERS if found.workers == 0 else _IN_WORKER[largest]
+        return Bottleneck.SLOW_WORKER if found.straggler.kind == "worker" else Bottleneck.SLOW_SAMPLE
+    return Bottleneck.NO_WORKERS if found.workers == 0 else _IN_WORKER[largest]
 
 
-def _network(found: Findings) -> Verdict:
+def _network(found: Findings) -> Bottleneck:
     """Chunks that are not local: the store, or the SSD that they are written to, or no room there."""
     if found.engine is None:
-        return Verdict.STORE
+        return Bottleneck.STORE
     if found.grown("throttled") > 0:
-        return Verdict.THROTTLED
+        return Bottleneck.THROTTLED
     if found.engine.in_flight == 0:
-        return Verdict.CACHE_DISK if found.engine.flights else Verdict.CACHE_ROOM
-    return Verdict.STORE
+        return Bottleneck.CACHE_DISK if found.engine.fetches else Bottleneck.CACHE_ROOM
+    return Bottleneck.STORE
 
 
-def advise(verdict: Verdict, found: Findings) -> str:
+def advise(bottleneck: Bottleneck, found: Findings) -> str:
     """What to do about it, in a line; "" when there is nothing to do."""
-    if verdict in _WORKER_ADVICE:
-        return f"{more_workers(found)}{_WORKER_ADVICE[verdict]}"
-    if verdict is Verdict.STORE:
-        return f"chunks come too late{_engine(found)}; {_ADVICE[verdict]}"
-    if found.straggler is not None and verdict in (Verdict.SLOW_WORKER, Verdict.SLOW_SAMPLE):
+    if bottleneck in _WORKER_ADVICE:
+        return f"{more_workers(found)}{_WORKER_ADVICE[bottleneck]}"
+    if bottleneck is Bottleneck.STORE:
+        return f"chunks come too late{_engine(found)}; {_ADVICE[bottleneck]}"
+    if found.straggler is not None and bottleneck in (Bottleneck.SLOW_WORKER, Bottleneck.SLOW_SAMPLE):
         return _about(found.straggler)
-    return _ADVICE.get(verdict, "")
+    return _ADVICE.get(bottleneck, "")
 
 
 def more_workers(found: Findings) -> str:
@@ -179,25 +179,25 @@ def _engine(found: Findings) -> str:
 
 
 _WORKER_ADVICE = {
-    Verdict.SSD: "a faster cache disk (NVMe), less else on it, or more memory for its pages",
-    Verdict.DECODE: "smaller images, scaled decoding, or a format that decodes faster",
-    Verdict.TRANSFORM: "a cheaper transform, or part of it on the device (device_transform)",
-    Verdict.LOAD: "cheaper samples: measure read, decode and transform of one",
-    Verdict.COLLATE: "a cheaper collate_fn, or arrays instead of many small objects",
-    Verdict.WRITE: "smaller samples (uint8 instead of float32): memory bandwidth is the limit",
+    Bottleneck.SSD: "a faster cache disk (NVMe), less else on it, or more memory for its pages",
+    Bottleneck.DECODE: "smaller images, scaled decoding, or a format that decodes faster",
+    Bottleneck.TRANSFORM: "a cheaper transform, or part of it on the device (device_transform)",
+    Bottleneck.LOAD: "cheaper samples: measure read, decode and transform of one",
+    Bottleneck.COLLATE: "a cheaper collate_fn, or arrays instead of many small objects",
+    Bottleneck.WRITE: "smaller samples (uint8 instead of float32): memory bandwidth is the limit",
 }
 _ADVICE = {
-    Verdict.NO_WORKERS: "everything happens in the trainer's own time: set num_workers to the cores of this rank",
-    Verdict.THROTTLED: "the store answers 'slow down': spread the data over more prefixes, or raise its limits; a "
+    Bottleneck.NO_WORKERS: "everything happens in the trainer's own time: set num_workers to the cores of this rank",
+    Bottleneck.THROTTLED: "the store answers 'slow down': spread the data over more prefixes, or raise its limits; a "
     "larger cache asks it for less",
-    Verdict.STORE: "a larger cache, a store that is nearer, or fewer bytes per sample",
-    Verdict.CACHE_DISK: "chunks are here and wait for the disk: put the cache on NVMe, or keep others off it",
-    Verdict.CACHE_ROOM: "the engine may not fetch: raise cache_bytes, or lower shuffle_window and prefetch_batches",
-    Verdict.RING: "the trainer keeps batches: clone() what outlives the step, or raise ring_bytes",
-    Verdict.WINDOW: "workers stand idle: raise prefetch_batches",
-    Verdict.START: "gone after the first batches; lighter imports in transform and collate_fn make it shorter",
-    Verdict.LOST: "see the log for why workers end: memory (OOM killer), or code that crashes on a sample",
-    Verdict.HAND_OVER: "batches are made and wait for the trainer's thread: other threads hold the GIL, or a batch has "
+    Bottleneck.STORE: "a larger cache, a store that is nearer, or fewer bytes per sample",
+    Bottleneck.CACHE_DISK: "chunks are here and wait for the disk: put the cache on NVMe, or keep others off it",
+    Bottleneck.CACHE_ROOM: "the engine may not fetch: raise cache_bytes, or lower shuffle_window and prefetch_batches",
+    Bottleneck.RING: "the trainer keeps batches: clone() what outlives the step, or raise ring_bytes",
+    Bottleneck.WINDOW: "workers stand idle: raise prefetch_batches",
+    Bottleneck.START: "gone after the first batches; lighter imports in transform and collate_fn make it shorter",
+    Bottleneck.LOST: "see the log for why workers end: memory (OOM killer), or code that crashes on a sample",
+    Bottleneck.HANDOFF: "batches are made and wait for the trainer's thread: other threads hold the GIL, or a batch has "
     "very many small tensors",
-    Verdict.DEVICE: "pin=True, fewer or smaller tensors (uint8, normalise on the device), a cheaper device_transform",
+    Bottleneck.DEVICE: "pin=True, fewer or smaller tensors (uint8, normalise on the device), a cheaper device_transform",
 }

@@ -43,14 +43,14 @@ WRITE: Final = "write"
 WORK: Final = "work"
 """In a worker, as yet unknown at what."""
 # After it:
-HAND_OVER: Final = "hand_over"
+HANDOFF: Final = "handoff"
 """Made, and not yet in the trainer's hands."""
 DEVICE: Final = "device"
 """The copy to the device and `device_transform`, as far as the trainer's thread is busy with them."""
 
 DELAYS: Final = (LOST, NETWORK, RING, START, WINDOW)
 STAGES: Final = (READ, DECODE, TRANSFORM, LOAD, COLLATE, WRITE)
-ALL: Final = (*DELAYS, *STAGES, HAND_OVER, DEVICE)
+ALL: Final = (*DELAYS, *STAGES, HANDOFF, DEVICE)
 MADE: Final = "made"
 
 # Kept for medians and percentiles since the last report: 30 s of batches of 7 ms; of faster ones the last 4,096.
@@ -59,7 +59,7 @@ _RECENT: Final = 4096
 Item = TypeVar("Item")
 
 
-class Story:
+class BatchTimeline:
     """What a batch went through, in order. Written by the feeder's thread, read when it is made.
 
     Attributes:
@@ -78,7 +78,7 @@ class Story:
         self.worker = -1
 
     def __repr__(self) -> str:
-        return f"Story({self.state!r}, spent={self.spent})"
+        return f"BatchTimeline({self.state!r}, spent={self.spent})"
 
     def become(self, state: str) -> None:
         """From now on it is in this state."""
@@ -109,12 +109,12 @@ class Trace(msgspec.Struct, frozen=True):
     """A batch's way to the trainer.
 
     Attributes:
-        story: until it was made.
+        timeline: until it was made.
         stages: of the worker that made it.
         slowest: ordinal and nanoseconds of its slowest sample; ordinal -1: unknown.
     """
 
-    story: Story
+    timeline: BatchTimeline
     stages: Stages
     slowest: tuple[int, int] = (-1, 0)
 
@@ -158,7 +158,7 @@ class Recent(Generic[Item]):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class BatchTiming:
     """One batch as a worker made it. All times are nanoseconds.
 
     Attributes:
@@ -180,32 +180,32 @@ class Ledger(msgspec.Struct):
 
     Attributes:
         nanoseconds: by cause.
-        turns: the last batches.
+        timings: the last batches.
     """
 
     nanoseconds: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(ALL, 0))
-    turns: Recent[Turn] = msgspec.field(default_factory=Recent)
+    timings: Recent[BatchTiming] = msgspec.field(default_factory=Recent)
 
     def note(self, trace: Trace | None, waited: int, arrived_at: int) -> None:
         """The trainer waited so long for this batch, until then; None: it failed."""
         if trace is None:
             self.nanoseconds[LOST] += waited
             return
-        left = self._delays(trace.story, waited, arrived_at)
+        left = self._delays(trace.timeline, waited, arrived_at)
         s = trace.stages
         spent = s.load + s.collate + s.write
         if left:
             self._stages(s, spent, left)
-        self.turns.add(Turn(trace.story.worker, spent, *trace.slowest, left))
+        self.timings.add(BatchTiming(trace.timeline.worker, spent, *trace.slowest, left))
 
-    def _delays(self, story: Story, waited: int, arrived_at: int) -> int:
+    def _delays(self, timeline: BatchTimeline, waited: int, arrived_at: int) -> int:
         """Takes what is not the worker's; returns the rest."""
         # Made before it was waited for, or while: what passed since then is the way here.
-        taken = max(0, min(waited, arrived_at - story.since))
-        self.nanoseconds[HAND_OVER] += taken
+        taken = max(0, min(waited, arrived_at - timeline.since))
+        self.nanoseconds[HANDOFF] += taken
         left = waited - taken
         for cause in DELAYS if left else ():
-            if delay := story.spent.get(cause):
+            if delay := timeline.spent.get(cause):
                 taken = min(left, delay)
                 self.nanoseconds[cause] += taken
                 left -= taken
@@ -219,15 +219,15 @@ class Ledger(msgspec.Struct):
             self.nanoseconds[LOAD] += left
 
 
-def so_far(story: Story | None, waited: int, now: int) -> dict[str, int]:
+def so_far(timeline: BatchTimeline | None, waited: int, now: int) -> dict[str, int]:
     """A wait that still goes on, by cause.
 
     Args:
-        story: of the batch that comes next; None: no worker has been free for it yet.
+        timeline: of the batch that comes next; None: no worker has been free for it yet.
         waited: nanoseconds so far.
         now: perf_counter nanoseconds.
     """
-    spent = story.until(now) if story is not None else {}
+    spent = timeline.until(now) if timeline is not None else {}
     found, left = {}, waited
     for cause in DELAYS:
         found[cause] = min(left, spent.get(cause, 0))

@@ -17,8 +17,8 @@ from streamer.errors import WorkerError
 from streamer.loader.batch.buffers import Bytes
 from streamer.loader.batch.collate import collate
 from streamer.loader.batch.packing import PackedBatch
-from streamer.loader.batch.placement import Foresight, Rows
-from streamer.loader.contracts import BatchSource, ChunkUnreadableError, Collate, SeatedSource, StagedSource
+from streamer.loader.batch.placement import PredictedLayout, Rows
+from streamer.loader.contracts import BatchedSource, BatchSource, ChunkUnreadableError, Collate, StagedSource
 from streamer.loader.samples.seeding import collate_seed, run_seeded, sample_seeds
 from streamer.loader.skipping import OnError, may_skip
 from streamer.loader.stages import Stages
@@ -52,7 +52,7 @@ class Loaded(msgspec.Struct, frozen=True):
     """The samples of a batch, not yet put together.
 
     Attributes:
-        samples: in the order of the seats.
+        samples: in the order of the samples.
         repeated: bool (samples,): those that only fill a place.
         skipped: ordinals and errors of those that could not be made.
         slowest: ordinal and nanoseconds of the one that took longest.
@@ -84,12 +84,12 @@ class BatchMaker:
         self._rules = rules
         self._begin = begin
         self._staged = source if isinstance(source, StagedSource) else None
-        self._seated = source if isinstance(source, SeatedSource) else None
-        self._load = self._seated.load_seat if self._seated is not None else lambda e, o, _: source.load(e, o)
+        self._batched = source if isinstance(source, BatchedSource) else None
+        self._load = self._batched.load_at if self._batched is not None else lambda e, o, _: source.load(e, o)
         # What a user's collate_fn is given may be kept by it: never memory that is used again.
-        takes_rows = self._seated is not None and self._seated.takes_rows and rules.collate_fn is None
-        self._foresight = Foresight() if takes_rows else None
-        quiet = self._seated is not None and not self._seated.draws
+        takes_rows = self._batched is not None and self._batched.takes_rows and rules.collate_fn is None
+        self._predicted = PredictedLayout() if takes_rows else None
+        quiet = self._batched is not None and not self._batched.draws
         self._seeds_samples = rules.seed_globals and not quiet
 
     def load(
@@ -100,7 +100,7 @@ class BatchMaker:
         left_out: frozenset[int] = frozenset(),
         memory: Bytes | None = None,
     ) -> Loaded:
-        """Loads the samples of a batch: one for each of its seats.
+        """Loads the samples of a batch: one for each of its samples.
 
         Args:
             epoch: of the batch.
@@ -119,13 +119,13 @@ class BatchMaker:
     def _load_job(self, job: _Job) -> Loaded:
         # Where a sample has ended workers, each is read by itself: what is left out must not be read with the others.
         rows = self._rows(job.memory, job.ordinals.size) if not job.left_out else None
-        if self._seated is not None:
-            self._seated.begin(job.ordinals, rows, partial(self._at, job.task))
+        if self._batched is not None:
+            self._batched.begin(job.ordinals, rows, partial(self._at, job.task))
         seeds = sample_seeds(self._rules.seed, job.epoch, job.ordinals) if self._seeds_samples else None
         made = _Batch(job.epoch, job.task, job.ordinals.tolist(), job.repeated.copy(), seeds)
-        for seat, ordinal in enumerate(made.ordinals):
+        for index, ordinal in enumerate(made.ordinals):
             if ordinal not in job.left_out:
-                self._take(made, seat, seat)
+                self._take(made, index, index)
         if len(made.samples) < len(made.ordinals):
             self._fill_all(made)
         return Loaded(list(made.samples.values()), made.repeated, made.skipped, made.slowest, rows, job)
@@ -134,8 +134,8 @@ class BatchMaker:
         """Collates, and finds everything its place; what stands in rows stays there."""
         structure = self.put_together(loaded)
         packed = PackedBatch(structure, loaded.rows)
-        if self._foresight is not None:
-            self._foresight.learn(structure, loaded.rows, packed.claimed)
+        if self._predicted is not None:
+            self._predicted.learn(structure, loaded.rows, packed.claimed)
         return packed
 
     def put_together(self, loaded: Loaded) -> object:
@@ -158,22 +158,22 @@ class BatchMaker:
         """The source's read, decode and transform nanoseconds so far; zeros if it does not tell."""
         return self._staged.stage_nanoseconds() if self._staged else (0, 0, 0)
 
-    def _rows(self, memory: Bytes | None, seats: int) -> Rows | None:
-        return self._foresight.rows(memory, seats) if self._foresight is not None and memory is not None else None
+    def _rows(self, memory: Bytes | None, samples: int) -> Rows | None:
+        return self._predicted.rows(memory, samples) if self._predicted is not None and memory is not None else None
 
     def _fill_all(self, made: _Batch) -> None:
-        """Gives every seat a sample; in turn over the seats: what a plain DataLoader gets, too."""
-        missing = [seat for seat in range(len(made.ordinals)) if seat not in made.samples]
-        for seat in missing:
-            self._fill(made, seat, missing)
+        """Gives every index a sample; in timing over the samples: what a plain DataLoader gets, too."""
+        missing = [index for index in range(len(made.ordinals)) if index not in made.samples]
+        for index in missing:
+            self._fill(made, index, missing)
         made.samples = dict(sorted(made.samples.items()))
 
-    def _fill(self, made: _Batch, seat: int, missing: list[int]) -> None:
-        """Gives a seat the next sample of the batch that can be made; made again, so that nobody shares it."""
+    def _fill(self, made: _Batch, index: int, missing: list[int]) -> None:
+        """Gives a index the next sample of the batch that can be made; made again, so that nobody shares it."""
         count = len(made.ordinals)
-        for other in (at % count for at in range(seat + 1, seat + count)):
-            if other not in missing and self._take(made, seat, other):
-                made.repeated[seat] = True
+        for other in (at % count for at in range(index + 1, index + count)):
+            if other not in missing and self._take(made, index, other):
+                made.repeated[index] = True
                 return
         last = made.skipped[-1][1] if made.skipped else None
         # Their tracebacks lead back to the list: a cycle that would keep this worker's memory.
@@ -186,15 +186,15 @@ class BatchMaker:
         if self._begin is not None:
             self._begin(task, ordinal, time.monotonic_ns())
 
-    def _take(self, made: _Batch, seat: int, source: int) -> bool:
-        """Makes the sample of seat `source` for `seat`."""
+    def _take(self, made: _Batch, index: int, source: int) -> bool:
+        """Makes the sample of index `source` for `index`."""
         epoch, ordinal = made.epoch, made.ordinals[source]
         started = time.monotonic_ns()
         if self._begin is not None:
             self._begin(made.task, ordinal, started)
         load = partial(self._load, epoch, ordinal)
         try:
-            made.samples[seat] = load(seat) if made.seeds is None else run_seeded(made.seeds[source], load, seat)
+            made.samples[index] = load(index) if made.seeds is None else run_seeded(made.seeds[source], load, index)
         except ChunkUnreadableError:
             raise
         except Exception as error:
@@ -223,7 +223,7 @@ class _Batch(msgspec.Struct):
 
     Attributes:
         seeds: of the samples; None: no user code runs that could draw.
-        samples: by seat, in order once all are there.
+        samples: by index, in order once all are there.
     """
 
     epoch: int

@@ -51,7 +51,7 @@ _ENVIRONMENT = {
 # A server reports the end of a process within milliseconds; one that does not is stopped or gone.
 _EXIT_SECONDS = 2.0
 # A server that died this often is not started again; a minute without a death forgets them.
-_DEATHS_MOST, _DEATHS_SECONDS = 3, 60.0
+_MAX_CRASHES, _CRASH_WINDOW_SECONDS = 3, 60.0
 
 
 class ForkedProcess:
@@ -60,7 +60,7 @@ class ForkedProcess:
     Attributes:
         pid: 0 until it is known.
         refused: why it was not forked; "" otherwise.
-        blameless: the server ended, and it with the server.
+        ended_with_server: the server ended, and it with the server.
     """
 
     def __init__(self, pool: ForkedPool, number: int) -> None:
@@ -69,7 +69,7 @@ class ForkedProcess:
         self._exit: tuple[int, int] | None = None
         self.pid = 0
         self.refused = ""
-        self.blameless = False
+        self.ended_with_server = False
 
     def __repr__(self) -> str:
         return f"ForkedProcess(pid={self.pid}, exit={self._exit})"
@@ -102,7 +102,7 @@ class ForkedProcess:
             logger.warning("the fork server does not report the end of worker process %d", self.pid)
         return self._exit or (-signal.SIGKILL, 0)
 
-    def heard(self, reply: Reply) -> None:
+    def update(self, reply: Reply) -> None:
         """What the server says of it."""
         if isinstance(reply, Started):
             self.pid = reply.pid
@@ -113,7 +113,7 @@ class ForkedProcess:
 
     def lost(self) -> None:
         """The server is gone, and its workers with it."""
-        self._exit, self.blameless = (-signal.SIGKILL, 0), True
+        self._exit, self.ended_with_server = (-signal.SIGKILL, 0), True
 
 
 class ForkedPool:
@@ -161,7 +161,7 @@ class ForkedPool:
         """Receives what the server has reported."""
         for reply in self._replies():
             process = self._processes[reply.process]
-            process.heard(reply)
+            process.update(reply)
             if process.ended:
                 del self._processes[reply.process]
                 self._ended.append(process)
@@ -290,7 +290,7 @@ class _Current(msgspec.Struct):
     """The server of this process, and how often one has died lately."""
 
     server: ForkServer | None = None
-    deaths: list[float] = msgspec.field(default_factory=list)
+    crashes: list[float] = msgspec.field(default_factory=list)
 
 
 _lock = threading.Lock()
@@ -311,8 +311,8 @@ def fork_server(modules: Iterable[str] = ()) -> ForkServer | None:
         if server is not None and server.pid == os.getpid():
             server.close()
             now = time.monotonic()
-            _current.deaths = [*(at for at in _current.deaths if now - at < _DEATHS_SECONDS), now]
-            if len(_current.deaths) >= _DEATHS_MOST:
+            _current.crashes = [*(at for at in _current.crashes if now - at < _CRASH_WINDOW_SECONDS), now]
+            if len(_current.crashes) >= _MAX_CRASHES:
                 return None
         _current.server = ForkServer([*(server._modules if server is not None else ()), *modules])
         return _current.server

@@ -59,8 +59,8 @@ class Pool:
         self.place = place
         self.pids: dict[int, int] = {}
 
-    def say(self, reply: Reply) -> None:
-        """Tells the rank; one that is gone is noticed by the end of its socket."""
+    def reply(self, reply: Reply) -> None:
+        """Sends a reply to the rank; a closed socket shows that the rank has ended."""
         send(self.end, reply)
 
     def kill(self, numbers: Iterable[int]) -> None:
@@ -187,7 +187,7 @@ class ForkServer:
 
     def _start(self, pool: Pool, start: Start, descriptors: list[int]) -> None:
         if self._imports.unsafe:
-            pool.say(Refused(start.process, self._imports.unsafe))
+            pool.reply(Refused(start.process, self._imports.unsafe))
             return
         sys.stdout.flush()
         sys.stderr.flush()
@@ -195,12 +195,12 @@ class ForkServer:
         try:
             pid = os.fork()
         except OSError as error:
-            pool.say(Refused(start.process, f"a fork failed: {error}"))
+            pool.reply(Refused(start.process, f"a fork failed: {error}"))
             return
         if pid == 0:
             self._become_worker(server, pool.place, start, descriptors)
         pool.pids[start.process] = pid
-        pool.say(Started(start.process, pid))
+        pool.reply(Started(start.process, pid))
 
     def _reap(self) -> None:
         numbers = {pid: (pool, number) for pool in self._pools.values() for number, pid in pool.pids.items()}
@@ -214,7 +214,7 @@ class ForkServer:
             if pid in numbers:
                 pool, number = numbers[pid]
                 del pool.pids[number]
-                pool.say(Exited(number, os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10))
+                pool.reply(Exited(number, os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10))
 
     def _become_worker(self, server: int, place: Place, start: Start, descriptors: list[int]) -> None:
         """Never returns: no code of this process's own may run after a worker's."""
@@ -255,13 +255,13 @@ def _renew(place: Place) -> None:
 def main() -> None:
     """Runs the server of the command line."""
     control, settings = map(int, sys.argv[1:])
-    told = msgspec.msgpack.decode(read_memory_file(settings), type=Settings)
-    worker_main.end_with_parent(told.parent)
-    sys.path[:] = told.path
+    config = msgspec.msgpack.decode(read_memory_file(settings), type=Settings)
+    worker_main.end_with_parent(config.parent)
+    sys.path[:] = config.path
     os.set_inheritable(control, False)
     gc.disable()
     imports = Imports()
-    imports.add([*_ALWAYS, *told.modules])
+    imports.add([*_ALWAYS, *config.modules])
     imports.probe()
     ForkServer(socket.socket(fileno=control), imports).serve()
 

@@ -40,7 +40,7 @@ class WorkerHandle:
     """A worker process, or a worker thread of the trainer; it performs its tasks one after the other.
 
     Attributes:
-        number: its number among the workers, and its row on the board.
+        number: its number among the workers, and its row on the status_page.
         channel: the rank's end of its socket.
         process: None for a thread of the trainer.
         tasks: the tasks that it was sent and has not answered.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from streamer.loader.ring.ring import Slot
-from streamer.loader.stall.causes import Story
+from streamer.loader.stall.causes import BatchTimeline
 
 
 class Pending(msgspec.Struct, eq=False):
@@ -19,9 +19,9 @@ class Pending(msgspec.Struct, eq=False):
         left_out: ordinals that are not loaded any more.
         skipped: ordinal -> cause of those whose place another sample of the batch takes.
         rereads: how often a chunk of it had to be leased again.
-        strikes: ordinal (-1: between samples) -> workers that died over it.
+        crash_counts: ordinal (-1: between samples) -> workers that died over it.
         abandoned: nobody waits for it any more.
-        story: what it went through.
+        timeline: what it went through.
     """
 
     step: int
@@ -32,11 +32,11 @@ class Pending(msgspec.Struct, eq=False):
     left_out: set[int] = msgspec.field(default_factory=set)
     skipped: dict[int, str] = msgspec.field(default_factory=dict)
     rereads: int = 0
-    strikes: dict[int, int] = msgspec.field(default_factory=dict)
+    crash_counts: dict[int, int] = msgspec.field(default_factory=dict)
     abandoned: bool = False
-    story: Story = msgspec.field(default_factory=Story)
+    timeline: BatchTimeline = msgspec.field(default_factory=BatchTimeline)
 
-    def strike(self, ordinal: int) -> int:
+    def count_crash(self, ordinal: int) -> int:
         """One more worker died over this sample; returns how many have."""
-        self.strikes[ordinal] = self.strikes.get(ordinal, 0) + 1
-        return self.strikes[ordinal]
+        self.crash_counts[ordinal] = self.crash_counts.get(ordinal, 0) + 1
+        return self.crash_counts[ordinal]

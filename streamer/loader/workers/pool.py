@@ -18,7 +18,7 @@ from streamer.loader.workers.fork_server import ForkedPool, fork_server
 from streamer.loader.workers.handle import ExitReport, WorkerHandle
 from streamer.loader.workers.process import SpawnedProcess, WorkerProcess, exit_cause
 from streamer.loader.workers.protocol import Channel
-from streamer.loader.workers.status_page import NOTHING, Board, Doing
+from streamer.loader.workers.status_page import NOTHING, Doing, StatusPage
 from streamer.loader.workers.worker import run
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Pool:
         self._config = config
         self._payload = -1
         self._contents: tuple[Recipe, MakerRules] | None = None
-        self._board = Board(config.workers)
+        self._status_page = StatusPage(config.workers)
         self._forks = config.worker_type == "process" and config.start == "forkserver"
         self.workers: dict[int, WorkerHandle] = {}
         self.forked: ForkedPool | None = None
@@ -132,15 +132,15 @@ class Pool:
         """Removes a worker that has ended, or ends it."""
         code, peak = handle.reap()
         # A fork server that ends takes its workers along, whatever they are doing.
-        blameless = handle.process is not None and handle.process.blameless
-        doing = NOTHING if blameless else self.doing(handle)
-        self._board.rest(handle.number)
+        ended_with_server = handle.process is not None and handle.process.ended_with_server
+        doing = NOTHING if ended_with_server else self.doing(handle)
+        self._status_page.rest(handle.number)
         del self.workers[handle.number]
         return ExitReport(exit_cause(code), max(0, -code), peak, doing, handle.ready)
 
     def doing(self, handle: WorkerHandle) -> Doing:
         """What a worker is doing right now."""
-        return self._board.doing(handle.number)
+        return self._status_page.doing(handle.number)
 
     def close(self) -> None:
         """Ends all workers. Idempotent."""
@@ -150,7 +150,7 @@ class Pool:
             handle.wait_for_exit()
             handle.reap()
         self.workers.clear()
-        self._board.close()
+        self._status_page.close()
         if self.forked is not None:
             self.forked.close()
             self.forked = None
@@ -159,7 +159,7 @@ class Pool:
             self._payload = -1
 
     def _start_process(self, number: int, channel: Channel) -> WorkerProcess:
-        descriptors = [self._board.descriptor, channel.fileno()]
+        descriptors = [self._status_page.descriptor, channel.fileno()]
         if self._forks and self.forked is not None:
             return self.forked.start(number, self._config.workers, descriptors)
         return SpawnedProcess(number, self._config.workers, descriptors)
@@ -168,7 +168,7 @@ class Pool:
         assert self._contents is not None
         recipe, rules = self._contents
         try:
-            run(number, channel, self._board, lambda: (recipe.open(), rules))
+            run(number, channel, self._status_page, lambda: (recipe.open(), rules))
         finally:
             channel.close()
 

@@ -20,12 +20,12 @@ class WorkerProcess(Protocol):
     Attributes:
         pid: 0 until it is known.
         refused: why it was not started; "" otherwise.
-        blameless: it did not end by itself, but with the process that it was forked from.
+        ended_with_server: it did not end by itself, but with the process that it was forked from.
     """
 
     pid: int
     refused: str
-    blameless: bool
+    ended_with_server: bool
 
     @property
     def exit_descriptor(self) -> int:
@@ -51,7 +51,7 @@ class SpawnedProcess:
     Args:
         number: of the worker.
         workers: how many there are.
-        descriptors: of board and channel.
+        descriptors: of status_page and channel.
     """
 
     def __init__(self, number: int, workers: int, descriptors: list[int]) -> None:
@@ -69,7 +69,7 @@ class SpawnedProcess:
             os.close(inherited[0])
         self.pid = self._process.pid
         self.refused = ""
-        self.blameless = False
+        self.ended_with_server = False
         self.exit_descriptor = _pidfd(self.pid)
 
     def __repr__(self) -> str:

@@ -24,7 +24,7 @@ class RemoteTracebackError(Exception):
         return f"\n{self.text}"
 
 
-def freeze_error(error: BaseException, limit: int) -> bytes:
+def serialize_error(error: BaseException, limit: int) -> bytes:
     """An error with its traceback, for the pipe; one that cannot be pickled becomes a WorkerError with its text."""
     text = "".join(traceback.format_exception(error))[-limit // 4 :]
     for candidate in (error, WorkerError(f"{type(error).__name__}: {str(error)[: limit // 8]}")):
@@ -39,7 +39,7 @@ def freeze_error(error: BaseException, limit: int) -> bytes:
     return cloudpickle.dumps((WorkerError(f"{type(error).__name__}: its text is too long"), text))  # type: ignore[no-any-return]
 
 
-def thaw_error(frozen: bytes) -> BaseException:
+def deserialize_error(frozen: bytes) -> BaseException:
     """The error as it was raised, its cause the worker's traceback as text."""
     error, text = pickle.loads(frozen)  # noqa: S301 - from this trainer's own worker (docs/architecture.md, rule 7)
     error.__cause__ = RemoteTracebackError(text)

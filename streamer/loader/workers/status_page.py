@@ -33,17 +33,17 @@ class Doing(msgspec.Struct, frozen=True):
 NOTHING = Doing(0, -1, 0)
 
 
-class Board:
+class StatusPage:
     """The rows of all workers; each is written by its worker and read by the rank.
 
     Args:
         workers: number of rows.
-        descriptor: memory of an existing board, or None to make one.
+        descriptor: memory of an existing status_page, or None to make one.
     """
 
     def __init__(self, workers: int, descriptor: int | None = None) -> None:
         count = memory.page_aligned(workers * _ROW_BYTES)
-        self.descriptor = memory.create_sealed("streamer-board", count) if descriptor is None else descriptor
+        self.descriptor = memory.create_sealed("streamer-status-page", count) if descriptor is None else descriptor
         self._mapping = memory.map_shared(self.descriptor, count)
 
     def begin(self, row: int, task: int, ordinal: int, since: int) -> None:

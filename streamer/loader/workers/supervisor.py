@@ -113,7 +113,7 @@ class Supervisor:
         return self.pool.reap(handle)
 
     def _is_current(self, handle: WorkerHandle) -> bool:
-        """Whether it was not reaped by an earlier event of the same turn."""
+        """Whether it was not reaped by an earlier event of the same timing."""
         return self.pool.workers.get(handle.number) is handle
 
     def _on_fork_server(self) -> None:

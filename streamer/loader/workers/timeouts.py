@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 LATE_SECONDS = 0.1
 
 
-class Overtime:
+class SampleTimeouts:
     """Looks at the clocks of the workers.
 
     Args:

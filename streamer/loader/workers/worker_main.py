@@ -12,7 +12,7 @@ import traceback
 
 from streamer.loader.workers.fork_protocol import Place, read_memory_file
 from streamer.loader.workers.protocol import Channel, Open
-from streamer.loader.workers.status_page import Board
+from streamer.loader.workers.status_page import StatusPage
 from streamer.loader.workers.worker import Opened, run
 from streamer.process_memory import keep_freed_memory
 
@@ -21,20 +21,20 @@ _PR_SET_PDEATHSIG = 1
 _KEPT_BYTES = 1 << 30
 
 
-def serve(number: int, workers: int, board: int, channel: int) -> None:
+def serve(number: int, workers: int, status_page: int, channel: int) -> None:
     """Works until the rank closes its end; an error ends the process at once, whatever threads the user has started.
 
     Args:
-        number: of the worker, and its row of the board.
-        workers: how many rows the board has.
-        board: descriptor.
+        number: of the worker, and its row of the status_page.
+        workers: how many rows the status_page has.
+        status_page: descriptor.
         channel: descriptor.
     """
-    os.set_inheritable(board, False)
+    os.set_inheritable(status_page, False)
     keep_freed_memory(_KEPT_BYTES)
     end = Channel.adopt(channel)
     try:
-        run(number, end, Board(workers, board), lambda: _opened(end))
+        run(number, end, StatusPage(workers, status_page), lambda: _opened(end))
     except BaseException:  # noqa: BLE001 - the rank sees the process end
         traceback.print_exc()
         leave(1)

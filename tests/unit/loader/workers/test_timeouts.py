@@ -10,7 +10,7 @@ import pytest
 
 from streamer.loader.workers.pool import Pool
 from streamer.loader.workers.status_page import Doing
-from streamer.loader.workers.timeouts import LATE_SECONDS, Overtime
+from streamer.loader.workers.timeouts import LATE_SECONDS, SampleTimeouts
 
 LIMIT_SECONDS = 10.0
 
@@ -33,8 +33,8 @@ class Workers:
         self._begun[number] = self.now
 
 
-def looked_at(workers: Workers) -> Overtime:
-    return Overtime(cast(Pool, workers), LIMIT_SECONDS)
+def looked_at(workers: Workers) -> SampleTimeouts:
+    return SampleTimeouts(cast(Pool, workers), LIMIT_SECONDS)
 
 
 def test_the_one_whose_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
