@@ -39,8 +39,8 @@ def cost(call: Callable[[], object], rounds: int) -> float:
 def tell() -> BatchTimeline:
     """What the feeder notes of a batch that goes straight to a worker."""
     timeline = BatchTimeline()
-    timeline.become(WORK)
-    timeline.become(MADE)
+    timeline.enter(WORK)
+    timeline.enter(MADE)
     return timeline
 
 

@@ -16,7 +16,7 @@ draining                                      the engine is leaving: it starts n
 datasets                                      one entry per dataset in use in the last minutes: url, sizes, sessions
 sessions                                      one entry per session: consumer, epoch, progress, hits per epoch,
                                               waiting_seconds of age_seconds; what its loader reports of itself:
-                                              loader_waiting_share, bottleneck, advice, report_age_seconds; None: no report
+                                              loader_waiting_share, bottleneck, advice, report_age_seconds (or None)
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class SupplyOwner:
             return supply
         if self._feeder is None:
             self._feeder = self._build_feeder()
-        self._feeder.equip(prepared, rules)
+        self._feeder.configure(prepared, rules)
         return FedSupply(self._feeder)
 
     def _build_feeder(self) -> Feeder:

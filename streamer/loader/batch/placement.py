@@ -21,7 +21,7 @@ Key = str | int
 # Below it a copy costs less than looking after its place: 0.3 us a row (2026-11-20).
 _LEAST_BYTES = 1024
 # Batches in a row whose rows nobody wrote to: then the field is left alone, and its bytes in the slot are not wasted.
-_PATIENCE = 4
+_MAX_UNUSED = 4
 
 
 class RowShape(msgspec.Struct, frozen=True):
@@ -107,7 +107,7 @@ class PredictedLayout:
 
     def __init__(self) -> None:
         self._shapes: dict[Key, RowShape] = {}
-        self._vain: dict[Key, int] = {}
+        self._unused: dict[Key, int] = {}
 
     def __repr__(self) -> str:
         return f"PredictedLayout({self._shapes})"
@@ -128,10 +128,10 @@ class PredictedLayout:
         used = set(claimed)
         for key, shape in rows.shapes.items() if rows is not None else ():
             if key in used:
-                self._vain[key] = 0
+                self._unused[key] = 0
             elif found.get(key) == shape:
-                self._vain[key] = self._vain.get(key, 0) + 1
-        self._shapes = {key: shape for key, shape in found.items() if self._vain.get(key, 0) < _PATIENCE}
+                self._unused[key] = self._unused.get(key, 0) + 1
+        self._shapes = {key: shape for key, shape in found.items() if self._unused.get(key, 0) < _MAX_UNUSED}
 
 
 def _stacks(structure: object) -> Iterable[tuple[Key, RowShape]]:

@@ -78,7 +78,9 @@ def gather_for(config: RankConfig) -> Gather | None:
 
 
 def agree(gather: Gather, facts: Mapping[str, Detail], failure: StreamerError | None) -> None:
-    """Compares `facts` over all ranks; collective. A rank that failed takes part too, so that the others do not wait for it.
+    """Compares `facts` over all ranks. Collective.
+
+    A rank that failed takes part too, so that the others do not wait for it.
 
     Args:
         gather: collects one text of every rank.

@@ -116,8 +116,8 @@ class StallReporter:
         self._rules = rules
         self._rank = rank
         self._before = before or Snapshot()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._live, name="streamer-report", daemon=True)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="streamer-report", daemon=True)
 
     def __repr__(self) -> str:
         return f"StallReporter(every {self._rules.seconds} s, rank {self._rank}, alive={self._thread.is_alive()})"
@@ -128,7 +128,7 @@ class StallReporter:
 
     def stop(self) -> None:
         """No line after this; idempotent."""
-        self._over.set()
+        self._stopped.set()
         # A garbage collection may run this on any thread, this one's included.
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)
@@ -148,8 +148,8 @@ class StallReporter:
             self._rules.on_report(report)
         return report
 
-    def _live(self) -> None:
-        while not self._over.wait(self._rules.seconds):
+    def _serve(self) -> None:
+        while not self._stopped.wait(self._rules.seconds):
             try:
                 if self.report() is None:
                     return

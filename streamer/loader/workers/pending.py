@@ -12,16 +12,16 @@ class Pending(msgspec.Struct, eq=False):
     """A batch that is being made.
 
     Attributes:
-        step: its place in the run: 0 is the first batch delivered.
-        epoch, batch: which one it is.
-        task: number of the task that was sent for it last.
-        slot: where it goes; None: not known yet, or memory of its own.
-        left_out: ordinals that are not loaded any more.
-        skipped: ordinal -> cause of those whose place another sample of the batch takes.
+        step: its number in the run; 0 is the first batch delivered.
+        epoch, batch: its numbers.
+        task: number of the last task for it.
+        slot: its slot; None: not known yet, or memory of its own.
+        left_out: ordinals that are no longer loaded.
+        skipped: ordinal -> cause, of samples that another one of the batch replaces.
         rereads: how often a chunk of it had to be leased again.
-        crash_counts: ordinal (-1: between samples) -> workers that died over it.
-        abandoned: nobody waits for it any more.
-        timeline: what it went through.
+        crash_counts: ordinal (-1: between samples) -> workers that crashed on it.
+        abandoned: its run has ended.
+        timeline: its states and their times.
     """
 
     step: int
@@ -37,6 +37,6 @@ class Pending(msgspec.Struct, eq=False):
     timeline: BatchTimeline = msgspec.field(default_factory=BatchTimeline)
 
     def count_crash(self, ordinal: int) -> int:
-        """One more worker died over this sample; returns how many have."""
+        """Counts a crash on this sample; returns the new count."""
         self.crash_counts[ordinal] = self.crash_counts.get(ordinal, 0) + 1
         return self.crash_counts[ordinal]

@@ -1,4 +1,4 @@
-"""EngineConnections to the engine: nobody shares one, none is lost, and a closed one is an error for whoever is on it."""
+"""Connections to the engine: never shared, never lost; using one that is closed is an error."""
 
 from __future__ import annotations
 

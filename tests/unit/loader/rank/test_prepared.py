@@ -131,7 +131,7 @@ def test_a_cache_too_small_is_refused_before_the_engine_is_asked(fake_engine, ma
 
 
 def test_each_session_has_a_line_of_its_own(make_dataset, folder):
-    """Loaders of one data set never listen on one connection; a loader's next session comes on the connection of its last."""
+    """Loaders of one dataset never share a connection; the next session of a loader uses the connection of its last."""
     dataset = make_dataset(folder)
     train, other = dataset._for_loader().prepare(10, False), dataset._for_loader().prepare(12, False)
     sessions = [train.session(0, 0), other.session(0, 0), train.session(1, 0)]

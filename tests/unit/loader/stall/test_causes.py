@@ -74,10 +74,10 @@ def test_a_story_adds_up(monkeypatch):
     monkeypatch.setattr(causes.time, "perf_counter_ns", lambda: next(now))
     told = BatchTimeline()
     for state in (NETWORK, NETWORK, WORK):
-        told.become(state)
-    told.lose()
-    told.become(WORK)
-    told.become(MADE)
+        told.enter(state)
+    told.crashed()
+    told.enter(WORK)
+    told.enter(MADE)
     assert told.spent == {NETWORK: 20, LOST: 30 + 40, WORK: 50}
     assert told.since == 150
 
