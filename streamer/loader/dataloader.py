@@ -72,8 +72,8 @@ class StreamingDataLoader:
         pin: register the ring with CUDA: "auto": where there is CUDA; True: an error if it fails; False.
         on_error: "raise", or "skip": another sample of the batch replaces one that cannot be made; marked in
             `repeated` and listed in `skipped`. None: the dataset's setting.
-        error_budget: samples that may be skipped, over all epochs and ranks, before all ranks raise. None: the dataset's
-            setting.
+        error_budget: samples that may be skipped, over all epochs and ranks, before all ranks raise. None: the
+            dataset's setting.
         report_seconds: interval of the stall report in the log (`streamer.loader.stall`); None: no report.
         on_report: called with each report, on a thread of its own.
         torch_arguments: those of torch's DataLoader that this one does not have, as `shuffle` and `pin_memory`: an
