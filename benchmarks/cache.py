@@ -29,10 +29,10 @@ from report import kept, result
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.cache.policy.table import charged_bytes
-from streamer.cache.simulation import JobPlan, Order, Simulation, lru_hit_rates
 from streamer.cache.writer import ChunkBytes
 from streamer.config import CacheConfig
 from streamer.order import EpochOrder, OrderSpec, RankPlan
+from streamer.testing.cache_simulation import JobPlan, Order, Simulation, lru_hit_rates
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 EPOCHS, OPEN, AHEAD = 4, 24, 12

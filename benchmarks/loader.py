@@ -1,4 +1,4 @@
-"""The hand-over of batches: ours beside torch's DataLoader, in one run, by CPU time, page faults and pickled bytes.
+"""The handoff of batches: ours beside torch's DataLoader, in one run, by CPU time, page faults and pickled bytes.
 
     python benchmarks/loader.py [--only image,kinds,jpeg,complaint,straggler,wake-ups] [--rounds 5] [--batches 60]
 
@@ -45,7 +45,7 @@ _ARRAYS_ONLY = "stock+copy", "stock numpy", "spdl pool", TORCH
 _LEFT_OUT = {("raw", way) for way in _ARRAYS_ONLY} | {("float", "stock numpy")}
 
 
-def hand_over(kinds: list[str], workers: int, options: argparse.Namespace) -> Rows:
+def handoff(kinds: list[str], workers: int, options: argparse.Namespace) -> Rows:
     """Prints the table of these kinds."""
     found: Rows = {}
     for turn in range(options.rounds):
@@ -87,12 +87,12 @@ def image(options: argparse.Namespace, bounds: Bounds) -> None:
     bounds.add(f"page faults a batch, all processes, median of {FAULT_BATCHES}", statistics.median(faults), 0)
     bounds.add(f"page faults a batch, all processes, mean of {FAULT_BATCHES}", statistics.mean(faults), 1)
     bounds.add("pickled bytes a batch", pickled, 512)
-    bounds.add("CPU of the stock loader's hand-over, against ours", cpu["stock"] / cpu["ring+user"], 8, "x", least=True)
+    bounds.add("CPU of the stock loader's handoff, against ours", cpu["stock"] / cpu["ring+user"], 8, "x", least=True)
 
 
 def image_by(workers: int, options: argparse.Namespace) -> tuple[dict[str, float], float]:
     """Prints the table; returns CPU by way, and pickled bytes."""
-    rows = hand_over(["image"], workers, options)
+    rows = handoff(["image"], workers, options)
     cpu = {way: of(found, CPU) for (_, way), found in rows.items()}
     more = {way: cpu[way] - cpu["bare"] for way in ("ring", "ring+user", TORCH)}
     print(f"\nmore than one copy ({cpu['bare']:.2f} ms): the ring {more['ring']:.2f} ms, with Python's and numpy's")
@@ -102,9 +102,9 @@ def image_by(workers: int, options: argparse.Namespace) -> tuple[dict[str, float
 
 def kinds(options: argparse.Namespace, bounds: Bounds) -> None:
     """Points 2 and 3: 153.6 MB of arrays; and two more kinds to look at."""
-    rows = hand_over(["float", "tokens", "raw"], 2, options)
+    rows = handoff(["float", "tokens", "raw"], 2, options)
     mine, stock = (of(rows["float", way], lambda row: row.wall_milliseconds) for way in ("ring+user", "stock"))
-    bounds.add("hand-over of 153.6 MB of float64, wall", mine, 10, " ms")
+    bounds.add("handoff of 153.6 MB of float64, wall", mine, 10, " ms")
     bounds.add("rate of raw tensors, against stock", stock / mine, 5, "x", least=True)
 
 
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(SECTIONS), help="what to run, of " + ", ".join(SECTIONS))
     parser.add_argument("--rounds", type=int, default=5, help="turns of which the median counts")
     parser.add_argument("--batches", type=int, default=60, help="batches measured in a turn")
-    parser.add_argument("--quick", action="store_true", help="the hand-over of images once, ten batches")
+    parser.add_argument("--quick", action="store_true", help="the handoff of images once, ten batches")
     options = parser.parse_args()
     names = options.only.split(",")
     if options.quick:

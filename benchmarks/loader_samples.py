@@ -11,7 +11,7 @@ Make = Callable[[int, int], object]
 
 
 class Ready:
-    """Samples that cost nothing to produce: what remains is the hand-over."""
+    """Samples that cost nothing to produce: what remains is the handoff."""
 
     def __init__(self, samples: list[object]) -> None:
         self.samples = samples

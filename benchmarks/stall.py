@@ -14,7 +14,7 @@ from collections.abc import Callable
 from report import kept
 
 from streamer.loader.stages import Stages
-from streamer.loader.stall.causes import MADE, WORK, Story, Trace
+from streamer.loader.stall.causes import MADE, WORK, BatchTimeline, Trace
 from streamer.loader.stall.report import Snapshot, compare
 from streamer.loader.stall.stats import TrainerClock
 
@@ -36,12 +36,12 @@ def cost(call: Callable[[], object], rounds: int) -> float:
     return best
 
 
-def tell() -> Story:
+def tell() -> BatchTimeline:
     """What the feeder notes of a batch that goes straight to a worker."""
-    story = Story()
-    story.become(WORK)
-    story.become(MADE)
-    return story
+    timeline = BatchTimeline()
+    timeline.enter(WORK)
+    timeline.enter(MADE)
+    return timeline
 
 
 def main() -> None:
@@ -49,18 +49,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20_000)
     rounds = parser.parse_args().rounds
-    clock, story = TrainerClock(), tell()
+    clock, timeline = TrainerClock(), tell()
 
-    def turn() -> None:
+    def timing() -> None:
         clock.ask(3)
         clock.begin()
         clock.arrive()
-        clock.opened(Trace(story, STAGES, (7, 5_000_000)))
+        clock.opened(Trace(timeline, STAGES, (7, 5_000_000)))
         clock.leave(8, 100)
 
-    trainer, feeder, sample = cost(turn, rounds), cost(tell, rounds), cost(time.perf_counter_ns, rounds)
+    trainer, feeder, sample = cost(timing, rounds), cost(tell, rounds), cost(time.perf_counter_ns, rounds)
     after = Snapshot(
-        stats=clock.stats(), waits=clock.takes.tail(), steps=clock.steps.tail(), turns=clock.ledger.turns.tail()
+        stats=clock.stats(), waits=clock.takes.tail(), steps=clock.steps.tail(), timings=clock.ledger.timings.tail()
     )
     with kept("stall", keep=rounds >= 20_000):
         print(f"trainer's thread, per batch   {trainer:8.2f} us CPU")

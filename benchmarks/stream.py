@@ -91,10 +91,10 @@ def run_streamer(arguments: argparse.Namespace) -> Iterator[dict[str, float]]:
 
 def _engine_of(cache_dir: str) -> int:
     """The process of the engine, if there is one yet."""
-    from streamer.client.oneshot import glance
+    from streamer.client.oneshot import read_statistics
     from streamer.client.settings import ClientSettings
 
-    values = glance(replace(ClientSettings.from_environment(), cache_dir=Path(cache_dir)), 5.0)
+    values = read_statistics(replace(ClientSettings.from_environment(), cache_dir=Path(cache_dir)), 5.0)
     return int(str((values or {}).get("pid", _NOBODY)))
 
 

@@ -150,7 +150,7 @@ def _clear(arguments: argparse.Namespace, terminal: Terminal) -> int:
             f"{arguments.folder}: {found.chunks:,} chunks, {format_bytes(found.used_bytes)} would go; repeat with --yes"
         )
         return Exit.USAGE
-    with _unused(arguments.folder, alone=True):
+    with _unused(arguments.folder, exclusive=True):
         freed = clear(arguments.folder)
     terminal.line(f"{arguments.folder}: {format_bytes(freed)} freed")
     return Exit.DONE
@@ -171,19 +171,19 @@ def _moves(bar: Progress) -> Callable[[int, int], None]:
 
 
 @contextlib.contextmanager
-def _unused(folder: Path, *, alone: bool = False) -> Iterator[None]:
+def _unused(folder: Path, *, exclusive: bool = False) -> Iterator[None]:
     """Keeps engines out while it lasts; they lock the folder itself.
 
     Args:
         folder: the cache.
-        alone: keep other commands of this kind out as well.
+        exclusive: keep other commands of this kind out as well.
 
     Raises:
         CacheError: an engine is there.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         raise CacheError(

@@ -12,9 +12,9 @@ Statistics = Mapping[str, object]
 Row = tuple[str, ...]
 
 DATASET_HEADERS = ("dataset", "url", "samples", "size", "sessions")
-SESSION_HEADERS = ("consumer", "job", "epoch", "step", "waiting", "hits", "loader", "verdict")
+SESSION_HEADERS = ("consumer", "job", "epoch", "step", "waiting", "hits", "loader", "bottleneck")
 # Columns of words: everything else but the first two is a number.
-WORDS = ("job", "url", "verdict")
+WORDS = ("job", "url", "bottleneck")
 _DIGEST_LETTERS = 8
 _URL_LETTERS = 48
 
@@ -94,7 +94,7 @@ class StatusView:
             ("store", f"{format_bytes(rates.store_bytes)}/s, {rates.requests:,.0f} requests/s"),
             (
                 "in flight",
-                f"{count(now, 'in_flight')} requests of {count(now, 'window')}, {count(now, 'flights')} chunks",
+                f"{count(now, 'in_flight')} requests of {count(now, 'window')}, {count(now, 'fetches')} chunks",
             ),
             ("first byte", f"p50 {milliseconds(now, 'first_byte_p50_seconds')}, p99 {self._p99}"),
             ("cache", f"{format_bytes(rates.cache_bytes)}/s"),
@@ -138,8 +138,8 @@ class StatusView:
         if not said:
             return ""
         worst = max(said, key=lambda entry: number(entry, "loader_waiting_share"))
-        verdict = printable(f"{worst.get('consumer', '')}: {worst.get('verdict', '')}")
-        return f"  loader {number(worst, 'loader_waiting_share'):.1%} ({verdict})"
+        bottleneck = printable(f"{worst.get('consumer', '')}: {worst.get('bottleneck', '')}")
+        return f"  loader {number(worst, 'loader_waiting_share'):.1%} ({bottleneck})"
 
     # ------------------------------------------------------------ inside
 
@@ -201,11 +201,11 @@ def printable(text: str) -> str:
 
 def _of_loader(session: Statistics) -> tuple[str, str]:
     """The last report of a session's loader: its waiting share, and why."""
-    share, verdict = session.get("loader_waiting_share"), printable(str(session.get("verdict") or ""))
+    share, bottleneck = session.get("loader_waiting_share"), printable(str(session.get("bottleneck") or ""))
     if not isinstance(share, int | float):
         return "-", ""
     advice = printable(str(session.get("advice") or ""))
-    return f"{share:.1%}", f"{verdict}: {advice}" if advice else verdict
+    return f"{share:.1%}", f"{bottleneck}: {advice}" if advice else bottleneck
 
 
 def _name(session: Statistics) -> tuple[object, ...]:

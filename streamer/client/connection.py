@@ -114,7 +114,7 @@ class Connection:
             raise DisconnectedError("the engine closed the connection")
         return list(self._decoder.feed(received))
 
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         """Shuts the connection down from any thread: a thread that waits for an event gets a DisconnectedError."""
         with contextlib.suppress(OSError):  # it is closed already
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -205,11 +205,11 @@ class EngineClient:
         """It cannot be used any more."""
         return self._closed
 
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         """Shuts it down from any thread: other threads that use it get a ClosedError. `close` it afterwards."""
         self._closed = True
         if (connection := self._connection) is not None:
-            connection.hang_up()
+            connection.shut_down()
 
     def close(self) -> None:
         """Closes all sessions and the connection; idempotent."""
@@ -223,7 +223,7 @@ class EngineClient:
 
     def _check_open(self) -> None:
         if self._closed:
-            # Also what `hang_up` has ended: readable for ever, it would keep a selector busy.
+            # Also what `shut_down` has ended: readable for ever, it would keep a selector busy.
             self._drop()
             raise ClosedError(
                 "this connection to the engine is closed: its dataset (or client) was closed while it was in use"
@@ -238,7 +238,7 @@ class EngineClient:
             # A closed socket leaves the set by itself. A selector would confuse a new socket of the same number with
             # the old one; it sees the set, which stays.
             self._poll.register(self._connection.fileno(), select.EPOLLIN)
-            # `hang_up` may have been called meanwhile, and found no connection to shut down.
+            # `shut_down` may have been called meanwhile, and found no connection to shut down.
             self._check_open()
         return self._connection
 

@@ -16,18 +16,18 @@ import msgspec
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.settings import ClientSettings
 from streamer.errors import StreamerError
-from streamer.wire.messages import GetStatistics, Statistics, Tell
+from streamer.wire.messages import GetStatistics, ReportFinding, Statistics
 
 if TYPE_CHECKING:
     from streamer.client.session import SessionSpec
 
 logger = logging.getLogger(__name__)
 
-# As `wire.messages.Tell` takes them.
-MOST_VERDICT_LETTERS, MOST_ADVICE_LETTERS = 64, 240
+# As `wire.messages.ReportFinding` takes them.
+MAX_BOTTLENECK_LETTERS, MOST_ADVICE_LETTERS = 64, 240
 
 
-def glance(settings: ClientSettings, timeout_seconds: float) -> Mapping[str, object] | None:
+def read_statistics(settings: ClientSettings, timeout_seconds: float) -> Mapping[str, object] | None:
     """The engine's counters (see `streamer.engine.statistics`); None: none runs there, or no answer in time.
 
     Args:
@@ -50,15 +50,15 @@ class Finding(msgspec.Struct, frozen=True):
 
     Attributes:
         waiting_share: of the trainer's time, 0 to 1.
-        verdict: why it waits. advice: what to do about it.
+        bottleneck: why it waits. advice: what to do about it.
     """
 
     waiting_share: float
-    verdict: str
+    bottleneck: str
     advice: str = ""
 
 
-def tell(settings: ClientSettings, session: SessionSpec, timeout_seconds: float, finding: Finding) -> bool:
+def report_finding(settings: ClientSettings, session: SessionSpec, timeout_seconds: float, finding: Finding) -> bool:
     """Reports a loader's waiting to the engine, for `streamer top` and /metrics.
 
     Args:
@@ -74,12 +74,12 @@ def tell(settings: ClientSettings, session: SessionSpec, timeout_seconds: float,
         token = settings.token()
         with contextlib.closing(Connection(settings.socket_path, settings.job, token, timeout_seconds)) as connection:
             connection.send(
-                Tell(
+                ReportFinding(
                     settings.job,
                     session.dataset,
                     session.consumer,
                     min(1.0, max(0.0, finding.waiting_share)),
-                    finding.verdict[:MOST_VERDICT_LETTERS],
+                    finding.bottleneck[:MAX_BOTTLENECK_LETTERS],
                     finding.advice[:MOST_ADVICE_LETTERS],
                 )
             )

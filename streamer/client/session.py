@@ -128,11 +128,11 @@ class Session:
             self._want = step
             self._advance()
 
-    def done(self, step: int, *, at_once: bool = True) -> None:
-        """Records the steps below `step` as consumed; without `at_once` they are sent with the next message."""
+    def done(self, step: int, *, flush: bool = True) -> None:
+        """Records the steps below `step` as consumed; without `flush` they are sent with the next message."""
         self._check_open()
         self._done = max(self._done, step)
-        if at_once and self._done > self._sent:
+        if flush and self._done > self._sent:
             self._advance()
 
     def wait(self, step: int, timeout_seconds: float | None = None) -> None:

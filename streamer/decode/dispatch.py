@@ -78,7 +78,7 @@ class SampleDecoder:
         key: str,
         fields: Sequence[Field],
         row: Row = NO_ROW,
-        standing: Row = NO_ROW,
+        in_place: Row = NO_ROW,
         *,
         raw: Callable[[memoryview], object] = bytes,
     ) -> dict[str, object]:
@@ -88,7 +88,7 @@ class SampleDecoder:
             key: the sample's.
             fields: its bytes.
             row: arrays to write to: a field whose array has that dtype and shape is written there and is that array.
-            standing: arrays that were read already, by the name of their field.
+            in_place: arrays that were read already, by the name of their field.
             raw: what becomes of a field that nobody decodes.
 
         Raises:
@@ -97,7 +97,7 @@ class SampleDecoder:
         """
         sample: dict[str, object] = {"__key__": key}
         for field in fields:
-            if (known := standing.get(field.name)) is not None:
+            if (known := in_place.get(field.name)) is not None:
                 sample[field.name] = known
             elif (reader := self._reader(field.name)) is bytes:
                 sample[field.name] = raw(field.content)

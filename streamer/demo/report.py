@@ -136,9 +136,9 @@ def _draw_time(axes: Axes, measured: Measured) -> None:
         axes.axvline(begin, color="0.8", zorder=0)
         axes.annotate(f" epoch {row.epoch + 1}", (begin, 1), xycoords=("data", "axes fraction"), va="top", color="0.4")
     if measured.kill is not None:
-        died = measured.kill.at_seconds - start
-        axes.axvline(died, color=ORANGE, linestyle="--")
-        axes.annotate(" engine killed", (died, 0.03), xycoords=("data", "axes fraction"), va="bottom", color=ORANGE)
+        end = measured.kill.at_seconds - start
+        axes.axvline(end, color=ORANGE, linestyle="--")
+        axes.annotate(" engine killed", (end, 0.03), xycoords=("data", "axes fraction"), va="bottom", color=ORANGE)
     axes.set(xlabel="seconds", ylabel="samples/s", ylim=(0, max(values) * 1.2), xlim=(0, None))
     _plain(axes)
 

@@ -108,7 +108,7 @@ class Trainer:
             right += int(hits[fresh].sum())
             samples += int(fresh.sum())
             keys.update("\n".join(batch["key"]).encode())
-            self._tell(epoch, number, int(fresh.sum()), loss, wait_seconds)
+            self._send_event(epoch, number, int(fresh.sum()), loss, wait_seconds)
         return EpochEnd(
             rank=self._rank,
             epoch=epoch,
@@ -141,7 +141,7 @@ class Trainer:
         self._optimizer.step()
         return loss.item(), scores.argmax(1) == batch["label"]
 
-    def _tell(self, epoch: int, batch: int, samples: int, loss: float, wait_seconds: float) -> None:
+    def _send_event(self, epoch: int, batch: int, samples: int, loss: float, wait_seconds: float) -> None:
         self._sender.send(
             Step(
                 rank=self._rank,

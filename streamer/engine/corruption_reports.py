@@ -3,7 +3,7 @@
 A report alone does not cost a fetch: otherwise one faulty trainer could make the engine fetch a good chunk for ever,
 and take it from all that share it. The engine reads the chunk's file itself, in a thread, one file at a time:
 
-    corrupt, or missing    dropped and fetched again; after MAX_REJECTS corrupt copies the disk is reported
+    corrupt, or missing    dropped and fetched again; after MAX_REPORTS corrupt copies the disk is reported
     intact                 stays; the reader reads again, and gets an error after MAX_UNFOUNDED reports, because it
                            does not see what the engine sees (another mount, bad memory)
 """
@@ -24,7 +24,7 @@ from streamer.errors import IntegrityError
 logger = logging.getLogger(__name__)
 
 # After this many corrupt copies of one chunk the disk is at fault, not the network.
-MAX_REJECTS = 3
+MAX_REPORTS = 3
 # Unfounded reports that one session may send, about one chunk and in total.
 MAX_UNFOUNDED = 3
 MAX_UNFOUNDED_IN_ALL = 32
@@ -144,10 +144,10 @@ class CorruptionReports:
         session, chunk = reject.session, reject.chunk
         logger.warning("%s rejects chunk %d (%s): %s", session.request.consumer, chunk, key.hex(), reject.reason)
         self.damaged(key)
-        if self.dropped[key] > MAX_REJECTS:
+        if self.dropped[key] > MAX_REPORTS:
             session.fail(
                 IntegrityError(
-                    f"chunk {chunk} is wrong on disk after {MAX_REJECTS} fresh copies: {reject.reason}; check the disk "
+                    f"chunk {chunk} is wrong on disk after {MAX_REPORTS} fresh copies: {reject.reason}; check the disk "
                     f"of {self._cache.root}",
                     where=str(self._cache.root),
                 )

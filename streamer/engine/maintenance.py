@@ -85,7 +85,7 @@ class SilenceWatch:
     def _forgive(self, absent_seconds: float) -> None:
         """Time during which this process did not run does not count as silence of its consumers."""
         for session in self._engine.sessions.values():
-            session.heard_at = min(self._engine.now(), session.heard_at + absent_seconds)
+            session.last_message_at = min(self._engine.now(), session.last_message_at + absent_seconds)
 
 
 async def remove_unused(engine: Engine, every_seconds: float = LOOK_SECONDS) -> None:

@@ -64,7 +64,7 @@ class LoaderReport(msgspec.Struct, frozen=True):
     """A loader's report about its waiting, with its time on the engine's clock."""
 
     waiting_share: float
-    verdict: str
+    bottleneck: str
     advice: str
     at: float
 
@@ -178,7 +178,7 @@ class EngineSession:
         self.admitted = False
         self.failed: StreamerError | None = None
         self.counts: dict[int, EpochCount] = {}
-        self.heard_at = host.now()
+        self.last_message_at = host.now()
         self.loader_report: LoaderReport | None = None
         self.waiting = Waiting(host.now())
         self._host = host
@@ -203,7 +203,7 @@ class EngineSession:
     def advance(self, done: int, want: int) -> None:
         """Progress."""
         now = self._host.now()
-        self.heard_at = now
+        self.last_message_at = now
         if done > self.progress.done:
             pace = (now - self._done_at) / (done - self.progress.done)
             self._step_seconds += _STEP_WEIGHT * (pace - self._step_seconds)
@@ -303,7 +303,7 @@ class EngineSession:
     @property
     def silent(self) -> bool:
         """No message for long: its consumer hangs."""
-        return self._host.now() - self.heard_at > self._host.silent_seconds
+        return self._host.now() - self.last_message_at > self._host.silent_seconds
 
 
 def open_bytes(columns: Columns, file_bytes: npt.NDArray[np.int64]) -> int:

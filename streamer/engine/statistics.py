@@ -10,13 +10,13 @@ unfounded_rejects                             chunks that a reader found corrupt
 refused_writes, written_bytes                 chunks that the disk refused, and bytes that it took
 hit_bound                                     what is kept / the live data: no policy gets more hits from one reader;
                                               ranks that share a chunk fetch it once, and the second one hits
-flights                                       chunks between store and SSD
+fetches                                       chunks between store and SSD
 errors, error_kinds                           errors that reached a consumer
 draining                                      the engine is leaving: it starts no fetches any more
 datasets                                      one entry per dataset in use in the last minutes: url, sizes, sessions
 sessions                                      one entry per session: consumer, epoch, progress, hits per epoch,
                                               waiting_seconds of age_seconds; what its loader reports of itself:
-                                              loader_waiting_share, verdict, advice, told_age_seconds (None: nothing)
+                                              loader_waiting_share, bottleneck, advice, report_age_seconds (or None)
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def engine_statistics(engine: Engine) -> Values:
         "refused_writes": cache.refused_writes,
         "written_bytes": cache.written_bytes,
         "hit_bound": _hit_bound(engine, policy.limit_bytes - policy.staging_bytes),
-        "flights": len(engine.in_flight),
+        "fetches": len(engine.in_flight),
         "errors": engine.errors.total(),
         "error_kinds": [{"kind": kind, "count": count} for kind, count in sorted(engine.errors.items())],
         "draining": engine.scheduler.draining,
@@ -123,10 +123,10 @@ def _session(session: EngineSession) -> Table:
 
 def _loader_report(report: LoaderReport | None, now: float) -> Table:
     if report is None:
-        return dict.fromkeys(("loader_waiting_share", "verdict", "advice", "told_age_seconds"))
+        return dict.fromkeys(("loader_waiting_share", "bottleneck", "advice", "report_age_seconds"))
     return {
         "loader_waiting_share": report.waiting_share,
-        "verdict": report.verdict,
+        "bottleneck": report.bottleneck,
         "advice": report.advice,
-        "told_age_seconds": round(now - report.at, 3),
+        "report_age_seconds": round(now - report.at, 3),
     }

@@ -1,1 +1,1 @@
-"""The torch face: data set, ring, workers, loader, device prefetcher. Import from `streamer`."""
+"""The interface to torch: dataset, ring, workers, loader, device prefetcher. Import from `streamer`."""

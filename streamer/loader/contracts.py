@@ -1,8 +1,8 @@
-"""The seam between the loader's two halves: what a batch is made of, and how batches are moved.
+"""The interfaces between the two halves of the loader: making samples, and moving batches.
 
-A `Recipe` travels to a worker process and opens a `BatchSource` there; the ring and its workers know nothing of
-manifests, chunks or decoders. `PreparedStream` and `StepSession` are what the rank's own process needs: how many
-batches an epoch has, and when the chunks of a batch are local.
+A `Recipe` is sent to a worker process and opens a `BatchSource` there; the ring and its workers do not depend on
+manifests, chunks or decoders. The rank's own process uses `PreparedStream` and `StepSession`: the number of batches in
+an epoch, and whether the chunks of a batch are local.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from streamer.loader.skipping import SharedBudget, SkipRules
 
 
 class ChunkUnreadableError(Exception):
-    """A reader found a chunk gone or wrong: lease it again, then repeat the batch.
+    """A chunk is missing or wrong: lease it again, then repeat the batch.
 
-    Raised by `BatchSource.load` instead of the bare FileNotFoundError or IntegrityError of the chunk's file, so that
-    an error of the same type from a user's transform is not taken for one.
+    `BatchSource.load` raises it instead of the FileNotFoundError or IntegrityError of the chunk's file, to tell it from
+    an error of the same type in a user's transform.
 
     Args:
         chunk: its number in the manifest.
-        reason: what was found, for the engine's log.
+        reason: for the engine's log.
     """
 
     def __init__(self, chunk: int, reason: str) -> None:
@@ -40,72 +40,72 @@ class ChunkUnreadableError(Exception):
 
 
 class BatchSource(Protocol):
-    """Makes samples. Lives in one worker (or the rank itself); used by one thread at a time."""
+    """Makes samples, in one worker or in the rank itself. Used by one thread at a time."""
 
     def batch(self, epoch: int, batch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """This rank's samples of a batch: their ordinals, and which of them are repeats that fill it up."""
+        """This rank's samples of a batch: their ordinals, and which of them are repeats that fill the batch."""
         ...
 
     def load(self, epoch: int, ordinal: int) -> object:
         """One decoded and transformed sample.
 
         Raises:
-            ChunkUnreadableError: the bytes are gone or wrong.
+            ChunkUnreadableError: the bytes are missing or wrong.
         """
         ...
 
     def close(self) -> None:
-        """Gives back what it holds."""
+        """Releases its resources."""
         ...
 
 
 @runtime_checkable
-class SeatedSource(Protocol):
-    """A source that is told of a whole batch, and that can write samples to where they will lie."""
+class BatchedSource(Protocol):
+    """A source that receives whole batches, and that can write samples directly to their rows in the slot."""
 
     @property
     def draws(self) -> bool:
-        """Whether code runs for a sample that may draw from the global generators: the user's own."""
+        """Whether user code runs for a sample, which may draw from the global generators."""
         ...
 
     @property
     def takes_rows(self) -> bool:
-        """Whether it may write arrays to the rows that it is offered."""
+        """Whether it can write arrays to the rows of the slot."""
         ...
 
     def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None, at: Callable[[int], None]) -> None:
-        """The samples of a batch, by seat; `load_seat` follows for each.
+        """Begins a batch; `load_at` follows for each of its samples.
 
         Args:
-            ordinals: one for each seat.
-            rows: where arrays may be written; None: nowhere, and nothing is read before `load_seat`.
-            at: called with an ordinal before that sample, and those beside it, are read.
+            ordinals: int64 (samples,).
+            rows: the rows to which arrays may be written; None: no rows, and `load_at` does all reading.
+            at: called with an ordinal before that sample, and its neighbours, are read.
 
         Raises:
-            ChunkUnreadableError: the bytes of one are gone or wrong.
+            ChunkUnreadableError: the bytes of a sample are missing or wrong.
         """
         ...
 
-    def load_seat(self, epoch: int, ordinal: int, seat: int) -> object:
-        """One sample, for a seat of the batch that was begun; not necessarily the one it was begun with.
+    def load_at(self, epoch: int, ordinal: int, index: int) -> object:
+        """One sample for an index of the current batch; not necessarily the ordinal that `begin` got for it.
 
         Raises:
-            ChunkUnreadableError: the bytes are gone or wrong.
+            ChunkUnreadableError: the bytes are missing or wrong.
         """
         ...
 
 
 @runtime_checkable
 class StagedSource(Protocol):
-    """A source that knows where its time goes."""
+    """A source that measures its stages."""
 
     def stage_nanoseconds(self) -> tuple[int, int, int]:
-        """Read, decode, transform: nanoseconds since it was opened, never falling."""
+        """Read, decode, transform: nanoseconds since it was opened."""
         ...
 
 
 class Recipe(Protocol):
-    """How to open a `BatchSource`; cloudpickled once to each worker, brings no torch along by itself."""
+    """Opens a `BatchSource`. Sent to each worker once, by cloudpickle; does not import torch by itself."""
 
     def open(self) -> BatchSource:
         """Opens the source in the process where it is used."""
@@ -122,9 +122,9 @@ class Plan(Protocol):
 
 
 class StepSession(Protocol):
-    """The engine's promise that the chunks of a step are local. Used by one thread.
+    """Makes the chunks of steps local and leases them. Used by one thread.
 
-    Steps count the batches of all epochs since the session began, without a gap at the end of an epoch.
+    Steps number the batches since the session began, continuously over epochs.
     """
 
     @property
@@ -132,7 +132,7 @@ class StepSession(Protocol):
         """All chunks of the steps up to and including this one are local.
 
         Raises:
-            StreamerError: what the engine reported.
+            StreamerError: the engine's error.
         """
         ...
 
@@ -141,38 +141,38 @@ class StepSession(Protocol):
         ...
 
     def want(self, step: int) -> None:
-        """Asks for the chunks of all steps up to and including this one; returns at once."""
+        """Requests the chunks of all steps up to and including this one; does not block."""
         ...
 
     def wait(self, step: int, timeout_seconds: float | None = None) -> None:
         """Blocks until `ready >= step`.
 
         Raises:
-            StreamerError: what the engine reported.
-            TimeoutError: not in time.
+            StreamerError: the engine's error.
+            TimeoutError: the time is over.
         """
         ...
 
-    def done(self, step: int, *, at_once: bool = True) -> None:
-        """The steps below this one are consumed; not `at_once`: the engine hears it with the next `want`."""
+    def done(self, step: int, *, flush: bool = True) -> None:
+        """Records the steps below this one as consumed; without `flush` they are sent with the next `want`."""
         ...
 
     def reject(self, chunk: int, reason: str) -> None:
-        """A reader found this chunk gone or wrong; `ready` goes back until it is right."""
+        """Rejects a chunk that is missing or wrong; `ready` falls below its steps until it is leased again."""
         ...
 
     def fileno(self) -> int:
-        """Readable when there is something for `pump`; may change after it."""
+        """Readable when `pump` has something to receive; may change in `pump`."""
         ...
 
     def pump(self, timeout_seconds: float = 0.0) -> None:
-        """Takes in what the engine sent."""
+        """Receives the engine's messages."""
         ...
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """What the engine counts (any thread), and `consumer`, `job` and `dataset` of this session.
+        """The engine's counters, and `consumer`, `job` and `dataset` of this session; any thread.
 
-        None: there is no engine, or it does not answer in time.
+        None: there is no engine, or no answer in time.
         """
         ...
 
@@ -182,46 +182,46 @@ class StepSession(Protocol):
 
 
 @runtime_checkable
-class SeatedStream(Protocol):
-    """A prepared stream that knows its seat among the ranks."""
+class RankedStream(Protocol):
+    """A prepared stream with a rank."""
 
     @property
     def rank_config(self) -> RankConfig:
-        """The seat."""
+        """Rank and world size."""
         ...
 
 
 class PreparedStream(Protocol):
-    """A dataset made ready for one batch size: everything about it but the moving of batches."""
+    """A dataset prepared for one batch size."""
 
     @property
     def seed(self) -> int:
-        """What the order and every sample's randomness are drawn from."""
+        """The seed of the order and of each sample's randomness."""
         ...
 
     @property
     def skip_rules(self) -> SkipRules:
-        """What the data set says of samples that cannot be made; the loader's own word counts before it."""
+        """The dataset's rules for samples that cannot be made; the loader's own settings override them."""
         ...
 
     def sample_key(self, ordinal: int) -> str:
-        """Names a sample for people."""
+        """A readable name of a sample."""
         ...
 
     def shared_budget(self) -> SharedBudget | None:
-        """Counts skipped samples over all ranks, once per loader; None: this rank is alone."""
+        """Counts skipped samples over all ranks, one per loader; None: there is one rank."""
         ...
 
     def facts(self) -> Mapping[str, Detail]:
-        """What must be equal on all ranks."""
+        """The values that must be equal on all ranks."""
         ...
 
     def plan(self, epoch: int) -> Plan:
-        """The batches of this rank in an epoch, counted from the epoch's start also after `resume`."""
+        """The batches of this rank in an epoch, numbered from the start of the epoch also after `resume`."""
         ...
 
     def recipe(self) -> Recipe:
-        """For the workers."""
+        """The recipe for workers."""
         ...
 
     def session(self, epoch: int, start_batch: int) -> StepSession:
@@ -229,36 +229,36 @@ class PreparedStream(Protocol):
         ...
 
     def state(self, epoch: int, batch: int) -> dict[str, object]:
-        """What to save when `batch` batches of `epoch` were delivered."""
+        """The state to save after `batch` batches of `epoch`."""
         ...
 
     def resume(self, state: Mapping[str, object]) -> tuple[int, int]:
-        """Takes a saved state over: returns the epoch and its first batch that is still to come.
+        """Restores a saved state; returns the epoch and the number of its next batch.
 
         Raises:
-            StateError: the state is of another dataset, order or seed, or lies inside one of the batches.
+            StateError: the state is of another dataset, order or seed, or its position is inside a batch.
         """
         ...
 
 
 class Loadable(Protocol):
-    """A dataset that `StreamingDataLoader` takes."""
+    """A dataset for `StreamingDataLoader`."""
 
     def _for_loader(self) -> LoaderSide:
-        """What a loader needs of it and its user does not."""
+        """The interface for loaders."""
         ...
 
 
 class LoaderSide(Protocol):
-    """The side of a dataset that a loader uses."""
+    """The interface of a dataset for loaders."""
 
     @property
     def user_code(self) -> Sequence[object]:
-        """What runs in workers: the modules that it needs are imported before they start."""
+        """User code that runs in workers; the modules that it needs are imported before they start."""
         ...
 
     def prepare(self, batch_size: int, drop_last: bool) -> PreparedStream:
-        """Does the I/O: finds the manifest, fixes the order. Of this rank alone."""
+        """Does the I/O of this rank only: finds the manifest and fixes the order."""
         ...
 
     @property
@@ -270,8 +270,8 @@ class LoaderSide(Protocol):
         """Prepares on all ranks together: all of them agree, or all of them raise. Collective.
 
         Args:
-            prepare: what this rank does; its error arrives on every rank.
-            place: where this rank begins; equal on all.
+            prepare: the preparation of this rank; its error is raised on every rank.
+            place: epoch and batch of the start; equal on all ranks.
 
         Raises:
             StreamerError: of the first rank that failed.
@@ -279,24 +279,24 @@ class LoaderSide(Protocol):
         """
         ...
 
-    def take_told_epoch(self) -> int | None:
-        """The epoch that `set_epoch` of the dataset has named since the last call."""
+    def take_requested_epoch(self) -> int | None:
+        """The epoch given to the dataset's `set_epoch` since the last call, if any."""
         ...
 
     @property
     def refreshes(self) -> bool:
-        """Whether `refresh` is to be called before each epoch."""
+        """Whether `refresh` must be called before each epoch."""
         ...
 
     @property
     def edition(self) -> int:
-        """How often it has become something else: what was prepared before the last time is out of date."""
+        """Number of changes of the dataset; a stream prepared before the last change is out of date."""
         ...
 
     def refresh(self) -> bool:
-        """Looks again at what there is; True: it is something else, to be prepared anew. Collective."""
+        """Lists the objects again; True: the dataset has changed and must be prepared again. Collective."""
         ...
 
 
-# What a user's `collate_fn` is: a list of samples in, a batch out.
+# A user's `collate_fn`: list of samples -> batch.
 Collate = Callable[[list[object]], object]

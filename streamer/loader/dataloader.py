@@ -18,7 +18,7 @@ from streamer.loader.device.prefetcher import check_device
 from streamer.loader.epoch_iterator import EpochIterator
 from streamer.loader.feed.supply import Supply
 from streamer.loader.headspace import Headspace, detached
-from streamer.loader.lifecycle import Provision
+from streamer.loader.lifecycle import SupplyOwner
 from streamer.loader.options import (
     LoaderSettings,
     Pin,
@@ -43,44 +43,44 @@ if TYPE_CHECKING:
 class StreamingDataLoader:
     """Iterates over a `StreamingDataset` in batches, made by worker processes, delivered in order.
 
-    The batches are those of `default_collate` over the data set's own order, whatever the number of workers. Their
-    tensors are views on a ring of shared memory: a slot is used again when the last tensor on it is gone, so keeping
-    many batches costs speed (they then go around the ring), never correctness; `clone()` what is to be kept for long.
+    The batches are those of `default_collate` over the dataset's own order, for any number of workers. Their
+    tensors are views on a ring of shared memory: a slot is reused when the last tensor on it is deleted. Keeping many
+    batches therefore costs speed (later batches get memory of their own), never correctness; `clone()` tensors that are
+    kept for long.
 
-    Every `iter()` is the next epoch, unless `set_epoch` says otherwise, or no batch of the last one was asked for;
-    workers look ahead into it. Constructing does no I/O; the first `iter()` starts the workers and, if there is none,
-    the engine. One iterator at a time: a new one ends the last, whose `next` is an error then; for two at once make two
+    Every `iter()` is the next epoch, unless `set_epoch` was called, or no batch of the last one was requested; workers
+    look ahead into it. Constructing does no I/O; the first `iter()` starts the workers and, if there is none, the
+    engine. One iterator at a time: a new one ends the last, whose `next` then raises; for two iterators make two
     loaders. Used by one thread. Close it, or use it as a context manager; garbage collection closes it too.
 
     Args:
-        dataset: what to load. Several loaders may iterate over it at the same time.
+        dataset: the samples. Several loaders may iterate over it at the same time.
         batch_size: samples per batch of this rank.
         num_workers: worker processes; 0: everything happens in `next()`. At first one starts for every two cores, the
             others when the first batch is made.
         drop_last: leave out the last, incomplete batch; otherwise it is filled with repeats (`repeated` marks them).
-        device: where batches are wanted; copies run on a stream of their own, two batches ahead. None: leave them
-            where they are.
+        device: the target of the batches; copies run on a separate stream, two batches ahead. None: no copies.
         device_transform: called with each batch on the device, e.g. `streamer.loader.device.Normalize`.
-        collate_fn: list of samples -> batch; default: as `default_collate`. Runs in the workers.
+        collate_fn: list of samples -> batch; default: like `default_collate`. Runs in the workers.
         worker_type: "process", or "thread" for threads of the trainer's own process: only `rng` is then reproducible,
-            because the threads share the global generators, which are not seeded; and all of them call one transform.
-        worker_start: how worker processes start: "forkserver", forked in milliseconds from a process that has imported
-            the modules which your code needs, and sharing its memory; "spawn", as new interpreters.
+            because the threads share the global generators, which are not seeded; and they share one transform.
+        worker_start: how worker processes start: "forkserver": forked in milliseconds from a process that has imported
+            the modules your code needs, sharing its memory; "spawn": as new interpreters.
         prefetch_batches: batches begun and not yet taken; default 8 per worker, at most 48.
-        ring_bytes: memory of the ring; default a twentieth of the machine's, at most 2 GiB.
-        timeout: seconds that one sample may take before its worker is replaced; 0: any time.
-        pin: register the ring with CUDA: "auto" where there is CUDA, True: an error where that fails, False.
-        on_error: "raise", or "skip": another sample of the batch takes the place of one that cannot be made, marked in
-            `repeated` and listed in `skipped`. None: as the data set says.
-        error_budget: samples that may be skipped, over all epochs and ranks, before all ranks raise. None: as the data
-            set says.
-        report_seconds: between two lines of the stall report in the log (`streamer.loader.stall`); None: no lines.
+        ring_bytes: memory of the ring; default: a twentieth of the machine's, at most 2 GiB.
+        timeout: seconds that one sample may take before its worker is replaced; 0: no limit.
+        pin: register the ring with CUDA: "auto": where there is CUDA; True: an error if it fails; False.
+        on_error: "raise", or "skip": another sample of the batch replaces one that cannot be made; marked in
+            `repeated` and listed in `skipped`. None: the dataset's setting.
+        error_budget: samples that may be skipped, over all epochs and ranks, before all ranks raise. None: the
+            dataset's setting.
+        report_seconds: interval of the stall report in the log (`streamer.loader.stall`); None: no report.
         on_report: called with each report, on a thread of its own.
         torch_arguments: those of torch's DataLoader that this one does not have, as `shuffle` and `pin_memory`: an
             error says what to write instead, unless the value changes nothing here.
 
     Raises:
-        ConfigError: a value that cannot be; `device="cuda"` without CUDA.
+        ConfigError: an invalid value; `device="cuda"` without CUDA.
     """
 
     def __init__(
@@ -127,25 +127,25 @@ class StreamingDataLoader:
             reports=report_rules(report_seconds, on_report),
         )
         self.repeated: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
-        """bool (samples,): which samples of the last delivered batch only fill a place."""
+        """bool (samples,): which samples of the last delivered batch are repeats."""
         self._ledger = SkipLedger(0)
         self._delivered = 0
-        # What all ranks are to hear at the next iter(); and whether they have compared since.
+        # The error that the next iter() raises on all ranks; and whether the ranks have compared since.
         self._failure: StreamerError | None = None
         self._compared = False
         self._prepared: PreparedStream | None = None
         self._edition = 0
-        self._provision = Provision(self._settings)
+        self._supply_owner = SupplyOwner(self._settings)
         self._clock = TrainerClock()
         self._reported = Snapshot()
         self._pid = os.getpid()
         self._closed = False
         # The next batch to be delivered.
         self._position = (0, 0)
-        # Where the next iter() begins, and whether it was told to.
+        # Where the next iter() begins, and whether it was set by `set_epoch`.
         self._start = (0, 0)
-        self._told = False
-        # Where the last one began.
+        self._epoch_requested = False
+        # Where the last iter() began.
         self._begun: tuple[int, int] | None = None
         self._epoch: EpochIterator | None = None
 
@@ -165,88 +165,88 @@ class StreamingDataLoader:
         self.close()
 
     def __iter__(self) -> Iterator[object]:
-        """Begins the next epoch, or goes on where a loaded state stands. Collective, the first time and after a load.
+        """Begins the next epoch, or continues from a loaded state. Collective, the first time and after a load.
 
         Raises:
-            StreamerError: data set, order or state do not fit; on every rank, where torch.distributed is initialised.
+            StreamerError: dataset, order or state do not match; on every rank if torch.distributed is initialised.
         """
         self._check_usable()
-        if (told := self._source.take_told_epoch()) is not None:
-            self.set_epoch(told)
-        self._look_again()
+        if (requested := self._source.take_requested_epoch()) is not None:
+            self.set_epoch(requested)
+        self._check_changes()
         self._make_ready()
         epoch, batch = self._beginning()
         self._begun = self._position = epoch, batch
-        self._start, self._told = (epoch + 1, 0), False
+        self._start, self._epoch_requested = (epoch + 1, 0), False
         if self._epoch is not None:
             self._epoch.supersede()
         self._clock.pause()
         reporter = self._begin_supply()
-        self._provision.enter(epoch, batch, self._batches)
+        self._supply_owner.enter(epoch, batch, self._batches)
         if reporter is not None:
-            # Not before a batch is asked for: where all cores are busy a thread takes 6 ms to start (2026-11-22).
+            # After the first request for a batch: with all cores busy a thread takes 6 ms to start (2026-11-22).
             reporter.start()
         s, left = self._settings, self._batches(epoch) - batch
-        self._epoch = EpochIterator(_Course(self), left, self._clock, self._provision.mover, s.device_transform)
+        self._epoch = EpochIterator(_EpochOwner(self), left, self._clock, self._supply_owner.mover, s.device_transform)
         return self._epoch
 
     def _beginning(self) -> tuple[int, int]:
         """Where the next epoch's iterator begins."""
-        if self._told:
+        if self._epoch_requested:
             return self._start
         if self._begun == self._position:
-            # The last one was made and never asked: the same again. Lightning makes one before its first epoch, and
-            # one more when it goes on from a checkpoint.
+            # No batch was requested of the last iterator: the same epoch again. Lightning makes one iterator before its
+            # first epoch, and one more when it resumes from a checkpoint.
             return self._begun
         epoch, batch = self._start
         return (epoch + 1, 0) if 0 < self._batches(epoch) <= batch else (epoch, batch)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next `iter()` is this epoch; a loaded state inside it is kept."""
+        """Sets the epoch of the next `iter()`; a loaded state inside it is kept."""
         if epoch != self._start[0]:
             self._start = (epoch, 0)
-        self._told = True
+        self._epoch_requested = True
 
     def state_dict(self) -> dict[str, object]:
-        """Where the training stands: after the last batch that it was given. O(1)."""
+        """The position after the last delivered batch. O(1)."""
         return self._prepare().state(*self._position)
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Goes on where the state was saved, on any number of ranks whose batch fits.
+        """Continues where the state was saved, on any number of ranks with a matching batch size.
 
         Raises:
-            StateError: the state is of another data set, order or seed. With other ranks, the next `iter()` raises it,
+            StateError: the state is of another dataset, order or seed. With several ranks, the next `iter()` raises it,
                 on all of them.
         """
         self._check_usable()
         self._end_supply()
         self._compared, self._failure = False, None
         try:
-            self._provision.start_workers()
+            self._supply_owner.start_workers()
             self._start = self._position = self._prepare().resume(state)
         except StreamerError as error:
             if not self._source.compares:
                 raise
             self._failure = error
-        self._told, self._begun = False, None
+        self._epoch_requested, self._begun = False, None
 
     @property
     def skipped(self) -> list[Skipped]:
-        """With on_error="skip": the samples of this rank whose place another one took, with key and cause."""
+        """With on_error="skip": the samples of this rank that were replaced, with key and cause."""
         return list(self._ledger.entries)
 
     def report(self) -> StallReport:
-        """Where the trainer's time went since the last call, and what to do about it; any thread."""
+        """The stall report since the last call: waiting, bottleneck and advice; any thread."""
         before, self._reported = self._reported, self.snapshot()
         return self.name_samples(compare(before, self._reported))
 
     def headspace(self, k: int = 16, steps: int = 200) -> Headspace:
-        """The step's own ceiling: train on what this returns, then look at its `ceiling`.
+        """Measures the ceiling of the training step: train on the returned batches, then read `ceiling`.
 
-        Loads the next `k` batches and replays them `steps` times in all, so that no step waits for data. The place in
-        the data set stays where it was: the next `iter()` delivers these batches again.
+        Loads the next `k` batches and replays them for `steps` steps, so that no step waits for data. The position in
+        the dataset does not change: the next `iter()` delivers these batches again.
         """
-        before = self._position, self._start, self._told, self._begun
+        before = self._position, self._start, self._epoch_requested, self._begun
         batches, samples = [], []
         for batch in itertools.islice(self, at_least("k", k, 1)):
             batches.append(detached(batch))
@@ -254,11 +254,11 @@ class StreamingDataLoader:
         if self._epoch is not None:
             self._epoch.end()
         self._clock.pause()
-        self._position, self._start, self._told, self._begun = before
+        self._position, self._start, self._epoch_requested, self._begun = before
         return Headspace(batches, samples, at_least("steps", steps, 1))
 
     def snapshot(self) -> Snapshot:
-        """The counts of this moment, for `compare`; any thread."""
+        """The current counts, for `compare`; any thread."""
         return snapshot(self.stats(), self._clock, self._supply, self._settings.worker_count)
 
     def name_samples(self, report: StallReport) -> StallReport:
@@ -266,10 +266,10 @@ class StreamingDataLoader:
         return report if self._prepared is None else named(report, self._prepared.sample_key)
 
     def stats(self) -> LoaderStats:
-        """What happened so far. The engine is asked for its view, half a second at most."""
-        # The engine first: what the trainer does meanwhile is in the counts.
+        """The statistics so far. Requests the engine's view, and waits for it half a second at most."""
+        # The engine first, so that the counts include the time of this request.
         engine = engine_view(supply) if (supply := self._supply) is not None else None
-        counts = self._provision.counts(self._clock)
+        counts = self._supply_owner.counts(self._clock)
         return replace(counts, engine=engine, skipped=len(self._ledger.entries))
 
     def close(self) -> None:
@@ -281,22 +281,22 @@ class StreamingDataLoader:
 
     @property
     def _supply(self) -> Supply | None:
-        return self._provision.supply
+        return self._supply_owner.supply
 
     def _begin_supply(self) -> StallReporter | None:
-        """The supply begins, if it has not; returns who is to report on it."""
+        """Begins the supply, if it has not begun; returns its new reporter, if any."""
         if self._supply is not None:
             return None
         prepared, rules = self._prepare(), self._settings.reports
-        self._provision.begin(prepared)
+        self._supply_owner.begin(prepared)
         if rules.seconds is None:
             return None
         reporter = StallReporter(self, rules, rank_of(prepared), self.snapshot())
-        self._provision.until_end(reporter.stop)
+        self._supply_owner.until_end(reporter.stop)
         return reporter
 
     def _arrived(self, delivery: Delivery) -> None:
-        """The next batch is here; it is delivered unless too much was skipped."""
+        """Delivers the next batch, unless too many samples were skipped."""
         if self._skip_rules.on_error == "skip":
             key = self._prepare().sample_key
             self._ledger.note([Skipped(at, key(at), cause) for at, cause in delivery.skipped], self._delivered)
@@ -308,21 +308,21 @@ class StreamingDataLoader:
     def _end_supply(self) -> None:
         if self._epoch is not None:
             self._epoch.end()
-        self._provision.end()
+        self._supply_owner.end()
 
-    def _look_again(self) -> None:
-        """Between epochs: a dataset that has changed is prepared and supplied anew."""
+    def _check_changes(self) -> None:
+        """Between epochs: prepares a dataset that has changed again, and ends its supply."""
         if self._start[1]:
             return
         if self._compared and self._source.refreshes:
             self._source.refresh()
-        # Also where somebody else has called `refresh`: the user, or another loader of this data set.
+        # Also if `refresh` was called elsewhere: by the user, or by another loader of this dataset.
         if self._prepared is not None and self._edition != self._source.edition:
             self._end_supply()
             self._prepared, self._compared = None, False
 
     def _make_ready(self) -> None:
-        """Engine, manifest, order, agreement of all ranks; worker processes start meanwhile."""
+        """Prepares engine, manifest and order on all ranks, while the worker processes start."""
         if self._compared:
             return
         try:
@@ -345,15 +345,15 @@ class StreamingDataLoader:
         self._ledger, self._delivered = SkipLedger(rules.budget, shared, self._ledger.entries), 0
 
     def _prepare_to_compare(self) -> PreparedStream:
-        # Here: also that no worker can start on this rank is to be heard on all of them.
-        self._provision.start_workers()
+        # Start workers inside the collective, so that a failure to start is raised on every rank.
+        self._supply_owner.start_workers()
         if self._failure is not None:
             raise self._failure
         return self._prepare()
 
     def _batches(self, epoch: int) -> int:
         prepared = self._prepare()
-        with self._provision.planning:
+        with self._supply_owner.planning:
             return prepared.plan(epoch).batches
 
     def _prepare(self) -> PreparedStream:
@@ -370,25 +370,25 @@ class StreamingDataLoader:
             raise ClosedError("this StreamingDataLoader belongs to the process that made it; make one after the fork")
 
 
-class _Course:
-    """The loader as the iterator of its running epoch sees it."""
+class _EpochOwner:
+    """The loader from the side of its epoch iterator."""
 
     def __init__(self, loader: StreamingDataLoader) -> None:
         self._loader = loader
 
     def ready(self) -> int:
-        """See `Course`."""
+        """See `EpochOwner`."""
         self._loader._check_usable()
         return supply.ready if (supply := self._loader._supply) is not None else 0
 
     def next_delivery(self) -> Delivery:
-        """See `Course`."""
-        return self._loader._provision.take(self._loader._clock)
+        """See `EpochOwner`."""
+        return self._loader._supply_owner.take(self._loader._clock)
 
     def delivered(self, delivery: Delivery) -> None:
-        """See `Course`."""
+        """See `EpochOwner`."""
         self._loader._arrived(delivery)
 
     def finished(self) -> None:
-        """See `Course`."""
+        """See `EpochOwner`."""
         self._loader._position = self._loader._position[0] + 1, 0

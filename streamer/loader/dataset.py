@@ -146,7 +146,7 @@ class StreamingDataset(IterableDataset[object]):
     def __len__(self) -> int:
         """Samples that this rank yields per epoch, over all its workers: padded, or without the last batch."""
         prepared = self._plain()
-        return batch_count(self.samples, prepared.global_batch, prepared.drop_last) * prepared.seats
+        return batch_count(self.samples, prepared.global_batch, prepared.drop_last) * prepared.local_batch
 
     @property
     def samples(self) -> int:
@@ -255,7 +255,7 @@ class StreamingDataset(IterableDataset[object]):
         if epoch < 0:
             raise ConfigError(f"epoch={epoch} is negative", field="epoch")
         self._epochs.set(epoch)
-        self._side.told_epoch = epoch
+        self._side.requested_epoch = epoch
         self._resume = None
 
     def state_dict(self) -> dict[str, object]:
@@ -359,7 +359,7 @@ class StreamingDataset(IterableDataset[object]):
         state, self._resume = self._resume, None
         epoch, first = prepared.resume(state)
         self._go_on_after(epoch)
-        share, delivered = resumed_share(state, share, first, prepared.seats)
+        share, delivered = resumed_share(state, share, first, prepared.local_batch)
         return Progress(epoch, share, delivered)
 
     def _go_on_after(self, epoch: int) -> None:

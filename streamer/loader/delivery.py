@@ -1,4 +1,4 @@
-"""A batch as the trainer gets it."""
+"""A batch as the trainer receives it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from streamer.loader.stall.causes import Trace
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """A batch as the trainer gets it, with what the loader must know of it.
+    """A batch as the trainer receives it, with the loader's data about it.
 
     Attributes:
         content: the batch.
-        epoch, batch: which one.
+        epoch, batch: its numbers.
         repeated: bool (samples,): which samples are repeats that fill the batch.
-        nbytes: what it takes in the ring; 0 inline.
-        skipped: ordinal and cause of the samples whose place another one of the batch took.
-        trace: how it came here.
+        nbytes: its bytes in the ring; 0 without a ring.
+        skipped: ordinal and cause of the samples that another sample of the batch replaces.
+        trace: its timeline and stage times.
         memory: the slot that its tensors are views on; None: they have memory of their own.
     """
 
@@ -33,5 +33,5 @@ class Delivery(msgspec.Struct, frozen=True):
     memory: Bytes | None = None
 
     def with_content(self, content: object) -> Delivery:
-        """The same batch, elsewhere: it holds the slot no longer."""
+        """The batch with other content, which does not hold the slot."""
         return msgspec.structs.replace(self, content=content, memory=None)

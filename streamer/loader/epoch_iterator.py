@@ -12,7 +12,7 @@ from streamer.loader.device.prefetcher import DevicePrefetcher
 from streamer.loader.stall.stats import TrainerClock
 
 
-class Course(Protocol):
+class EpochOwner(Protocol):
     """The loader, as its running epoch sees it."""
 
     def next_delivery(self) -> Delivery:
@@ -40,7 +40,7 @@ class EpochIterator:
     """Hands out the batches of one epoch; `close()` of the loader ends it, a later `iter()` is an error for it.
 
     Args:
-        course: the loader.
+        owner: the loader.
         left: batches to come.
         clock: of the trainer.
         mover: brings them to where they are wanted; None: they stay where they are.
@@ -49,17 +49,17 @@ class EpochIterator:
 
     def __init__(
         self,
-        course: Course,
+        owner: EpochOwner,
         left: int,
         clock: TrainerClock,
         mover: Mover | None,
         transform: Callable[[object], object] | None,
     ) -> None:
-        self._course: Course | None = course
+        self._owner: EpochOwner | None = owner
         self._left = left
         self._superseded = False
         self._clock = clock
-        self._batches: Iterator[object] = _Deliveries(course, left)
+        self._batches: Iterator[object] = _Deliveries(owner, left)
         if mover is not None:
             self._batches = iter(DevicePrefetcher(self._batches, None, transform=_on_content(transform), mover=mover))
 
@@ -67,23 +67,23 @@ class EpochIterator:
         return self
 
     def __next__(self) -> object:
-        course = self._course
+        owner = self._owner
         if self._superseded:
             raise ClosedError(
                 "a later iter() of this StreamingDataLoader has ended this iterator; for two at once make two loaders "
                 "of the data set"
             )
-        if course is None:
+        if owner is None:
             raise StopIteration
-        self._clock.ask(course.ready())
+        self._clock.ask(owner.ready())
         delivery = next(self._batches, None)
         if delivery is None:
             self._clock.pause()
-            course.finished()
+            owner.finished()
             self.end()
             raise StopIteration
         assert isinstance(delivery, Delivery)
-        course.delivered(delivery)
+        owner.delivered(delivery)
         self._clock.leave(len(delivery.repeated), delivery.nbytes)
         return delivery.content
 
@@ -92,20 +92,20 @@ class EpochIterator:
 
     def supersede(self) -> None:
         """Another one goes on: batches that this one would not give any more must not go missing unnoticed."""
-        self._superseded = self._course is not None
+        self._superseded = self._owner is not None
         self.end()
 
     def end(self) -> None:
         """Stops it."""
-        self._course = None
+        self._owner = None
         self._batches = iter(())
 
 
 class _Deliveries:
     """The batches of the epoch as the supply gives them; survives the error of a single batch."""
 
-    def __init__(self, course: Course, left: int) -> None:
-        self._course = course
+    def __init__(self, owner: EpochOwner, left: int) -> None:
+        self._owner = owner
         self._left = left
 
     def __iter__(self) -> _Deliveries:
@@ -115,7 +115,7 @@ class _Deliveries:
         if self._left <= 0:
             raise StopIteration
         self._left -= 1
-        return self._course.next_delivery()
+        return self._owner.next_delivery()
 
 
 def _on_content(transform: Callable[[object], object] | None) -> Callable[[object], object] | None:

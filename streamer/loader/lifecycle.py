@@ -20,7 +20,7 @@ from streamer.loader.stall.stats import LoaderStats, TrainerClock
 from streamer.loader.workers.batch_maker import MakerRules
 
 
-class Provision:
+class SupplyOwner:
     """The supply of one loader, begun when it is first needed. Used by the trainer's thread.
 
     Garbage collection ends it. After `end` it can begin anew, e.g. with a loaded state.
@@ -43,10 +43,10 @@ class Provision:
         # The next batch that the running supply will give.
         self._next: tuple[int, int] | None = None
         self._resources = contextlib.ExitStack()
-        self._closer: weakref.finalize[..., Provision] | None = None
+        self._closer: weakref.finalize[..., SupplyOwner] | None = None
 
     def __repr__(self) -> str:
-        return f"Provision(supply={self.supply!r}, next={self._next})"
+        return f"SupplyOwner(supply={self.supply!r}, next={self._next})"
 
     @property
     def pinned(self) -> bool:
@@ -133,7 +133,7 @@ class Provision:
             return supply
         if self._feeder is None:
             self._feeder = self._build_feeder()
-        self._feeder.equip(prepared, rules)
+        self._feeder.configure(prepared, rules)
         return FedSupply(self._feeder)
 
     def _build_feeder(self) -> Feeder:

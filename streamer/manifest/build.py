@@ -145,7 +145,7 @@ class _Indexed:
 
     async def rows(self) -> Rows:
         numbers = range(len(self._listing))
-        cuts = await bounded_map(self._index, numbers, self._budget.objects_at_once)
+        cuts = await bounded_map(self._index, numbers, self._budget.parallel_objects)
         return await asyncio.to_thread(rows_of_containers, self._listing, self._chosen.name, self._chunk_bytes, cuts)
 
     async def _index(self, number: int) -> Cut:

@@ -1,6 +1,6 @@
 """Drives indexers over many containers at once: reads ahead, cuts chunks as they close, offers them.
 
-Memory: at most `objects_at_once` containers are in work. Each holds the window its indexer works on, `ahead`
+Memory: at most `parallel_objects` containers are in work. Each holds the window its indexer works on, `ahead`
 windows that are on their way, and, when chunks are offered, the windows of the chunk that is still open: no more
 than `2 * chunk_bytes` plus one window. `Budget.of` turns a number of bytes into these; the bound it keeps is
 max(memory_bytes, one container), with a container at most (2 + ahead) x 8 MiB + 2 x chunk_bytes.
@@ -28,7 +28,7 @@ WINDOW_BYTES = 8 << 20
 class Budget(msgspec.Struct, frozen=True):
     """How many containers are in work together, and how many windows each reads ahead."""
 
-    objects_at_once: int
+    parallel_objects: int
     ahead: int
 
     @classmethod
@@ -42,10 +42,10 @@ class Budget(msgspec.Struct, frozen=True):
             kept_bytes: what a container holds back for the chunk that is open.
         """
         least = 2 * WINDOW_BYTES + kept_bytes
-        at_once = max(1, min(concurrency, objects, memory_bytes // least))
-        spare = memory_bytes // at_once - least
-        ahead = max(0, min(concurrency // at_once - 1, spare // WINDOW_BYTES))
-        return cls(at_once, ahead)
+        parallel = max(1, min(concurrency, objects, memory_bytes // least))
+        spare = memory_bytes // parallel - least
+        ahead = max(0, min(concurrency // parallel - 1, spare // WINDOW_BYTES))
+        return cls(parallel, ahead)
 
 
 class Container(msgspec.Struct, frozen=True):

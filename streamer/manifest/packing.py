@@ -35,7 +35,7 @@ TOO_MANY_CHUNKS = 1_500_000
 OBJECTS_PER_CHUNK = 512
 # Sample starts inside a chunk are uint32, and a chunk is at most twice as long as asked.
 CHUNK_BYTES_RANGE = (1 << 10, 1 << 30)
-_LEAF_FILL = 1.5
+_GROUP_FILL = 1.5
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -112,15 +112,15 @@ def pack_objects(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int
     by_hash = np.argsort(hashes, kind="stable")
     large = sizes[by_hash] > chunk_bytes
     small = by_hash[~large]
-    firsts = _leaves(hashes[small], sizes[small], chunk_bytes)
+    firsts = _groups(hashes[small], sizes[small], chunk_bytes)
     order = np.concatenate([small, by_hash[large]])
     return order, np.concatenate([firsts, np.arange(len(small), len(order) + 1)])
 
 
-def _leaves(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int) -> Int64Array:
+def _groups(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int) -> Int64Array:
     """Where the leaves begin, for hashes in ascending order; level by level."""
     total = np.concatenate([[0], np.cumsum(sizes)])
-    limit = int(chunk_bytes * _LEAF_FILL)
+    limit = int(chunk_bytes * _GROUP_FILL)
     low = np.array([0] if len(hashes) else [], np.int64)
     high = np.array([len(hashes)] if len(hashes) else [], np.int64)
     done = [np.empty(0, np.int64)]

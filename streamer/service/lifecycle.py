@@ -100,7 +100,7 @@ class Life:
                         self._timing.end("socket")
                         logger.info("listening after %s", self._timing)
                         self._notifier.ready()
-                        watch = tasks.create_task(self._reload_when_told(engine, server))
+                        watch = tasks.create_task(self._reload_on_signal(engine, server))
                         await self._leave.wait()
                         watch.cancel()
                     self._notifier.stopping()
@@ -139,16 +139,16 @@ class Life:
     def _on_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._told_to_leave)
+            loop.add_signal_handler(number, self._stop_requested)
         if self._configure is not None:
             loop.add_signal_handler(signal.SIGHUP, self._reload.set)
 
-    def _told_to_leave(self) -> None:
+    def _stop_requested(self) -> None:
         if self._leave.is_set():
             self._hurry.set()
         self._leave.set()
 
-    async def _reload_when_told(self, engine: Engine, server: Server) -> None:
+    async def _reload_on_signal(self, engine: Engine, server: Server) -> None:
         while True:
             await self._reload.wait()
             self._reload.clear()

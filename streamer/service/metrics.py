@@ -76,7 +76,7 @@ _SINGLE = (
     ("cache_unfounded_rejects_total", "unfounded_rejects", "Chunks that a reader found wrong and the engine right."),
     ("cache_written_bytes_total", "written_bytes", "Bytes of chunk files written to the disk."),
     ("cache_refused_writes_total", "refused_writes", "Chunks that the disk would not take; they pass through memory."),
-    ("flights", "flights", "Chunks between store and SSD."),
+    ("fetches", "fetches", "Chunks between store and SSD."),
     ("connections", "connections", "Clients connected now."),
     ("connections_total", "connections_total", "Clients that have connected."),
     ("connections_refused_total", "connections_refused", "Clients that may not connect, or were too many."),
@@ -111,13 +111,13 @@ _OF_SESSIONS = (
     ("session_epoch_needed_bytes", "epoch_needed_bytes", "Bytes needed in the running epoch."),
     ("session_epoch_hit_bytes", "epoch_hit_bytes", "Bytes of it that were there."),
 )
-_OF_VERDICTS = (("session_verdict_info", "", "1: what the loader of the session last said holds it up."),)
+_OF_BOTTLENECKS = (("session_bottleneck_info", "", "1: what the loader of the session last said holds it up."),)
 _TABLES: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, str, str], ...]], ...] = (
     ("", (), _SINGLE),
     ("error_kinds", ("kind",), _OF_ERRORS),
     ("datasets", ("dataset",), _OF_DATASETS),
     ("sessions", ("job", "consumer", "dataset"), _OF_SESSIONS),
-    ("sessions", ("job", "consumer", "dataset", "verdict"), _OF_VERDICTS),
+    ("sessions", ("job", "consumer", "dataset", "bottleneck"), _OF_BOTTLENECKS),
 )
 _NOT_SUMMED = ("_ratio", "_info")
 _EXPERIMENTAL = frozenset(
@@ -127,9 +127,9 @@ _EXPERIMENTAL = frozenset(
         "store_first_byte_p50_seconds",
         "store_first_byte_p99_seconds",
         "cache_hit_bound_ratio",
-        "flights",
+        "fetches",
         "session_loader_waiting_ratio",
-        "session_verdict_info",
+        "session_bottleneck_info",
         "session_done_steps",
         "session_epoch",
         "session_epoch_needed_bytes",

@@ -29,8 +29,8 @@ from streamer.service.peer import Peer
 from streamer.service.process_stats import process_statistics
 from streamer.version import VERSION
 from streamer.wire.messages import (
+    BOTTLENECKS,
     PROTOCOL,
-    VERDICTS,
     Advance,
     CloseSession,
     Extend,
@@ -42,9 +42,9 @@ from streamer.wire.messages import (
     Read,
     Ready,
     Reject,
+    ReportFinding,
     Request,
     Statistics,
-    Tell,
     Welcome,
 )
 
@@ -198,7 +198,7 @@ class Server:
                 self._long_requests.start(peer, state.requests, request)
             case GetStatistics():
                 peer.send(Statistics(request.request, self.statistics()))
-            case Tell():
+            case ReportFinding():
                 self._loader_report(peer, request)
             case _:
                 raise ProtocolError(f"{type(request).__name__} out of turn")
@@ -241,12 +241,12 @@ class Server:
                 self._check_room_for(request)
                 session.extend(request.epoch, _columns(request), request.complete)
 
-    def _loader_report(self, sender: Peer, request: Tell) -> None:
+    def _loader_report(self, sender: Peer, request: ReportFinding) -> None:
         """A loader's report, over a connection of its own: it applies to sessions of the same user and name only."""
         user = sender.credentials and sender.credentials.uid
         consumer = (request.job, request.dataset, one_line(request.consumer))
-        verdict = request.verdict if request.verdict in VERDICTS else VERDICTS[-1]
-        report = LoaderReport(request.waiting_share, verdict, one_line(request.advice), self._engine.now())
+        bottleneck = request.bottleneck if request.bottleneck in BOTTLENECKS else BOTTLENECKS[-1]
+        report = LoaderReport(request.waiting_share, bottleneck, one_line(request.advice), self._engine.now())
         for peer, state in self._peers.items():
             if (peer.credentials and peer.credentials.uid) != user:
                 continue

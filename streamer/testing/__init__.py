@@ -1,6 +1,7 @@
-"""For tests of code that uses streamer: a dataset without engine and files, and a look inside a loader.
+"""Support for tests of code that uses streamer.
 
-Nothing in the product imports this package.
+A dataset without engine and files, the internal state of a loader, and a simulation of the cache. The product does not
+import this package.
 """
 
 from streamer.testing.fake_dataset import FakeDataset, FakePrepared, FakeRecipe, FakeSource

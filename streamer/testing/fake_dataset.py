@@ -1,7 +1,7 @@
-"""A data set without engine, manifest or files: what tests and benchmarks of the loader load.
+"""A dataset without engine, manifest and files, for tests and benchmarks of the loader.
 
-Its order is a formula, its chunks are always local unless it is told to take some away; everything else goes the
-same way as real data.
+Its order is a formula, and its chunks are always local unless a test holds them back. Everything else takes the same
+path as real data.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class FakeSource:
         return self._recipe.make(epoch, ordinal)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: the source holds no resources."""
 
 
 class QuietSource(FakeSource):
-    """Samples that draw from no generator, as raw data without a transform: none is seeded for them."""
+    """Samples that draw from no generator, like raw data without a transform; no generator is seeded for them."""
 
     @property
     def draws(self) -> bool:
@@ -73,19 +73,19 @@ class QuietSource(FakeSource):
 
     @property
     def takes_rows(self) -> bool:
-        """Samples are what `make` returns."""
+        """Never: samples are the objects that `make` returns."""
         return False
 
     def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None, at: Callable[[int], None]) -> None:
         """Nothing to read."""
 
-    def load_seat(self, epoch: int, ordinal: int, seat: int) -> object:
+    def load_at(self, epoch: int, ordinal: int, index: int) -> object:
         """One sample."""
         return self.load(epoch, ordinal)
 
 
 class FakeSession:
-    """Everything is local at once, unless `held_back`: then up to what `allow` says.
+    """All chunks are local immediately; with `held_back`, those of the steps up to `allow`.
 
     Attributes:
         rejected: (chunk, reason) in order.
@@ -95,7 +95,7 @@ class FakeSession:
     def __init__(self, prepared: FakePrepared, epoch: int, start_batch: int) -> None:
         self._prepared = prepared
         self._start = epoch * prepared.batches + start_batch
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK)
+        self._event = os.eventfd(0, os.EFD_NONBLOCK)
         self._wanted = -1
         self._allowed = -1 if prepared.held_back else 1 << 62
         self.error: StreamerError | None = None
@@ -117,12 +117,12 @@ class FakeSession:
     def allow(self, step: int) -> None:
         """Steps up to this one become local; any thread."""
         self._allowed = step
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._event, 1)
 
     def fail(self, error: StreamerError) -> None:
         """The engine reports this; any thread."""
         self.error = error
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._event, 1)
 
     def want(self, step: int) -> None:
         """Remembers it."""
@@ -134,7 +134,7 @@ class FakeSession:
         while self.ready < step:
             self.pump(timeout_seconds if timeout_seconds is not None else -1)
 
-    def done(self, step: int, *, at_once: bool = True) -> None:
+    def done(self, step: int, *, flush: bool = True) -> None:
         """Remembers it."""
         self.consumed = max(self.consumed, step)
 
@@ -145,23 +145,23 @@ class FakeSession:
 
     def fileno(self) -> int:
         """Readable after `allow` and `fail`."""
-        return self._bell
+        return self._event
 
     def pump(self, timeout_seconds: float = 0.0) -> None:
-        """Takes in what was allowed."""
-        ready, _, _ = select.select([self._bell], [], [], None if timeout_seconds < 0 else timeout_seconds)
+        """Receives the steps that `allow` has released."""
+        ready, _, _ = select.select([self._event], [], [], None if timeout_seconds < 0 else timeout_seconds)
         if ready:
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._event)
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """What the prepared stream was told to say."""
+        """The values set in the prepared stream."""
         return self._prepared.engine_values
 
     def close(self) -> None:
         """Idempotent."""
         if not self.closed:
             self.closed = True
-            os.close(self._bell)
+            os.close(self._event)
 
 
 @dataclass
@@ -170,12 +170,12 @@ class FakePrepared:
 
     Attributes:
         made: the recipe.
-        seed: as told.
+        seed: of the order and of each sample.
         held_back: sessions wait for `allow`.
         on_reject: called with each rejected chunk.
         sessions: all that were opened.
         shared: counts skipped samples.
-        engine_values: what the engine is said to count; None: there is none.
+        engine_values: the counters of the fake engine; None: there is no engine.
     """
 
     made: FakeRecipe
@@ -193,7 +193,7 @@ class FakePrepared:
 
     @property
     def skip_rules(self) -> SkipRules:
-        """An error is an error."""
+        """No sample may be skipped."""
         return SkipRules()
 
     def sample_key(self, ordinal: int) -> str:
@@ -201,11 +201,11 @@ class FakePrepared:
         return f"#{ordinal}"
 
     def shared_budget(self) -> SharedBudget | None:
-        """There are no other ranks, unless a test has some."""
+        """The test's budget; None: there are no other ranks."""
         return self.shared
 
     def facts(self) -> dict[str, Detail]:
-        """Nobody compares them."""
+        """There are no facts to compare."""
         return {}
 
     def plan(self, epoch: int) -> FakeRecipe:
@@ -240,10 +240,10 @@ class FakePrepared:
 
 
 class FakeDataset:
-    """What `StreamingDataLoader` takes.
+    """A dataset for `StreamingDataLoader`.
 
     Args:
-        samples: how many.
+        samples: their number.
         make: (epoch, ordinal) -> sample.
         held_back: sessions wait for `allow`.
         shared: counts skipped samples.
@@ -264,7 +264,7 @@ class FakeDataset:
         self._held_back = held_back
         self._shared = shared
         self._draws = draws
-        self.told: int | None = None
+        self.requested_epoch: int | None = None
         self.grown: int | None = None
         self.edition = 0
         self.prepared: FakePrepared | None = None
@@ -274,11 +274,11 @@ class FakeDataset:
 
     @property
     def user_code(self) -> tuple[object, ...]:
-        """What makes samples."""
+        """The function that makes samples."""
         return (self._make,)
 
     def prepare(self, batch_size: int, drop_last: bool) -> FakePrepared:
-        """Makes it ready."""
+        """Prepares the dataset."""
         recipe = FakeRecipe(self._samples, batch_size, self._make, drop_last, draws=self._draws)
         self.prepared = FakePrepared(recipe, held_back=self._held_back, shared=self._shared)
         return self.prepared
@@ -289,21 +289,21 @@ class FakeDataset:
         return False
 
     def compare(self, prepare: Callable[[], PreparedStream], place: str) -> None:
-        """This rank alone."""
+        """Prepares this rank only."""
         prepare()
 
-    def take_told_epoch(self) -> int | None:
-        """What `told` holds, once."""
-        told, self.told = self.told, None
-        return told
+    def take_requested_epoch(self) -> int | None:
+        """The value of `requested_epoch`, once."""
+        requested_epoch, self.requested_epoch = self.requested_epoch, None
+        return requested_epoch
 
     @property
     def refreshes(self) -> bool:
-        """Where `grown` says what to become."""
+        """Whether `grown` is set."""
         return self.grown is not None
 
     def refresh(self) -> bool:
-        """Becomes as large as `grown` says."""
+        """Changes the number of samples to `grown`."""
         before, self._samples = self._samples, self._samples if self.grown is None else self.grown
         self.edition += before != self._samples
         return before != self._samples

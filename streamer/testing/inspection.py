@@ -1,4 +1,4 @@
-"""What tests may see of a loader's inside."""
+"""The internal state of a loader, for tests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:  # workers import this package with FakeDataset: without torch
 
 @dataclass(frozen=True)
 class Inspection:
-    """What tests may see of a loader's inside.
+    """The internal state of a loader.
 
     Attributes:
-        worker_pids: of the worker processes that run.
+        worker_pids: of the running worker processes.
         ready_workers: numbers of the workers that have opened their source.
         starts_by_fork: whether workers are forked from the fork server.
     """
@@ -25,8 +25,8 @@ class Inspection:
 
 
 def inspect(loader: StreamingDataLoader) -> Inspection:
-    """The inside of a loader right now; any thread."""
-    feeder = loader._provision._feeder
+    """Returns the current internal state of a loader; any thread."""
+    feeder = loader._supply_owner._feeder
     if feeder is None:
         return Inspection([], [], False)
     pool = feeder._pool

@@ -14,13 +14,13 @@ from msgspec import Meta
 # Raised when the meaning of a message changes. Client and engine must agree on it exactly.
 PROTOCOL = 1
 
-# What a loader may give as the cause of its waiting (`streamer.loader.stall.advice.Verdict`): a label of /metrics, so
-# no free text. Another word counts as the last one.
-VERDICTS = (
+# The bottlenecks that a loader may report (`streamer.loader.stall.advice.Bottleneck`). They are labels of /metrics,
+# therefore no free text; any other word counts as the last one.
+BOTTLENECKS = (
     *("nothing measured", "not input-bound", "the store throttles", "slow store", "slow SSD (writing)"),
     *("no room in the cache", "slow SSD (reading)", "decode", "transform", "loading", "collate", "copy into the ring"),
     *("no workers", "one slow worker", "single slow samples", "full ring", "prefetch_batches", "starting workers"),
-    *("workers that die", "hand-over", "copy to the device", "other"),
+    *("crashing workers", "handoff", "copy to the device", "other"),
 )
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
@@ -155,24 +155,26 @@ class GetStatistics(Message, tag=9, frozen=True):
     request: Count
 
 
-class Tell(Message, tag=10, frozen=True):
-    """What a loader's stall report found, for those who look at the engine; not answered.
+class ReportFinding(Message, tag=10, frozen=True):
+    """The result of a loader's stall report, for `streamer top` and /metrics; it gets no reply.
 
     Attributes:
         job, dataset, consumer: of its session, as in OpenSession; only sessions of the same user are meant.
         waiting_share: of the trainer's time since its last report.
-        verdict: one of VERDICTS. advice: in the report's words.
+        bottleneck: one of BOTTLENECKS. advice: in the report's words.
     """
 
     job: Name
     dataset: Name
     consumer: Name
     waiting_share: Annotated[float, Meta(ge=0, le=1)]
-    verdict: Annotated[str, Meta(max_length=64)]
+    bottleneck: Annotated[str, Meta(max_length=64)]
     advice: Annotated[str, Meta(max_length=240)] = ""
 
 
-Request = Hello | GetManifest | OpenSession | Extend | Advance | Reject | CloseSession | Read | GetStatistics | Tell
+Request = (
+    Hello | GetManifest | OpenSession | Extend | Advance | Reject | CloseSession | Read | GetStatistics | ReportFinding
+)
 
 # ---------------------------------------------------------------- engine to client
 

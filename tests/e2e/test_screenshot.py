@@ -46,7 +46,7 @@ def test_a_figure_that_differs_is_found(screenshot):
     text = (
         "streamer_cache_kept_bytes {kept}\n"
         'streamer_session_loader_waiting_ratio{{job="j",consumer="rank 0",dataset="d"}} {share}\n'
-        'streamer_session_verdict_info{{job="j",consumer="rank 0",dataset="d",verdict="decode"}} 1.0\n'
+        'streamer_session_bottleneck_info{{job="j",consumer="rank 0",dataset="d",bottleneck="decode"}} 1.0\n'
     )
     drawn = [
         screenshot.drawn(

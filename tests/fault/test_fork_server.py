@@ -26,10 +26,10 @@ SAMPLES, BATCH = 400, 8
 def _own_server() -> Iterator[None]:
     """Each test begins and ends without a server, and none is held against it that an earlier test has killed."""
     stop_fork_server()
-    fork_servers._current.deaths.clear()
+    fork_servers._current.crashes.clear()
     yield
     stop_fork_server()
-    fork_servers._current.deaths.clear()
+    fork_servers._current.crashes.clear()
 
 
 def sample(epoch: int, ordinal: int) -> object:
@@ -97,7 +97,7 @@ def test_a_killed_server_is_replaced() -> None:
 
 
 def test_a_server_that_keeps_dying_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    """After three deaths in a minute workers are new interpreters; one warning says so, and every batch is right."""
+    """After three crashes in a minute workers are new interpreters; one warning says so, and every batch is right."""
     with StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 1) as loader:
         for _ in range(3):
             batches = iter(loader)

@@ -231,7 +231,7 @@ def test_two_hundred_kills(workers, kills):
     assert max(descriptors[len(descriptors) // 2 :]) <= max(descriptors[: len(descriptors) // 2])
 
 
-def deadly(epoch: int, ordinal: int) -> object:
+def repeated_crash(epoch: int, ordinal: int) -> object:
     if ordinal == 13:
         os.kill(os.getpid(), signal.SIGSEGV)
     return {"x": ordinal}
@@ -239,7 +239,7 @@ def deadly(epoch: int, ordinal: int) -> object:
 
 def test_deadly_sample_is_named():
     """A sample that ends two workers is an error with its number and the signal; the batches after it follow."""
-    with StreamingDataLoader(FakeDataset(40, deadly), 4, 2) as loader:
+    with StreamingDataLoader(FakeDataset(40, repeated_crash), 4, 2) as loader:
         batches = iter(loader)
         for _ in range(3):
             next(batches)
@@ -251,7 +251,7 @@ def test_deadly_sample_is_named():
 
 def test_deadly_sample_is_skipped(caplog):
     """With `on_error="skip"` another of its batch takes the place; it is counted and logged."""
-    with StreamingDataLoader(FakeDataset(16, deadly), 4, 2, on_error="skip") as loader:
+    with StreamingDataLoader(FakeDataset(16, repeated_crash), 4, 2, on_error="skip") as loader:
         assert [b["x"].tolist() for b in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 14, 14, 15]]
         assert [(entry.ordinal, "SIGSEGV" in entry.cause) for entry in loader.skipped] == [(13, True)]
     assert "sample 13 (#13)" in caplog.text

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.cache.policy.table import charged_bytes
-from streamer.cache.simulation import JobPlan, JobRun, Order, Simulation, lru_hit_rates
 from streamer.errors import CacheFullError
+from streamer.testing.cache_simulation import JobPlan, JobRun, Order, Simulation, lru_hit_rates
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 CHUNKS = 4000

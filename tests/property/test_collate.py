@@ -62,8 +62,8 @@ arrays = npst.arrays(st.sampled_from(NUMPY_DTYPES), st.sampled_from([(), (0,), (
 tensors = st.sampled_from([torch.ones(2), torch.zeros(2, 3, dtype=torch.bfloat16), torch.tensor(5), torch.ones(3, 2).T])
 
 
-def alike(leaf: st.SearchStrategy[object]) -> st.SearchStrategy[list[object]]:
-    """A batch of one to four samples of the same structure, mostly of the same leaf type."""
+def alike(buffer: st.SearchStrategy[object]) -> st.SearchStrategy[list[object]]:
+    """A batch of one to four samples of the same structure, mostly of the same buffer type."""
 
     def build(values: list[object]) -> st.SearchStrategy[list[object]]:
         shapes = [
@@ -80,8 +80,8 @@ def alike(leaf: st.SearchStrategy[object]) -> st.SearchStrategy[list[object]]:
         ]
         return st.sampled_from(shapes).map(lambda shape: [shape(value) for value in values])
 
-    same = leaf.flatmap(lambda value: st.lists(st.just(value), min_size=1, max_size=4))
-    mixed = st.lists(leaf, min_size=1, max_size=4)
+    same = buffer.flatmap(lambda value: st.lists(st.just(value), min_size=1, max_size=4))
+    mixed = st.lists(buffer, min_size=1, max_size=4)
     return st.one_of(same, mixed).flatmap(build)
 
 

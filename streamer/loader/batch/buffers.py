@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ALIGN = 64
 
 Bytes = npt.NDArray[np.uint8]
-# What the description says of a leaf: its kind, then what its reader needs, the offset last.
+# What the description says of a buffer: its kind, then what its reader needs, the offset last.
 Pid = tuple[object, ...]
 
 ARRAY, TENSOR, STRINGS = 0, 1, 2
@@ -28,11 +28,11 @@ PLAIN_KINDS = frozenset("biufcmMSU")
 
 
 def aligned(offset: int) -> int:
-    """The next offset at which a leaf may begin."""
+    """The next offset at which a buffer may begin."""
     return -(-offset // ALIGN) * ALIGN
 
 
-class Leaf(Protocol):
+class Buffer(Protocol):
     """A part of a batch that is written to the slot."""
 
     @property
@@ -49,7 +49,7 @@ class Leaf(Protocol):
         ...
 
 
-class ArrayLeaf:
+class ArrayBuffer:
     """One array; becomes a tensor, or an array if it came as one from a `collate_fn`.
 
     Args:
@@ -78,7 +78,7 @@ class ArrayLeaf:
         np.copyto(np.ndarray(self._array.shape, self._array.dtype, buffer=memory), self._array)
 
 
-class StackLeaf:
+class StackBuffer:
     """Arrays of one dtype and shape, stacked in their slot without a copy in between.
 
     Attributes:
@@ -110,7 +110,7 @@ class StackLeaf:
         np.concatenate(self.rows, out=joined)
 
 
-class StringsLeaf:
+class StringsBuffer:
     """A list or tuple of `str` or of bytes: a table of their half-open places, seen from its own; then the bytes.
 
     Attributes:
@@ -142,16 +142,16 @@ class StringsLeaf:
             start = end
 
 
-class StandingStringsLeaf:
+class InPlaceStringsBuffer:
     """The same, of bytes that stand in the slot already: only the table is written.
 
     Args:
-        leaf: of the strings.
+        buffer: of the strings.
         addresses: of their parts, int64.
     """
 
-    def __init__(self, leaf: StringsLeaf, addresses: npt.NDArray[np.int64]) -> None:
-        self._leaf = leaf
+    def __init__(self, buffer: StringsBuffer, addresses: npt.NDArray[np.int64]) -> None:
+        self._buffer = buffer
         self._addresses = addresses
 
     @property
@@ -161,12 +161,12 @@ class StandingStringsLeaf:
 
     def pid(self, offset: int) -> Pid:
         """What the description says of it."""
-        return self._leaf.pid(offset)
+        return self._buffer.pid(offset)
 
     def write(self, memory: Bytes) -> None:
         """Fills its place."""
         starts = self._addresses - address(memory)
-        _write_places(memory, starts, starts + np.array([len(part) for part in self._leaf.parts]))
+        _write_places(memory, starts, starts + np.array([len(part) for part in self._buffer.parts]))
 
 
 def _write_places(table: Bytes, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> None:
@@ -188,15 +188,15 @@ def address(memory: Bytes | memoryview) -> int:
     return found
 
 
-def tensor_leaf(tensor: torch.Tensor) -> Leaf | None:
-    """A dense CPU tensor without gradient as a leaf; None: leave it to pickle."""
+def tensor_buffer(tensor: torch.Tensor) -> Buffer | None:
+    """A dense CPU tensor without gradient as a buffer; None: leave it to pickle."""
     import torch
 
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.requires_grad or tensor.is_quantized:
         return None
     plain = tensor.resolve_conj().resolve_neg()
     try:
-        return ArrayLeaf(plain.numpy())
+        return ArrayBuffer(plain.numpy())
     except TypeError:
         raw = plain.contiguous().unsqueeze(-1).view(torch.uint8)
-        return ArrayLeaf(raw.numpy(), torch_dtype=str(tensor.dtype).removeprefix("torch."))
+        return ArrayBuffer(raw.numpy(), torch_dtype=str(tensor.dtype).removeprefix("torch."))

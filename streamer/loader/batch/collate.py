@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.decode.dispatch import Raw
-from streamer.loader.batch.buffers import ArrayLeaf, Leaf, StackLeaf, StringsLeaf, tensor_leaf
+from streamer.loader.batch.buffers import ArrayBuffer, Buffer, StackBuffer, StringsBuffer, tensor_buffer
 
 Samples = Sequence[object]
 
@@ -27,7 +27,7 @@ _TORCH_KINDS: Final = frozenset(
 
 
 def collate(samples: Samples) -> object:
-    """Collates a batch as `default_collate` does, with a `Leaf` where that puts a tensor.
+    """Collates a batch as `default_collate` does, with a `Buffer` where that puts a tensor.
 
     Args:
         samples: at least one sample.
@@ -36,8 +36,8 @@ def collate(samples: Samples) -> object:
         TypeError, RuntimeError, ValueError: exactly what torch raises for the same samples.
     """
     first = samples[0]
-    if (leaf := _number_leaf(first, samples)) is not None:
-        return leaf
+    if (buffer := _number_buffer(first, samples)) is not None:
+        return buffer
     if isinstance(first, (str, bytes, Raw)):
         return _strings(samples)
     if isinstance(first, (np.ndarray, np.generic, float, int)) or _is_tensor(first):
@@ -56,19 +56,19 @@ def _is_tensor(item: object) -> bool:
     return torch is not None and isinstance(item, torch.Tensor)
 
 
-def _number_leaf(first: object, samples: Samples) -> Leaf | None:
-    """A leaf, if all samples are alike and plain; None: look further."""
+def _number_buffer(first: object, samples: Samples) -> Buffer | None:
+    """A buffer, if all samples are alike and plain; None: look further."""
     kind = type(first)
     if kind is np.ndarray:
         return _arrays(samples)
     if (scalars := _SCALARS.get(kind)) is not None:
         return scalars(samples) if all(type(s) is kind for s in samples) else None
     if isinstance(first, np.generic) and first.dtype.str[1:] in _TORCH_KINDS and first.dtype.isnative:
-        return ArrayLeaf(np.array(samples)) if all(type(s) is kind for s in samples) else None
+        return ArrayBuffer(np.array(samples)) if all(type(s) is kind for s in samples) else None
     return None
 
 
-def _arrays(samples: Samples) -> Leaf | None:
+def _arrays(samples: Samples) -> Buffer | None:
     first = samples[0]
     assert isinstance(first, np.ndarray)
     dtype, shape = first.dtype, first.shape
@@ -82,20 +82,20 @@ def _arrays(samples: Samples) -> Leaf | None:
         if not row.flags.c_contiguous and min(row.strides, default=0) < 0:
             return None
         rows.append(row)
-    return StackLeaf(rows)
+    return StackBuffer(rows)
 
 
-def _integers(samples: Samples) -> Leaf | None:
+def _integers(samples: Samples) -> Buffer | None:
     try:
-        return ArrayLeaf(np.array(samples, np.int64))
+        return ArrayBuffer(np.array(samples, np.int64))
     except OverflowError:
         return None
 
 
-_SCALARS: Final[dict[type, Callable[[Samples], Leaf | None]]] = {
+_SCALARS: Final[dict[type, Callable[[Samples], Buffer | None]]] = {
     int: _integers,
-    bool: lambda samples: ArrayLeaf(np.array(samples, np.bool_)),
-    float: lambda samples: ArrayLeaf(np.array(samples, np.float64)),
+    bool: lambda samples: ArrayBuffer(np.array(samples, np.bool_)),
+    float: lambda samples: ArrayBuffer(np.array(samples, np.float64)),
 }
 
 
@@ -103,7 +103,7 @@ def _strings(samples: Samples) -> object:
     """Unchanged, as torch does: a list stays a list, a column of zipped tuples a tuple."""
     kind = type(samples[0])
     if kind in {str, bytes, Raw} and type(samples) in {list, tuple} and all(type(s) is kind for s in samples):
-        return StringsLeaf(samples)  # type: ignore[arg-type]
+        return StringsBuffer(samples)  # type: ignore[arg-type]
     return samples
 
 
@@ -155,4 +155,4 @@ def _by_torch(samples: Samples) -> object:
     from torch.utils.data import default_collate
 
     batch: object = default_collate(samples)  # type: ignore[arg-type]
-    return (tensor_leaf(batch) if _is_tensor(batch) else None) or batch  # type: ignore[arg-type]
+    return (tensor_buffer(batch) if _is_tensor(batch) else None) or batch  # type: ignore[arg-type]

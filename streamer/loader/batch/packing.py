@@ -1,8 +1,8 @@
 """How a batch lies in memory: arrays at aligned offsets, then a short description of the whole.
 
 A batch is any Python structure. Pickling it, every array, tensor and list of strings is taken out and written to the
-slot as it is (a *leaf*); what the pickle keeps is the structure around them, a few hundred bytes, behind the last
-leaf. Reading pickles back in, each leaf becomes a view on the slot. So nothing large is ever pickled, whatever a
+slot as it is (a *buffer*); what the pickle keeps is the structure around them, a few hundred bytes, behind the last
+buffer. Reading pickles back in, each buffer becomes a view on the slot. So nothing large is ever pickled, whatever a
 `collate_fn` returns. Both ends are the trainer and its own workers (docs/architecture.md, rule 7).
 
 Free of torch: a worker that uses none never imports it.
@@ -23,14 +23,14 @@ from streamer.loader.batch.buffers import (
     ARRAY,
     PLAIN_KINDS,
     STRINGS,
-    ArrayLeaf,
+    ArrayBuffer,
+    Buffer,
     Bytes,
-    Leaf,
     Pid,
-    StackLeaf,
-    StringsLeaf,
+    StackBuffer,
+    StringsBuffer,
     aligned,
-    tensor_leaf,
+    tensor_buffer,
 )
 from streamer.loader.batch.placement import Key, Rows
 
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 
 class _Finder:
-    """Finds the leaves of a structure while it is pickled, and gives each its place.
+    """Finds the buffers of a structure while it is pickled, and gives each its place.
 
     Args:
         rows: arrays may stand there already; everything else comes behind them.
     """
 
     def __init__(self, rows: Rows | None) -> None:
-        self.leaves: list[tuple[Leaf, int]] = []
+        self.buffers: list[tuple[Buffer, int]] = []
         self.end = 0 if rows is None else rows.end
         self.claimed: set[Key] = set()
         self._rows = rows
@@ -56,27 +56,27 @@ class _Finder:
     def persistent_id(self, item: object) -> Pid | None:
         if known := self._known.get(id(item)):
             return known[1]
-        leaf = item if isinstance(item, (ArrayLeaf, StackLeaf, StringsLeaf)) else _leaf_of(item)
-        if leaf is None:
+        buffer = item if isinstance(item, (ArrayBuffer, StackBuffer, StringsBuffer)) else _buffer_of(item)
+        if buffer is None:
             return None
-        if isinstance(leaf, StringsLeaf) and self._rows is not None:
-            leaf = self._rows.standing(leaf) or leaf
-        pid = leaf.pid(self._standing(leaf) if isinstance(leaf, StackLeaf) else self._behind(leaf))
+        if isinstance(buffer, StringsBuffer) and self._rows is not None:
+            buffer = self._rows.in_place(buffer) or buffer
+        pid = buffer.pid(self._in_place(buffer) if isinstance(buffer, StackBuffer) else self._behind(buffer))
         self._known[id(item)] = item, pid
         return pid
 
-    def _standing(self, leaf: StackLeaf) -> int:
+    def _in_place(self, buffer: StackBuffer) -> int:
         """Where the stack stands already: nothing is to be written. Once: two tensors never share memory."""
-        found = self._rows.find(leaf.rows) if self._rows is not None else None
+        found = self._rows.find(buffer.rows) if self._rows is not None else None
         if found is None or found[0] in self.claimed:
-            return self._behind(leaf)
+            return self._behind(buffer)
         self.claimed.add(found[0])
         return found[1]
 
-    def _behind(self, leaf: Leaf) -> int:
+    def _behind(self, buffer: Buffer) -> int:
         offset = aligned(self.end)
-        self.end = offset + leaf.nbytes
-        self.leaves.append((leaf, offset))
+        self.end = offset + buffer.nbytes
+        self.buffers.append((buffer, offset))
         return offset
 
 
@@ -93,7 +93,7 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class PackedBatch:
-    """A batch ready to be written: leaves with their places, and the description.
+    """A batch ready to be written: buffers with their places, and the description.
 
     Args:
         structure: the batch.
@@ -108,7 +108,7 @@ class PackedBatch:
     def __init__(self, structure: object, rows: Rows | None = None) -> None:
         description, finder = _describe(structure, rows)
         self._structure = structure
-        self._leaves = finder.leaves
+        self._buffers = finder.buffers
         self._text = description
         self.claimed = frozenset(finder.claimed)
         self.description = aligned(finder.end), len(description)
@@ -120,8 +120,8 @@ class PackedBatch:
 
     def write(self, memory: Bytes) -> None:
         """Writes everything that does not stand there yet; `memory` has at least `nbytes` bytes."""
-        for leaf, offset in self._leaves:
-            leaf.write(memory[offset : offset + leaf.nbytes])
+        for buffer, offset in self._buffers:
+            buffer.write(memory[offset : offset + buffer.nbytes])
         start, length = self.description
         memory[start : start + length] = np.frombuffer(self._text, np.uint8)
 
@@ -140,13 +140,13 @@ def _dump(kind: type[_Pickler] | type[_CloudPickler], structure: object, rows: R
     return file.getvalue(), finder
 
 
-def _leaf_of(item: object) -> Leaf | None:
+def _buffer_of(item: object) -> Buffer | None:
     """Arrays and tensors that a user's `collate_fn` put into its result."""
     if type(item) is np.ndarray:
-        return ArrayLeaf(item, tensor=False) if item.dtype.kind in PLAIN_KINDS else None
+        return ArrayBuffer(item, tensor=False) if item.dtype.kind in PLAIN_KINDS else None
     torch = sys.modules.get("torch")
     if torch is not None and type(item) is torch.Tensor:
-        return tensor_leaf(item)  # type: ignore[arg-type]
+        return tensor_buffer(item)  # type: ignore[arg-type]
     return None
 
 
@@ -163,9 +163,9 @@ class BatchReader:
     def read(self, description: tuple[int, int]) -> object:
         """Returns the batch whose description stands at (start, length)."""
         start, length = description
-        return _Unpickler(io.BytesIO(self._memory[start : start + length].data), self._leaf).load()
+        return _Unpickler(io.BytesIO(self._memory[start : start + length].data), self._buffer).load()
 
-    def _leaf(self, pid: Pid) -> object:
+    def _buffer(self, pid: Pid) -> object:
         kind, first, second, third, offset = pid
         if kind == STRINGS:
             return self._strings(str(first), bool(second), int(third), int(offset))  # type: ignore[call-overload]
@@ -182,9 +182,9 @@ class BatchReader:
 
 
 class _Unpickler(pickle.Unpickler):  # noqa: S301 - written by this trainer's own worker (docs/architecture.md, rule 7)
-    def __init__(self, file: io.BytesIO, leaf: object) -> None:
+    def __init__(self, file: io.BytesIO, buffer: object) -> None:
         super().__init__(file)
-        self.persistent_load = leaf  # type: ignore[assignment]
+        self.persistent_load = buffer  # type: ignore[assignment]
 
 
 def _tensor(array: npt.NDArray[np.generic], torch_dtype: str) -> torch.Tensor:

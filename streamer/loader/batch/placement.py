@@ -1,4 +1,4 @@
-"""Places in a slot that are known before the samples are made: a row for each seat of the batch, for each array field.
+"""Places in a slot that are known before the samples are made: a row for each index of the batch, for each array field.
 
 Batches of one data set look alike. What the last one looked like says where the arrays of the next one will lie, so
 that readers, decoders and transforms write there, and nothing is left to be copied. It is a guess that nobody has to
@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from streamer.decode.arrays import Array, Row
-from streamer.loader.batch.buffers import Bytes, StackLeaf, StandingStringsLeaf, StringsLeaf, address, aligned
+from streamer.loader.batch.buffers import Bytes, InPlaceStringsBuffer, StackBuffer, StringsBuffer, address, aligned
 
 # A field's name in a dict, its number in a tuple or list.
 Key = str | int
@@ -21,7 +21,7 @@ Key = str | int
 # Below it a copy costs less than looking after its place: 0.3 us a row (2026-11-20).
 _LEAST_BYTES = 1024
 # Batches in a row whose rows nobody wrote to: then the field is left alone, and its bytes in the slot are not wasted.
-_PATIENCE = 4
+_MAX_UNUSED = 4
 
 
 class RowShape(msgspec.Struct, frozen=True):
@@ -47,14 +47,14 @@ class Rows:
     Args:
         memory: the slot.
         shapes: of the fields; those that do not fit into the slot any more get no rows.
-        seats: samples of the batch.
+        samples: samples of the batch.
 
     Attributes:
         shapes: of the fields that have rows.
         end: the first byte behind them.
     """
 
-    def __init__(self, memory: Bytes, shapes: Mapping[Key, RowShape], seats: int) -> None:
+    def __init__(self, memory: Bytes, shapes: Mapping[Key, RowShape], samples: int) -> None:
         self.shapes: dict[Key, RowShape] = {}
         self.end = 0
         self._memory = memory
@@ -63,20 +63,20 @@ class Rows:
         self._columns: dict[Key, list[Array]] = {}
         for key, shape in shapes.items():
             start = aligned(self.end)
-            if start + seats * shape.nbytes <= len(memory):
-                block = np.ndarray((seats, *shape.shape), shape.dtype, buffer=memory, offset=start)
+            if start + samples * shape.nbytes <= len(memory):
+                block = np.ndarray((samples, *shape.shape), shape.dtype, buffer=memory, offset=start)
                 self.shapes[key], self._starts[key], self._columns[key] = shape, start, list(block)
                 self.end = start + block.nbytes
 
     def __repr__(self) -> str:
         return f"Rows({self.shapes}, {self.end} bytes)"
 
-    def row(self, seat: int) -> Row:
-        """The places of the sample in this seat."""
-        return {key: column[seat] for key, column in self._columns.items()}
+    def row(self, index: int) -> Row:
+        """The places of the sample in this index."""
+        return {key: column[index] for key, column in self._columns.items()}
 
     def find(self, arrays: Sequence[Array]) -> tuple[Key, int] | None:
-        """The field whose rows these very arrays are, in the order of the seats, and its offset in the slot."""
+        """The field whose rows these very arrays are, in the order of the samples, and its offset in the slot."""
         for key, column in self._columns.items():
             if arrays[0] is column[0]:
                 same = len(arrays) == len(column) and all(a is b for a, b in zip(arrays, column, strict=True))
@@ -93,28 +93,28 @@ class Rows:
         self._reserved = (address(memory), address(memory) + count) if count else (0, 0)
         return memory
 
-    def standing(self, leaf: StringsLeaf) -> StandingStringsLeaf | None:
+    def in_place(self, buffer: StringsBuffer) -> InPlaceStringsBuffer | None:
         """The same for strings that lie in what was reserved; None: not all do, or to copy them costs less."""
         start, stop = self._reserved
-        if start == stop or leaf.nbytes < _LEAST_BYTES * len(leaf.parts):
+        if start == stop or buffer.nbytes < _LEAST_BYTES * len(buffer.parts):
             return None
-        addresses = np.array([address(part) if len(part) else start for part in leaf.parts], np.int64)  # type: ignore[arg-type]
-        return StandingStringsLeaf(leaf, addresses) if start <= addresses.min() <= addresses.max() < stop else None
+        addresses = np.array([address(part) if len(part) else start for part in buffer.parts], np.int64)  # type: ignore[arg-type]
+        return InPlaceStringsBuffer(buffer, addresses) if start <= addresses.min() <= addresses.max() < stop else None
 
 
-class Foresight:
+class PredictedLayout:
     """What the next batch will probably look like: learnt from the last one."""
 
     def __init__(self) -> None:
         self._shapes: dict[Key, RowShape] = {}
-        self._vain: dict[Key, int] = {}
+        self._unused: dict[Key, int] = {}
 
     def __repr__(self) -> str:
-        return f"Foresight({self._shapes})"
+        return f"PredictedLayout({self._shapes})"
 
-    def rows(self, memory: Bytes, seats: int) -> Rows:
+    def rows(self, memory: Bytes, samples: int) -> Rows:
         """Rows for a batch that is to lie there; none where nothing is foreseen."""
-        return Rows(memory, self._shapes, seats)
+        return Rows(memory, self._shapes, samples)
 
     def learn(self, structure: object, rows: Rows | None, claimed: Iterable[Key]) -> None:
         """Remembers what a batch looked like. A field whose rows nobody writes to gets none any more.
@@ -128,10 +128,10 @@ class Foresight:
         used = set(claimed)
         for key, shape in rows.shapes.items() if rows is not None else ():
             if key in used:
-                self._vain[key] = 0
+                self._unused[key] = 0
             elif found.get(key) == shape:
-                self._vain[key] = self._vain.get(key, 0) + 1
-        self._shapes = {key: shape for key, shape in found.items() if self._vain.get(key, 0) < _PATIENCE}
+                self._unused[key] = self._unused.get(key, 0) + 1
+        self._shapes = {key: shape for key, shape in found.items() if self._unused.get(key, 0) < _MAX_UNUSED}
 
 
 def _stacks(structure: object) -> Iterable[tuple[Key, RowShape]]:
@@ -141,8 +141,8 @@ def _stacks(structure: object) -> Iterable[tuple[Key, RowShape]]:
         fields = structure.items()
     elif isinstance(structure, (list, tuple)):
         fields = enumerate(structure)
-    for key, leaf in fields:
-        if isinstance(leaf, StackLeaf) and isinstance(key, (str, int)):
-            shape = RowShape.of(leaf.rows[0])
+    for key, buffer in fields:
+        if isinstance(buffer, StackBuffer) and isinstance(key, (str, int)):
+            shape = RowShape.of(buffer.rows[0])
             if shape.nbytes >= _LEAST_BYTES:
                 yield key, shape

@@ -21,7 +21,7 @@ class Mover(Protocol):
         """Starts the copies, and the transform after them; the source must live until the fence is done."""
         ...
 
-    def hand_over(self, batch: object, fence: Fence) -> None:
+    def order_after(self, batch: object, fence: Fence) -> None:
         """The consumer uses the batch from now on; its work comes after the fence."""
         ...
 
@@ -52,7 +52,7 @@ class PlainMover:
         moved = batch if device is None else map_tensors(batch, lambda tensor: tensor.to(device))
         return (transform(moved) if transform else moved), _Done()
 
-    def hand_over(self, batch: object, fence: Fence) -> None:
+    def order_after(self, batch: object, fence: Fence) -> None:
         """See `Mover`."""
 
 
@@ -77,7 +77,7 @@ class CudaMover:
             event.record(self._stream)
         return moved, EventFence(event)
 
-    def hand_over(self, batch: object, fence: Fence) -> None:
+    def order_after(self, batch: object, fence: Fence) -> None:
         """See `Mover`."""
         assert isinstance(fence, EventFence)
         current = torch.cuda.current_stream(self._device)

@@ -92,13 +92,13 @@ class _Prefetch:
         self._transform = transform
         self._coming: deque[tuple[object, Fence] | BaseException] = deque()
         self._sources: deque[tuple[object, Fence]] = deque()
-        self._over = False
+        self._exhausted = False
 
     def __iter__(self) -> _Prefetch:
         return self
 
     def __next__(self) -> object:
-        while len(self._coming) <= self._ahead and not self._over:
+        while len(self._coming) <= self._ahead and not self._exhausted:
             self._fetch()
         self._let_go()
         if not self._coming:
@@ -107,7 +107,7 @@ class _Prefetch:
         if isinstance(first, BaseException):
             raise first
         batch, fence = first
-        self._mover.hand_over(batch, fence)
+        self._mover.order_after(batch, fence)
         return batch
 
     def _fetch(self) -> None:
@@ -117,7 +117,7 @@ class _Prefetch:
             source = next(self._batches)
             moved, fence = self._mover.move(source, self._transform)
         except StopIteration:
-            self._over = True
+            self._exhausted = True
         except Exception as error:  # noqa: BLE001 - raised when its turn has come
             self._coming.append(error)
             # Iterators made by generators are over after an error; ours go on.

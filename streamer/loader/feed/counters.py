@@ -1,4 +1,4 @@
-"""What the feeder counts."""
+"""The counters of the feeder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from streamer.loader.workers.protocol import Made
 
 
 class FeedCounters(msgspec.Struct):
-    """Counted by the feeder's thread (or inline); read by anybody."""
+    """Counted by the feeder's thread (or inline); read by any thread."""
 
     batches: int = 0
     spilled: int = 0
@@ -20,7 +20,7 @@ class FeedCounters(msgspec.Struct):
     nanoseconds: list[int] = msgspec.field(default_factory=lambda: [0] * 6)
 
     def made(self, made: Made) -> None:
-        """A batch was made."""
+        """Counts a finished batch."""
         self.batches += 1
         self.faults += made.faults
         self.pickled_bytes += made.description[1]

@@ -1,9 +1,8 @@
-"""The feeder: the one thread of the rank that talks to the workers and to the engine.
+"""The feeder: the one thread of the rank that communicates with the workers and the engine.
 
-It sleeps until something happens: a worker answers or ends, the engine has news, the trainer gives a slot back. So
-batches are made, and workers replaced, while the trainer computes; what the trainer's thread does itself is to take a
-finished batch from a queue. The first worker starts with the feeder, while the trainer's thread still waits for the
-engine and the manifest.
+It sleeps until an event: a worker reports or ends, the engine sends a message, the trainer frees a slot. So batches are
+made and workers are replaced while the trainer computes; the trainer's thread only takes finished batches from a queue.
+The first worker starts with the feeder, while the trainer's thread still waits for the engine and the manifest.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ import msgspec
 from streamer.errors import BrokenError, StreamerError
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.feed.counters import FeedCounters
-from streamer.loader.feed.run import Failed, Finished, Run, Scene
-from streamer.loader.feed.wakeup import Bell
+from streamer.loader.feed.run import Failed, Finished, Run, RunState
+from streamer.loader.feed.wakeup import Wakeup
 from streamer.loader.ring.ring import Limits, Registrar, Ring
-from streamer.loader.stall.causes import MADE, RING, START, WORK, Story
+from streamer.loader.stall.causes import MADE, RING, START, WORK, BatchTimeline
 from streamer.loader.workers import failures
 from streamer.loader.workers.batch_maker import MakerRules
 from streamer.loader.workers.handle import ExitReport, WorkerHandle
@@ -31,28 +30,28 @@ from streamer.loader.workers.pending import Pending
 from streamer.loader.workers.pool import WorkerConfig
 from streamer.loader.workers.protocol import Failed as FailedTask
 from streamer.loader.workers.protocol import Made, Skipped, Unreadable
-from streamer.loader.workers.remote_errors import thaw_error
+from streamer.loader.workers.remote_errors import deserialize_error
 from streamer.loader.workers.supervisor import Supervisor
-from streamer.loader.workers.timeouts import Overtime
+from streamer.loader.workers.timeouts import SampleTimeouts
 
 logger = logging.getLogger(__name__)
 
-# Batches shorter than this are queued two deep at a worker, to hide the way there and back (0.1 ms, and up to the
+# Batches shorter than this are queued two deep at a worker, to hide the round trip (0.1 ms, and up to the
 # 5 ms that a busy trainer holds the GIL); longer ones one deep, so that none waits behind a slow one.
 _SHORT_NANOSECONDS = 20_000_000
-# Closing waits for workers at most this long; the thread goes on alone if one is in the kernel's hands.
+# Closing waits for workers at most this long; the thread continues if a worker is blocked in the kernel.
 _JOIN_SECONDS = 10.0
 
 
 class FeedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How the feeder works.
+    """The settings of the feeder.
 
     Attributes:
-        workers: how many of what kind.
-        span: batches that may be begun and not yet taken.
+        workers: their number and kind.
+        span: batches that may be begun and not yet taken by the trainer.
         limits: of the ring.
         planning: held while the prepared stream is used.
-        registrar: makes slots known to the device; None: need not.
+        registrar: registers slots with the device; None: not needed.
         timeout_seconds: a sample may take this long; 0: any time.
         poison: fill freed slots, to find views that outlive them; for tests.
     """
@@ -67,48 +66,48 @@ class FeedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Feeder:
-    """See above. `start`, `equip`, `run`, `took` and `close` are the trainer's; everything else is on the thread.
+    """See above. The trainer calls `start`, `configure`, `run`, `took` and `close`; all else runs on the thread.
 
     Args:
-        plan: how.
+        plan: the settings.
 
     Attributes:
         ring: the slots.
-        counters: what happened.
-        broken: why the thread has ended; None: it lives.
+        counters: of batches, bytes and times.
+        broken: the error that ended the thread; None: it runs.
     """
 
     def __init__(self, plan: FeedPlan) -> None:
         self.counters = FeedCounters()
         self.broken: StreamerError | None = None
         self._plan = plan
-        self._bell = Bell()
-        self.ring = Ring(plan.limits, self._bell.wake, plan.registrar, poison=plan.poison)
+        self._wakeup = Wakeup()
+        self.ring = Ring(plan.limits, self._wakeup.signal_if_wanted, plan.registrar, poison=plan.poison)
         self._selector = selectors.DefaultSelector()
         self._supervisor = Supervisor(plan.workers, self._selector, self)
         self._pool = self._supervisor.pool
-        self._overtime = Overtime(self._pool, plan.timeout_seconds)
+        self._timeouts = SampleTimeouts(self._pool, plan.timeout_seconds)
         self._asked: deque[Run] = deque()
-        self._equipped: tuple[PreparedStream, MakerRules] | None = None
+        self._configured: tuple[PreparedStream, MakerRules] | None = None
         self._closing = False
-        self._thread = threading.Thread(target=self._live, name="streamer-feeder", daemon=True)
-        self._scene = Scene(plan.span, plan.planning, self._selector, self.ring)
+        self._thread = threading.Thread(target=self._serve, name="streamer-feeder", daemon=True)
+        self._run_state = RunState(plan.span, plan.planning, self._selector, self.ring)
         self._tasks = 0
-        self._deaths = failures.Deaths()
+        self._crashes = failures.CrashStreak()
         self._batch_nanoseconds = 0
 
     def __repr__(self) -> str:
-        return f"Feeder({self._pool!r}, {self.ring!r}, {self._scene!r})"
+        return f"Feeder({self._pool!r}, {self.ring!r}, {self._run_state!r})"
 
     @property
-    def head(self) -> Story | None:
-        """The story of the batch that the trainer gets next, while it is being made."""
-        pending = self._scene.window.head
-        return pending.story if pending is not None else None
+    def head(self) -> BatchTimeline | None:
+        """The timeline of the batch that the trainer gets next, while it is being made."""
+        pending = self._run_state.window.head
+        return pending.timeline if pending is not None else None
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """What the engine counts, asked over a connection of its own, on any thread; None: it does not answer."""
-        return self._scene.engine_values(timeout_seconds)
+        """The engine's counters, over a separate connection, on any thread; None: no answer."""
+        return self._run_state.engine_values(timeout_seconds)
 
     # ------------------------------------------------------------ the trainer's side
 
@@ -117,142 +116,142 @@ class Feeder:
         if self._thread.ident is None:
             self._thread.start()
 
-    def equip(self, prepared: PreparedStream, rules: MakerRules) -> None:
-        """Says what all runs are of. Once, before the first.
+    def configure(self, prepared: PreparedStream, rules: MakerRules) -> None:
+        """Sets the dataset of all runs. Called once, before the first run.
 
         Raises:
             ConfigError: the transform or collate function cannot be sent to the workers.
         """
-        self._pool.equip(prepared.recipe(), rules)
-        self._equipped = prepared, rules
+        self._pool.configure(prepared.recipe(), rules)
+        self._configured = prepared, rules
 
     def run(self, epoch: int, batch: int) -> Run:
-        """Begins a new sequence of batches; the one before it ends."""
-        assert self._equipped is not None
-        run = Run(self._equipped[0], epoch, batch)
+        """Begins a new sequence of batches, and ends the previous one."""
+        assert self._configured is not None
+        run = Run(self._configured[0], epoch, batch)
         self._asked.append(run)
-        self._bell.ring()
+        self._wakeup.signal()
         return run
 
     def took(self, run: Run, epoch: int) -> None:
-        """The trainer has taken a batch of this epoch."""
+        """Records that the trainer has taken a batch of this epoch."""
         run.taken += 1
         run.epoch_taken = epoch
-        self._bell.wake()
+        self._wakeup.signal_if_wanted()
 
     def close(self) -> None:
         """Ends workers and thread."""
         self._closing = True
-        self._bell.ring()
-        # A garbage collection may run this on any thread, the feeder's included.
+        self._wakeup.signal()
+        # A garbage collection may call this on any thread, including the feeder's.
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)
 
     # ------------------------------------------------------------ the thread
 
-    def _live(self) -> None:
+    def _serve(self) -> None:
         try:
-            self._selector.register(self._bell, selectors.EVENT_READ, self._bell.clear)
+            self._selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
             if self._plan.workers.worker_type == "process":
                 self._supervisor.start_first()
             while not self._closing:
-                self._turn()
+                self._run_once()
         except BaseException as error:
             logger.debug("the feeder ends with an error", exc_info=True)
             with contextlib.ExitStack() as stack:
-                # Last: to leave the run empties the queue on which the trainer waits.
-                stack.callback(self._collapse, error)
+                # Last: leaving the run empties the queue on which the trainer waits.
+                stack.callback(self._fail_runs, error)
                 self._end()
         else:
             self._end()
 
     def _end(self) -> None:
-        self._bell.hungry = False
-        with contextlib.ExitStack() as stack:  # each of them, whatever another one raises
+        self._wakeup.wants_work = False
+        with contextlib.ExitStack() as stack:  # each of them, even if another one raises
             stack.callback(self.ring.close)
             stack.callback(self._pool.close)
             stack.callback(self._selector.close)
-            self._scene.leave()
+            self._run_state.leave()
 
-    def _collapse(self, error: BaseException) -> None:
+    def _fail_runs(self, error: BaseException) -> None:
         if isinstance(error, StreamerError):
             self.broken = error
         else:
-            self.broken = BrokenError(f"the loader's feeder thread died: {type(error).__name__}: {error}")
+            self.broken = BrokenError(f"the loader's feeder thread failed: {type(error).__name__}: {error}")
             self.broken.__cause__ = error
-        for run in (self._scene.run, *self._asked):
+        for run in (self._run_state.run, *self._asked):
             if run is not None:
                 run.outcomes.put(Failed(self.broken, final=True))
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         while self._asked:
             self._change_run(self._asked.popleft())
-        # What follows mostly asks for a batch: one message for both.
-        self._scene.note_read()
-        # Set before looking: a slot freed after the look rings the bell.
-        self._bell.hungry = True
-        self._bell.hungry = self._dispatch()
-        # After it: a trainer that is woken before asks for the GIL whenever this thread asks the kernel for something.
-        self._scene.deliver()
-        for key, _ in self._selector.select(self._overtime.patience_seconds if self._scene.open else None):
+        # The next steps mostly request a chunk: one message carries both.
+        self._run_state.note_read()
+        # Set before dispatching: a slot that is freed later then signals.
+        self._wakeup.wants_work = True
+        self._wakeup.wants_work = self._dispatch()
+        # After dispatching: a trainer that is awake takes the GIL at each system call of this thread.
+        self._run_state.deliver()
+        for key, _ in self._selector.select(self._timeouts.remaining_seconds if self._run_state.open else None):
             key.data()
-        for handle in self._overtime.stuck() if self._scene.open else ():
+        for handle in self._timeouts.stuck() if self._run_state.open else ():
             self._end_stuck(handle)
 
     def _change_run(self, run: Run) -> None:
-        if self._scene.run is None:
-            self._pool.supply()
-        self._scene.leave()
+        if self._run_state.run is None:
+            self._pool.open_sources()
+        self._run_state.leave()
         try:
-            self._scene.enter(run)
-        except Exception as error:  # noqa: BLE001 - it goes to the trainer
+            self._run_state.enter(run)
+        except Exception as error:  # noqa: BLE001 - raised in the trainer
             run.outcomes.put(Failed(error, final=True))
             return
-        self._deaths.forget()
+        self._crashes.reset()
         self._supervisor.start_first()
 
-    # ------------------------------------------------------------ giving out work
+    # ------------------------------------------------------------ dispatching
 
     def _dispatch(self) -> bool:
-        """Gives out work. Returns whether a worker is left idle for want of something."""
-        if not self._scene.open:
+        """Sends batches to workers. Returns whether a worker stays idle for lack of a batch or slot."""
+        if not self._run_state.open:
             return False
         if not any(handle.ready for handle in self._pool.workers.values()):
             self._look_ahead(START)
             return False
         while (handle := self._least_busy()) is not None:
-            pending = self._scene.next(idle=not handle.tasks or bool(self._pool.missing))
+            pending = self._run_state.next(idle=not handle.tasks or bool(self._pool.missing))
             if pending is None:
                 return True
             if not self._place(pending):
-                pending.story.become(RING)
-                self._scene.window.repeat(pending)
+                pending.timeline.enter(RING)
+                self._run_state.window.repeat(pending)
                 return True
-            pending.story.become(WORK)
+            pending.timeline.enter(WORK)
             self._send(handle, pending)
         if self._pool.missing and self._look_ahead():
             self._supervisor.start_another()
         return False
 
     def _look_ahead(self, cause: str = "") -> bool:
-        """Whether a batch could be made now; asks the engine for what the next ones need."""
-        pending = self._scene.next(idle=True)
+        """Whether a batch could be made now. Requests the chunks of the next batches from the engine."""
+        pending = self._run_state.next(idle=True)
         if pending is None:
             return False
         if cause:
-            pending.story.become(cause)
-        self._scene.window.repeat(pending)
+            pending.timeline.enter(cause)
+        self._run_state.window.repeat(pending)
         return True
 
     def _place(self, pending: Pending) -> bool:
-        """Gives a batch a slot; it keeps the one it has. False: there is none now."""
+        """Assigns a slot to a batch that has none. False: there is none now."""
         if pending.slot is None:
-            pending.slot = self.ring.take(late=self._scene.window.head is not None)
-        # The trainer holds all slots, and waits: it must not wait for itself.
-        return pending.slot is not None or self._scene.starving(pending)
+            pending.slot = self.ring.take(late=self._run_state.window.head is not None)
+        # If the trainer holds all slots and waits, the batch gets memory of its own.
+        return pending.slot is not None or self._run_state.starves(pending)
 
     def _least_busy(self) -> WorkerHandle | None:
-        # One that still starts gets nothing: the batch would wait for it, while others could make it at once.
+        # A worker that still starts gets no batch: the batch would wait, although another worker could make it now.
         ready = (handle for handle in self._pool.workers.values() if handle.ready)
         handle = min(ready, key=lambda handle: len(handle.tasks), default=None)
         return handle if handle is not None and len(handle.tasks) < self._depth() else None
@@ -275,17 +274,17 @@ class Feeder:
         if pending.abandoned:
             finished.discard(self.ring)
             return
-        pending.story.become(MADE)
-        pending.story.worker = handle.number
-        self._deaths.forget()
+        pending.timeline.enter(MADE)
+        pending.timeline.worker = handle.number
+        self._crashes.reset()
         self.counters.made(made)
         self.counters.spilled += finished.own_memory >= 0
         spent = made.stages.load + made.stages.collate + made.stages.write
         self._batch_nanoseconds = (3 * (self._batch_nanoseconds or spent) + spent) // 4
-        self._scene.window.finish(pending, finished)
+        self._run_state.window.finish(pending, finished)
 
     def _adopt(self, handle: WorkerHandle, pending: Pending, made: Made, descriptor: int) -> int:
-        """Gives new memory to the batch's slot; returns its descriptor if the ring has no room for it, else -1."""
+        """Assigns new memory to the batch's slot; returns its descriptor if the ring has no space for it, else -1."""
         slot = pending.slot
         if descriptor < 0 or slot is None:
             return descriptor
@@ -309,41 +308,41 @@ class Feeder:
         elif isinstance(message, Unreadable):
             self._reread(pending, message.chunk, message.reason)
         else:
-            self._fail(pending, failures.located(thaw_error(message.error), pending, message.ordinal))
+            self._fail(pending, failures.located(deserialize_error(message.error), pending, message.ordinal))
 
     def not_opened(self, error: bytes) -> None:
         """See `Listener`."""
-        self._scene.stop(failures.unopened(thaw_error(error)))
+        self._run_state.stop(failures.unopened(deserialize_error(error)))
 
     def ended(self, handle: WorkerHandle, report: ExitReport) -> bool:
-        """See `Listener`: its batches are made by other workers."""
+        """See `Listener`. Other workers make its batches."""
         self.counters.respawns += 1
         for pending in handle.tasks:
             self._requeue(pending, report)
-        if (error := self._deaths.another(report)) is not None:
-            self._scene.stop(error)
-        return self._scene.open
+        if (error := self._crashes.add(report)) is not None:
+            self._run_state.stop(error)
+        return self._run_state.open
 
     def _requeue(self, pending: Pending, report: ExitReport) -> None:
-        pending.story.lose()
+        pending.timeline.crashed()
         if pending.abandoned:
             self._release(pending)
         elif (error := failures.requeue(pending, report, self._skips)) is not None:
             self._fail(pending, error)
         else:
-            self._scene.window.repeat(pending)
+            self._run_state.window.repeat(pending)
 
     @property
     def _skips(self) -> bool:
-        assert self._equipped is not None
-        return self._equipped[1].on_error == "skip"
+        assert self._configured is not None
+        return self._configured[1].on_error == "skip"
 
     def _end_stuck(self, handle: WorkerHandle) -> None:
         if handle.process is None:
-            self._scene.stop(failures.overdue(self._overtime.ordinal(handle), self._plan.timeout_seconds))
+            self._run_state.stop(failures.overdue(self._timeouts.ordinal(handle), self._plan.timeout_seconds))
             return
         handle.kill()
-        self._supervisor.lose(handle)
+        self._supervisor.replace(handle)
 
     def _reread(self, pending: Pending, chunk: int, reason: str) -> None:
         pending.rereads += 1
@@ -351,15 +350,15 @@ class Feeder:
         if pending.rereads > failures.REREADS:
             self._fail(pending, failures.unreadable(pending, chunk, reason))
             return
-        self._scene.reject(chunk, reason)
-        self._scene.window.repeat(pending)
+        self._run_state.reject(chunk, reason)
+        self._run_state.window.repeat(pending)
 
     def _fail(self, pending: Pending, error: BaseException) -> None:
         self._release(pending)
-        self._scene.window.finish(pending, Failed(error))
+        self._run_state.window.finish(pending, Failed(error))
 
     def _release(self, pending: Pending) -> None:
-        """Takes a batch's slot back unused."""
+        """Returns the slot of a batch unused."""
         if pending.slot is not None:
             self.ring.put_back(pending.slot)
             pending.slot = None
@@ -375,4 +374,4 @@ def _task_of(handle: WorkerHandle, number: int) -> Pending:
     for pending in handle.tasks:
         if pending.task == number:
             return pending
-    raise AssertionError(f"worker {handle.number} answered task {number}, which it was not given")
+    raise AssertionError(f"worker {handle.number} reported task {number}, which it was not sent")

@@ -1,4 +1,4 @@
-"""Which batch is made next and which is delivered next. Pure: no thread, no process, no clock."""
+"""Chooses the batch that is made next and the batch that is delivered next. Pure: no thread, no process, no clock."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from streamer.loader.workers.pending import Pending
 Result = TypeVar("Result")
 
 
-class Course:
+class BatchCursor:
     """The batches of a run in order, epoch after epoch.
 
     Args:
         batches: epoch -> number of its batches.
-        epoch, batch: where the run begins.
+        epoch, batch: the first batch of the run.
     """
 
     def __init__(self, batches: Callable[[int], int], epoch: int, batch: int) -> None:
@@ -38,15 +38,15 @@ class Course:
 
 
 class Window(Generic[Result]):
-    """The batches between the first that is not delivered and the last that is begun.
+    """The batches from the first that is not delivered to the last that is begun.
 
     Args:
-        course: the batches in order.
-        span: how many may be begun and not yet taken by the trainer.
+        cursor: the batches in order.
+        span: batches that may be begun and not yet taken by the trainer.
     """
 
-    def __init__(self, course: Course, span: int) -> None:
-        self._course = course
+    def __init__(self, cursor: BatchCursor, span: int) -> None:
+        self._cursor = cursor
         self._span = span
         self._begun = 0
         self._delivered = 0
@@ -59,58 +59,58 @@ class Window(Generic[Result]):
 
     @property
     def delivered(self) -> int:
-        """Batches handed on, in order."""
+        """Number of batches delivered, in order."""
         return self._delivered
 
     @property
     def head(self) -> Pending | None:
-        """The next to be handed on, while it is being made."""
+        """The next batch to be delivered, while it is being made."""
         return self._at_work.get(self._delivered)
 
     @property
     def unread(self) -> int:
-        """The first step that a worker still has to read something for."""
+        """The first step for which a worker may still read chunks."""
         return min(self._at_work, default=self._begun)
 
     @property
     def outstanding(self) -> int:
-        """Batches at work or waiting for their turn."""
+        """Number of batches being made or waiting for their turn."""
         return self._begun - self._delivered
 
     def draw(self, taken: int, last_epoch: int) -> Pending | None:
-        """The batch to be made next: one that has to be made again, else a new one; None: not now.
+        """The batch to be made next, first those that are repeated; None: none now.
 
         Args:
-            taken: how many the trainer has taken.
-            last_epoch: no batch of a later epoch is begun.
+            taken: batches that the trainer has taken.
+            last_epoch: batches of later epochs are not begun.
         """
         if self._again:
             return heapq.heappop(self._again)[1]
-        if self._begun - taken >= self._span or self._course.epoch > last_epoch:
+        if self._begun - taken >= self._span or self._cursor.epoch > last_epoch:
             return None
-        pending = Pending(self._begun, *self._course.advance())
+        pending = Pending(self._begun, *self._cursor.advance())
         self._begun += 1
         self._at_work[pending.step] = pending
         return pending
 
     def repeat(self, pending: Pending) -> None:
-        """Makes it again, before all later ones."""
+        """Queues the batch again, before all later ones."""
         heapq.heappush(self._again, (pending.step, pending))
 
     def finish(self, pending: Pending, result: Result) -> None:
-        """It is made, or has failed for good."""
+        """Records that the batch is made or has finally failed."""
         del self._at_work[pending.step]
         self._finished[pending.step] = result
 
     def deliver(self) -> Iterator[Result]:
-        """What can be handed on now, in order."""
+        """Yields the results that can be delivered now, in order."""
         while self._delivered in self._finished:
             result = self._finished.pop(self._delivered)
             self._delivered += 1
             yield result
 
     def abandon(self) -> Iterator[Result]:
-        """Ends the run: what is at work is marked, what is finished is returned."""
+        """Ends the run: marks the batches that are being made, and yields the finished results."""
         for pending in self._at_work.values():
             pending.abandoned = True
         self._again.clear()

@@ -13,7 +13,7 @@ import msgspec
 
 from streamer.errors import StreamerError
 from streamer.loader.contracts import PreparedStream, StepSession
-from streamer.loader.feed.reorder import Course, Window
+from streamer.loader.feed.reorder import BatchCursor, Window
 from streamer.loader.ring.ring import Ring
 from streamer.loader.stall.causes import NETWORK, WINDOW
 from streamer.loader.workers.pending import Pending
@@ -21,12 +21,12 @@ from streamer.loader.workers.protocol import Made
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """A batch ready to be opened by the trainer.
+    """A finished batch that the trainer can open.
 
     Attributes:
-        pending: which one.
-        made: what the worker said of it.
-        own_memory: descriptor of its memory, if it is in no slot; else -1.
+        pending: the batch.
+        made: the worker's report.
+        own_memory: descriptor of its memory if it is in no slot, else -1.
     """
 
     pending: Pending
@@ -34,7 +34,7 @@ class Finished(msgspec.Struct, frozen=True):
     own_memory: int = -1
 
     def discard(self, ring: Ring) -> None:
-        """Gives its memory back unread."""
+        """Releases its memory unread."""
         if self.own_memory >= 0:
             os.close(self.own_memory)
         elif self.pending.slot is not None:
@@ -45,28 +45,30 @@ class Failed(msgspec.Struct, frozen=True):
     """A batch that could not be made.
 
     Attributes:
-        error: why.
-        final: nothing comes after it.
+        error: the reason.
+        final: no further outcome follows.
     """
 
     error: BaseException
     final: bool = False
 
     def discard(self, ring: Ring) -> None:
-        """Nothing to give back."""
+        """Does nothing: there is no memory to release."""
 
 
 Outcome = Finished | Failed
 
 
 class Run:
-    """One uninterrupted sequence of batches, as the trainer reads it. `outcomes` is the only way between the threads.
+    """One uninterrupted sequence of batches, as the trainer reads it.
+
+    `outcomes` is the only channel from the feeder's thread to the trainer's.
 
     Attributes:
-        prepared: of what.
-        epoch, batch: where it begins.
-        taken: how many the trainer has taken; written by the trainer only.
-        epoch_taken: the epoch it is in; written by the trainer only.
+        prepared: the dataset.
+        epoch, batch: the first batch.
+        taken: batches that the trainer has taken; written by the trainer only.
+        epoch_taken: the epoch of the last of them; written by the trainer only.
     """
 
     def __init__(self, prepared: PreparedStream, epoch: int, batch: int) -> None:
@@ -78,22 +80,22 @@ class Run:
         self.epoch_taken = epoch
 
 
-class Scene:
-    """The run that is on, its window and its session with the engine. On the feeder's thread only."""
+class RunState:
+    """The current run, its window and its engine session. Used on the feeder's thread only."""
 
     def __init__(self, span: int, planning: threading.Lock, selector: selectors.BaseSelector, ring: Ring) -> None:
-        # A prepared stream is for one thread at a time, and the trainer's asks it for an epoch's length.
+        # A prepared stream is for one thread at a time, and the trainer's thread uses it, too.
         self._planning = planning
         self._selector = selector
         self._span = span
         self._ring = ring
         self.run: Run | None = None
-        self.window: Window[Outcome] = Window(Course(lambda epoch: 1, 0, 0), span)
+        self.window: Window[Outcome] = Window(BatchCursor(lambda epoch: 1, 0, 0), span)
         self._session: StepSession | None = None
         self._listening = -1
         self._stopped = True
         self._wanted = -1
-        # When a worker first stood idle because the window was full.
+        # Time since which a worker is idle because the window is full; 0: none is.
         self._full_since = 0
 
     def __repr__(self) -> str:
@@ -101,20 +103,20 @@ class Scene:
 
     @property
     def open(self) -> bool:
-        """Whether there is work to give out."""
+        """Whether the run may begin further batches."""
         return not self._stopped
 
     def enter(self, run: Run) -> None:
-        """Begins a run: opens its session."""
+        """Begins a run, and opens its session."""
         self.run = run
-        self.window = Window(Course(self._batches, run.epoch, run.batch), self._span)
+        self.window = Window(BatchCursor(self._batches, run.epoch, run.batch), self._span)
         with self._planning:
             self._session = run.prepared.session(run.epoch, run.batch)
         self._stopped, self._wanted, self._full_since = False, -1, 0
         self._listen()
 
     def leave(self) -> None:
-        """Ends the run; what nobody has taken gives its slots back."""
+        """Ends the run, and releases the slots of batches that were not taken."""
         if self.run is None:
             return
         for outcome in self.window.abandon():
@@ -132,17 +134,17 @@ class Scene:
             self._session = None
 
     def stop(self, error: BaseException) -> None:
-        """Nothing comes after this error; what is finished comes before it."""
+        """Ends the run with an error, after the batches that are finished."""
         if self.run is not None and not self._stopped:
             self._stopped = True
-            self._hand_on(self.run)
+            self._deliver(self.run)
             self.run.outcomes.put(Failed(error, final=True))
 
     def next(self, idle: bool) -> Pending | None:
-        """The batch to be made next, its chunks local; None: not now.
+        """The batch to be made next, its chunks local; None: none now.
 
         Args:
-            idle: the worker that is to have it has nothing else to do.
+            idle: the worker that gets it has no other batch.
         """
         pending = self._draw(idle)
         if pending is None:
@@ -151,23 +153,23 @@ class Scene:
             with self._planning:
                 local = self._is_local(pending)
         except StreamerError as error:
-            # Everything before this batch is still delivered.
+            # The batches before this one are still delivered.
             self.window.finish(pending, Failed(error, final=True))
             self._stopped = True
             return None
         if not local:
-            pending.story.become(NETWORK)
+            pending.timeline.enter(NETWORK)
             self.window.repeat(pending)
             return None
         return pending
 
-    def starving(self, pending: Pending) -> bool:
+    def starves(self, pending: Pending) -> bool:
         """Whether the trainer has taken everything before this batch."""
         assert self.run is not None
         return self.run.taken >= pending.step
 
     def reject(self, chunk: int, reason: str) -> None:
-        """A chunk is to be leased again."""
+        """Rejects a chunk, so that it is leased again."""
         assert self._session is not None
         try:
             self._session.reject(chunk, reason)
@@ -175,29 +177,29 @@ class Scene:
             self.stop(error)
 
     def note_read(self) -> None:
-        """What is read by now: the engine hears of it with the next thing it is asked."""
-        self._done(at_once=False)
+        """Records consumed steps; they are sent to the engine with the next request."""
+        self._done(flush=False)
 
     def deliver(self) -> None:
-        """Hands on what is finished, and tells the engine what is read."""
+        """Delivers finished batches, and sends the consumed steps to the engine."""
         if self.run is not None:
-            self._hand_on(self.run)
-            self._done(at_once=True)
+            self._deliver(self.run)
+            self._done(flush=True)
 
-    def _hand_on(self, run: Run) -> None:
+    def _deliver(self, run: Run) -> None:
         for outcome in self.window.deliver():
             run.outcomes.put(outcome)
 
-    def _done(self, *, at_once: bool) -> None:
+    def _done(self, *, flush: bool) -> None:
         if self._session is None:
             return
         try:
-            self._session.done(self.window.unread, at_once=at_once)
+            self._session.done(self.window.unread, flush=flush)
         except StreamerError as error:
             self.stop(error)
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """What the engine counts, asked on any thread over a line of its own; None: nobody answers."""
+        """The engine's counters, over a separate connection; any thread. None: no answer."""
         session = self._session
         return None if session is None else session.engine_values(timeout_seconds)
 
@@ -208,7 +210,7 @@ class Scene:
             if idle and not self._full_since:
                 self._full_since = time.perf_counter_ns()
         elif self._full_since:
-            pending.story.add(WINDOW, time.perf_counter_ns() - self._full_since)
+            pending.timeline.add(WINDOW, time.perf_counter_ns() - self._full_since)
             self._full_since = 0
         return pending
 
@@ -230,7 +232,7 @@ class Scene:
         descriptor = self._session.fileno()
         if descriptor != self._listening:
             self._unlisten()
-            self._selector.register(descriptor, selectors.EVENT_READ, self._on_news)
+            self._selector.register(descriptor, selectors.EVENT_READ, self._on_message)
             self._listening = descriptor
 
     def _unlisten(self) -> None:
@@ -238,7 +240,7 @@ class Scene:
             self._selector.unregister(self._listening)
             self._listening = -1
 
-    def _on_news(self) -> None:
+    def _on_message(self) -> None:
         if self._session is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""Where the loader's batches come from: workers over the ring, or this very process."""
+"""The source of the loader's batches: workers and the ring, or this process itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from streamer.loader.feed.feeder import Feeder
 from streamer.loader.feed.run import Failed, Finished, Run
 from streamer.loader.ring import shared_memory as memory
 from streamer.loader.samples.seeding import kept_globals
-from streamer.loader.stall.causes import MADE, NETWORK, WORK, Story, Trace
+from streamer.loader.stall.causes import MADE, NETWORK, WORK, BatchTimeline, Trace
 from streamer.loader.stall.stats import LoaderStats
 from streamer.loader.workers.batch_maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
 from streamer.loader.workers.protocol import Made
@@ -37,16 +37,16 @@ class Supply(Protocol):
 
     @property
     def ready(self) -> int:
-        """Finished batches that wait."""
+        """Number of finished batches that wait."""
         ...
 
     @property
-    def head(self) -> Story | None:
-        """The story of the batch that comes next, while it is being made."""
+    def head(self) -> BatchTimeline | None:
+        """The timeline of the batch that comes next, while it is being made."""
         ...
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """What the engine counts; any thread. None: there is none, or it does not answer in time."""
+        """The engine's counters; any thread. None: no engine, or no answer in time."""
         ...
 
     def begin(self, epoch: int, batch: int) -> None:
@@ -54,10 +54,10 @@ class Supply(Protocol):
         ...
 
     def take(self, arrived: Callable[[], None]) -> Delivery:
-        """The next batch; blocks. Calls `arrived` when the waiting is over.
+        """The next batch; blocks. Calls `arrived` when the batch is there.
 
         Raises:
-            Exception: what the sample, the batch or the engine raised; the batch after it is next.
+            Exception: the error of the sample, the batch or the engine; the next call returns the following batch.
         """
         ...
 
@@ -70,28 +70,28 @@ class FedSupply:
     """Batches made by workers.
 
     Args:
-        feeder: the thread behind it; started at the first run.
+        feeder: the thread that feeds it; started with the first run.
     """
 
     def __init__(self, feeder: Feeder) -> None:
         self.feeder = feeder
         self.counters = feeder.counters
         self._run: Run | None = None
-        # The error after which nothing comes, and the traceback that it came with.
+        # The final error, and its original traceback.
         self._final: tuple[BaseException, TracebackType | None] | None = None
 
     @property
     def ready(self) -> int:
-        """Finished batches that wait."""
+        """Number of finished batches that wait."""
         return self._run.outcomes.qsize() if self._run else 0
 
     @property
-    def head(self) -> Story | None:
-        """The story of the batch that comes next, while it is being made."""
+    def head(self) -> BatchTimeline | None:
+        """The timeline of the batch that comes next, while it is being made."""
         return self.feeder.head
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """What the engine counts; any thread."""
+        """The engine's counters; any thread."""
         return self.feeder.engine_values(timeout_seconds)
 
     def begin(self, epoch: int, batch: int) -> None:
@@ -107,7 +107,7 @@ class FedSupply:
         assert self._run is not None
         if self.feeder.broken is not None:
             raise self._ended_by(self.feeder.broken)
-        if self._final is not None:  # a further call, or one ahead, must not wait for what does not come
+        if self._final is not None:  # no further batch comes: do not wait for one
             raise self._ended_by(self._final[0])
         outcome = self._run.outcomes.get()
         arrived()
@@ -127,11 +127,11 @@ class FedSupply:
         lent = self._memory_of(finished)
         content = BatchReader(lent).read(made.description)
         skipped = tuple(pending.skipped.items())
-        trace = Trace(pending.story, made.stages, made.slowest)
+        trace = Trace(pending.timeline, made.stages, made.slowest)
         return Delivery(content, pending.epoch, pending.batch, _mask(made), made.nbytes, skipped, trace, lent)
 
     def _ended_by(self, error: BaseException) -> BaseException:
-        """Remembers the error, and gives it the traceback that it came with: each `raise` of it adds frames."""
+        """Stores a final error and restores its traceback: each `raise` of it adds frames."""
         if self._final is None or self._final[0] is not error:
             self._final = error, error.__traceback__
         return error.with_traceback(self._final[1])
@@ -156,9 +156,9 @@ class InlineSupply:
     """Batches made in the trainer's own thread: `num_workers=0`.
 
     Args:
-        prepared: the data set.
-        rules: how batches are made.
-        ahead: how many batches the engine is asked to have local beforehand.
+        prepared: the dataset.
+        rules: of making batches.
+        ahead: batches whose chunks are requested in advance.
     """
 
     def __init__(self, prepared: PreparedStream, rules: MakerRules, ahead: int) -> None:
@@ -172,20 +172,20 @@ class InlineSupply:
         self._maker = BatchMaker(self._source, msgspec.structs.replace(rules, collate_fn=collate_fn))
         self._session: StepSession | None = None
         self._epoch = self._batch = 0
-        self._story: Story | None = None
+        self._timeline: BatchTimeline | None = None
 
     @property
     def ready(self) -> int:
-        """None waits: they are made when asked for."""
+        """Always 0: batches are made on request."""
         return 0
 
     @property
-    def head(self) -> Story | None:
-        """The story of the batch that is being made."""
-        return self._story
+    def head(self) -> BatchTimeline | None:
+        """The timeline of the batch that is being made."""
+        return self._timeline
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """What the engine counts; any thread."""
+        """The engine's counters; any thread."""
         session = self._session
         return None if session is None else session.engine_values(timeout_seconds)
 
@@ -202,16 +202,16 @@ class InlineSupply:
             self._epoch, self._batch = self._epoch + 1, 0
         epoch, batch = self._epoch, self._batch
         self._batch += 1
-        clock, self._story = self._maker.clock(), Story()
+        clock, self._timeline = self._maker.clock(), BatchTimeline()
         with kept_globals():
-            loaded, watch = self._load(epoch, batch, self._story)
+            loaded, watch = self._load(epoch, batch, self._timeline)
             stages = self._maker.stages(watch.lap(), clock)
-            content = self._maker.put_together(loaded)
+            content = self._maker.collate(loaded)
         stages = msgspec.structs.replace(stages, collate=watch.lap())
         self.counters.made(Made(0, 0, (0, 0), stages, 0, len(loaded.samples)))
-        self._story.become(MADE)
+        self._timeline.enter(MADE)
         arrived()
-        trace, self._story = Trace(self._story, stages, loaded.slowest), None
+        trace, self._timeline = Trace(self._timeline, stages, loaded.slowest), None
         skipped = tuple((ordinal, f"{type(error).__name__}: {error}") for ordinal, error in loaded.skipped)
         return Delivery(content, epoch, batch, loaded.repeated, skipped=skipped, trace=trace)
 
@@ -222,16 +222,16 @@ class InlineSupply:
             self._session = None
             self._source.close()
 
-    def _load(self, epoch: int, batch: int, story: Story) -> tuple[Loaded, Stopwatch]:
-        """The samples, and a watch that was started when their chunks were local."""
+    def _load(self, epoch: int, batch: int, timeline: BatchTimeline) -> tuple[Loaded, Stopwatch]:
+        """The samples, and a stopwatch started when their chunks were local."""
         session = self._session
         assert session is not None
         step = session.step_of(epoch, batch)
         session.want(step + self._ahead)
         for attempt in range(_REREADS + 1):
-            story.become(NETWORK)
+            timeline.enter(NETWORK)
             session.wait(step)
-            story.become(WORK)
+            timeline.enter(WORK)
             watch = Stopwatch()
             try:
                 loaded = self._maker.load(epoch, batch)
@@ -257,7 +257,7 @@ class InlineSupply:
 
 
 def counted(supply: Supply, trainers: LoaderStats) -> LoaderStats:
-    """Adds what the feeder has counted to what the trainer's clock knows."""
+    """Adds the feeder's counters to the statistics of the trainer's clock."""
     counters = supply.counters
     load, read, decode, transform, collate, write = (spent / 1e9 for spent in counters.nanoseconds)
     ring = supply.feeder.ring if isinstance(supply, FedSupply) else None

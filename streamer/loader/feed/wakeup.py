@@ -1,35 +1,38 @@
-"""How other threads wake the feeder."""
+"""Wakes the feeder's thread from other threads."""
 
 from __future__ import annotations
 
 import os
 
 
-class Bell:
-    """Wakes the feeder from any thread, without a lock and without waiting. Its descriptor lives as long as it does."""
+class Wakeup:
+    """Wakes the feeder from any thread, without a lock and without blocking. Its descriptor is closed with the object.
+
+    Attributes:
+        wants_work: the feeder has an idle worker and waits for a free slot, or for space in the window.
+    """
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # The feeder has idle workers and waits for a slot, or for room in the window.
-        self.hungry = False
+        self.wants_work = False
 
     def __del__(self) -> None:
         os.close(self._descriptor)
 
     def fileno(self) -> int:
-        """Readable when it was rung."""
+        """Readable after a signal."""
         return self._descriptor
 
-    def ring(self) -> None:
+    def signal(self) -> None:
         """Wakes the feeder."""
         os.eventfd_write(self._descriptor, 1)
 
-    def wake(self) -> None:
-        """Something was freed: wakes the feeder if it waits for that. Called by finalizers."""
-        if self.hungry:
-            self.hungry = False
-            self.ring()
+    def signal_if_wanted(self) -> None:
+        """Wakes the feeder if it waits for a slot or for space in the window. Called by finalizers."""
+        if self.wants_work:
+            self.wants_work = False
+            self.signal()
 
     def clear(self) -> None:
-        """Heard."""
+        """Consumes the signal."""
         os.eventfd_read(self._descriptor)

@@ -1,4 +1,4 @@
-"""Who this process is among the trainers, and whether all of them mean the same."""
+"""Finds rank and world size, and compares the dataset's settings over all ranks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from streamer.config import Environment, RankConfig
 from streamer.errors import ConfigError, Detail, StateError, StreamerError
 from streamer.loader.skipping import Stop
 
-# Every rank gives a text; every rank gets all of them, in order of rank, and None for those who did not come.
+# Every rank passes a text; every rank gets all texts in order of rank, None for a rank that did not take part.
 Gather = Callable[[str], list[str | None]]
 
 
 class Store(Protocol):
-    """What is needed of torch.distributed.Store."""
+    """The part of torch.distributed.Store that is used."""
 
     def add(self, key: str, amount: int) -> int:
         """Adds to a counter and returns it."""
@@ -54,7 +54,7 @@ def detect(
     Args:
         rank: overrides; needs `world_size`.
         world_size: overrides; needs `rank`.
-        environment: what the environment says; read when None.
+        environment: the parsed environment; read when None.
 
     Raises:
         ConfigError: only one of the two is given, or the rank is not below the world size.
@@ -78,7 +78,9 @@ def gather_for(config: RankConfig) -> Gather | None:
 
 
 def agree(gather: Gather, facts: Mapping[str, Detail], failure: StreamerError | None) -> None:
-    """Compares `facts` over all ranks; collective. A rank that failed takes part too: nobody waits for it in vain.
+    """Compares `facts` over all ranks. Collective.
+
+    A rank that failed takes part too, so that the others do not wait for it.
 
     Args:
         gather: collects one text of every rank.
@@ -87,25 +89,25 @@ def agree(gather: Gather, facts: Mapping[str, Detail], failure: StreamerError | 
 
     Raises:
         StreamerError: the failure of the lowest rank that failed, on every rank.
-        StateError: ranks disagree (names the facts and the first two ranks that differ), or did not come.
+        StateError: ranks disagree (names the facts and the first two ranks that differ), or some did not take part.
     """
     mine = {"facts": dict(facts), "failure": None if failure is None else _portable(failure)}
     texts = gather(json.dumps(mine))
     missing = [rank for rank, text in enumerate(texts) if text is None]
     if missing:
         raise StateError(
-            f"ranks {missing} of {len(texts)} did not come to compare their datasets within {_WAIT_SECONDS:.0f} s; "
+            f"ranks {missing} of {len(texts)} did not compare their datasets within {_WAIT_SECONDS:.0f} s; "
             "every rank must iterate (or take len of) the same loaders in the same order",
             ranks=str(missing),
         )
-    told = [json.loads(text) for text in texts if text is not None]
-    for rank, entry in enumerate(told):
+    entries = [json.loads(text) for text in texts if text is not None]
+    for rank, entry in enumerate(entries):
         if entry["failure"] is not None:
             if failure is not None:
                 raise failure
             kind, message, details = entry["failure"]
             raise errors.from_wire(kind, f"rank {rank}: {message}", details)
-    _compare([entry["facts"] for entry in told])
+    _compare([entry["facts"] for entry in entries])
 
 
 class StoreBudget:
@@ -136,28 +138,28 @@ class StoreBudget:
         return f"StoreBudget({self._place})"
 
     def spend(self, samples: int) -> int:
-        """So many more; returns how many it are now, over all ranks."""
+        """Adds to the count of skipped samples; returns the new count over all ranks."""
         return self._store.add(f"{self._place}/spent", samples)
 
     def stop(self, stop: Stop) -> None:
-        """Writes down that all ranks stop; the first one counts."""
+        """Records that all ranks stop; only the first record counts."""
         if self._store.add(f"{self._place}/stoppers", 1) == 1:
-            told = {"step": stop.step, "message": f"rank {self._rank}: {stop.message}"}
-            self._store.set(f"{self._place}/stop", json.dumps(told))
+            record = {"step": stop.step, "message": f"rank {self._rank}: {stop.message}"}
+            self._store.set(f"{self._place}/stop", json.dumps(record))
 
     def stopped(self) -> Stop | None:
-        """What was written down."""
+        """The recorded stop, if there is one."""
         if not self._store.check([f"{self._place}/stop"]):
             return None
-        told = json.loads(self._store.get(f"{self._place}/stop"))
-        return Stop(told["step"], told["message"])
+        record = json.loads(self._store.get(f"{self._place}/stop"))
+        return Stop(record["step"], record["message"])
 
 
-def _compare(told: list[dict[str, Detail]]) -> None:
-    for rank, facts in enumerate(told):
-        differing = [name for name in facts if facts[name] != told[0].get(name)]
+def _compare(facts_of: list[dict[str, Detail]]) -> None:
+    for rank, facts in enumerate(facts_of):
+        differing = [name for name in facts if facts[name] != facts_of[0].get(name)]
         if differing:
-            listed = "; ".join(f"{name}: {told[0].get(name)!r} and {facts[name]!r}" for name in differing)
+            listed = "; ".join(f"{name}: {facts_of[0].get(name)!r} and {facts[name]!r}" for name in differing)
             raise StateError(
                 f"rank 0 and rank {rank} do not train on the same order: {listed}. Give every rank the same dataset, "
                 "seed, batch_size and state",
@@ -190,15 +192,15 @@ def _gather(text: str) -> list[str | None]:
         store.set(f"{place}/all", json.dumps(_collect(store, [f"{place}/{other}" for other in range(size)])))
     # Rank 0 answers in any case, so the others wait longer than it does.
     store.wait([f"{place}/all"], timedelta(seconds=_WAIT_SECONDS + 60))
-    told: list[str | None] = json.loads(store.get(f"{place}/all"))
-    return told
+    texts: list[str | None] = json.loads(store.get(f"{place}/all"))
+    return texts
 
 
 def _collect(store: Store, keys: list[str]) -> list[str | None]:
     """Rank 0 reads for all: with R ranks that is R requests, not R squared."""
     try:
         store.wait(keys, timedelta(seconds=_WAIT_SECONDS))
-    except RuntimeError:  # torch's timeout; who is missing is told by `check`
+    except RuntimeError:  # torch's timeout; `check` finds the missing ranks
         return [store.get(key).decode() if store.check([key]) else None for key in keys]
     return [store.get(key).decode() for key in keys]
 

@@ -1,4 +1,4 @@
-"""The lines of one data set in one process: whoever talks to the engine has one to himself."""
+"""The connections of one data set in one process: whoever talks to the engine has one to himself."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from collections.abc import Callable, Iterator
 from streamer.client.engine_client import EngineClient
 
 
-class Lines:
-    """Lends lines to the engine: one for each session that lives, one for each question while it is asked.
+class EngineConnections:
+    """Lends connections to the engine: one for each session that lives, one for each question while it is asked.
 
-    On one line two threads take each other's answers: with a refresh beside workers, two of five runs hung
+    On one connection two threads take each other's answers: with a refresh beside workers, two of five runs hung
     (2026-11-20). Any thread may take and give back. There is no lock, for a fork would copy a held one: each change of
     a list is one step of the interpreter.
 
     Args:
-        make: a line that nobody has used.
+        make: a connection that nobody has used.
     """
 
     def __init__(self, make: Callable[[], EngineClient]) -> None:
         self._make = make
         self._all: list[EngineClient] = []
         self._free: list[EngineClient] = []
-        weakref.finalize(self, _hang_up, self._all, self._free)
+        weakref.finalize(self, _close_all, self._all, self._free)
 
     def __repr__(self) -> str:
-        return f"Lines({len(self._all)}, {len(self._free)} of them free)"
+        return f"EngineConnections({len(self._all)}, {len(self._free)} of them free)"
 
     def take(self, last: EngineClient | None = None) -> EngineClient:
-        """A line for the caller alone, until `give_back`.
+        """A connection for the caller alone, until `give_back`.
 
         Args:
             last: the one it had before; had again if it is free, so that the engine hears of the end of a session
@@ -47,31 +47,31 @@ class Lines:
         self._all.append(made)
         return made
 
-    def give_back(self, line: EngineClient) -> None:
+    def give_back(self, connection: EngineClient) -> None:
         """Nobody uses it any more."""
-        # In this order: `close` on another thread empties `free` after it has closed the lines.
-        self._free.append(line)
-        if line.closed:
+        # In this order: `close` on another thread empties `free` after it has closed the connections.
+        self._free.append(connection)
+        if connection.closed:
             with contextlib.suppress(ValueError):
-                self._free.remove(line)
-            line.close()
+                self._free.remove(connection)
+            connection.close()
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[EngineClient]:
-        """A line for some questions."""
-        line = self.take()
+        """A connection for some questions."""
+        connection = self.take()
         try:
-            yield line
+            yield connection
         finally:
-            self.give_back(line)
+            self.give_back(connection)
 
     def close(self) -> None:
         """Ends all of them: whoever waits on one gets a ClosedError. Later uses make new ones. Idempotent."""
-        _hang_up(self._all, self._free)
+        _close_all(self._all, self._free)
 
 
-def _hang_up(lines: list[EngineClient], free: list[EngineClient]) -> None:
-    while lines:
-        lines.pop().hang_up()
+def _close_all(connections: list[EngineClient], free: list[EngineClient]) -> None:
+    while connections:
+        connections.pop().shut_down()
     while free:
         free.pop().close()

@@ -68,9 +68,9 @@ class DatasetOptions:
             raise ConfigError(f"transform={self.transform!r} cannot be called", field="transform")
         self.limit_bytes()
 
-    def seated(self, seat: RankConfig) -> DatasetOptions:
+    def with_rank(self, rank_config: RankConfig) -> DatasetOptions:
         """The same with this rank and world size given."""
-        return replace(self, rank=seat.rank, world_size=seat.world_size)
+        return replace(self, rank=rank_config.rank, world_size=rank_config.world_size)
 
     def limit_bytes(self) -> int | None:
         """The cache's limit; None: the engine chooses.

@@ -17,13 +17,13 @@ class DatasetSide:
 
     Attributes:
         edition: how often `refresh` has found something else.
-        told_epoch: what `set_epoch` has named; None: nothing since a loader has taken it.
+        requested_epoch: what `set_epoch` has named; None: nothing since a loader has taken it.
     """
 
     def __init__(self, opening: Opening) -> None:
         self._opening = opening
         self.edition = 0
-        self.told_epoch: int | None = None
+        self.requested_epoch: int | None = None
 
     @property
     def user_code(self) -> tuple[object, ...]:
@@ -71,7 +71,7 @@ class DatasetSide:
         """
         self._opening.compared(prepare, place)
 
-    def take_told_epoch(self) -> int | None:
+    def take_requested_epoch(self) -> int | None:
         """The epoch that `set_epoch` has named since the last call."""
-        told, self.told_epoch = self.told_epoch, None
-        return told
+        requested, self.requested_epoch = self.requested_epoch, None
+        return requested

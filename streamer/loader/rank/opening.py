@@ -15,7 +15,7 @@ from streamer.config import Environment, RankConfig
 from streamer.errors import Detail, StreamerError
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.rank.agreement import agree, detect, gather_for
-from streamer.loader.rank.connections import Lines
+from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.dataset_options import DatasetOptions
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.prepared import Identity, Prepared
@@ -48,7 +48,7 @@ class Opening:
         shared: what all processes of the dataset agree on.
 
     Attributes:
-        lines: to the engine.
+        connections: to the engine.
     """
 
     def __init__(self, options: DatasetOptions, choices: tuple[Choice, ...], job: str, shared: EpochCell) -> None:
@@ -56,21 +56,21 @@ class Opening:
         self.choices = choices
         self.job = job
         self.shared = shared
-        # Not a method: the lines live as long as a session that is on one, and must not keep all this.
-        self.lines = Lines(lambda: EngineClient(options.client_settings(Environment.read(), job)))
+        # Not a method: the connections live as long as a session that is on one, and must not keep all this.
+        self.connections = EngineConnections(lambda: EngineClient(options.client_settings(Environment.read(), job)))
         self._usual_batch = 0
         self._opened: tuple[Manifest, Selection | None] | None = None
         self._explained: set[str] = set()
 
     def __repr__(self) -> str:
-        return f"Opening({self.options.urls}, {self.lines!r}, opened={self._opened!r})"
+        return f"Opening({self.options.urls}, {self.connections!r}, opened={self._opened!r})"
 
     def settings(self) -> tuple[DatasetOptions, tuple[Choice, ...], str]:
         """What makes the same opening in another process, which could not find out its rank."""
-        return self.options.seated(self.rank_config()), self.choices, self.job
+        return self.options.with_rank(self.rank_config()), self.choices, self.job
 
     def rank_config(self) -> RankConfig:
-        """This process's seat."""
+        """This process's rank_config."""
         return detect(self.options.rank, self.options.world_size)
 
     @property
@@ -89,24 +89,24 @@ class Opening:
         return self.manifest.samples if self.selection is None else self.selection.samples
 
     def prepare(self, batch_size: int, drop_last: bool, *, plain: bool = False) -> Prepared:
-        """Fixes order and seats for batches of `batch_size` samples on each rank.
+        """Fixes order and local_batch for batches of `batch_size` samples on each rank.
 
         Args:
             batch_size: of one rank.
             drop_last: leave the last, incomplete batch out.
             plain: for a bare loop or torch's DataLoader; otherwise for a StreamingDataLoader.
         """
-        seat, options, selection = self.rank_config(), self.options, self.selection
-        spec = self._order(batch_size * seat.world_size)
-        self._explain(spec, batch_size * seat.world_size, seat)
-        with self.lines.asking() as line:
-            roots = tuple(line.roots())
+        rank_config, options, selection = self.rank_config(), self.options, self.selection
+        spec = self._order(batch_size * rank_config.world_size)
+        self._explain(spec, batch_size * rank_config.world_size, rank_config)
+        with self.connections.asking() as connection:
+            roots = tuple(connection.roots())
         recipe = SampleRecipe(
             manifest_path=self.manifest.path,
             spec=spec,
-            rank=seat.rank,
-            world_size=seat.world_size,
-            global_batch=batch_size * seat.world_size,
+            rank=rank_config.rank,
+            world_size=rank_config.world_size,
+            global_batch=batch_size * rank_config.world_size,
             drop_last=drop_last,
             roots=roots,
             rules=self._rules(),
@@ -114,8 +114,10 @@ class Opening:
         )
         stream = self._stream(batch_size, plain)
         skip_rules = SkipRules(options.on_error, options.error_budget)
-        identity = Identity(rank_config=seat, stream=stream, free_parts=options.free_parts, skip_rules=skip_rules)
-        return Prepared(self.lines, recipe, self.manifest, identity)
+        identity = Identity(
+            rank_config=rank_config, stream=stream, free_parts=options.free_parts, skip_rules=skip_rules
+        )
+        return Prepared(self.connections, recipe, self.manifest, identity)
 
     def _stream(self, batch_size: int, plain: bool) -> str:
         """Within a stream the ranks of a job must agree; another way to read the same data is another stream.
@@ -217,13 +219,13 @@ class Opening:
 
     def close(self) -> None:
         """Hangs up: whoever is reading gets a ClosedError. The next use connects again. Idempotent."""
-        self.lines.close()
+        self.connections.close()
 
     def _open(self) -> tuple[Manifest, Selection | None]:
         if self._opened is None:
             manifest = self._settled() or self._found()
-            with self.lines.asking() as line:
-                place = line.settings.runtime_dir / "selections"
+            with self.connections.asking() as connection:
+                place = connection.settings.runtime_dir / "selections"
             self._opened = manifest, choose(manifest, self.choices, place)
         return self._opened
 
@@ -234,16 +236,16 @@ class Opening:
 
     def _looked_up(self) -> Path:
         """The folder of the manifest of what exists now."""
-        seat = self.rank_config()
-        with self.lines.asking() as line:
-            return line.manifest(self.options.manifest_request(seat), _Announcer(seat.rank))
+        rank_config = self.rank_config()
+        with self.connections.asking() as connection:
+            return connection.manifest(self.options.manifest_request(rank_config), _Announcer(rank_config.rank))
 
     def _settled(self) -> Manifest | None:
         """The manifest that another process of this dataset has found; None: nobody has, or it is not here any more."""
         if not self.shared.manifest:
             return None
-        with self.lines.asking() as line:
-            path = line.roots()[0] / "manifests" / self.shared.manifest
+        with self.connections.asking() as connection:
+            path = connection.roots()[0] / "manifests" / self.shared.manifest
         return open_held(path) if path.is_dir() else None
 
     def _order(self, global_batch: int) -> OrderSpec:
@@ -261,17 +263,17 @@ class Opening:
             window=options.shuffle_window,
         )
 
-    def _explain(self, spec: OrderSpec, global_batch: int, seat: RankConfig) -> None:
+    def _explain(self, spec: OrderSpec, global_batch: int, rank_config: RankConfig) -> None:
         """Says once, on the first rank, how good this order is and what it costs; loudly, where nodes fetch twice."""
-        if seat.rank or spec.order_id in self._explained:
+        if rank_config.rank or spec.order_id in self._explained:
             return
         self._explained.add(spec.order_id)
         chosen = self.manifest if self.selection is None else self.selection
         share = chosen.samples / self.manifest.samples
         stored_bytes = int(self.manifest.chunk_local_bytes.sum() * share)
-        logger.info("%s", explain(spec, chosen.chunk_samples, global_batch, stored_bytes, seat.nodes))
-        if seat.nodes > 1 and global_batch % seat.nodes == 0:
-            spread = lane_spread(spec, global_batch, seat.nodes)
+        logger.info("%s", explain(spec, chosen.chunk_samples, global_batch, stored_bytes, rank_config.nodes))
+        if rank_config.nodes > 1 and global_batch % rank_config.nodes == 0:
+            spread = lane_spread(spec, global_batch, rank_config.nodes)
             if spread.crossing:
                 logger.warning("%s", str(spread))
 
@@ -284,8 +286,8 @@ class Opening:
     @contextmanager
     def _streamed(self) -> Iterator[StreamedBytes]:
         manifest = self.manifest
-        with self.lines.asking() as line:
-            yield StreamedBytes(lambda: line, manifest)
+        with self.connections.asking() as connection:
+            yield StreamedBytes(lambda: connection, manifest)
 
 
 class _Announcer:

@@ -1,4 +1,4 @@
-"""A dataset made ready for one batch size: manifest, order, seats, state."""
+"""A dataset made ready for one batch size: manifest, order, local_batch, state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.config import RankConfig
 from streamer.errors import Detail
 from streamer.loader.rank.agreement import StoreBudget, gather_for
-from streamer.loader.rank.connections import Lines
+from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.step_session import Integers, Share, StepSession, open_bytes
 from streamer.loader.samples.maker import CachedBytes, SampleMaker, sample_key
 from streamer.loader.samples.recipe import Plans, SampleRecipe
@@ -44,7 +44,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 class Prepared:
     """What a dataset is for one batch size. Made by `StreamingDataset.prepare`; used by one thread at a time.
 
-    Each of its sessions has a line to the engine of its own.
+    Each of its sessions has a connection to the engine of its own.
 
     Attributes:
         manifest: what exists.
@@ -57,13 +57,13 @@ class Prepared:
 
     def __init__(
         self,
-        lines: Lines,
+        connections: EngineConnections,
         recipe: SampleRecipe,
         manifest: Manifest,
         identity: Identity,
     ) -> None:
-        self._lines = lines
-        self._last_line: EngineClient | None = None
+        self._connections = connections
+        self._last_connection: EngineClient | None = None
         self._recipe = recipe
         self._identity = identity
         self._plans = Plans(recipe, manifest)
@@ -85,7 +85,7 @@ class Prepared:
         return self._recipe.spec
 
     @property
-    def seats(self) -> int:
+    def local_batch(self) -> int:
         """Samples of this rank in a batch."""
         return self.global_batch // self.rank_config.world_size
 
@@ -145,11 +145,11 @@ class Prepared:
             return begun.pop() if begun else self.schedule(epoch, share)
 
         spec = self._session_spec(epoch, share, begun[0][0])
-        self._last_line = line = self._lines.take(self._last_line)
-        on_close = partial(self._lines.give_back, line)
+        self._last_connection = connection = self._connections.take(self._last_connection)
+        on_close = partial(self._connections.give_back, connection)
         try:
-            self._check_room(spec, line.limit_bytes)
-            return StepSession(line, spec, schedule, (epoch, share), endless=endless, on_close=on_close)
+            self._check_room(spec, connection.limit_bytes)
+            return StepSession(connection, spec, schedule, (epoch, share), endless=endless, on_close=on_close)
         except BaseException:
             on_close()
             raise

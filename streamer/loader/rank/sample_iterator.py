@@ -37,13 +37,13 @@ class Progress(msgspec.Struct):
         Of a single process the position says it all, and any number of ranks may go on. Of several workers each has
         its own count of batches.
         """
-        share, (batches, inside) = self.share, divmod(self.delivered, prepared.seats)
-        alone = share.workers == 1
+        share, (batches, inside) = self.share, divmod(self.delivered, prepared.local_batch)
+        single = share.workers == 1
         return {
-            **prepared.state(self.epoch, share.first + batches if alone else share.first),
+            **prepared.state(self.epoch, share.first + batches if single else share.first),
             "workers": share.workers,
             "worker": share.worker,
-            "worker_batches": 0 if alone else batches,
+            "worker_batches": 0 if single else batches,
             "batch_samples": inside,
         }
 
@@ -74,12 +74,12 @@ class SampleIterator(Iterator[object]):
         return f"SampleIterator({self.progress})"
 
     def __next__(self) -> object:
-        if self._seat == len(self._places):
+        if self._index == len(self._places):
             self._next_batch()
-        sample = self._sample(self._seat)
-        self._seat += 1
+        sample = self._sample(self._index)
+        self._index += 1
         self.progress.delivered += 1
-        if self._seat == len(self._places):
+        if self._index == len(self._places):
             self._batch_done()
         return sample
 
@@ -96,7 +96,7 @@ class SampleIterator(Iterator[object]):
         self.close()
         epoch, first = self._prepared.reenter(state)
         self._resumed(epoch)
-        share, delivered = resumed_share(state, self.progress.share, first, self._prepared.seats)
+        share, delivered = resumed_share(state, self.progress.share, first, self._prepared.local_batch)
         self.progress.epoch, self.progress.share, self.progress.delivered = epoch, share, delivered
         self._enter()
 
@@ -113,12 +113,12 @@ class SampleIterator(Iterator[object]):
     def _enter(self) -> None:
         """Goes to where `progress` is. The session is opened by the first sample."""
         epoch, share = self.progress.epoch, self.progress.share
-        first, self._skip = divmod(self.progress.delivered, self._prepared.seats)
+        first, self._skip = divmod(self.progress.delivered, self._prepared.local_batch)
         self._steps = range(max(0, share.steps(self._prepared.plan(epoch).batches) - first))
         self._rest = Share(share.worker, share.workers, share.first + first * share.workers)
         self._step = -1
         self._places: list[Place] = []
-        self._seat = 0
+        self._index = 0
         self._session = None
 
     def _next_batch(self) -> None:
@@ -130,7 +130,7 @@ class SampleIterator(Iterator[object]):
         self._step += 1
         batch = self._rest.batch(self._step)
         self._places = self._maker.places(self._prepared.ordinals(self.progress.epoch, batch))
-        self._seat, self._skip = self._skip, 0
+        self._index, self._skip = self._skip, 0
 
     def _batch_done(self) -> None:
         """Samples are in memory of their own: the batch's chunks are not needed any more."""
@@ -139,10 +139,10 @@ class SampleIterator(Iterator[object]):
         if self._step + 1 == len(self._steps):
             self.close()
 
-    def _sample(self, seat: int) -> object:
-        """The sample of a seat; if it cannot be made and that is allowed, the next one of the batch that can."""
+    def _sample(self, index: int) -> object:
+        """The sample of a index; if it cannot be made and that is allowed, the next one of the batch that can."""
         first: Exception | None = None
-        for place in (*self._places[seat:], *self._places[:seat]):
+        for place in (*self._places[index:], *self._places[:index]):
             try:
                 return self._leased(place)
             except Exception as error:
@@ -151,7 +151,7 @@ class SampleIterator(Iterator[object]):
                 if first is None:
                     self._skip_place(place, error)
                     first = error
-        assert first is not None, "a batch has at least one seat"
+        assert first is not None, "a batch has at least one index"
         first.add_note("and no other sample of its batch can be made")
         raise first
 
@@ -181,7 +181,7 @@ class SampleIterator(Iterator[object]):
         self._session.wait(self._step)
 
 
-def resumed_share(state: Mapping[str, object], share: Share, first: int, seats: int) -> tuple[Share, int]:
+def resumed_share(state: Mapping[str, object], share: Share, first: int, local_batch: int) -> tuple[Share, int]:
     """Where a worker goes on: its share of the batches from `first` on, and how many of its samples were delivered.
 
     Raises:
@@ -195,7 +195,7 @@ def resumed_share(state: Mapping[str, object], share: Share, first: int, seats: 
             "resume with the same num_workers, or use StreamingDataLoader, which resumes with any number",
             field="workers",
         )
-    return Share(share.worker, share.workers, first), batches * seats + inside
+    return Share(share.worker, share.workers, first), batches * local_batch + inside
 
 
 def _count(state: Mapping[str, object], name: str, default: int) -> int:

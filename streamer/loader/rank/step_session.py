@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.client.engine_client import EngineClient
-from streamer.client.oneshot import glance, tell
+from streamer.client.oneshot import read_statistics, report_finding
 from streamer.client.session import EpochSchedule, Session, SessionSpec
 
 Integers = npt.NDArray[np.int64]
@@ -124,10 +124,10 @@ class StepSession:
         self._look_ahead(step)
         self._session.wait(step, timeout_seconds)
 
-    def done(self, step: int, *, at_once: bool = True) -> None:
-        """The steps below this one are consumed; not `at_once`: the engine hears it with the next `want`."""
+    def done(self, step: int, *, flush: bool = True) -> None:
+        """The steps below this one are consumed; not `flush`: the engine hears it with the next `want`."""
         self._done = step
-        self._session.done(step, at_once=at_once)
+        self._session.done(step, flush=flush)
 
     def reject(self, chunk: int, reason: str) -> None:
         """A reader found this chunk gone or wrong; `ready` goes back until it is right."""
@@ -143,12 +143,12 @@ class StepSession:
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
         """The engine's counters, over a line of its own: any thread. None: nobody answered in time."""
-        values = glance(self._client.settings, timeout_seconds)
+        values = read_statistics(self._client.settings, timeout_seconds)
         if values is None:
             return None
         spec, settings = self._spec, replace(self._client.settings, job=self._client.job)
         who = {"consumer": spec.consumer, "job": self._client.job, "dataset": spec.dataset}
-        return {**values, **who, "reply": partial(tell, settings, spec, timeout_seconds)}
+        return {**values, **who, "reply": partial(report_finding, settings, spec, timeout_seconds)}
 
     def close(self) -> None:
         """Ends the leases; idempotent."""
@@ -164,14 +164,14 @@ class StepSession:
         epoch, share = self._next_epoch, self._share
         schedule, steps = self._schedule(epoch, share)
         base = self._steps
-        self._forget_epochs_that_are_over()
+        self._drop_finished_epochs()
         self._bases[epoch] = (base, share)
         self._session.extend(EpochSchedule(epoch, schedule.chunk, schedule.first + base, schedule.last + base))
         self._steps = base + steps
         self._extend_at = base + (steps * 3) // 4
         self._next_epoch, self._share = epoch + 1, msgspec.structs.replace(share, first=0)
 
-    def _forget_epochs_that_are_over(self) -> None:
+    def _drop_finished_epochs(self) -> None:
         """All but the one that is being read and those after it: a job of a million epochs remembers three."""
         running = max((known for known, (base, _) in self._bases.items() if base <= self._done), default=None)
         self._bases = {known: at for known, at in self._bases.items() if running is None or known >= running}

@@ -126,7 +126,7 @@ class Ring:
         self._slots: dict[int, Slot] = {}
         # The last one that was freed is taken first: what a fast trainer leaves unused stays out of the CPU's caches.
         self._free: list[Slot] = []
-        self._dead: deque[Slot] = deque()
+        self._released: deque[Slot] = deque()
         self._fenced: deque[tuple[Fence, list[Slot]]] = deque()
         self._warned = False
 
@@ -189,7 +189,7 @@ class Ring:
     def lend(self, slot: Slot) -> Bytes:
         """The slot's memory; it is free again when the array and every view on it are gone."""
         lent = slot.window()
-        finalizer = weakref.finalize(lent, _died, self._dead, slot, self._on_free)
+        finalizer = weakref.finalize(lent, _view_ended, self._released, slot, self._on_free)
         finalizer.atexit = False
         return lent
 
@@ -198,8 +198,8 @@ class Ring:
         while self._fenced and self._fenced[0][0].done():
             for slot in self._fenced.popleft()[1]:
                 self.put_back(slot)
-        while self._dead and not self.fencing:
-            self.put_back(self._dead.popleft())
+        while self._released and not self.fencing:
+            self.put_back(self._released.popleft())
 
     def fence(self, make: Callable[[], Fence]) -> None:
         """Puts a fence behind everything that died until now: a copy that was begun before may still be reading.
@@ -207,8 +207,8 @@ class Ring:
         Called by the trainer's thread, on whose stream such copies are.
         """
         slots = []
-        while self._dead:
-            slots.append(self._dead.popleft())
+        while self._released:
+            slots.append(self._released.popleft())
         if slots:
             self._fenced.append((make(), slots))
         if self._fenced:
@@ -216,7 +216,7 @@ class Ring:
             self._on_free()
 
     def wait_for_fences(self) -> None:
-        """Waits until nothing on the device reads a dead slot any more."""
+        """Waits until nothing on the device reads a released slot any more."""
         for fence, _ in list(self._fenced):
             fence.wait()
 
@@ -249,6 +249,6 @@ class Ring:
             )
 
 
-def _died(dead: deque[Slot], slot: Slot, on_free: Callable[[], None]) -> None:
-    dead.append(slot)
+def _view_ended(released: deque[Slot], slot: Slot, on_free: Callable[[], None]) -> None:
+    released.append(slot)
     on_free()

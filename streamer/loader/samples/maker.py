@@ -222,7 +222,7 @@ class SampleMaker:
         key: str,
         fields: Sequence[Field],
         row: Row = NO_ROW,
-        standing: Row = NO_ROW,
+        in_place: Row = NO_ROW,
         *,
         raw: Callable[[memoryview], object] = bytes,
     ) -> Sample:
@@ -231,7 +231,7 @@ class SampleMaker:
         Raises:
             DecodeError: a field is not what its name says.
         """
-        sample = self._decode(key, fields, row, standing, raw=raw)
+        sample = self._decode(key, fields, row, in_place, raw=raw)
         if (label := self._name(place.ordinal).label) >= 0:
             sample["label"] = label
         return sample

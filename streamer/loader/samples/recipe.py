@@ -20,7 +20,7 @@ from streamer.decode.dispatch import Raw
 from streamer.errors import DecodeError
 from streamer.loader.batch.placement import Rows
 from streamer.loader.samples.maker import CachedBytes, Place, Sample, SampleMaker, SampleRules
-from streamer.loader.samples.scatter import StraightReader
+from streamer.loader.samples.scatter import ScatterReader
 from streamer.loader.samples.whole_fields import WholeReader
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
@@ -41,7 +41,7 @@ class SampleRecipe(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         manifest_path: the manifest's folder.
         spec: the order.
-        rank, world_size: the seat.
+        rank, world_size: the index.
         global_batch: samples of a batch over all ranks.
         drop_last: leave out the last, incomplete batch instead of filling it with repeats.
         roots: cache folders.
@@ -117,7 +117,7 @@ class SampleReader:
         content = CachedBytes(manifest, recipe.roots)
         self._plans = Plans(recipe, manifest)
         self._maker = SampleMaker(manifest, content, recipe.rules)
-        self._straight = StraightReader(content, self._maker.decoder)
+        self._scatter = ScatterReader(content, self._maker.decoder)
         self._whole = WholeReader(content)
         self._places: list[Place] = []
         self._rows: Rows | None = None
@@ -148,7 +148,7 @@ class SampleReader:
         """Locates the samples of a batch, and reads raw arrays and raw bytes to where they will lie.
 
         Args:
-            ordinals: one for each seat.
+            ordinals: one for each index.
             rows: where arrays may be written; None: nowhere.
             at: called with the ordinal of the first one of each chunk that is read.
 
@@ -158,40 +158,40 @@ class SampleReader:
         started = time.perf_counter_ns()
         self._places, self._rows = self._maker.places(ordinals), rows
         own = rows if self._maker.decodes_into_rows else None
-        self._straight.begin(self._places, own, at)
+        self._scatter.begin(self._places, own, at)
         self._whole.begin(self._places, own, at)
         self._maker.spent(0, started)
 
-    def load_seat(self, epoch: int, ordinal: int, seat: int) -> object:
-        """One sample for a seat of the batch that was begun; see `SampleMaker.make`."""
-        place = self._places[seat]
+    def load_at(self, epoch: int, ordinal: int, index: int) -> object:
+        """One sample for a index of the batch that was begun; see `SampleMaker.make`."""
+        place = self._places[index]
         if place.ordinal != ordinal:
             place = self._maker.places(np.array([ordinal], np.int64))[0]
-        row = NO_ROW if self._rows is None else self._rows.row(seat)
+        row = NO_ROW if self._rows is None else self._rows.row(index)
         if not self._maker.decodes_into_rows:
             return self._maker.transform(epoch, ordinal, self._maker.sample(place), row)
-        return self._standing(place, seat) or self._untransformed(place, seat, row)
+        return self._in_place(place, index) or self._untransformed(place, index, row)
 
-    def _untransformed(self, place: Place, seat: int, row: Row) -> Sample:
+    def _untransformed(self, place: Place, index: int, row: Row) -> Sample:
         if self._rows is None:  # what the user's own code is given may be kept by it
             return self._maker.sample(place, row)
-        maker, content = self._maker, self._whole.held(seat) if place is self._places[seat] else None
+        maker, content = self._maker, self._whole.held(index) if place is self._places[index] else None
         if content is None:
-            sample = maker.sample(place, row, self._straight.learn, raw=Raw)
+            sample = maker.sample(place, row, self._scatter.learn, raw=Raw)
         else:
-            sample = maker.decode(place, content, row, self._straight.learn, raw=Raw)
+            sample = maker.decode(place, content, row, self._scatter.learn, raw=Raw)
         self._whole.learn(place, sample)
         return sample
 
-    def _standing(self, place: Place, seat: int) -> Sample | None:
+    def _in_place(self, place: Place, index: int) -> Sample | None:
         """The sample whose arrays stand in their rows already; None: read it."""
-        held = self._straight.held(seat, place.ordinal)
+        held = self._scatter.held(index, place.ordinal)
         if held is None:
             return None
         started = time.perf_counter_ns()
         try:
             key, fields = self._maker.open(place, held.content)
-            arrays = held.standing(fields)
+            arrays = held.in_place(fields)
             # Memory that the next sample comes to as well.
             return None if arrays is None else self._maker.build(place, key, fields, NO_ROW, arrays, raw=_copied)
         except DecodeError:  # if it is not due to the holes, the ordinary way raises it again

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 # Below it, what is around the arrays would be held for a whole batch to save the smaller part of the copying.
 _LEAST_SHARE = 0.5
 # Batches that are read in the ordinary way after one in which most samples had to be read twice.
-_REST_BATCHES = 64
+_PAUSED_BATCHES = 64
 
 
 class Scatter(Protocol):
@@ -110,13 +110,13 @@ class Held(msgspec.Struct, frozen=True):
     content: memoryview
     _template: Template
     _row: Row
-    _stands: Callable[[], None]
+    _count_in_place: Callable[[], None]
 
-    def standing(self, fields: Sequence[Field]) -> Row | None:
+    def in_place(self, fields: Sequence[Field]) -> Row | None:
         """The arrays in their rows, by field; None: this sample is not like the template."""
         found = self._found(fields)
         if found is not None:
-            self._stands()
+            self._count_in_place()
         return found
 
     def _found(self, fields: Sequence[Field]) -> Row | None:
@@ -132,7 +132,7 @@ class Held(msgspec.Struct, frozen=True):
         return found
 
 
-class StraightReader:
+class ScatterReader:
     """Reads the samples of a batch that are like the last one that was opened. Used by one thread.
 
     Args:
@@ -150,16 +150,16 @@ class StraightReader:
         self._whole: Bytes = np.empty(0, np.uint8)
         self._learning = False
         # Samples of this batch that were like the template, and batches that are still to be read without one.
-        self._standing = self._rest = 0
+        self._in_place = self._paused = 0
 
     def __repr__(self) -> str:
-        return f"StraightReader({self._template}, {len(self._ordinals)} samples)"
+        return f"ScatterReader({self._template}, {len(self._ordinals)} samples)"
 
     def begin(self, places: Sequence[Place], rows: Rows | None, at: Callable[[int], None]) -> None:
         """Reads what can be read into the rows of a batch.
 
         Args:
-            places: of the samples, by seat.
+            places: of the samples, by index.
             rows: where their arrays will lie; None: nothing is read.
             at: called with the ordinal of the first one of each chunk, before they are read.
 
@@ -167,28 +167,28 @@ class StraightReader:
             ChunkUnreadableError: a chunk is gone or wrong.
         """
         self._rows, self._learning = rows, rows is not None
-        self._tire()
+        self._update_pause()
         self._ordinals = {}
-        template = self._template if not self._rest else None
+        template = self._template if not self._paused else None
         if template is None or rows is None:
             return
         if any(rows.shapes.get(hole.field) != hole.shape for hole in template.holes):
             return
-        alike = {seat: place for seat, place in enumerate(places) if place.stop - place.start == template.length}
+        alike = {index: place for index, place in enumerate(places) if place.stop - place.start == template.length}
         if alike:
             self._read(template, alike, rows, at)
 
-    def held(self, seat: int, ordinal: int) -> Held | None:
-        """The sample of a seat, if it was read; valid until the next call."""
+    def held(self, index: int, ordinal: int) -> Held | None:
+        """The sample of a index, if it was read; valid until the next call."""
         template, rows = self._template, self._rows
-        if template is None or rows is None or self._ordinals.get(seat) != ordinal:
+        if template is None or rows is None or self._ordinals.get(index) != ordinal:
             return None
         at = 0
         for start, stop in template.edges:
-            self._whole[start:stop] = self._edges[seat, at : at + stop - start]
+            self._whole[start:stop] = self._edges[index, at : at + stop - start]
             at += stop - start
         # Read-only: decoders use a writable buffer in place, and the next sample comes to the same memory.
-        return Held(self._whole.data.toreadonly(), template, rows.row(seat), self._stands)
+        return Held(self._whole.data.toreadonly(), template, rows.row(index), self._count_in_place)
 
     def learn(self, content: memoryview, fields: Sequence[Field]) -> None:
         """Looks at a sample that was read in the ordinary way, once a batch; the next batch is read like it."""
@@ -199,33 +199,33 @@ class StraightReader:
         if template is not None and not self._ordinals:
             self._template = template
 
-    def _tire(self) -> None:
+    def _update_pause(self) -> None:
         """Where lengths are alike and layouts are not, most samples would be read twice."""
-        self._rest = _REST_BATCHES if self._standing * 2 < len(self._ordinals) else max(0, self._rest - 1)
-        self._standing = 0
+        self._paused = _PAUSED_BATCHES if self._in_place * 2 < len(self._ordinals) else max(0, self._paused - 1)
+        self._in_place = 0
 
-    def _stands(self) -> None:
-        self._standing += 1
+    def _count_in_place(self) -> None:
+        self._in_place += 1
 
     def _read(self, template: Template, alike: Mapping[int, Place], rows: Rows, at: Callable[[int], None]) -> None:
         self._make_room(max(alike) + 1, template.edge_bytes, template.length)
-        targets = {seat: (place, self._pieces(template, seat, rows.row(seat))) for seat, place in alike.items()}
-        for seat in read_by_chunk(self._source, targets, at):
-            self._ordinals[seat] = alike[seat].ordinal
+        targets = {index: (place, self._pieces(template, index, rows.row(index))) for index, place in alike.items()}
+        for index in read_by_chunk(self._source, targets, at):
+            self._ordinals[index] = alike[index].ordinal
 
-    def _pieces(self, template: Template, seat: int, row: Row) -> list[memoryview]:
+    def _pieces(self, template: Template, index: int, row: Row) -> list[memoryview]:
         """Edge, array, edge, array, ..., edge."""
         edges, at = [], 0
         for start, stop in template.edges:
-            edges.append(self._edges[seat, at : at + stop - start].data)
+            edges.append(self._edges[index, at : at + stop - start].data)
             at += stop - start
         arrays = [row[hole.field].reshape(-1).view(np.uint8).data for hole in template.holes]
         pairs = zip(edges, [*arrays, edges[-1][:0]], strict=True)
         return [piece for pair in pairs for piece in pair if len(piece) > 0]
 
-    def _make_room(self, seats: int, edge_bytes: int, length: int) -> None:
-        if self._edges.shape[0] < seats or self._edges.shape[1] != edge_bytes:
-            self._edges = np.empty((seats, edge_bytes), np.uint8)
+    def _make_room(self, samples: int, edge_bytes: int, length: int) -> None:
+        if self._edges.shape[0] < samples or self._edges.shape[1] != edge_bytes:
+            self._edges = np.empty((samples, edge_bytes), np.uint8)
         if self._whole.size != length:
             self._whole = np.empty(length, np.uint8)
 
@@ -233,27 +233,27 @@ class StraightReader:
 def read_by_chunk(
     source: Scatter, targets: Mapping[int, tuple[Place, Sequence[memoryview]]], at: Callable[[int], None]
 ) -> Iterator[int]:
-    """Reads samples, those of a chunk at once, and yields the seats of those that were read.
+    """Reads samples, those of a chunk at once, and yields the samples of those that were read.
 
     Args:
         source: of the bytes.
-        targets: by seat.
+        targets: by index.
         at: called with the ordinal of the first one of each chunk, before they are read.
 
     Raises:
         ChunkUnreadableError: a chunk is gone or wrong.
     """
     chunks: dict[int, list[int]] = {}
-    for seat, (place, _) in targets.items():
-        chunks.setdefault(place.chunk, []).append(seat)
-    for chunk, seats in chunks.items():
-        at(targets[seats[0]][0].ordinal)
+    for index, (place, _) in targets.items():
+        chunks.setdefault(place.chunk, []).append(index)
+    for chunk, indices in chunks.items():
+        at(targets[indices[0]][0].ordinal)
         try:
-            source.read_into(chunk, [targets[seat] for seat in seats])
+            source.read_into(chunk, [targets[index] for index in indices])
         except OSError:  # read one by one in the ordinary way, it is known whose it is
             logger.debug("chunk %d is read sample by sample", chunk, exc_info=True)
         else:
-            yield from seats
+            yield from indices
 
 
 def _hole(content: memoryview, field: Field, decoder: SampleDecoder, rows: Rows) -> Hole | None:

@@ -37,7 +37,7 @@ class WholeReader:
         """Reads all samples of a batch, if they fit.
 
         Args:
-            places: of the samples, by seat.
+            places: of the samples, by index.
             rows: what they will lie behind; None: nothing is read.
             at: called with the ordinal of the first one of each chunk, before they are read.
 
@@ -51,16 +51,16 @@ class WholeReader:
         if memory is None:
             return
         targets, start, view = {}, 0, memory.data
-        for seat, place in enumerate(places):
+        for index, place in enumerate(places):
             stop = start + place.stop - place.start
-            targets[seat] = place, [view[start:stop]]
+            targets[index] = place, [view[start:stop]]
             start = stop
-        for seat in read_by_chunk(self._source, targets, at):
-            self._contents[seat] = targets[seat][1][0]
+        for index in read_by_chunk(self._source, targets, at):
+            self._contents[index] = targets[index][1][0]
 
-    def held(self, seat: int) -> memoryview | None:
-        """The bytes of the sample of a seat, if it was read."""
-        return self._contents.get(seat)
+    def held(self, index: int) -> memoryview | None:
+        """The bytes of the sample of a index, if it was read."""
+        return self._contents.get(index)
 
     def learn(self, place: Place, sample: dict[str, object]) -> None:
         """Looks at a sample, once a batch: whether it stayed as it was."""

@@ -1,4 +1,4 @@
-"""Which cause is behind the waiting, and what to do about it. Pure."""
+"""Finds the bottleneck from the waiting by cause, and what to do about it. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import msgspec
 from streamer.loader.stall import causes
 from streamer.loader.stall.stats import EngineView
 
-# Less waiting than this is not worth anybody's time: 1 hour in 50.
+# Less waiting than this is not worth the effort: 1 hour in 50.
 NOT_BOUND_SHARE = 0.02
 
 
-class Verdict(StrEnum):
-    """What holds the training up."""
+class Bottleneck(StrEnum):
+    """The stage that limits the training."""
 
     NOTHING = "nothing measured"
     NOT_BOUND = "not input-bound"
@@ -37,8 +37,8 @@ class Verdict(StrEnum):
     RING = "full ring"
     WINDOW = "prefetch_batches"
     START = "starting workers"
-    LOST = "workers that die"
-    HAND_OVER = "hand-over"
+    LOST = "crashing workers"
+    HANDOFF = "handoff"
     DEVICE = "copy to the device"
 
 
@@ -46,8 +46,8 @@ class Straggler(msgspec.Struct, frozen=True):
     """One worker, or single samples, far slower than the rest.
 
     Attributes:
-        kind: which of both. number: of the worker, or the sample's ordinal.
-        seconds: per batch, or of the sample. times: the batch's time in medians of the others.
+        kind: a worker or a sample. number: of the worker, or the ordinal of the sample.
+        seconds: per batch, or of the sample. times: the time of the batch in medians of the others.
     """
 
     kind: Literal["worker", "sample"]
@@ -57,14 +57,14 @@ class Straggler(msgspec.Struct, frozen=True):
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a verdict is made from.
+    """The input of the diagnosis.
 
     Attributes:
-        share: of the time that was waiting. seconds: waiting and steps.
+        share: of the time spent waiting, 0 to 1. seconds: waiting and steps.
         waiting: seconds by cause.
         straggler: see `Straggler`.
-        workers, cores: how many.
-        engine_before, engine: the engine's view at both ends.
+        workers, cores: their numbers.
+        engine_before, engine: the engine's view at the start and at the end of the interval.
     """
 
     share: float
@@ -77,80 +77,80 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineView | None
 
     def grown(self, name: str) -> float:
-        """What an engine's counter grew by, since its start where nobody looked before or it was replaced."""
+        """The growth of an engine counter; its whole value if there is no earlier one or the engine is new."""
         after, before = (getattr(view or EngineView(), name) for view in (self.engine, self.engine_before))
         return float(after - before if after >= before else after)
 
 
 _IN_WORKER = {
-    causes.READ: Verdict.SSD,
-    causes.DECODE: Verdict.DECODE,
-    causes.TRANSFORM: Verdict.TRANSFORM,
-    causes.LOAD: Verdict.LOAD,
-    causes.COLLATE: Verdict.COLLATE,
-    causes.WRITE: Verdict.WRITE,
-    causes.WORK: Verdict.LOAD,
+    causes.READ: Bottleneck.SSD,
+    causes.DECODE: Bottleneck.DECODE,
+    causes.TRANSFORM: Bottleneck.TRANSFORM,
+    causes.LOAD: Bottleneck.LOAD,
+    causes.COLLATE: Bottleneck.COLLATE,
+    causes.WRITE: Bottleneck.WRITE,
+    causes.WORK: Bottleneck.LOAD,
 }
 _OUTSIDE = {
-    causes.NETWORK: Verdict.STORE,
-    causes.RING: Verdict.RING,
-    causes.WINDOW: Verdict.WINDOW,
-    causes.START: Verdict.START,
-    causes.LOST: Verdict.LOST,
-    causes.HAND_OVER: Verdict.HAND_OVER,
-    causes.DEVICE: Verdict.DEVICE,
+    causes.NETWORK: Bottleneck.STORE,
+    causes.RING: Bottleneck.RING,
+    causes.WINDOW: Bottleneck.WINDOW,
+    causes.START: Bottleneck.START,
+    causes.LOST: Bottleneck.LOST,
+    causes.HANDOFF: Bottleneck.HANDOFF,
+    causes.DEVICE: Bottleneck.DEVICE,
 }
 
 
-def judge(found: Findings) -> Verdict:
-    """The one thing to look at first."""
+def diagnose(found: Findings) -> Bottleneck:
+    """Returns the bottleneck."""
     if found.seconds <= 0:
-        return Verdict.NOTHING
+        return Bottleneck.NOTHING
     if found.share < NOT_BOUND_SHARE:
-        return Verdict.NOT_BOUND
+        return Bottleneck.NOT_BOUND
     worker = sum(found.waiting.get(cause, 0.0) for cause in _IN_WORKER)
     outside = max(_OUTSIDE, key=lambda cause: found.waiting.get(cause, 0.0))
     largest = found.waiting.get(outside, 0.0)
     if found.straggler is not None and outside == causes.WINDOW and worker > 0:
-        # Behind a straggler the window fills up: what was not begun meanwhile is its doing, too.
+        # A straggler fills the window: the batches that could not begin meanwhile are charged to it as well.
         worker += largest
     if worker < largest:
         return _network(found) if outside == causes.NETWORK else _OUTSIDE[outside]
     return _in_worker(found)
 
 
-def _in_worker(found: Findings) -> Verdict:
+def _in_worker(found: Findings) -> Bottleneck:
     stages = {cause: found.waiting.get(cause, 0.0) for cause in _IN_WORKER}
     largest = max(stages, key=lambda cause: stages[cause])
     if found.straggler is not None:
-        return Verdict.SLOW_WORKER if found.straggler.kind == "worker" else Verdict.SLOW_SAMPLE
-    return Verdict.NO_WORKERS if found.workers == 0 else _IN_WORKER[largest]
+        return Bottleneck.SLOW_WORKER if found.straggler.kind == "worker" else Bottleneck.SLOW_SAMPLE
+    return Bottleneck.NO_WORKERS if found.workers == 0 else _IN_WORKER[largest]
 
 
-def _network(found: Findings) -> Verdict:
-    """Chunks that are not local: the store, or the SSD that they are written to, or no room there."""
+def _network(found: Findings) -> Bottleneck:
+    """Chunks are not local: because of the store, the SSD that they are written to, or missing space there."""
     if found.engine is None:
-        return Verdict.STORE
+        return Bottleneck.STORE
     if found.grown("throttled") > 0:
-        return Verdict.THROTTLED
+        return Bottleneck.THROTTLED
     if found.engine.in_flight == 0:
-        return Verdict.CACHE_DISK if found.engine.flights else Verdict.CACHE_ROOM
-    return Verdict.STORE
+        return Bottleneck.CACHE_DISK if found.engine.fetches else Bottleneck.CACHE_ROOM
+    return Bottleneck.STORE
 
 
-def advise(verdict: Verdict, found: Findings) -> str:
-    """What to do about it, in a line; "" when there is nothing to do."""
-    if verdict in _WORKER_ADVICE:
-        return f"{more_workers(found)}{_WORKER_ADVICE[verdict]}"
-    if verdict is Verdict.STORE:
-        return f"chunks come too late{_engine(found)}; {_ADVICE[verdict]}"
-    if found.straggler is not None and verdict in (Verdict.SLOW_WORKER, Verdict.SLOW_SAMPLE):
+def advise(bottleneck: Bottleneck, found: Findings) -> str:
+    """The advice, in one line; "" when there is nothing to do."""
+    if bottleneck in _WORKER_ADVICE:
+        return f"{more_workers(found)}{_WORKER_ADVICE[bottleneck]}"
+    if bottleneck is Bottleneck.STORE:
+        return f"chunks come too late{_engine(found)}; {_ADVICE[bottleneck]}"
+    if found.straggler is not None and bottleneck in (Bottleneck.SLOW_WORKER, Bottleneck.SLOW_SAMPLE):
         return _about(found.straggler)
-    return _ADVICE.get(verdict, "")
+    return _ADVICE.get(bottleneck, "")
 
 
 def more_workers(found: Findings) -> str:
-    """How many workers would make the waiting vanish, if the cores are there."""
+    """The number of workers that would remove the waiting, as far as there are cores."""
     needed = math.ceil(found.workers / max(1.0 - found.share, 1 / 16))
     more = min(needed, found.cores) - found.workers
     if more < 1:
@@ -162,11 +162,11 @@ def _about(straggler: Straggler) -> str:
     if straggler.kind == "worker":
         return (
             f"worker {straggler.number} takes {straggler.seconds * 1e3:.3g} ms a batch, {straggler.times:.1f} times as "
-            "long as the others: look what else runs on its core, and at what its process alone does"
+            "long as the others: check what else runs on its core, and what only its process does"
         )
     return (
         f"sample {straggler.number} took {straggler.seconds * 1e3:.3g} ms, its batch {straggler.times:.1f} times the "
-        "median: shrink such samples beforehand, or raise prefetch_batches to hide them"
+        "median: shrink such samples in advance, or raise prefetch_batches to hide them"
     )
 
 
@@ -179,25 +179,26 @@ def _engine(found: Findings) -> str:
 
 
 _WORKER_ADVICE = {
-    Verdict.SSD: "a faster cache disk (NVMe), less else on it, or more memory for its pages",
-    Verdict.DECODE: "smaller images, scaled decoding, or a format that decodes faster",
-    Verdict.TRANSFORM: "a cheaper transform, or part of it on the device (device_transform)",
-    Verdict.LOAD: "cheaper samples: measure read, decode and transform of one",
-    Verdict.COLLATE: "a cheaper collate_fn, or arrays instead of many small objects",
-    Verdict.WRITE: "smaller samples (uint8 instead of float32): memory bandwidth is the limit",
+    Bottleneck.SSD: "a faster cache disk (NVMe), less other load on it, or more memory for the page cache",
+    Bottleneck.DECODE: "smaller images, scaled decoding, or a format that decodes faster",
+    Bottleneck.TRANSFORM: "a cheaper transform, or part of it on the device (device_transform)",
+    Bottleneck.LOAD: "cheaper samples: measure read, decode and transform of one",
+    Bottleneck.COLLATE: "a cheaper collate_fn, or arrays instead of many small objects",
+    Bottleneck.WRITE: "smaller samples (uint8 instead of float32): memory bandwidth is the limit",
 }
 _ADVICE = {
-    Verdict.NO_WORKERS: "everything happens in the trainer's own time: set num_workers to the cores of this rank",
-    Verdict.THROTTLED: "the store answers 'slow down': spread the data over more prefixes, or raise its limits; a "
-    "larger cache asks it for less",
-    Verdict.STORE: "a larger cache, a store that is nearer, or fewer bytes per sample",
-    Verdict.CACHE_DISK: "chunks are here and wait for the disk: put the cache on NVMe, or keep others off it",
-    Verdict.CACHE_ROOM: "the engine may not fetch: raise cache_bytes, or lower shuffle_window and prefetch_batches",
-    Verdict.RING: "the trainer keeps batches: clone() what outlives the step, or raise ring_bytes",
-    Verdict.WINDOW: "workers stand idle: raise prefetch_batches",
-    Verdict.START: "gone after the first batches; lighter imports in transform and collate_fn make it shorter",
-    Verdict.LOST: "see the log for why workers end: memory (OOM killer), or code that crashes on a sample",
-    Verdict.HAND_OVER: "batches are made and wait for the trainer's thread: other threads hold the GIL, or a batch has "
+    Bottleneck.NO_WORKERS: "the trainer's thread makes the batches itself: set num_workers to the cores of this rank",
+    Bottleneck.THROTTLED: "the store answers 'slow down': spread the data over more prefixes, or raise its limits; a "
+    "larger cache needs fewer requests",
+    Bottleneck.STORE: "a larger cache, a nearer store, or fewer bytes per sample",
+    Bottleneck.CACHE_DISK: "chunks wait to be written: put the cache on NVMe, or reduce other load on the disk",
+    Bottleneck.CACHE_ROOM: "the engine may not fetch: raise cache_bytes, or lower shuffle_window and prefetch_batches",
+    Bottleneck.RING: "the trainer keeps batches: clone() what outlives the step, or raise ring_bytes",
+    Bottleneck.WINDOW: "workers are idle: raise prefetch_batches",
+    Bottleneck.START: "ends after the first batches; lighter imports in transform and collate_fn shorten it",
+    Bottleneck.LOST: "see the log for why workers end: memory (OOM killer), or code that crashes on a sample",
+    Bottleneck.HANDOFF: "finished batches wait for the trainer's thread: other threads hold the GIL, or a batch has "
     "very many small tensors",
-    Verdict.DEVICE: "pin=True, fewer or smaller tensors (uint8, normalise on the device), a cheaper device_transform",
+    Bottleneck.DEVICE: "pin=True, fewer or smaller tensors (uint8, normalised on the device), a cheaper "
+    "device_transform",
 }

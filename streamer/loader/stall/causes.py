@@ -1,9 +1,9 @@
-"""What the trainer's waiting for one batch is put down to.
+"""Charges the trainer's waiting for a batch to causes.
 
-The rule: a cause takes as much of the waiting as there would not have been without it. A batch whose chunks came a
-second late and that was then waited for during 0.3 s of decoding was late because of the chunks: with them there, it
-would have been decoded during the step before. So what delayed a batch before a worker had it counts first, up to its
-length; what is left is the worker's, by the stages of this very batch.
+Each cause is charged with the waiting that would not have happened without it. Take a batch whose chunks came a second
+late, and for which the trainer then waited during 0.3 s of decoding: it was late because of the chunks, for without
+their delay it would have been decoded during the previous step. So the delays before a worker got the batch are charged
+first, each up to its length; the rest is charged to the worker, by the stages of this batch.
 
 Cost on the trainer's thread: 3 us per batch (2026-11-20), on the feeder's 1 us.
 """
@@ -30,27 +30,27 @@ WINDOW: Final = "window"
 START: Final = "start"
 """Its worker was still starting."""
 LOST: Final = "lost"
-"""A worker died over it, or it failed."""
+"""A worker crashed on it, or it failed."""
 # In the worker:
 READ: Final = "read"
 DECODE: Final = "decode"
 TRANSFORM: Final = "transform"
 LOAD: Final = "load"
-"""Loading, of which the source does not tell more."""
+"""Loading, where the source does not measure its stages."""
 COLLATE: Final = "collate"
 WRITE: Final = "write"
 """The copy into the ring."""
 WORK: Final = "work"
-"""In a worker, as yet unknown at what."""
+"""In a worker, in a stage that is not known yet."""
 # After it:
-HAND_OVER: Final = "hand_over"
-"""Made, and not yet in the trainer's hands."""
+HANDOFF: Final = "handoff"
+"""Finished, and not yet taken by the trainer."""
 DEVICE: Final = "device"
-"""The copy to the device and `device_transform`, as far as the trainer's thread is busy with them."""
+"""The time of the trainer's thread for the copy to the device and `device_transform`."""
 
 DELAYS: Final = (LOST, NETWORK, RING, START, WINDOW)
 STAGES: Final = (READ, DECODE, TRANSFORM, LOAD, COLLATE, WRITE)
-ALL: Final = (*DELAYS, *STAGES, HAND_OVER, DEVICE)
+ALL: Final = (*DELAYS, *STAGES, HANDOFF, DEVICE)
 MADE: Final = "made"
 
 # Kept for medians and percentiles since the last report: 30 s of batches of 7 ms; of faster ones the last 4,096.
@@ -59,14 +59,14 @@ _RECENT: Final = 4096
 Item = TypeVar("Item")
 
 
-class Story:
-    """What a batch went through, in order. Written by the feeder's thread, read when it is made.
+class BatchTimeline:
+    """The states of a batch and their times. Written by the feeder's thread, read when the batch is made.
 
     Attributes:
-        state: what it is in now: a cause, or MADE; "" before anything happened.
-        since: perf_counter nanoseconds at which that began.
-        spent: cause -> nanoseconds, of the states before.
-        worker: number of the worker that had it last; -1: none, or the trainer itself.
+        state: the current state, a cause or MADE; "" at first.
+        since: perf_counter nanoseconds at which it began.
+        spent: cause -> nanoseconds, of the earlier states.
+        worker: number of its last worker; -1: none, or the trainer itself.
     """
 
     __slots__ = ("since", "spent", "state", "worker")
@@ -78,10 +78,10 @@ class Story:
         self.worker = -1
 
     def __repr__(self) -> str:
-        return f"Story({self.state!r}, spent={self.spent})"
+        return f"BatchTimeline({self.state!r}, spent={self.spent})"
 
-    def become(self, state: str) -> None:
-        """From now on it is in this state."""
+    def enter(self, state: str) -> None:
+        """Enters a state; no change if it is the current one."""
         if state == self.state:
             return
         now = time.perf_counter_ns()
@@ -90,54 +90,54 @@ class Story:
         self.state, self.since = state, now
 
     def add(self, cause: str, nanoseconds: int) -> None:
-        """So much more of a cause."""
+        """Adds time to a cause."""
         self.spent[cause] = self.spent.get(cause, 0) + nanoseconds
 
     def until(self, now: int) -> dict[str, int]:
-        """What was spent on each state, the present one included; any thread."""
+        """The time in each state, including the current one; any thread."""
         spent, state = dict(self.spent), self.state
         spent[state] = spent.get(state, 0) + max(0, now - self.since)
         return spent
 
-    def lose(self) -> None:
-        """The worker that had it is dead: what it did was for nothing."""
-        self.become(LOST)
+    def crashed(self) -> None:
+        """Its worker has crashed: the time of its work is lost."""
+        self.enter(LOST)
         self.add(LOST, self.spent.pop(WORK, 0))
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """A batch's way to the trainer.
+    """The times of a batch until the trainer has it.
 
     Attributes:
-        story: until it was made.
-        stages: of the worker that made it.
+        timeline: until it was made.
+        stages: of its worker.
         slowest: ordinal and nanoseconds of its slowest sample; ordinal -1: unknown.
     """
 
-    story: Story
+    timeline: BatchTimeline
     stages: Stages
     slowest: tuple[int, int] = (-1, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Tail(Generic[Item]):
-    """The last values of a growing row.
+    """The last values of a growing sequence.
 
     Attributes:
-        count: how many there ever were. values: the last of them.
+        count: of all values. values: the last of them.
     """
 
     count: int = 0
     values: Sequence[Item] = ()
 
     def since(self, count: int) -> Sequence[Item]:
-        """Those after the first `count`, as far as they are kept."""
+        """The values after the first `count`, as far as they are kept."""
         fresh = min(max(0, self.count - count), len(self.values))
         return self.values[len(self.values) - fresh :]
 
 
 class Recent(Generic[Item]):
-    """Keeps the last values of a growing row. Appended to by one thread, read by any."""
+    """Keeps the last values of a growing sequence. One thread appends, any thread reads."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -147,25 +147,25 @@ class Recent(Generic[Item]):
         return f"Recent({self.count})"
 
     def add(self, value: Item) -> None:
-        """One more."""
+        """Appends a value."""
         self._values.append(value)
         self.count += 1
 
     def tail(self) -> Tail[Item]:
-        """As it is now; list() of a deque runs in one piece under the GIL."""
+        """The current values; list() of a deque is atomic under the GIL."""
         count = self.count
         return Tail(count, list(self._values))
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One batch as a worker made it. All times are nanoseconds.
+class BatchTiming:
+    """The worker's times for one batch, in nanoseconds.
 
     Attributes:
         worker: its number; -1: the trainer itself.
-        spent: of loading, collating and writing.
+        spent: on loading, collating and writing.
         ordinal, sample: the slowest sample and its time; -1 and 0: unknown.
-        waited: the waiting that is the worker's.
+        waited: the waiting charged to the worker.
     """
 
     worker: int
@@ -180,32 +180,32 @@ class Ledger(msgspec.Struct):
 
     Attributes:
         nanoseconds: by cause.
-        turns: the last batches.
+        timings: the last batches.
     """
 
     nanoseconds: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(ALL, 0))
-    turns: Recent[Turn] = msgspec.field(default_factory=Recent)
+    timings: Recent[BatchTiming] = msgspec.field(default_factory=Recent)
 
     def note(self, trace: Trace | None, waited: int, arrived_at: int) -> None:
-        """The trainer waited so long for this batch, until then; None: it failed."""
+        """Charges the waiting for a batch, which ended at `arrived_at`; trace None: the batch failed."""
         if trace is None:
             self.nanoseconds[LOST] += waited
             return
-        left = self._delays(trace.story, waited, arrived_at)
+        left = self._delays(trace.timeline, waited, arrived_at)
         s = trace.stages
         spent = s.load + s.collate + s.write
         if left:
             self._stages(s, spent, left)
-        self.turns.add(Turn(trace.story.worker, spent, *trace.slowest, left))
+        self.timings.add(BatchTiming(trace.timeline.worker, spent, *trace.slowest, left))
 
-    def _delays(self, story: Story, waited: int, arrived_at: int) -> int:
-        """Takes what is not the worker's; returns the rest."""
-        # Made before it was waited for, or while: what passed since then is the way here.
-        taken = max(0, min(waited, arrived_at - story.since))
-        self.nanoseconds[HAND_OVER] += taken
+    def _delays(self, timeline: BatchTimeline, waited: int, arrived_at: int) -> int:
+        """Charges the waiting that is not the worker's; returns the rest."""
+        # The time since the batch was made is its handoff.
+        taken = max(0, min(waited, arrived_at - timeline.since))
+        self.nanoseconds[HANDOFF] += taken
         left = waited - taken
         for cause in DELAYS if left else ():
-            if delay := story.spent.get(cause):
+            if delay := timeline.spent.get(cause):
                 taken = min(left, delay)
                 self.nanoseconds[cause] += taken
                 left -= taken
@@ -219,15 +219,15 @@ class Ledger(msgspec.Struct):
             self.nanoseconds[LOAD] += left
 
 
-def so_far(story: Story | None, waited: int, now: int) -> dict[str, int]:
-    """A wait that still goes on, by cause.
+def so_far(timeline: BatchTimeline | None, waited: int, now: int) -> dict[str, int]:
+    """The waiting that still continues, by cause.
 
     Args:
-        story: of the batch that comes next; None: no worker has been free for it yet.
+        timeline: of the next batch; None: no worker has been free for it yet.
         waited: nanoseconds so far.
         now: perf_counter nanoseconds.
     """
-    spent = story.until(now) if story is not None else {}
+    spent = timeline.until(now) if timeline is not None else {}
     found, left = {}, waited
     for cause in DELAYS:
         found[cause] = min(left, spent.get(cause, 0))

@@ -1,4 +1,4 @@
-"""The stall report: from two snapshots of a loader to one verdict. Pure: no clock, no thread, no engine."""
+"""The stall report: from two snapshots of a loader to one bottleneck. Pure: no clock, no thread, no engine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import starmap
 
 from streamer.loader.stall import causes
-from streamer.loader.stall.advice import Findings, Straggler, Verdict, advise, judge
-from streamer.loader.stall.causes import Tail, Turn
+from streamer.loader.stall.advice import Bottleneck, Findings, Straggler, advise, diagnose
+from streamer.loader.stall.causes import BatchTiming, Tail
 from streamer.loader.stall.stats import EngineView, LoaderStats, quantile
 
 # A batch that took so many times the median of the others is slow; random sizes of natural images stay below.
@@ -18,7 +18,7 @@ _SLOW_BATCH = 3.0
 # A worker whose batches take so many times the others' is slow.
 _SLOW_WORKER = 2.0
 # Such a share of the worker's waiting makes a straggler the culprit.
-_CULPRIT_SHARE = 0.5
+_STRAGGLER_SHARE = 0.5
 # Below so many batches of others there is nothing to compare with.
 _FEWEST = 4
 
@@ -30,7 +30,7 @@ class Snapshot:
     Attributes:
         stats: the counts.
         waits, steps: nanoseconds of the last batches, from asking to having one and from there to asking again.
-        turns: the last batches as workers made them.
+        timings: the last batches as workers made them.
         ongoing: a wait that still goes on, nanoseconds by cause.
         workers: how many batches are made at the same time; 0: the trainer makes its batches itself.
         cores: that this process may use.
@@ -39,7 +39,7 @@ class Snapshot:
     stats: LoaderStats = field(default_factory=LoaderStats)
     waits: Tail[int] = field(default_factory=Tail)
     steps: Tail[int] = field(default_factory=Tail)
-    turns: Tail[Turn] = field(default_factory=Tail)
+    timings: Tail[BatchTiming] = field(default_factory=Tail)
     ongoing: Mapping[str, int] = field(default_factory=dict)
     workers: int = 0
     cores: int = 1
@@ -100,7 +100,7 @@ class StallReport:
         wait, step: waiting and computing per batch.
         share: of the trainer's time that was waiting.
         waiting: cause -> share of the waiting, the largest first.
-        verdict: what to look at. advice: what to do about it.
+        bottleneck: what to look at. advice: what to do about it.
         slowest_worker, slowest_sample: None: unknown.
         ring_slots, ring_free: of the ring, now. occupancy: batches that were ready at a request, on average.
         spilled, respawns, rereads: in this time.
@@ -114,7 +114,7 @@ class StallReport:
     step: Spread = Spread()
     share: float = 0.0
     waiting: Mapping[str, float] = field(default_factory=dict)
-    verdict: Verdict = Verdict.NOTHING
+    bottleneck: Bottleneck = Bottleneck.NOTHING
     advice: str = ""
     slowest_worker: SlowWorker | None = None
     slowest_sample: SlowSample | None = None
@@ -129,10 +129,10 @@ class StallReport:
 
     @property
     def headline(self) -> str:
-        """The verdict with its figures and what to do."""
-        if self.verdict in (Verdict.NOTHING, Verdict.NOT_BOUND):
-            return f"{self.verdict}: {self.share:.1%} waiting"
-        return f"input-bound ({self.share:.0%} waiting): {self.verdict}, {self._parts(2)}; {self.advice}"
+        """The bottleneck with its figures and what to do."""
+        if self.bottleneck in (Bottleneck.NOTHING, Bottleneck.NOT_BOUND):
+            return f"{self.bottleneck}: {self.share:.1%} waiting"
+        return f"input-bound ({self.share:.0%} waiting): {self.bottleneck}, {self._parts(2)}; {self.advice}"
 
     def __str__(self) -> str:
         """One line, for the log."""
@@ -175,22 +175,22 @@ def compare(before: Snapshot, after: Snapshot) -> StallReport:
     waiting = _waiting(before, after)
     waited, step = sum(waiting.values()), _grown(b.step_seconds, a.step_seconds)
     batches = int(_grown(b.batches, a.batches))
-    turns = after.turns.since(before.turns.count)
+    timings = after.timings.since(before.timings.count)
     share = waited / (waited + step) if waited + step > 0 else 0.0
     shares = {cause: seconds / waited for cause, seconds in waiting.items() if waited > 0 and seconds > 0}
-    slowest = slow_worker(turns)
+    slowest = slow_worker(timings)
     hits, needs = _engine_uses(b.engine, a.engine)
     findings = Findings(
         share=share,
         seconds=waited + step,
         waiting=waiting,
-        straggler=straggler(turns, slowest),
+        straggler=straggler(timings, slowest),
         workers=after.workers,
         cores=after.cores,
         engine_before=b.engine,
         engine=a.engine,
     )
-    verdict = judge(findings)
+    bottleneck = diagnose(findings)
     return StallReport(
         batches=batches,
         samples=int(_grown(b.samples, a.samples)),
@@ -199,10 +199,10 @@ def compare(before: Snapshot, after: Snapshot) -> StallReport:
         step=Spread.of(step, after.steps.since(before.steps.count), batches),
         share=share,
         waiting=dict(sorted(shares.items(), key=lambda item: -item[1])),
-        verdict=verdict,
-        advice=advise(verdict, findings),
+        bottleneck=bottleneck,
+        advice=advise(bottleneck, findings),
         slowest_worker=slowest,
-        slowest_sample=slow_sample(turns),
+        slowest_sample=slow_sample(timings),
         ring_slots=a.ring_slots,
         ring_free=a.ring_free,
         occupancy=max(0.0, a.occupancy * a.batches - b.occupancy * b.batches) / max(batches, 1),
@@ -214,19 +214,19 @@ def compare(before: Snapshot, after: Snapshot) -> StallReport:
     )
 
 
-def slow_sample(turns: Sequence[Turn]) -> SlowSample | None:
+def slow_sample(timings: Sequence[BatchTiming]) -> SlowSample | None:
     """The sample that took longest."""
-    slowest = max(turns, key=lambda turn: turn.sample, default=None)
+    slowest = max(timings, key=lambda timing: timing.sample, default=None)
     if slowest is None or slowest.ordinal < 0:
         return None
     return SlowSample(slowest.ordinal, slowest.sample / 1e9)
 
 
-def slow_worker(turns: Sequence[Turn]) -> SlowWorker | None:
+def slow_worker(timings: Sequence[BatchTiming]) -> SlowWorker | None:
     """The worker with the longest batches; None: there is only one."""
     spent: defaultdict[int, list[int]] = defaultdict(list)
-    for turn in turns:
-        spent[turn.worker].append(turn.spent)
+    for timing in timings:
+        spent[timing.worker].append(timing.spent)
     if len(spent) < 2:
         return None
     slowest = max(spent, key=lambda worker: statistics.median(spent[worker]))
@@ -234,27 +234,27 @@ def slow_worker(turns: Sequence[Turn]) -> SlowWorker | None:
     return SlowWorker(slowest, statistics.median(spent[slowest]) / 1e9, others / 1e9)
 
 
-def straggler(turns: Sequence[Turn], slowest: SlowWorker | None) -> Straggler | None:
+def straggler(timings: Sequence[BatchTiming], slowest: SlowWorker | None) -> Straggler | None:
     """Who alone is behind most of the workers' share of the waiting: one worker, or single samples."""
-    waited = sum(turn.waited for turn in turns)
-    if len(turns) < _FEWEST or not waited:
+    waited = sum(timing.waited for timing in timings)
+    if len(timings) < _FEWEST or not waited:
         return None
     if slowest is not None and slowest.seconds >= _SLOW_WORKER * slowest.others_seconds:
-        theirs = [turn for turn in turns if turn.worker == slowest.number]
-        steady = sum(turn.spent / 1e9 >= _SLOW_WORKER * slowest.others_seconds for turn in theirs) * 2 > len(theirs)
-        if steady and len(theirs) > 1 and sum(turn.waited for turn in theirs) >= _CULPRIT_SHARE * waited:
+        theirs = [timing for timing in timings if timing.worker == slowest.number]
+        steady = sum(timing.spent / 1e9 >= _SLOW_WORKER * slowest.others_seconds for timing in theirs) * 2 > len(theirs)
+        if steady and len(theirs) > 1 and sum(timing.waited for timing in theirs) >= _STRAGGLER_SHARE * waited:
             times = slowest.seconds / max(slowest.others_seconds, 1e-9)
             return Straggler("worker", slowest.number, slowest.seconds, times)
-    return _slow_samples(turns, waited)
+    return _slow_samples(timings, waited)
 
 
-def _slow_samples(turns: Sequence[Turn], waited: int) -> Straggler | None:
+def _slow_samples(timings: Sequence[BatchTiming], waited: int) -> Straggler | None:
     """Batches far above the median, each because of one sample."""
-    median = statistics.median(turn.spent for turn in turns)
-    late = [t for t in turns if t.spent >= _SLOW_BATCH * median and t.sample >= (t.spent - median) / 2]
-    if not late or sum(turn.waited for turn in late) < _CULPRIT_SHARE * waited:
+    median = statistics.median(timing.spent for timing in timings)
+    late = [t for t in timings if t.spent >= _SLOW_BATCH * median and t.sample >= (t.spent - median) / 2]
+    if not late or sum(timing.waited for timing in late) < _STRAGGLER_SHARE * waited:
         return None
-    worst = max(late, key=lambda turn: turn.sample)
+    worst = max(late, key=lambda timing: timing.sample)
     return Straggler("sample", worst.ordinal, worst.sample / 1e9, worst.spent / max(median, 1))
 
 

@@ -24,8 +24,8 @@ import msgspec
 from streamer.cgroup import usable_cores
 from streamer.client.oneshot import Finding
 from streamer.errors import ConfigError
-from streamer.loader.contracts import PreparedStream, SeatedStream
-from streamer.loader.stall.causes import Story, so_far
+from streamer.loader.contracts import PreparedStream, RankedStream
+from streamer.loader.stall.causes import BatchTimeline, so_far
 from streamer.loader.stall.report import Snapshot, StallReport, compare
 from streamer.loader.stall.stats import EngineView, LoaderStats, TrainerClock
 
@@ -34,7 +34,7 @@ logger = logging.getLogger("streamer.loader.stall")
 # An engine on the same machine answers in milliseconds; a stopped one must not hold the trainer up for long.
 ENGINE_SECONDS = 0.5
 # Ranks other than the first say something when they wait for more than this.
-LOUD_SHARE = 0.1
+REPORTED_SHARE = 0.1
 # A callback may be at work when the loader closes.
 _JOIN_SECONDS = 1.0
 
@@ -45,8 +45,8 @@ class Observed(Protocol):
     """What the report needs of a supply of batches."""
 
     @property
-    def head(self) -> Story | None:
-        """The story of the batch that comes next, while it is being made."""
+    def head(self) -> BatchTimeline | None:
+        """The timeline of the batch that comes next, while it is being made."""
         ...
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
@@ -68,7 +68,7 @@ def snapshot(stats: LoaderStats, clock: TrainerClock, supply: Observed | None, w
         stats=stats,
         waits=clock.takes.tail(),
         steps=clock.steps.tail(),
-        turns=clock.ledger.turns.tail(),
+        timings=clock.ledger.timings.tail(),
         ongoing=so_far(head, waited, time.perf_counter_ns()) if waited else {},
         workers=workers,
         cores=usable_cores(),
@@ -107,7 +107,7 @@ class StallReporter:
     Args:
         loader: what it reports on.
         rules: when.
-        rank: the first one speaks always, others when they wait for more than `LOUD_SHARE`.
+        rank: the first one speaks always, others when they wait for more than `REPORTED_SHARE`.
         before: from where the first report counts.
     """
 
@@ -116,8 +116,8 @@ class StallReporter:
         self._rules = rules
         self._rank = rank
         self._before = before or Snapshot()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._live, name="streamer-report", daemon=True)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="streamer-report", daemon=True)
 
     def __repr__(self) -> str:
         return f"StallReporter(every {self._rules.seconds} s, rank {self._rank}, alive={self._thread.is_alive()})"
@@ -128,7 +128,7 @@ class StallReporter:
 
     def stop(self) -> None:
         """No line after this; idempotent."""
-        self._over.set()
+        self._stopped.set()
         # A garbage collection may run this on any thread, this one's included.
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)
@@ -141,15 +141,15 @@ class StallReporter:
         before, self._before = self._before, loader.snapshot()
         report = loader.name_samples(compare(before, self._before))
         if report.engine is not None and report.engine.reply is not None:
-            report.engine.reply(Finding(report.share, str(report.verdict), report.advice))
-        if self._rank == 0 or report.share > LOUD_SHARE:
+            report.engine.reply(Finding(report.share, str(report.bottleneck), report.advice))
+        if self._rank == 0 or report.share > REPORTED_SHARE:
             logger.info("rank %d: %s", self._rank, report)
         if self._rules.on_report is not None:
             self._rules.on_report(report)
         return report
 
-    def _live(self) -> None:
-        while not self._over.wait(self._rules.seconds):
+    def _serve(self) -> None:
+        while not self._stopped.wait(self._rules.seconds):
             try:
                 if self.report() is None:
                     return
@@ -166,7 +166,7 @@ def named(report: StallReport, name: Callable[[int], str]) -> StallReport:
 
 def rank_of(prepared: PreparedStream) -> int:
     """Its rank; 0 of a stream that knows no seat."""
-    return prepared.rank_config.rank if isinstance(prepared, SeatedStream) else 0
+    return prepared.rank_config.rank if isinstance(prepared, RankedStream) else 0
 
 
 def report_rules(seconds: float | None, on_report: OnReport | None) -> ReportRules:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from streamer.client.oneshot import Finding
-from streamer.loader.stall.causes import DEVICE, HAND_OVER, Ledger, Recent, Trace
+from streamer.loader.stall.causes import DEVICE, HANDOFF, Ledger, Recent, Trace
 
 Scalar = str | int | float | bool | None
 
@@ -20,7 +20,7 @@ class EngineView:
         store_bytes, store_requests: what came over the network for chunks.
         needs, hits: uses of chunks, and those that cost no store byte.
         retries, throttled, stalled: answers that made it try again; of these "slow down"; requests gone silent.
-        in_flight: requests to the store now. flights: chunks between store and SSD now.
+        in_flight: requests to the store now. fetches: chunks between store and SSD now.
         limit_bytes, kept_bytes: what the cache may hold, and what it keeps.
         hit_bound: the share of hits that no policy exceeds.
         waiting_seconds: that this session's consumer stood still for the engine.
@@ -35,7 +35,7 @@ class EngineView:
     throttled: int = 0
     stalled: int = 0
     in_flight: int = 0
-    flights: int = 0
+    fetches: int = 0
     limit_bytes: int = 0
     kept_bytes: int = 0
     hit_bound: float = 0.0
@@ -72,7 +72,7 @@ _COUNTS = (
     "throttled",
     "stalled",
     "in_flight",
-    "flights",
+    "fetches",
     "limit_bytes",
     "kept_bytes",
 )
@@ -92,7 +92,7 @@ class LoaderStats:
         wait_median_seconds, wait_p99_seconds: of the last 4,096 batches.
         load_seconds: workers' time for loading, of which read, decode and transform where the data set tells.
         collate_seconds: putting samples together. write_seconds: copying them into the ring.
-        hand_over_seconds: making tensors of a finished slot, in the trainer; device_seconds: of which to the device.
+        handoff_seconds: making tensors of a finished slot, in the trainer; device_seconds: of which to the device.
         waiting: the waiting by cause; see `streamer.loader.stall.causes`.
         ring_slots, ring_bytes: slots of the ring, and their memory together; 0 without a ring.
         ring_free: slots free now. ready_batches: finished batches waiting now. occupancy: their mean at each request.
@@ -117,7 +117,7 @@ class LoaderStats:
     transform_seconds: float = 0.0
     collate_seconds: float = 0.0
     write_seconds: float = 0.0
-    hand_over_seconds: float = 0.0
+    handoff_seconds: float = 0.0
     device_seconds: float = 0.0
     ring_slots: int = 0
     ring_bytes: int = 0
@@ -164,7 +164,7 @@ class TrainerClock:
         self.waiting_since = 0
         self._wait = 0
         self._step = 0
-        self._hand_over = 0
+        self._handoff = 0
         self._device = 0
         self._waited = self._last = 0
         self._asked_at = self._left_at = 0
@@ -195,8 +195,8 @@ class TrainerClock:
         """Its tensors are made; None: it is an error instead."""
         self.ledger.note(trace, self._last, self._at)
         now = time.perf_counter_ns()
-        self._hand_over += now - self._at
-        self.ledger.nanoseconds[HAND_OVER] += now - self._at
+        self._handoff += now - self._at
+        self.ledger.nanoseconds[HANDOFF] += now - self._at
         self._at = now
 
     def leave(self, samples: int, nbytes: int) -> None:
@@ -229,7 +229,7 @@ class TrainerClock:
             step_seconds=self._step / 1e9,
             wait_median_seconds=quantile(waits, 0.5) / 1e9,
             wait_p99_seconds=quantile(waits, 0.99) / 1e9,
-            hand_over_seconds=self._hand_over / 1e9,
+            handoff_seconds=self._handoff / 1e9,
             device_seconds=self._device / 1e9,
             occupancy=self.occupancy / max(self.batches, 1),
             waiting={cause: spent / 1e9 for cause, spent in self.ledger.nanoseconds.items()},
@@ -238,7 +238,7 @@ class TrainerClock:
     def _spend_on_device(self) -> int:
         now = time.perf_counter_ns()
         spent, self._at = now - self._at, now
-        self._hand_over += spent
+        self._handoff += spent
         self._device += spent
         self.ledger.nanoseconds[DEVICE] += spent
         return now

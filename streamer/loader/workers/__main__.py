@@ -1,7 +1,7 @@
-"""A worker process of its own: `python -m streamer.loader.workers PARENT NUMBER WORKERS PLACE BOARD CHANNEL`.
+"""A worker process of its own: `python -m streamer.loader.workers PARENT NUMBER WORKERS PLACE STATUS_PAGE CHANNEL`.
 
-The last three are descriptors. Where workers cannot be forked they are started so: by subprocess, not by
-multiprocessing, which would import the trainer's `__main__` again.
+The last three arguments are descriptors. Workers start this way where they cannot be forked: by subprocess, because
+multiprocessing would import the trainer's `__main__` again.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from streamer.loader.workers.fork_protocol import Place, read_memory_file
 
 def main() -> None:
     """Runs the worker of the command line."""
-    parent, number, workers, place, board, channel = map(int, sys.argv[1:])
+    parent, number, workers, place, status_page, channel = map(int, sys.argv[1:])
     worker_main.end_with_parent(parent)
-    worker_main.settle(msgspec.msgpack.decode(read_memory_file(place), type=Place))
-    worker_main.serve(number, workers, board, channel)
+    worker_main.apply_place(msgspec.msgpack.decode(read_memory_file(place), type=Place))
+    worker_main.serve(number, workers, status_page, channel)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Makes a batch: loads its samples, each with its own randomness, and puts them together.
+"""Makes a batch: loads its samples, each with its own randomness, and collates them.
 
-The same code in a worker process, in a worker thread and, with `num_workers=0`, in the trainer itself.
+The same code runs in a worker process, in a worker thread and, with `num_workers=0`, in the trainer itself.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy.typing as npt
 
 from streamer.errors import WorkerError
 from streamer.loader.batch.buffers import Bytes
-from streamer.loader.batch.collate import collate
+from streamer.loader.batch.collate import collate as collate_samples
 from streamer.loader.batch.packing import PackedBatch
-from streamer.loader.batch.placement import Foresight, Rows
-from streamer.loader.contracts import BatchSource, ChunkUnreadableError, Collate, SeatedSource, StagedSource
+from streamer.loader.batch.placement import PredictedLayout, Rows
+from streamer.loader.contracts import BatchedSource, BatchSource, ChunkUnreadableError, Collate, StagedSource
 from streamer.loader.samples.seeding import collate_seed, run_seeded, sample_seeds
 from streamer.loader.skipping import OnError, may_skip
 from streamer.loader.stages import Stages
 
 
 class SampleFailedError(Exception):
-    """Loading one sample raised; the cause is what it raised."""
+    """Loading a sample has failed; the cause is its error."""
 
     def __init__(self, ordinal: int) -> None:
         super().__init__(ordinal)
@@ -33,13 +33,13 @@ class SampleFailedError(Exception):
 
 
 class MakerRules(msgspec.Struct, frozen=True):
-    """How batches are made; travels to the workers.
+    """The rules of making batches; sent to the workers.
 
     Attributes:
-        seed: of the data set.
+        seed: of the dataset.
         collate_fn: the user's, or None for torch's rules.
-        on_error: "raise": a sample that fails fails its batch; "skip": another of the batch takes its place.
-        seed_globals: whether the global generators are seeded for user code: not where threads share them.
+        on_error: "raise": a failed sample fails its batch; "skip": another sample of the batch replaces it.
+        seed_globals: whether the global generators are seeded for user code; false where threads share them.
     """
 
     seed: int
@@ -49,15 +49,15 @@ class MakerRules(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """The samples of a batch, not yet put together.
+    """The samples of a batch, not yet collated.
 
     Attributes:
-        samples: in the order of the seats.
-        repeated: bool (samples,): those that only fill a place.
-        skipped: ordinals and errors of those that could not be made.
-        slowest: ordinal and nanoseconds of the one that took longest.
-        rows: where arrays of them may stand already, in the memory that was given for them.
-        job: what was loaded.
+        samples: in the order of the batch.
+        repeated: bool (samples,): samples that repeat another one of the batch.
+        skipped: ordinals and errors of the samples that could not be made.
+        slowest: ordinal and nanoseconds of the slowest sample.
+        rows: the rows of the slot that may already contain arrays of the samples.
+        job: the parameters of the load.
     """
 
     samples: list[object]
@@ -72,9 +72,9 @@ class BatchMaker:
     """Makes batches from one source. Used by one thread.
 
     Args:
-        source: where samples come from.
-        rules: how they are put together.
-        begin: called before each sample with (task, ordinal, monotonic nanoseconds), so that somebody else can name it.
+        source: of the samples.
+        rules: of making batches.
+        begin: called before each sample with (task, ordinal, monotonic nanoseconds), for the status page.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class BatchMaker:
         self._rules = rules
         self._begin = begin
         self._staged = source if isinstance(source, StagedSource) else None
-        self._seated = source if isinstance(source, SeatedSource) else None
-        self._load = self._seated.load_seat if self._seated is not None else lambda e, o, _: source.load(e, o)
-        # What a user's collate_fn is given may be kept by it: never memory that is used again.
-        takes_rows = self._seated is not None and self._seated.takes_rows and rules.collate_fn is None
-        self._foresight = Foresight() if takes_rows else None
-        quiet = self._seated is not None and not self._seated.draws
+        self._batched = source if isinstance(source, BatchedSource) else None
+        self._load = self._batched.load_at if self._batched is not None else lambda e, o, _: source.load(e, o)
+        # A user's collate_fn may keep its samples, so they are never in memory that is reused.
+        takes_rows = self._batched is not None and self._batched.takes_rows and rules.collate_fn is None
+        self._predicted = PredictedLayout() if takes_rows else None
+        quiet = self._batched is not None and not self._batched.draws
         self._seeds_samples = rules.seed_globals and not quiet
 
     def load(
@@ -100,83 +100,83 @@ class BatchMaker:
         left_out: frozenset[int] = frozenset(),
         memory: Bytes | None = None,
     ) -> Loaded:
-        """Loads the samples of a batch: one for each of its seats.
+        """Loads the samples of a batch.
 
         Args:
             epoch: of the batch.
             batch: its number in the epoch.
             task: for `begin`.
-            left_out: ordinals not to be loaded: another sample takes their place.
-            memory: where the batch will lie: arrays may be written there at once; None: not known yet.
+            left_out: ordinals that are not loaded; other samples replace them.
+            memory: the slot of the batch, to which arrays may be written directly; None: not known yet.
 
         Raises:
             SampleFailedError: a sample could not be made (and `on_error` is "raise").
-            ChunkUnreadableError: a chunk is to be leased again.
+            ChunkUnreadableError: a chunk must be leased again.
             WorkerError: no sample could be made.
         """
         return self._load_job(_Job(epoch, task, *self._source.batch(epoch, batch), left_out, memory))
 
     def _load_job(self, job: _Job) -> Loaded:
-        # Where a sample has ended workers, each is read by itself: what is left out must not be read with the others.
+        # With samples left out, each one is read by itself: those that crashed a worker must not be read at all.
         rows = self._rows(job.memory, job.ordinals.size) if not job.left_out else None
-        if self._seated is not None:
-            self._seated.begin(job.ordinals, rows, partial(self._at, job.task))
+        if self._batched is not None:
+            self._batched.begin(job.ordinals, rows, partial(self._at, job.task))
         seeds = sample_seeds(self._rules.seed, job.epoch, job.ordinals) if self._seeds_samples else None
         made = _Batch(job.epoch, job.task, job.ordinals.tolist(), job.repeated.copy(), seeds)
-        for seat, ordinal in enumerate(made.ordinals):
+        for index, ordinal in enumerate(made.ordinals):
             if ordinal not in job.left_out:
-                self._take(made, seat, seat)
+                self._take(made, index, index)
         if len(made.samples) < len(made.ordinals):
             self._fill_all(made)
         return Loaded(list(made.samples.values()), made.repeated, made.skipped, made.slowest, rows, job)
 
     def pack(self, loaded: Loaded) -> PackedBatch:
-        """Collates, and finds everything its place; what stands in rows stays there."""
-        structure = self.put_together(loaded)
+        """Collates the samples, and assigns their buffers to offsets; arrays in rows stay in place."""
+        structure = self.collate(loaded)
         packed = PackedBatch(structure, loaded.rows)
-        if self._foresight is not None:
-            self._foresight.learn(structure, loaded.rows, packed.claimed)
+        if self._predicted is not None:
+            self._predicted.learn(structure, loaded.rows, packed.claimed)
         return packed
 
-    def put_together(self, loaded: Loaded) -> object:
+    def collate(self, loaded: Loaded) -> object:
         """Collates by the user's function or by torch's rules."""
         collate_fn, job = self._rules.collate_fn, loaded.job
         if collate_fn is None:
-            return collate(loaded.samples)
+            return collate_samples(loaded.samples)
         if not self._rules.seed_globals:
             return collate_fn(loaded.samples)
         seed = collate_seed(self._rules.seed, job.epoch, int(job.ordinals[0]))
-        # The function may have changed the samples.
+        # The function may have changed the samples: they are loaded again.
         return run_seeded(seed, collate_fn, loaded.samples, renew=lambda: self._load_job(job).samples)
 
     def stages(self, load: int, before: tuple[int, int, int]) -> Stages:
-        """The stages of a batch that took `load` nanoseconds since the source stood at `before`."""
+        """The stages of a batch that took `load` nanoseconds since the source's clock was `before`."""
         read, decode, transform = (now - then for now, then in zip(self.clock(), before, strict=True))
         return Stages(load, read, decode, transform)
 
     def clock(self) -> tuple[int, int, int]:
-        """The source's read, decode and transform nanoseconds so far; zeros if it does not tell."""
+        """The source's read, decode and transform nanoseconds so far; zeros if it does not measure them."""
         return self._staged.stage_nanoseconds() if self._staged else (0, 0, 0)
 
-    def _rows(self, memory: Bytes | None, seats: int) -> Rows | None:
-        return self._foresight.rows(memory, seats) if self._foresight is not None and memory is not None else None
+    def _rows(self, memory: Bytes | None, samples: int) -> Rows | None:
+        return self._predicted.rows(memory, samples) if self._predicted is not None and memory is not None else None
 
     def _fill_all(self, made: _Batch) -> None:
-        """Gives every seat a sample; in turn over the seats: what a plain DataLoader gets, too."""
-        missing = [seat for seat in range(len(made.ordinals)) if seat not in made.samples]
-        for seat in missing:
-            self._fill(made, seat, missing)
+        """Fills the missing samples in turn with others of the batch, as under a plain DataLoader."""
+        missing = [index for index in range(len(made.ordinals)) if index not in made.samples]
+        for index in missing:
+            self._fill(made, index, missing)
         made.samples = dict(sorted(made.samples.items()))
 
-    def _fill(self, made: _Batch, seat: int, missing: list[int]) -> None:
-        """Gives a seat the next sample of the batch that can be made; made again, so that nobody shares it."""
+    def _fill(self, made: _Batch, index: int, missing: list[int]) -> None:
+        """Fills an index with the next sample that can be made; it is made again, so that no object is shared."""
         count = len(made.ordinals)
-        for other in (at % count for at in range(seat + 1, seat + count)):
-            if other not in missing and self._take(made, seat, other):
-                made.repeated[seat] = True
+        for other in (at % count for at in range(index + 1, index + count)):
+            if other not in missing and self._take(made, index, other):
+                made.repeated[index] = True
                 return
         last = made.skipped[-1][1] if made.skipped else None
-        # Their tracebacks lead back to the list: a cycle that would keep this worker's memory.
+        # Their tracebacks refer to the list, a cycle that would keep the memory of the samples.
         made.skipped.clear()
         raise WorkerError(
             f"all {count} samples of a batch failed; the last error is the cause", epoch=made.epoch
@@ -186,15 +186,15 @@ class BatchMaker:
         if self._begin is not None:
             self._begin(task, ordinal, time.monotonic_ns())
 
-    def _take(self, made: _Batch, seat: int, source: int) -> bool:
-        """Makes the sample of seat `source` for `seat`."""
+    def _take(self, made: _Batch, index: int, source: int) -> bool:
+        """Makes the sample of index `source`, for `index`."""
         epoch, ordinal = made.epoch, made.ordinals[source]
         started = time.monotonic_ns()
         if self._begin is not None:
             self._begin(made.task, ordinal, started)
         load = partial(self._load, epoch, ordinal)
         try:
-            made.samples[seat] = load(seat) if made.seeds is None else run_seeded(made.seeds[source], load, seat)
+            made.samples[index] = load(index) if made.seeds is None else run_seeded(made.seeds[source], load, index)
         except ChunkUnreadableError:
             raise
         except Exception as error:
@@ -208,7 +208,7 @@ class BatchMaker:
 
 
 class _Job(msgspec.Struct, frozen=True):
-    """What `load` was asked for."""
+    """The parameters of `load`."""
 
     epoch: int
     task: int
@@ -219,11 +219,11 @@ class _Job(msgspec.Struct, frozen=True):
 
 
 class _Batch(msgspec.Struct):
-    """A batch in the making.
+    """A batch while it is being made.
 
     Attributes:
         seeds: of the samples; None: no user code runs that could draw.
-        samples: by seat, in order once all are there.
+        samples: by index, in order once complete.
     """
 
     epoch: int
@@ -237,12 +237,12 @@ class _Batch(msgspec.Struct):
 
 
 class Stopwatch:
-    """Nanoseconds between one look and the next."""
+    """Measures the nanoseconds between two laps."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter_ns()
 
     def lap(self) -> int:
-        """Since the last look."""
+        """Nanoseconds since the last lap."""
         last, self._last = self._last, time.perf_counter_ns()
         return self._last - last

@@ -1,4 +1,4 @@
-"""What the feeder says when something cannot be made."""
+"""The errors for samples, batches and workers that fail."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from streamer.errors import IntegrityError, WorkerError
 from streamer.loader.workers.handle import ExitReport
 from streamer.loader.workers.pending import Pending
 
-# A sample, or a batch, that was in the hands of so many workers when they died is not tried again.
-STRIKES = 2
-# A chunk that is still wrong after so many new leases is an error.
+# A sample, or a batch, is not tried again after this many workers have crashed on it.
+MAX_CRASHES = 2
+# A chunk that is still wrong after this many new leases is an error.
 REREADS = 3
-# Deaths in a row without a single batch made: something is wrong with all workers.
-_DEATHS = 20
-_BOOT_DEATHS = 3
+# Crashes in a row without a finished batch: every worker fails.
+_MAX_CRASHES = 20
+_MAX_START_CRASHES = 3
 
 
 def unopened(error: BaseException) -> BaseException:
-    """The error of a worker that could not open the data set, with what to do."""
+    """Adds a hint to the error of a worker that cannot open the dataset."""
     error.add_note(
-        "raised when a worker opened the data set. What a script defines travels to workers by value, except what "
-        "pickles only by name (functools.cache, classes of C extensions): put those into a module"
+        "raised when a worker opened the dataset. Objects that a script defines are sent to workers by value, except "
+        "those that pickle only by name (functools.cache, classes of C extensions): put those into a module"
     )
     return error
 
 
 def located(error: BaseException, pending: Pending, ordinal: int) -> BaseException:
-    """The error of a sample or a batch, with its place."""
+    """Adds epoch, batch and sample to an error that a worker reported."""
     where = f"sample {ordinal} of " if ordinal >= 0 else ""
     error.add_note(f"raised in a worker by {where}epoch {pending.epoch}, batch {pending.batch}")
     return error
@@ -39,15 +39,15 @@ def requeue(pending: Pending, report: ExitReport, skip: bool) -> WorkerError | N
     Args:
         pending: the batch.
         report: how the worker ended.
-        skip: a sample that ends every worker is left out.
+        skip: a sample that crashes every worker is left out.
 
     Returns:
         None if it is made again, else the error with which it fails.
     """
     doing = report.doing
-    if doing.task != pending.task or pending.strike(doing.ordinal) < STRIKES:
+    if doing.task != pending.task or pending.count_crash(doing.ordinal) < MAX_CRASHES:
         return None
-    error = deadly(pending, doing.ordinal, report)
+    error = repeated_crash(pending, doing.ordinal, report)
     if doing.ordinal < 0 or not skip:
         return error
     pending.left_out.add(doing.ordinal)
@@ -55,13 +55,13 @@ def requeue(pending: Pending, report: ExitReport, skip: bool) -> WorkerError | N
     return None
 
 
-def deadly(pending: Pending, ordinal: int, report: ExitReport) -> WorkerError:
-    """A sample, or a batch, that ends every worker."""
+def repeated_crash(pending: Pending, ordinal: int, report: ExitReport) -> WorkerError:
+    """The error for a sample, or a batch, on which every worker crashes."""
     what = f"sample {ordinal}" if ordinal >= 0 else "putting the batch together"
     return WorkerError(
-        f"{what} (epoch {pending.epoch}, batch {pending.batch}) ended {STRIKES} workers; the last one: "
-        f"{report.cause}, {report.peak_bytes >> 20} MiB at its peak. A SIGKILL that nobody sent means out of "
-        "memory: use fewer workers, or on_error='skip' to go on without the sample",
+        f"{what} (epoch {pending.epoch}, batch {pending.batch}) crashed {MAX_CRASHES} workers; the last one: "
+        f"{report.cause}, {report.peak_bytes >> 20} MiB at its peak. A SIGKILL that was not sent on purpose "
+        "means out of memory: use fewer workers, or on_error='skip' to continue without the sample",
         ordinal=ordinal,
         epoch=pending.epoch,
         batch=pending.batch,
@@ -71,7 +71,7 @@ def deadly(pending: Pending, ordinal: int, report: ExitReport) -> WorkerError:
 
 
 def overdue(ordinal: int, timeout_seconds: float) -> WorkerError:
-    """A sample that takes too long in a worker that cannot be killed."""
+    """The error for a sample that exceeds the timeout in a worker thread, which cannot be killed."""
     return WorkerError(
         f"sample {ordinal} has taken longer than timeout={timeout_seconds:g} s in a worker thread, which cannot be "
         "killed; use worker_type='process' to have it replaced",
@@ -79,28 +79,29 @@ def overdue(ordinal: int, timeout_seconds: float) -> WorkerError:
     )
 
 
-class Deaths:
-    """Counts the workers that died since the last batch was made."""
+class CrashStreak:
+    """Counts the workers that have crashed since the last batch was finished."""
 
     def __init__(self) -> None:
         self._count = 0
 
-    def forget(self) -> None:
-        """A batch was made, or a run begins."""
+    def reset(self) -> None:
+        """Starts again at 0: a batch is finished, or a run begins."""
         self._count = 0
 
-    def another(self, report: ExitReport) -> WorkerError | None:
-        """One more; the error if it makes no sense to go on."""
+    def add(self, report: ExitReport) -> WorkerError | None:
+        """Counts a crash; returns the error with which the run ends once there are too many."""
         self._count += 1
-        # A SIGKILL comes from outside and may strike at any time; a worker that ends by itself at start always will.
-        by_itself = not report.was_ready and report.signal != signal.SIGKILL
-        return hopeless(self._count, report) if self._count >= (_BOOT_DEATHS if by_itself else _DEATHS) else None
+        # A SIGKILL comes from outside, at any time. A worker that ends by itself at its start does so every time.
+        at_start = not report.was_ready and report.signal != signal.SIGKILL
+        limit = _MAX_START_CRASHES if at_start else _MAX_CRASHES
+        return crash_loop(self._count, report) if self._count >= limit else None
 
 
-def hopeless(deaths: int, report: ExitReport) -> WorkerError:
-    """Workers that die whatever they are given."""
+def crash_loop(crashes: int, report: ExitReport) -> WorkerError:
+    """The error for workers that crash on every batch."""
     return WorkerError(
-        f"{deaths} workers died without making a batch; the last one: {report.cause}, "
+        f"{crashes} workers crashed without finishing a batch; the last one: {report.cause}, "
         f"{report.peak_bytes >> 20} MiB at its peak. See what they wrote to stderr",
         cause=report.cause,
         peak_bytes=report.peak_bytes,
@@ -108,7 +109,7 @@ def hopeless(deaths: int, report: ExitReport) -> WorkerError:
 
 
 def unreadable(pending: Pending, chunk: int, reason: str) -> IntegrityError:
-    """A chunk that stays wrong."""
+    """The error for a chunk that is still wrong after several new leases."""
     return IntegrityError(
         f"epoch {pending.epoch}, batch {pending.batch}: chunk {chunk} cannot be read after {REREADS} new leases: "
         f"{reason}",

@@ -18,12 +18,12 @@ _DESCRIPTORS = 4
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a fork server is told at its start.
+    """The settings of a fork server at its start.
 
     Attributes:
         parent: pid of the rank.
         path: the rank's `sys.path`.
-        modules: to be imported before the first worker is forked.
+        modules: imported before the first worker is forked.
     """
 
     parent: int
@@ -32,7 +32,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where workers are to run: as the rank does when it makes their pool.
+    """Working directory, path and environment of workers: the rank's when it makes their pool.
 
     Attributes:
         folder: the working directory.
@@ -59,9 +59,9 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     """Fork a worker; its channel and its status page come with the message.
 
     Attributes:
-        process: number of the process, unique in its pool's life.
+        process: number of the process, unique in its pool.
         number: of the worker.
-        workers: how many there are; the status page has a row for each.
+        workers: their number; the status page has a row for each.
     """
 
     process: int
@@ -97,11 +97,11 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """A worker was not forked: forks of this server would not be safe.
+    """A worker was not forked, because forks of this server are not safe.
 
     Attributes:
         process: its number.
-        reason: which module made it so, and how.
+        reason: the module that prevents it, and how.
     """
 
     process: int
@@ -118,7 +118,7 @@ _Message = TypeVar("_Message")
 
 
 def send(end: socket.socket, message: Control | Request | Reply, descriptors: list[int] | None = None) -> bool:
-    """Sends a message; False: the other end is gone."""
+    """Sends a message; False: the other end is closed."""
     try:
         socket.send_fds(end, [msgspec.msgpack.encode(message)], descriptors or [], socket.MSG_NOSIGNAL)
     except (BrokenPipeError, ConnectionResetError):
@@ -127,14 +127,14 @@ def send(end: socket.socket, message: Control | Request | Reply, descriptors: li
 
 
 def receive(end: socket.socket, decoder: msgspec.msgpack.Decoder[_Message]) -> tuple[_Message, list[int]] | None:
-    """The next message with its descriptors; None: the other end is gone.
+    """The next message with its descriptors; None: the other end is closed.
 
     Args:
         end: the socket.
-        decoder: of the messages that arrive there.
+        decoder: of the messages on this socket.
 
     Raises:
-        BlockingIOError: the socket does not block, and nothing is there.
+        BlockingIOError: the socket does not block, and there is no message.
     """
     try:
         raw, descriptors, _, _ = socket.recv_fds(end, MESSAGE_BYTES, _DESCRIPTORS)
@@ -144,14 +144,14 @@ def receive(end: socket.socket, decoder: msgspec.msgpack.Decoder[_Message]) -> t
 
 
 def memory_file(name: str, content: msgspec.Struct) -> int:
-    """Writes settings to nameless memory; returns its descriptor. They may be larger than a datagram."""
+    """Writes settings to anonymous memory, because they may exceed a datagram; returns its descriptor."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     os.pwrite(descriptor, msgspec.msgpack.encode(content), 0)
     return descriptor
 
 
 def read_memory_file(descriptor: int) -> bytes:
-    """Reads it whole, and closes it."""
+    """Reads the whole memory, and closes the descriptor."""
     content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     os.close(descriptor)
     return content

@@ -1,8 +1,8 @@
-"""The rank's side of its fork server: one for each process, shared by its loaders, restarted when it has died.
+"""The rank's side of its fork server: one for each process, shared by its loaders, restarted after a crash.
 
-Workers that are forked from a process which has imported their modules are there in 10 ms instead of 2 s, and share
-its memory: eight workers with torch take 0.4 GB instead of 2.5 (2026-11-22). multiprocessing's own fork server is not
-used: it outlives its parent, ignores modules that fail, and blocks its caller while it imports.
+Workers that are forked from a process which has imported their modules start in 10 ms instead of 2 s, and share its
+memory: eight workers with torch take 0.4 GB instead of 2.5 (2026-11-22). multiprocessing's own fork server is not
+used: it outlives its parent, ignores modules that fail to import, and blocks its caller during imports.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ from streamer.loader.workers.fork_protocol import (
 logger = logging.getLogger(__name__)
 
 # A server imports with one thread: a thread of a BLAS or OpenMP library would not survive the fork, but the lock that
-# it holds would (torch hangs so in the child, pytorch #41197). The check of CUDA by NVML initialises nothing.
+# it holds would (torch then hangs in the child, pytorch #41197). The check of CUDA by NVML initialises nothing.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-# A server reports the end of a process within milliseconds; one that does not is stopped or gone.
+# A server reports the end of a process within milliseconds, unless it is stopped or has ended.
 _EXIT_SECONDS = 2.0
-# A server that died this often is not started again; a minute without a death forgets them.
-_DEATHS_MOST, _DEATHS_SECONDS = 3, 60.0
+# A server that has crashed this often within a minute is not started again.
+_MAX_CRASHES, _CRASH_WINDOW_SECONDS = 3, 60.0
 
 
 class ForkedProcess:
-    """A worker that the server has forked, or is to fork.
+    """A worker that the server has forked, or will fork.
 
     Attributes:
         pid: 0 until it is known.
-        refused: why it was not forked; "" otherwise.
-        blameless: the server ended, and it with the server.
+        refused: the reason why it was not forked; "" otherwise.
+        ended_with_server: it ended because the server ended.
     """
 
     def __init__(self, pool: ForkedPool, number: int) -> None:
@@ -69,19 +69,19 @@ class ForkedProcess:
         self._exit: tuple[int, int] | None = None
         self.pid = 0
         self.refused = ""
-        self.blameless = False
+        self.ended_with_server = False
 
     def __repr__(self) -> str:
         return f"ForkedProcess(pid={self.pid}, exit={self._exit})"
 
     @property
     def exit_descriptor(self) -> int:
-        """None: the pool's socket tells."""
+        """-1: the pool's socket reports the end."""
         return -1
 
     @property
     def ended(self) -> bool:
-        """Whether the server has reported its end, or is gone itself."""
+        """Whether the server has reported its end, or has ended itself."""
         return self._exit is not None
 
     def kill(self) -> None:
@@ -97,13 +97,13 @@ class ForkedProcess:
         return self.ended
 
     def result(self) -> tuple[int, int]:
-        """Waits for its end, which `kill` has brought about: exit code (negative: the signal), peak bytes."""
+        """Waits for its end after `kill`; returns exit code (negative: the signal) and peak bytes."""
         if not self.wait(_EXIT_SECONDS):
             logger.warning("the fork server does not report the end of worker process %d", self.pid)
         return self._exit or (-signal.SIGKILL, 0)
 
-    def heard(self, reply: Reply) -> None:
-        """What the server says of it."""
+    def update(self, reply: Reply) -> None:
+        """Applies a reply of the server."""
         if isinstance(reply, Started):
             self.pid = reply.pid
         elif isinstance(reply, Refused):
@@ -112,19 +112,19 @@ class ForkedProcess:
             self._exit = reply.code, reply.peak_bytes
 
     def lost(self) -> None:
-        """The server is gone, and its workers with it."""
-        self._exit, self.blameless = (-signal.SIGKILL, 0), True
+        """Records that it ended with the server."""
+        self._exit, self.ended_with_server = (-signal.SIGKILL, 0), True
 
 
 class ForkedPool:
-    """The workers of one loader, as its feeder asks for them. On the feeder's thread only.
+    """The workers of one loader, as its feeder requests them. Used on the feeder's thread only.
 
     Args:
         end: the socket to the server.
-        server: which is known to end once the socket has.
+        server: the server behind the socket.
 
     Attributes:
-        gone: the server has ended, and all workers with it.
+        gone: the server and all its workers have ended.
     """
 
     def __init__(self, end: socket.socket, server: ForkServer) -> None:
@@ -137,15 +137,15 @@ class ForkedPool:
         self.gone = False
 
     def fileno(self) -> int:
-        """Readable when the server has said something, or has ended."""
+        """Readable when the server has sent a reply, or has ended."""
         return self._end.fileno()
 
     def start(self, number: int, workers: int, descriptors: list[int]) -> ForkedProcess:
-        """Asks for a worker; it is forked as soon as the server has imported everything.
+        """Requests a worker; it is forked as soon as the server has imported all modules.
 
         Args:
             number: of the worker.
-            workers: how many there are.
+            workers: their number.
             descriptors: of status page and channel.
         """
         self._count += 1
@@ -154,19 +154,19 @@ class ForkedPool:
         return process
 
     def request(self, message: Start | Kill, descriptors: list[int] | None = None) -> None:
-        """Sends a request; a server that is gone is noticed by the end of the socket."""
+        """Sends a request; the end of the server is noticed by the end of the socket."""
         send(self._end, message, descriptors)
 
     def pump(self) -> None:
-        """Receives what the server has reported."""
+        """Receives the server's replies."""
         for reply in self._replies():
             process = self._processes[reply.process]
-            process.heard(reply)
+            process.update(reply)
             if process.ended:
                 del self._processes[reply.process]
                 self._ended.append(process)
         if self.gone:
-            # Reaped before the next start is asked for: a server whose sockets are closed takes no more requests.
+            # Reaped before the next request for a server: one whose sockets are closed accepts no requests.
             self._server.wait_for_end()
             for process in self._processes.values():
                 process.lost()
@@ -184,7 +184,7 @@ class ForkedPool:
         self.pump()
 
     def close(self) -> None:
-        """Ends the workers that are left."""
+        """Ends the remaining workers."""
         self._end.close()
 
     def _replies(self) -> Iterator[Reply]:
@@ -203,14 +203,14 @@ class ForkServer:
     """One server process. Constructing starts it, without waiting.
 
     Args:
-        modules: what workers need; imported before the first of them is forked.
+        modules: imported before the first worker is forked.
     """
 
     def __init__(self, modules: Iterable[str]) -> None:
         self._modules = list(modules)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = os.getpid()
-        # PR_SET_PDEATHSIG belongs to the thread that starts a process: this one lives as long as the server.
+        # PR_SET_PDEATHSIG follows the thread that starts a process: this one runs as long as the server.
         self._thread = threading.Thread(target=self._run, args=(theirs,), name="streamer-fork-server", daemon=True)
         self._thread.start()
 
@@ -223,13 +223,13 @@ class ForkServer:
         return not self._thread.is_alive()
 
     def preload(self, modules: Iterable[str]) -> None:
-        """Asks for further modules, for the workers to come."""
+        """Requests further modules, for later workers."""
         if new := [name for name in modules if name not in self._modules]:
             self._modules += new
             send(self._control, Import(new))
 
     def connect(self) -> ForkedPool:
-        """A pool whose workers run where this process is now: working directory, `sys.path`, environment."""
+        """A pool whose workers get the current working directory, `sys.path` and environment of this process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         place = memory_file("streamer-place", current_place())
         send(self._control, Connect(), [theirs.fileno(), place])
@@ -238,7 +238,7 @@ class ForkServer:
         return ForkedPool(ours, self)
 
     def wait_for_end(self) -> None:
-        """Waits until the process, which is ending, is reaped."""
+        """Waits until the ending process is reaped."""
         self._thread.join(_EXIT_SECONDS)
 
     def close(self) -> None:
@@ -250,7 +250,7 @@ class ForkServer:
         place = current_place()
         settings = memory_file("streamer-fork-server", Settings(self.pid, place.path, self._modules))
         environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(place.path)}
-        # -P: a file random.py in the working directory is not to shadow the standard library's at start.
+        # -P: a file random.py in the working directory must not shadow the standard library.
         command = [sys.executable, "-P", "-m", "streamer.loader.workers.fork_server_main"]
         descriptors = (control.fileno(), settings)
         try:
@@ -268,7 +268,7 @@ class ForkServer:
 
 
 def current_place() -> Place:
-    """Where this process is; "" in `sys.path` is the working directory of this moment."""
+    """Working directory, `sys.path` (with "" as the current directory) and environment of this process."""
     try:
         folder = os.getcwd()
     except FileNotFoundError:
@@ -278,7 +278,7 @@ def current_place() -> Place:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Blocks Ctrl-C in a process that is started here, until it ignores it itself."""
+    """Blocks Ctrl-C in a process that is started inside, until that process ignores it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -287,10 +287,10 @@ def uninterrupted() -> Iterator[None]:
 
 
 class _Current(msgspec.Struct):
-    """The server of this process, and how often one has died lately."""
+    """The server of this process, and the times of recent crashes."""
 
     server: ForkServer | None = None
-    deaths: list[float] = msgspec.field(default_factory=list)
+    crashes: list[float] = msgspec.field(default_factory=list)
 
 
 _lock = threading.Lock()
@@ -298,10 +298,10 @@ _current = _Current()
 
 
 def fork_server(modules: Iterable[str] = ()) -> ForkServer | None:
-    """The server of this process, started if there is none; None: it died again and again.
+    """The server of this process, started if there is none; None: it has crashed repeatedly.
 
     Args:
-        modules: what workers will need, see `needed_modules`.
+        modules: imported for the workers, see `needed_modules`.
     """
     with _lock:
         server = _current.server
@@ -311,8 +311,8 @@ def fork_server(modules: Iterable[str] = ()) -> ForkServer | None:
         if server is not None and server.pid == os.getpid():
             server.close()
             now = time.monotonic()
-            _current.deaths = [*(at for at in _current.deaths if now - at < _DEATHS_SECONDS), now]
-            if len(_current.deaths) >= _DEATHS_MOST:
+            _current.crashes = [*(at for at in _current.crashes if now - at < _CRASH_WINDOW_SECONDS), now]
+            if len(_current.crashes) >= _MAX_CRASHES:
                 return None
         _current.server = ForkServer([*(server._modules if server is not None else ()), *modules])
         return _current.server

@@ -1,7 +1,7 @@
-"""The fork server of a rank: imports what workers need, once, and forks them.
+"""The fork server of a rank: imports the modules that workers need, once, and forks the workers.
 
-`python -P -m streamer.loader.workers.fork_server_main CONTROL SETTINGS`, both descriptors. It never runs user code but
-for the top level of modules, has one thread, no connection and no CUDA context. It ends with its rank: at the end of
+`python -P -m streamer.loader.workers.fork_server_main CONTROL SETTINGS`, both descriptors. Of user code it runs only
+the top level of modules. It has one thread, no connection and no CUDA context. It ends with its rank: at the end of
 the control socket, or by PR_SET_PDEATHSIG in the middle of an import. Its workers end with it in the same way.
 
 A module may start threads or open sockets when it is imported: a fork would copy locks that nothing releases, or share
@@ -41,7 +41,7 @@ from streamer.loader.workers.fork_protocol import (
     send,
 )
 
-# What nearly every worker needs.
+# Modules that nearly every worker needs.
 _ALWAYS = ("numpy", "streamer.loader.samples.recipe")
 
 
@@ -50,8 +50,8 @@ class Pool:
 
     Attributes:
         end: the socket to the rank.
-        place: where they run.
-        pids: of those that live, by number.
+        place: their working directory, path and environment.
+        pids: of the running workers, by number.
     """
 
     def __init__(self, end: socket.socket, place: Place) -> None:
@@ -59,22 +59,22 @@ class Pool:
         self.place = place
         self.pids: dict[int, int] = {}
 
-    def say(self, reply: Reply) -> None:
-        """Tells the rank; one that is gone is noticed by the end of its socket."""
+    def reply(self, reply: Reply) -> None:
+        """Sends a reply to the rank; a closed socket shows that the rank has ended."""
         send(self.end, reply)
 
     def kill(self, numbers: Iterable[int]) -> None:
-        """Ends workers that were not reaped yet, so that their pids are theirs."""
+        """Ends workers that were not reaped yet: their pids cannot have been reused."""
         for number in numbers:
             if (pid := self.pids.get(number)) is not None:
                 os.kill(pid, signal.SIGKILL)
 
 
 class Imports:
-    """What was imported, and whether a fork is still safe.
+    """Imports modules, and checks whether a fork is still safe.
 
     Attributes:
-        unsafe: why it is not; "" while it is.
+        unsafe: the reason why it is not; "" while it is.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Imports:
         gc.freeze()
 
     def probe(self) -> None:
-        """Asks a child whether CUDA would work there: initialised in the parent, it does not."""
+        """Checks in a child whether CUDA works there; it does not if the parent has initialised it."""
         if self.unsafe or "torch" not in sys.modules:
             return
         child = os.fork()
@@ -126,7 +126,7 @@ class ForkServer:
 
     Args:
         control: to the rank.
-        imports: what is imported already.
+        imports: the modules imported so far.
     """
 
     def __init__(self, control: socket.socket, imports: Imports) -> None:
@@ -140,7 +140,7 @@ class ForkServer:
         self._poll.register(self._ended, select.POLLIN)
 
     def serve(self) -> None:
-        """Serves; returns when the rank is gone."""
+        """Serves until the rank has ended."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         while True:
@@ -149,13 +149,13 @@ class ForkServer:
                     os.read(self._ended, 4096)
                     self._reap()
                 elif ready == self._control.fileno():
-                    if not self._obey():
+                    if not self._handle_control():
                         return
                 elif ready in self._pools:
-                    self._attend(self._pools[ready])
+                    self._handle_pool(self._pools[ready])
 
-    def _obey(self) -> bool:
-        """One message of the control socket; False: the rank is gone."""
+    def _handle_control(self) -> bool:
+        """Handles a message of the control socket; False: the rank has ended."""
         if (received := receive(self._control, CONTROL)) is None:
             return False
         message, descriptors = received
@@ -169,8 +169,8 @@ class ForkServer:
             self._poll.register(end, select.POLLIN)
         return True
 
-    def _attend(self, pool: Pool) -> None:
-        """One message of a pool; when its socket has ended its workers end, too."""
+    def _handle_pool(self, pool: Pool) -> None:
+        """Handles a message of a pool; ends its workers when its socket is closed."""
         if (received := receive(pool.end, REQUEST)) is None:
             self._poll.unregister(pool.end)
             del self._pools[pool.end.fileno()]
@@ -187,7 +187,7 @@ class ForkServer:
 
     def _start(self, pool: Pool, start: Start, descriptors: list[int]) -> None:
         if self._imports.unsafe:
-            pool.say(Refused(start.process, self._imports.unsafe))
+            pool.reply(Refused(start.process, self._imports.unsafe))
             return
         sys.stdout.flush()
         sys.stderr.flush()
@@ -195,12 +195,12 @@ class ForkServer:
         try:
             pid = os.fork()
         except OSError as error:
-            pool.say(Refused(start.process, f"a fork failed: {error}"))
+            pool.reply(Refused(start.process, f"a fork failed: {error}"))
             return
         if pid == 0:
             self._become_worker(server, pool.place, start, descriptors)
         pool.pids[start.process] = pid
-        pool.say(Started(start.process, pid))
+        pool.reply(Started(start.process, pid))
 
     def _reap(self) -> None:
         numbers = {pid: (pool, number) for pool in self._pools.values() for number, pid in pool.pids.items()}
@@ -214,21 +214,21 @@ class ForkServer:
             if pid in numbers:
                 pool, number = numbers[pid]
                 del pool.pids[number]
-                pool.say(Exited(number, os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10))
+                pool.reply(Exited(number, os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10))
 
     def _become_worker(self, server: int, place: Place, start: Start, descriptors: list[int]) -> None:
-        """Never returns: no code of this process's own may run after a worker's."""
+        """Runs the worker. Never returns: no code of the server may run after it."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             worker_main.end_with_parent(server)
             self._close_all()
-            worker_main.settle(place)
+            worker_main.apply_place(place)
             _renew(place)
             worker_main.serve(start.number, start.workers, *descriptors)
             code = 0
-        except BaseException:  # noqa: BLE001 - the rank sees the process end
+        except BaseException:  # noqa: BLE001 - the rank notices the end of the process
             traceback.print_exc()
         finally:
             worker_main.leave(code)
@@ -242,9 +242,9 @@ class ForkServer:
 
 
 def _renew(place: Place) -> None:
-    """Makes a fork of this process what a new interpreter would be."""
+    """Resets the state of a fork to that of a new interpreter."""
     gc.enable()
-    # Python reseeds its own generator after a fork; all forks would draw the same from the others.
+    # Python reseeds its own generator after a fork; from the others all forks would draw the same numbers.
     sys.modules["numpy"].random.seed()
     if (torch := sys.modules.get("torch")) is not None:
         torch.random.default_generator.seed()
@@ -255,13 +255,13 @@ def _renew(place: Place) -> None:
 def main() -> None:
     """Runs the server of the command line."""
     control, settings = map(int, sys.argv[1:])
-    told = msgspec.msgpack.decode(read_memory_file(settings), type=Settings)
-    worker_main.end_with_parent(told.parent)
-    sys.path[:] = told.path
+    config = msgspec.msgpack.decode(read_memory_file(settings), type=Settings)
+    worker_main.end_with_parent(config.parent)
+    sys.path[:] = config.path
     os.set_inheritable(control, False)
     gc.disable()
     imports = Imports()
-    imports.add([*_ALWAYS, *told.modules])
+    imports.add([*_ALWAYS, *config.modules])
     imports.probe()
     ForkServer(socket.socket(fileno=control), imports).serve()
 

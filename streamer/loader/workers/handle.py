@@ -12,7 +12,7 @@ from streamer.loader.workers.process import WorkerProcess
 from streamer.loader.workers.protocol import NO_SLOT, Channel, Forget, Message, Open, Task
 from streamer.loader.workers.status_page import Doing
 
-# A worker may finish its batch in this time after its channel is closed; then it is killed, which costs nothing.
+# A worker may finish its batch in this time after its channel is closed; then it is killed.
 _EXIT_SECONDS = 0.5
 
 Answer = tuple[Message, int]
@@ -22,10 +22,10 @@ class ExitReport(msgspec.Struct, frozen=True):
     """How a worker ended.
 
     Attributes:
-        cause: "killed by SIGKILL", "exit code 3", ...
+        cause: e.g. "killed by SIGKILL", "exit code 3", ...
         signal: the signal that ended it, 0 for none.
         peak_bytes: its largest resident size, 0 if unknown.
-        doing: what it was doing.
+        doing: its task and sample.
         was_ready: whether it had opened its source.
     """
 
@@ -37,13 +37,13 @@ class ExitReport(msgspec.Struct, frozen=True):
 
 
 class WorkerHandle:
-    """A worker process, or a worker thread of the trainer; it performs its tasks one after the other.
+    """A worker process, or a worker thread of the trainer. It runs its tasks one after the other.
 
     Attributes:
-        number: its number among the workers, and its row on the board.
+        number: its number among the workers, and its row in the status page.
         channel: the rank's end of its socket.
         process: None for a thread of the trainer.
-        tasks: the tasks that it was sent and has not answered.
+        tasks: tasks that were sent and not yet reported.
         ready: it has opened its source.
     """
 
@@ -54,7 +54,7 @@ class WorkerHandle:
         self.tasks: deque[Pending] = deque()
         self.ready = False
         self._opens = False
-        # The slots whose memory it has.
+        # The slots whose memory it has mapped.
         self._slots: set[int] = set()
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ class WorkerHandle:
                 return
 
     def send_task(self, pending: Pending) -> None:
-        """Sends the task. That the worker is gone is noticed by the end of file on its channel."""
+        """Sends the task. The end of the worker is noticed by the end of file on its channel."""
         slot, descriptor = pending.slot, -1
         if slot is not None and slot.nbytes and slot.number not in self._slots:
             self._slots.add(slot.number)
@@ -83,28 +83,28 @@ class WorkerHandle:
         self.channel.send(Task(pending.task, pending.epoch, pending.batch, number, left_out), descriptor)
 
     def open(self, payload: int) -> None:
-        """Sends what to open, once."""
+        """Sends the source to open, once."""
         if not self._opens:
             self._opens = True
             self.channel.send(Open(), payload)
 
     def has_slot(self, slot: int) -> None:
-        """It has made the memory of this slot."""
+        """Records that the worker has made the memory of this slot."""
         self._slots.add(slot)
 
     def forget_slot(self, slot: int) -> None:
-        """The memory of a slot is not used any more."""
+        """Makes the worker unmap the memory of a slot."""
         if slot in self._slots:
             self._slots.remove(slot)
             self.channel.send(Forget(slot))
 
     def kill(self) -> None:
-        """Sends SIGKILL to a process."""
+        """Sends SIGKILL, if it is a process."""
         if self.process is not None:
             self.process.kill()
 
-    def dismiss(self) -> None:
-        """Closes its channel, so that it ends after its batch; a process that has opened no source is killed."""
+    def stop(self) -> None:
+        """Closes its channel, so that it ends after its batch. Kills a process that has not opened its source."""
         self.channel.close()
         if not self.ready:
             self.kill()
@@ -115,7 +115,7 @@ class WorkerHandle:
             self.process.wait(_EXIT_SECONDS)
 
     def reap(self) -> tuple[int, int]:
-        """Ends it, if need be by SIGKILL; returns its exit code and its largest resident size in bytes."""
+        """Ends it, if necessary by SIGKILL; returns its exit code and its largest resident size in bytes."""
         self.channel.close()
         if self.process is None:
             return 0, 0

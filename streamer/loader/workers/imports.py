@@ -1,4 +1,4 @@
-"""Which modules user code needs, found without running it."""
+"""Finds the modules that user code needs, without running it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import cloudpickle  # type: ignore[import-untyped]
 
-# A fork server has these, or must not have them.
+# A fork server has these anyway, or must not import them.
 _EXCLUDED = frozenset(["__main__", "__mp_main__", "builtins", "sys"])
 _LIBRARIES = tuple(filter(None, map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))))
 
@@ -18,12 +18,12 @@ _LIBRARIES = tuple(filter(None, map(sysconfig.get_path, ("stdlib", "platstdlib",
 def needed_modules(objects: Iterable[object]) -> list[str]:
     """Finds the modules that the objects need where they are unpickled and called.
 
-    Only what this process has imported itself is considered, so that nothing is imported in vain. Found are: modules
-    and attributes that the pickle refers to; those that a function imports in its body, where its code is part of the
-    pickle or of a module that the pickle refers to and that is no installed library.
+    Considers only modules that this process has imported. Finds the modules and attributes that the pickle refers to,
+    and those that a function imports in its body, if its code is part of the pickle or of a module that the pickle
+    refers to and that is no installed library.
 
     Args:
-        objects: transforms, collate functions, decoders. What cannot be pickled needs nothing.
+        objects: transforms, collate functions, decoders. Objects that cannot be pickled need no modules.
 
     Returns:
         Names of modules, in the order in which this process imported them.
@@ -39,9 +39,9 @@ def needed_modules(objects: Iterable[object]) -> list[str]:
 
 
 def _words(thing: object) -> Iterator[str]:
-    """All texts of an object's pickle: names of modules and attributes are among them."""
+    """All texts in an object's pickle, including the names of modules and attributes."""
     try:
-        # Out of band: a transform may carry gigabytes of arrays, which name no modules.
+        # Out of band: a transform may contain gigabytes of arrays, which name no modules.
         pickled = cloudpickle.dumps(thing, protocol=5, buffer_callback=lambda _: None)
     except Exception:  # noqa: BLE001 - the error is reported when the object is sent
         return
@@ -62,7 +62,7 @@ def _is_library(name: str) -> bool:
 
 
 def _imported_by_functions(name: str) -> Iterator[str]:
-    """What the functions and methods of a module import when they are called."""
+    """The names that the functions and methods of a module use, including their imports."""
     for value in list(vars(sys.modules[name]).values()):
         for code in _codes(value, name):
             yield from code.co_names

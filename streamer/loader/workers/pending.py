@@ -5,23 +5,23 @@ from __future__ import annotations
 import msgspec
 
 from streamer.loader.ring.ring import Slot
-from streamer.loader.stall.causes import Story
+from streamer.loader.stall.causes import BatchTimeline
 
 
 class Pending(msgspec.Struct, eq=False):
     """A batch that is being made.
 
     Attributes:
-        step: its place in the run: 0 is the first batch delivered.
-        epoch, batch: which one it is.
-        task: number of the task that was sent for it last.
-        slot: where it goes; None: not known yet, or memory of its own.
-        left_out: ordinals that are not loaded any more.
-        skipped: ordinal -> cause of those whose place another sample of the batch takes.
+        step: its number in the run; 0 is the first batch delivered.
+        epoch, batch: its numbers.
+        task: number of the last task for it.
+        slot: its slot; None: not known yet, or memory of its own.
+        left_out: ordinals that are no longer loaded.
+        skipped: ordinal -> cause, of samples that another one of the batch replaces.
         rereads: how often a chunk of it had to be leased again.
-        strikes: ordinal (-1: between samples) -> workers that died over it.
-        abandoned: nobody waits for it any more.
-        story: what it went through.
+        crash_counts: ordinal (-1: between samples) -> workers that crashed on it.
+        abandoned: its run has ended.
+        timeline: its states and their times.
     """
 
     step: int
@@ -32,11 +32,11 @@ class Pending(msgspec.Struct, eq=False):
     left_out: set[int] = msgspec.field(default_factory=set)
     skipped: dict[int, str] = msgspec.field(default_factory=dict)
     rereads: int = 0
-    strikes: dict[int, int] = msgspec.field(default_factory=dict)
+    crash_counts: dict[int, int] = msgspec.field(default_factory=dict)
     abandoned: bool = False
-    story: Story = msgspec.field(default_factory=Story)
+    timeline: BatchTimeline = msgspec.field(default_factory=BatchTimeline)
 
-    def strike(self, ordinal: int) -> int:
-        """One more worker died over this sample; returns how many have."""
-        self.strikes[ordinal] = self.strikes.get(ordinal, 0) + 1
-        return self.strikes[ordinal]
+    def count_crash(self, ordinal: int) -> int:
+        """Counts a crash on this sample; returns the new count."""
+        self.crash_counts[ordinal] = self.crash_counts.get(ordinal, 0) + 1
+        return self.crash_counts[ordinal]

@@ -1,4 +1,4 @@
-"""The workers of one rank: started, told what to make, reaped and replaced. Owned by the feeder's thread."""
+"""The workers of one rank: starts, configures and reaps them. Owned by the feeder's thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamer.loader.workers.fork_server import ForkedPool, fork_server
 from streamer.loader.workers.handle import ExitReport, WorkerHandle
 from streamer.loader.workers.process import SpawnedProcess, WorkerProcess, exit_cause
 from streamer.loader.workers.protocol import Channel
-from streamer.loader.workers.status_page import NOTHING, Board, Doing
+from streamer.loader.workers.status_page import NOTHING, Doing, StatusPage
 from streamer.loader.workers.worker import run
 
 logger = logging.getLogger(__name__)
@@ -28,13 +28,13 @@ WorkerStart = Literal["forkserver", "spawn"]
 
 
 class WorkerConfig(msgspec.Struct, frozen=True):
-    """How many workers of what kind.
+    """Number and kind of the workers.
 
     Attributes:
         worker_type: processes, or threads of the trainer's process.
-        workers: how many, at least one.
-        start: how processes are started.
-        modules: that processes will need; the fork server imports them.
+        workers: their number, at least one.
+        start: the way to start processes.
+        modules: imported by the fork server for the workers.
     """
 
     worker_type: WorkerType = "process"
@@ -47,10 +47,10 @@ class Pool:
     """All workers.
 
     Args:
-        config: how many of what kind.
+        config: number and kind.
 
     Attributes:
-        workers: those that were started and not reaped, by number.
+        workers: started and not reaped, by number.
         forked: the connection to the fork server; None: none is open.
     """
 
@@ -58,7 +58,7 @@ class Pool:
         self._config = config
         self._payload = -1
         self._contents: tuple[Recipe, MakerRules] | None = None
-        self._board = Board(config.workers)
+        self._status_page = StatusPage(config.workers)
         self._forks = config.worker_type == "process" and config.start == "forkserver"
         self.workers: dict[int, WorkerHandle] = {}
         self.forked: ForkedPool | None = None
@@ -68,15 +68,15 @@ class Pool:
 
     @property
     def missing(self) -> list[int]:
-        """The numbers of the workers that are not there."""
+        """The numbers of the workers that are not running."""
         return [number for number in range(self._config.workers) if number not in self.workers]
 
-    def equip(self, recipe: Recipe, rules: MakerRules) -> None:
-        """Says what is to be made. Once, on any thread, before `supply`.
+    def configure(self, recipe: Recipe, rules: MakerRules) -> None:
+        """Sets recipe and rules. Called once, on any thread, before `open_sources`.
 
         Args:
-            recipe: how a worker opens its source.
-            rules: how batches are made.
+            recipe: opens the source in a worker.
+            rules: of making batches.
 
         Raises:
             ConfigError: the recipe cannot be pickled.
@@ -85,35 +85,35 @@ class Pool:
         if self._config.worker_type == "process":
             self._payload = _payload_memory(recipe, rules)
 
-    def supply(self) -> None:
-        """Tells the workers that are there already what is to be made."""
+    def open_sources(self) -> None:
+        """Sends recipe and rules to the running workers."""
         if self._payload >= 0:
             for handle in self.workers.values():
                 handle.open(self._payload)
 
     def connect(self) -> ForkedPool | None:
-        """Opens a connection to the fork server, where workers are forked and none is open."""
+        """Opens a connection to the fork server, if workers are forked and none is open."""
         if not self._forks or self.forked is not None:
             return None
         server = fork_server(self._config.modules)
         if server is None:
-            self.stop_forking("the fork server has died again and again")
+            self.stop_forking("the fork server has crashed repeatedly")
             return None
         self.forked = server.connect()
         return self.forked
 
     def stop_forking(self, reason: str) -> None:
-        """From now on workers are new interpreters."""
+        """Starts all further workers as new interpreters."""
         if self._forks:
             self._forks = False
             logger.warning(
-                "workers are started as new interpreters, which takes longer and more memory, because %s; "
-                "worker_start='spawn' does so without asking",
+                "workers are started as new interpreters, which takes more time and memory, because %s; "
+                "worker_start='spawn' does so without this warning",
                 reason,
             )
 
     def start(self, number: int) -> WorkerHandle:
-        """Starts a worker. Call from a thread that lives as long as the workers (PR_SET_PDEATHSIG)."""
+        """Starts a worker. Call it on a thread that runs as long as the workers (PR_SET_PDEATHSIG)."""
         ours, theirs = Channel.pair()
         ours.set_blocking(False)
         if self._config.worker_type == "process":
@@ -131,26 +131,26 @@ class Pool:
     def reap(self, handle: WorkerHandle) -> ExitReport:
         """Removes a worker that has ended, or ends it."""
         code, peak = handle.reap()
-        # A fork server that ends takes its workers along, whatever they are doing.
-        blameless = handle.process is not None and handle.process.blameless
-        doing = NOTHING if blameless else self.doing(handle)
-        self._board.rest(handle.number)
+        # Workers that end with their fork server did not crash on their sample.
+        ended_with_server = handle.process is not None and handle.process.ended_with_server
+        doing = NOTHING if ended_with_server else self.doing(handle)
+        self._status_page.idle(handle.number)
         del self.workers[handle.number]
         return ExitReport(exit_cause(code), max(0, -code), peak, doing, handle.ready)
 
     def doing(self, handle: WorkerHandle) -> Doing:
-        """What a worker is doing right now."""
-        return self._board.doing(handle.number)
+        """The current task and sample of a worker."""
+        return self._status_page.doing(handle.number)
 
     def close(self) -> None:
         """Ends all workers. Idempotent."""
         for handle in self.workers.values():
-            handle.dismiss()
+            handle.stop()
         for handle in self.workers.values():
             handle.wait_for_exit()
             handle.reap()
         self.workers.clear()
-        self._board.close()
+        self._status_page.close()
         if self.forked is not None:
             self.forked.close()
             self.forked = None
@@ -159,7 +159,7 @@ class Pool:
             self._payload = -1
 
     def _start_process(self, number: int, channel: Channel) -> WorkerProcess:
-        descriptors = [self._board.descriptor, channel.fileno()]
+        descriptors = [self._status_page.descriptor, channel.fileno()]
         if self._forks and self.forked is not None:
             return self.forked.start(number, self._config.workers, descriptors)
         return SpawnedProcess(number, self._config.workers, descriptors)
@@ -168,7 +168,7 @@ class Pool:
         assert self._contents is not None
         recipe, rules = self._contents
         try:
-            run(number, channel, self._board, lambda: (recipe.open(), rules))
+            run(number, channel, self._status_page, lambda: (recipe.open(), rules))
         finally:
             channel.close()
 

@@ -1,4 +1,4 @@
-"""Worker processes as their rank sees them."""
+"""Worker processes from the side of the rank."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class WorkerProcess(Protocol):
 
     Attributes:
         pid: 0 until it is known.
-        refused: why it was not started; "" otherwise.
-        blameless: it did not end by itself, but with the process that it was forked from.
+        refused: the reason why it was not started; "" otherwise.
+        ended_with_server: it ended because its fork server ended.
     """
 
     pid: int
     refused: str
-    blameless: bool
+    ended_with_server: bool
 
     @property
     def exit_descriptor(self) -> int:
-        """Readable when it has ended, also while a child of it keeps the channel open; -1: told in another way."""
+        """Readable when it has ended, even while a child of it keeps the channel open; -1: reported in another way."""
         ...
 
     def kill(self) -> None:
@@ -41,24 +41,24 @@ class WorkerProcess(Protocol):
         ...
 
     def result(self) -> tuple[int, int]:
-        """Waits for its end, which is certain: exit code (negative: the signal), largest resident size in bytes."""
+        """Waits for its end; returns exit code (negative: the signal) and largest resident size in bytes."""
         ...
 
 
 class SpawnedProcess:
-    """A worker that is a new interpreter. Start it from a thread that lives as long as it (PR_SET_PDEATHSIG).
+    """A worker that is a new interpreter. Start it on a thread that runs as long as it (PR_SET_PDEATHSIG).
 
     Args:
         number: of the worker.
-        workers: how many there are.
-        descriptors: of board and channel.
+        workers: their number.
+        descriptors: of status page and channel.
     """
 
     def __init__(self, number: int, workers: int, descriptors: list[int]) -> None:
         place = current_place()
         inherited = [memory_file("streamer-place", place), *descriptors]
         environment = {**place.environment, "PYTHONPATH": os.pathsep.join(place.path)}
-        # -P: a file random.py in the working directory is not to shadow the standard library's at start.
+        # -P: a file random.py in the working directory must not shadow the standard library.
         command = [sys.executable, "-P", "-m", "streamer.loader.workers", str(os.getpid()), str(number), str(workers)]
         try:
             with unforked(), uninterrupted():
@@ -69,7 +69,7 @@ class SpawnedProcess:
             os.close(inherited[0])
         self.pid = self._process.pid
         self.refused = ""
-        self.blameless = False
+        self.ended_with_server = False
         self.exit_descriptor = _pidfd(self.pid)
 
     def __repr__(self) -> str:
@@ -87,7 +87,7 @@ class SpawnedProcess:
         return bool(select.select([self.exit_descriptor], [], [], seconds)[0])
 
     def result(self) -> tuple[int, int]:
-        """Reaps it, with its memory: what Popen.wait does not return."""
+        """Reaps it; unlike Popen.wait, also returns its memory."""
         if self.exit_descriptor >= 0:
             os.close(self.exit_descriptor)
             self.exit_descriptor = -1
@@ -95,7 +95,7 @@ class SpawnedProcess:
             return self._process.returncode, 0
         try:
             _, status, usage = os.wait4(self.pid, 0)
-        except ChildProcessError:  # a SIGCHLD handler of the trainer's was faster
+        except ChildProcessError:  # a SIGCHLD handler of the trainer has reaped it
             self._process.returncode = 0
             return 0, 0
         self._process.returncode = os.waitstatus_to_exitcode(status)
@@ -110,5 +110,5 @@ def exit_cause(code: int) -> str:
 def _pidfd(pid: int) -> int:
     try:
         return os.pidfd_open(pid)
-    except OSError:  # before Linux 5.3, or a sandbox without it: its end of file has to do
+    except OSError:  # before Linux 5.3, or a sandbox without it: the end of file on its channel has to suffice
         return -1

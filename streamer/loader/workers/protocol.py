@@ -1,7 +1,7 @@
 """The messages between a rank and its workers: datagrams of tens of bytes, encoded by msgspec.
 
-A worker's socket is a SOCK_SEQPACKET pair: a message arrives whole or not at all, so a worker killed at any moment
-leaves nothing half-written, and holds no lock. Memory travels as a descriptor beside the message.
+A worker's socket is a SOCK_SEQPACKET pair: a message arrives whole or not at all, so a worker that is
+killed at any moment leaves no partial message and holds no lock. Memory is passed as a descriptor beside the message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streamer.loader.stages import Stages
 # Below the kernel's default limit for one datagram (net.core.wmem_default = 212,992 bytes on Linux).
 MESSAGE_BYTES = 1 << 17
 
-# The number of a slot that there is not: the batch gets memory of its own.
+# Stands for no slot: the batch gets memory of its own.
 NO_SLOT = -1
 
 
@@ -28,19 +28,19 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Open(_Message, frozen=True):
-    """Open the source; what it is and how batches are made lies in the memory that comes with the message."""
+    """Open the source; recipe and rules are in the memory that comes with the message."""
 
 
 class Task(_Message, frozen=True):
     """Make this batch, and write it to a slot.
 
     Attributes:
-        number: unique in the loader's life; a batch made again has a new one.
+        number: unique in the loader; a batch that is made again has a new one.
         epoch: of the batch.
         batch: its number in the epoch.
-        slot: number of the slot. Its memory comes with the message when the worker does not have it yet; a slot that
-            has none, or too little for the batch, gets memory from the worker. NO_SLOT: memory for this batch only.
-        left_out: ordinals that are not to be loaded: they killed a worker twice.
+        slot: number of the slot. Its memory comes with the message if the worker does not have it yet; a slot without
+            memory, or with too little for the batch, gets memory from the worker. NO_SLOT: memory for this batch only.
+        left_out: ordinals that are not loaded, because workers crashed on them twice.
     """
 
     number: int
@@ -51,7 +51,7 @@ class Task(_Message, frozen=True):
 
 
 class Forget(_Message, frozen=True):
-    """The memory of a slot is not used any more."""
+    """Unmap the memory of a slot."""
 
     slot: int
 
@@ -74,14 +74,14 @@ class Made(_Message, frozen=True):
 
     Attributes:
         number: of the task.
-        nbytes: what the batch takes.
+        nbytes: of the batch.
         description: start and length of its description.
-        stages: where the time went.
+        stages: the time by stage.
         faults: the worker's minor page faults over this batch.
-        samples: how many there are in it.
-        repeated: one byte per sample, 1 where it repeats another to fill the batch; empty: none does.
+        samples: their number.
+        repeated: one byte per sample, 1 where it repeats another to fill the batch; empty: none.
         memory_bytes: size of the new memory.
-        slowest: ordinal and nanoseconds of the sample that took longest; ordinal -1: unknown.
+        slowest: ordinal and nanoseconds of the slowest sample; ordinal -1: unknown.
     """
 
     number: int
@@ -100,7 +100,7 @@ class Failed(_Message, frozen=True):
 
     Attributes:
         number: of the task.
-        ordinal: of the sample that failed; -1: none did.
+        ordinal: of the sample that failed; -1: no single sample.
         error: pickled.
     """
 
@@ -110,12 +110,12 @@ class Failed(_Message, frozen=True):
 
 
 class Unreadable(_Message, frozen=True):
-    """A chunk of a batch is not there, or has wrong bytes.
+    """A chunk of a batch is missing, or has wrong bytes.
 
     Attributes:
         number: of the task.
         chunk: in the manifest.
-        reason: for people.
+        reason: as text.
     """
 
     number: int
@@ -124,12 +124,12 @@ class Unreadable(_Message, frozen=True):
 
 
 class Skipped(_Message, frozen=True):
-    """Another sample takes the place of one that cannot be made; the task goes on.
+    """Another sample replaces one that cannot be made; the task continues.
 
     Attributes:
         number: of the task.
         ordinal: of the sample.
-        cause: for people.
+        cause: as text.
     """
 
     number: int
@@ -167,11 +167,11 @@ class Channel:
         return self._end.fileno()
 
     def set_blocking(self, blocking: bool) -> None:
-        """Whether `send` and `receive` wait."""
+        """Sets whether `send` and `receive` wait."""
         self._end.setblocking(blocking)
 
     def send(self, message: Message, descriptor: int = -1) -> bool:
-        """Sends a message, with a descriptor if given. Returns False when the other end is gone."""
+        """Sends a message, with a descriptor if given. Returns False if the other end is closed."""
         try:
             if descriptor < 0:
                 self._end.send(_encode(message), socket.MSG_NOSIGNAL)
@@ -182,10 +182,10 @@ class Channel:
         return True
 
     def receive(self) -> tuple[Message, int] | None:
-        """The next message with its descriptor (-1: none), or None when the other end is gone.
+        """The next message with its descriptor (-1: none), or None if the other end is closed.
 
         Raises:
-            BlockingIOError: not blocking, and nothing there.
+            BlockingIOError: the channel does not block, and there is no message.
         """
         try:
             raw, descriptors, _, _ = socket.recv_fds(self._end, MESSAGE_BYTES, 1)

@@ -1,4 +1,4 @@
-"""What each worker is doing right now, in a page of shared memory: readable after the worker was killed."""
+"""The current task and sample of each worker, in a page of shared memory: readable after a crash of the worker."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ class Doing(msgspec.Struct, frozen=True):
 NOTHING = Doing(0, -1, 0)
 
 
-class Board:
+class StatusPage:
     """The rows of all workers; each is written by its worker and read by the rank.
 
     Args:
         workers: number of rows.
-        descriptor: memory of an existing board, or None to make one.
+        descriptor: memory of an existing page, or None to create one.
     """
 
     def __init__(self, workers: int, descriptor: int | None = None) -> None:
         count = memory.page_aligned(workers * _ROW_BYTES)
-        self.descriptor = memory.create_sealed("streamer-board", count) if descriptor is None else descriptor
+        self.descriptor = memory.create_sealed("streamer-status-page", count) if descriptor is None else descriptor
         self._mapping = memory.map_shared(self.descriptor, count)
 
     def begin(self, row: int, task: int, ordinal: int, since: int) -> None:
-        """The worker of this row begins a sample; `since`: what `time.monotonic_ns` has just told it."""
+        """The worker of this row begins a sample; `since` is the current `time.monotonic_ns`."""
         _ROW.pack_into(self._mapping, row * _ROW_BYTES, task, ordinal, since)
 
-    def rest(self, row: int) -> None:
+    def idle(self, row: int) -> None:
         """The worker of this row is between samples."""
         _ROW.pack_into(self._mapping, row * _ROW_BYTES, 0, -1, time.monotonic_ns())
 
     def doing(self, row: int) -> Doing:
-        """What the worker of this row is, or was last, doing."""
+        """The last task and sample of the worker of this row."""
         return Doing(*_ROW.unpack_from(self._mapping, row * _ROW_BYTES))
 
     def close(self) -> None:
-        """Gives the descriptor back; the mapping goes with the object, which a worker thread may still hold."""
+        """Closes the descriptor; the mapping ends with the object, which a worker thread may still hold."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

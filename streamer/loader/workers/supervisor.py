@@ -15,16 +15,16 @@ from streamer.loader.workers.protocol import Failed, Made, Message, NotOpened, R
 
 logger = logging.getLogger(__name__)
 
-# Workers that start at the same time: one for every two cores. A new interpreter takes 0.2 s of CPU until it works; a
-# fork 10 ms.
+# Workers that start at the same time: one for every two cores. A new interpreter takes 0.2 s of CPU until it is ready,
+# a fork 10 ms.
 _STARTING = max(1, usable_cores() // 2)
 
 
 class Listener(Protocol):
-    """Receives what workers report."""
+    """Receives the reports of workers."""
 
     def made(self, handle: WorkerHandle, made: Made, descriptor: int) -> None:
-        """A batch is made; `descriptor` of the memory that was made for it, or -1."""
+        """A batch is made; `descriptor` is that of memory made for it, or -1."""
         ...
 
     def failed(self, handle: WorkerHandle, message: Failed | Unreadable | Skipped) -> None:
@@ -32,24 +32,24 @@ class Listener(Protocol):
         ...
 
     def not_opened(self, error: bytes) -> None:
-        """A worker cannot open the data set; the error, pickled."""
+        """A worker cannot open the dataset; the error is pickled."""
         ...
 
     def ended(self, handle: WorkerHandle, report: ExitReport) -> bool:
-        """A worker has ended, with its tasks. Returns whether another one is started in its place."""
+        """A worker has ended, with its tasks. Returns whether to start another one in its place."""
         ...
 
 
 class Supervisor:
-    """All workers and what they report.
+    """Starts, observes and replaces the workers.
 
-    Workers start when there is work for them: the first one at once, another when a batch could be made and all are
-    busy. So a first batch does not share the cores with workers that start, and there are no more workers than needed.
+    Workers start when there is work for them: the first one immediately, another when a batch could be made and all are
+    busy. So the first batch does not share the cores with starting workers, and there are no more workers than needed.
 
     Args:
-        config: how many of what kind.
-        selector: what the feeder waits on; each of its keys has a function of no arguments.
-        listener: who is told.
+        config: number and kind of the workers.
+        selector: of the feeder; the data of each key is a function without arguments.
+        listener: receives the reports.
     """
 
     def __init__(self, config: WorkerConfig, selector: selectors.BaseSelector, listener: Listener) -> None:
@@ -72,16 +72,16 @@ class Supervisor:
         if missing and starting < _STARTING:
             self._start(missing[0])
 
-    def forget_slot(self, slot: int, keeper: WorkerHandle | None = None) -> None:
-        """The memory of a slot is not used any more, but by the one worker that has made it anew."""
+    def forget_slot(self, slot: int, owner: WorkerHandle | None = None) -> None:
+        """Makes all workers unmap the memory of a slot, except the worker that has made it new."""
         for handle in self.pool.workers.values():
-            if handle is not keeper:
+            if handle is not owner:
                 handle.forget_slot(slot)
-        if keeper is not None:
-            keeper.has_slot(slot)
+        if owner is not None:
+            owner.has_slot(slot)
 
-    def lose(self, handle: WorkerHandle) -> None:
-        """Reaps a worker that has ended, or ends it; its last messages count."""
+    def replace(self, handle: WorkerHandle) -> None:
+        """Ends and reaps a worker, receives its last messages, and starts another one if needed."""
         if not self._is_current(handle):
             return
         report = self._remove(handle)
@@ -89,10 +89,10 @@ class Supervisor:
             self.pool.stop_forking(handle.process.refused)
             self._start(handle.number)
         else:
-            logger.warning("worker %d is gone (%s)", handle.number, report.cause)
+            logger.warning("worker %d has ended (%s)", handle.number, report.cause)
             if self._listener.ended(handle, report):
                 self._start(handle.number)
-        self._lose_ended()
+        self._replace_ended()
 
     def _start(self, number: int) -> None:
         self._drop_ended_server()
@@ -101,7 +101,7 @@ class Supervisor:
         handle = self.pool.start(number)
         self._selector.register(handle.channel, selectors.EVENT_READ, partial(self._receive, handle))
         if handle.process is not None and handle.process.exit_descriptor >= 0:
-            self._selector.register(handle.process.exit_descriptor, selectors.EVENT_READ, partial(self.lose, handle))
+            self._selector.register(handle.process.exit_descriptor, selectors.EVENT_READ, partial(self.replace, handle))
 
     def _remove(self, handle: WorkerHandle) -> ExitReport:
         if handle.process is not None and handle.process.exit_descriptor >= 0:
@@ -113,22 +113,22 @@ class Supervisor:
         return self.pool.reap(handle)
 
     def _is_current(self, handle: WorkerHandle) -> bool:
-        """Whether it was not reaped by an earlier event of the same turn."""
+        """Whether it was not reaped by an earlier event of the same round."""
         return self.pool.workers.get(handle.number) is handle
 
     def _on_fork_server(self) -> None:
         if self.pool.forked is not None:
             self.pool.forked.pump()
-            self._lose_ended()
+            self._replace_ended()
 
-    def _lose_ended(self) -> None:
-        """Reaps what the fork server has reported, also while the end of another worker was waited for."""
+    def _replace_ended(self) -> None:
+        """Replaces all workers whose end the fork server has reported."""
         if (forked := self.pool.forked) is None:
             return
         self._drop_ended_server()
         for process in forked.take_ended():
             for handle in [handle for handle in self.pool.workers.values() if handle.process is process]:
-                self.lose(handle)
+                self.replace(handle)
 
     def _drop_ended_server(self) -> None:
         """Closes the connection to a fork server that has ended; the next start connects to another one."""
@@ -141,10 +141,10 @@ class Supervisor:
     def _receive(self, handle: WorkerHandle) -> None:
         if not self._is_current(handle):
             return
-        # One: the selector says so if there is another, and to ask takes as long as to receive.
+        # One message: the selector reports the next one, and checking for it takes as long as receiving it.
         for answer in islice(handle.answers(), 1):
             if answer is None:
-                self.lose(handle)
+                self.replace(handle)
             else:
                 self._take(handle, *answer)
 

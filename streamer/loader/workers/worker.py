@@ -30,41 +30,41 @@ from streamer.loader.workers.protocol import (
     Task,
     Unreadable,
 )
-from streamer.loader.workers.remote_errors import freeze_error
-from streamer.loader.workers.status_page import Board
+from streamer.loader.workers.remote_errors import serialize_error
+from streamer.loader.workers.status_page import StatusPage
 
 Opened = tuple[BatchSource, MakerRules]
 
-# Leaves room for the head of a message.
+# Leaves space for the head of a message.
 _ERROR_BYTES = MESSAGE_BYTES // 2
-# Of the cause of a skipped sample: enough for its place and what the decoder said.
+# Of the cause of a skipped sample: enough for its location and the decoder's message.
 _CAUSE_CHARACTERS = 2048
-# Batches of one data set differ a little in size: new memory has an eighth to spare for those to come.
+# Batches of one dataset differ a little in size: new memory has an eighth to spare for later ones.
 _SPARE_SHARE = 8
 
 
-def run(row: int, channel: Channel, board: Board, open_source: Callable[[], Opened | None]) -> None:
-    """Opens the source and works until the other end is closed; an error at the start goes to the rank."""
+def run(row: int, channel: Channel, status_page: StatusPage, open_source: Callable[[], Opened | None]) -> None:
+    """Opens the source and serves until the other end is closed; an error at the start is sent to the rank."""
     try:
         opened = open_source()
-    except Exception as error:  # noqa: BLE001 - it goes to the trainer, whole
-        channel.send(NotOpened(freeze_error(error, _ERROR_BYTES)))
+    except Exception as error:  # noqa: BLE001 - sent to the trainer
+        channel.send(NotOpened(serialize_error(error, _ERROR_BYTES)))
         return
-    if opened is None:  # the loader was closed before it had work
+    if opened is None:  # the loader was closed before its first batch
         return
     source, rules = opened
     try:
-        Worker(channel, board, row, source, rules).serve()
+        Worker(channel, status_page, row, source, rules).serve()
     finally:
         source.close()
 
 
-class _Gone(Exception):  # noqa: N818 - not an error: the rank has closed its end
-    """The rank does not listen any more."""
+class _ChannelClosedError(Exception):
+    """The rank has closed its end of the channel."""
 
 
 class SlotMemory:
-    """The slots that a worker has memory of, by number."""
+    """The slots whose memory a worker has mapped, by number."""
 
     def __init__(self) -> None:
         self._slots: dict[int, tuple[memoryview, int]] = {}
@@ -78,14 +78,14 @@ class SlotMemory:
             os.close(descriptor)
 
     def get(self, slot: int) -> Bytes | None:
-        """The memory of a slot; None: there is none yet."""
+        """The memory of a slot; None: not mapped yet."""
         if (found := self._slots.get(slot)) is None:
             return None
         mapping, count = found
         return memory.window(mapping, 0, count)
 
     def forget(self, slot: int) -> None:
-        """Unmaps it."""
+        """Unmaps the memory of a slot."""
         self._slots.pop(slot, None)
 
     def make(self, slot: int, nbytes: int) -> tuple[Bytes, int]:
@@ -100,7 +100,7 @@ class SlotMemory:
 
 
 class _Work:
-    """A batch that is made and waits for its place."""
+    """A batch that is made and not yet written."""
 
     def __init__(self, packed: PackedBatch, stages: Stages, faults: int, loaded: Loaded) -> None:
         self.packed = packed
@@ -114,11 +114,11 @@ class _Work:
         if self.packed.nbytes <= len(slot):
             self.packed.write(slot)
             return True
-        # The rows were kept for another batch than this one turned out to be.
+        # The rows were predicted for a batch of another layout.
         self.packed = self.packed.compact()
         if self.packed.nbytes > len(slot):
             return False
-        # By way of memory elsewhere: parts of it may stand in the slot, where others are to be written.
+        # Through other memory: parts of the batch may be in the slot, where other parts are written.
         whole = np.empty(self.packed.nbytes, np.uint8)
         self.packed.write(whole)
         slot[: whole.size] = whole
@@ -141,86 +141,88 @@ class _Work:
 
 
 class Worker:
-    """Serves one channel until the rank closes its end. Lives on one thread of a worker process or of the rank.
+    """Serves one channel until the rank closes its end. Runs on one thread of a worker process or of the rank.
 
     Args:
         channel: to the rank.
-        board: where it says what it is doing.
+        status_page: shows its current task and sample.
         row: its row there.
-        source: where samples come from.
-        rules: how batches are made.
+        source: of the samples.
+        rules: of making batches.
     """
 
-    def __init__(self, channel: Channel, board: Board, row: int, source: BatchSource, rules: MakerRules) -> None:
+    def __init__(
+        self, channel: Channel, status_page: StatusPage, row: int, source: BatchSource, rules: MakerRules
+    ) -> None:
         self._channel = channel
-        self._board = board
+        self._status_page = status_page
         self._row = row
-        self._maker = BatchMaker(source, rules, partial(board.begin, row))
+        self._maker = BatchMaker(source, rules, partial(status_page.begin, row))
         self._slots = SlotMemory()
 
     def serve(self) -> None:
-        """Works until the other end is closed."""
-        self._board.rest(self._row)
+        """Serves until the other end is closed."""
+        self._status_page.idle(self._row)
         try:
-            self._say(Ready())
+            self._send(Ready())
             while (received := self._channel.receive()) is not None:
                 message, descriptor = received
                 if isinstance(message, Task):
                     if descriptor >= 0:
                         self._slots.add(message.slot, descriptor)
-                    self._perform(message)
+                    self._run_task(message)
                 elif isinstance(message, Forget):
                     self._slots.forget(message.slot)
-        except _Gone:
+        except _ChannelClosedError:
             return
 
-    def _perform(self, task: Task) -> None:
+    def _run_task(self, task: Task) -> None:
         try:
-            self._hand_over(task, self._make(task))
-        except _Gone:
+            self._write(task, self._make(task))
+        except _ChannelClosedError:
             raise
         except ChunkUnreadableError as error:
-            self._say(Unreadable(task.number, error.chunk, error.reason[:_CAUSE_CHARACTERS]))
+            self._send(Unreadable(task.number, error.chunk, error.reason[:_CAUSE_CHARACTERS]))
         except SampleFailedError as error:
             self._fail(task, error.ordinal, error.__cause__ or error)
-        except Exception as error:  # noqa: BLE001 - it goes to the trainer, whole
+        except Exception as error:  # noqa: BLE001 - sent to the trainer
             self._fail(task, -1, error)
         finally:
-            self._board.rest(self._row)
+            self._status_page.idle(self._row)
 
     def _make(self, task: Task) -> _Work:
         watch, clock, faults = Stopwatch(), self._maker.clock(), minor_faults()
         slot = self._slots.get(task.slot)
         loaded = self._maker.load(task.epoch, task.batch, task.number, frozenset(task.left_out), slot)
         stages = self._maker.stages(watch.lap(), clock)
-        self._board.begin(self._row, task.number, -1, time.monotonic_ns())
+        self._status_page.begin(self._row, task.number, -1, time.monotonic_ns())
         for ordinal, error in loaded.skipped:
             cause = f"{type(error).__name__}: {error}".encode(errors="replace").decode()
-            self._say(Skipped(task.number, ordinal, cause[:_CAUSE_CHARACTERS]))
-        # Their tracebacks lead back to the list: a cycle that would keep this worker's memory.
+            self._send(Skipped(task.number, ordinal, cause[:_CAUSE_CHARACTERS]))
+        # Their tracebacks refer to the list, a cycle that would keep the memory of the samples.
         loaded.skipped.clear()
         packed = self._maker.pack(loaded)
         stages = Stages(stages.load, stages.read, stages.decode, stages.transform, watch.lap())
         return _Work(packed, stages, faults, loaded)
 
-    def _hand_over(self, task: Task, work: _Work) -> None:
+    def _write(self, task: Task, work: _Work) -> None:
         watch, slot = Stopwatch(), self._slots.get(task.slot)
         if slot is not None and work.write(slot):
-            self._say(work.made(task.number, watch.lap(), 0))
+            self._send(work.made(task.number, watch.lap(), 0))
             return
         lent, descriptor = self._slots.make(task.slot, work.packed.nbytes)
         try:
             work.packed.write(lent)
-            self._say(work.made(task.number, watch.lap(), len(lent)), descriptor)
+            self._send(work.made(task.number, watch.lap(), len(lent)), descriptor)
         finally:
             os.close(descriptor)
 
     def _fail(self, task: Task, ordinal: int, error: BaseException) -> None:
-        self._say(Failed(task.number, ordinal, freeze_error(error, _ERROR_BYTES)))
+        self._send(Failed(task.number, ordinal, serialize_error(error, _ERROR_BYTES)))
 
-    def _say(self, message: Report, descriptor: int = -1) -> None:
+    def _send(self, message: Report, descriptor: int = -1) -> None:
         if not self._channel.send(message, descriptor):
-            raise _Gone
+            raise _ChannelClosedError
 
 
 def minor_faults() -> int:

@@ -1,4 +1,4 @@
-"""What every worker process does, forked or started as a new interpreter: settle in its place, then work."""
+"""The main function of worker processes: sets up the process, then serves."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ import traceback
 
 from streamer.loader.workers.fork_protocol import Place, read_memory_file
 from streamer.loader.workers.protocol import Channel, Open
-from streamer.loader.workers.status_page import Board
+from streamer.loader.workers.status_page import StatusPage
 from streamer.loader.workers.worker import Opened, run
 from streamer.process_memory import keep_freed_memory
 
 _PR_SET_PDEATHSIG = 1
-# More than the samples of a batch take: what one has freed, the next one uses.
+# More than the samples of a batch take, so that the next batch reuses the freed memory.
 _KEPT_BYTES = 1 << 30
 
 
-def serve(number: int, workers: int, board: int, channel: int) -> None:
-    """Works until the rank closes its end; an error ends the process at once, whatever threads the user has started.
+def serve(number: int, workers: int, status_page: int, channel: int) -> None:
+    """Serves until the rank closes its end. An error ends the process, even if user code has started threads.
 
     Args:
-        number: of the worker, and its row of the board.
-        workers: how many rows the board has.
-        board: descriptor.
-        channel: descriptor.
+        number: of the worker, and its row in the status page.
+        workers: number of rows in the status page.
+        status_page: its descriptor.
+        channel: its descriptor.
     """
-    os.set_inheritable(board, False)
+    os.set_inheritable(status_page, False)
     keep_freed_memory(_KEPT_BYTES)
     end = Channel.adopt(channel)
     try:
-        run(number, end, Board(workers, board), lambda: _opened(end))
-    except BaseException:  # noqa: BLE001 - the rank sees the process end
+        run(number, end, StatusPage(workers, status_page), lambda: _opened(end))
+    except BaseException:  # noqa: BLE001 - the rank notices the end of the process
         traceback.print_exc()
         leave(1)
-    # The rank sees the end also while a thread of the user keeps the process.
+    # The rank notices the end even while a thread of user code keeps the process.
     end.close()
 
 
@@ -50,13 +50,13 @@ def _opened(channel: Channel) -> Opened | None:
     assert isinstance(message, Open)
     recipe, rules = pickle.loads(read_memory_file(descriptor))  # noqa: S301 - from this process's own trainer (docs/architecture.md, rule 7)
     opened = recipe.open(), rules
-    # Modules stay: the collector need not look at them again and again, 4 % of what raw bytes cost (2026-11-22).
+    # Modules stay in memory: the collector need not visit them, 4 % of the cost of raw bytes (2026-11-22).
     gc.freeze()
     return opened
 
 
-def settle(place: Place) -> None:
-    """Makes this process run where the rank does: environment, `sys.path`, working directory."""
+def apply_place(place: Place) -> None:
+    """Sets environment, `sys.path` and working directory to those of the rank."""
     os.environ.clear()
     # One thread for numpy, torch and BLAS in each worker, as in torch's own workers: there are many of them.
     os.environ.update({"OMP_NUM_THREADS": "1", **place.environment})
@@ -68,7 +68,7 @@ def settle(place: Place) -> None:
 def end_with_parent(parent: int) -> None:
     """Ends this process with the thread that started it, even in the middle of an import or a transform.
 
-    Ctrl-C is ignored: it is the rank's to handle.
+    Ctrl-C is ignored: the rank handles it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # it is blocked while a process is started
@@ -78,7 +78,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def leave(code: int) -> None:
-    """Ends this process without running what others have registered for its end."""
+    """Ends this process without running registered exit functions."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

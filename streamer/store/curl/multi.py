@@ -25,7 +25,7 @@ _WATCHED = {
 # 300 MB of buffers were filled instead of 100: 8 % of a cold epoch's time (2026-11-22).
 _TURN_SECONDS = 0.001
 # Sockets served between two looks at the clock.
-_AT_ONCE = 2
+_EVENTS = 2
 _NEVER = float("inf")
 # Closing waits for a name being resolved, 10 to 20 s where no resolver answers; `close` returns after this.
 _CLOSE_SECONDS = 1.0
@@ -108,13 +108,13 @@ class Multi:
 
     def _ready(self) -> None:
         end = time.monotonic() + _TURN_SECONDS
-        while self._serve() == _AT_ONCE and time.monotonic() < end:
+        while self._serve() == _EVENTS and time.monotonic() < end:
             pass
         self._resolve()
 
     def _serve(self) -> int:
         """Serves some of the sockets at which something waits; epoll names those first that have waited longest."""
-        ready = self._epoll.poll(0, _AT_ONCE)
+        ready = self._epoll.poll(0, _EVENTS)
         for descriptor, events in ready:
             if descriptor in self._busy:
                 self._act(descriptor, _bits(events))

@@ -20,7 +20,7 @@ def statistics(**changes):
         "hit_bytes": 2_000_000_000,
         "in_flight": 12,
         "window": 64,
-        "flights": 9,
+        "fetches": 9,
         "first_byte_p50_seconds": 0.03,
         "first_byte_p99_seconds": 0.0,
         "kept_bytes": 8_000_000_000,
@@ -132,8 +132,10 @@ def test_a_failed_session_shows_its_error_instead_of_its_waiting():
 
 def test_the_loaders_word_is_shown_beside_the_engines():
     """Two shares: waiting for the engine, and for whatever it was; "-" before the first report."""
-    said = {"loader_waiting_share": 0.43, "verdict": "decode", "advice": "4 more\x1b[2J workers"}
-    picture = StatusView(statistics(sessions=[session("rank 0", 40.0, **said), session("rank 1", 10.0, verdict=None)]))
+    said = {"loader_waiting_share": 0.43, "bottleneck": "decode", "advice": "4 more\x1b[2J workers"}
+    picture = StatusView(
+        statistics(sessions=[session("rank 0", 40.0, **said), session("rank 1", 10.0, bottleneck=None)])
+    )
     assert [row[4:] for row in picture.session_rows()] == [
         ("40.0%", "41.2%", "43.0%", "decode: 4 more?[2J workers"),
         ("10.0%", "41.2%", "-", ""),
@@ -142,8 +144,8 @@ def test_the_loaders_word_is_shown_beside_the_engines():
 
 def test_a_line_names_the_loader_that_waits_most():
     """For a log; nothing before the first report."""
-    said = {"loader_waiting_share": 0.1, "verdict": "not input-bound"}
-    worst = {"loader_waiting_share": 0.43, "verdict": "decode"}
+    said = {"loader_waiting_share": 0.1, "bottleneck": "not input-bound"}
+    worst = {"loader_waiting_share": 0.43, "bottleneck": "decode"}
     picture = StatusView(statistics(sessions=[session("rank 0", 0.0, **said), session("rank 1", 0.0, **worst)]))
     assert picture.worst_loader() == "  loader 43.0% (rank 1: decode)"
     assert StatusView(statistics()).worst_loader() == ""

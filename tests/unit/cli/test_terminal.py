@@ -66,8 +66,8 @@ def test_amounts_have_their_unit() -> None:
 def test_columns_of_words_are_left_aligned():
     """Sentences of different lengths begin below each other."""
     rows = [["rank 0", "1", "decode: more workers"], ["rank 1", "10", "full ring"]]
-    assert plain_table(["consumer", "step", "verdict"], rows, ["verdict"]) == [
-        "consumer  step  verdict",
+    assert plain_table(["consumer", "step", "bottleneck"], rows, ["bottleneck"]) == [
+        "consumer  step  bottleneck",
         "rank 0       1  decode: more workers",
         "rank 1      10  full ring",
     ]

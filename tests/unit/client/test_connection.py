@@ -99,7 +99,7 @@ def test_receive_waits_as_long_as_it_is_told(connect):
 def test_the_end_is_heard(connect, end_of_it):
     """By whoever waits, from either side; and by the next one who sends."""
     connection, end = connect(None)
-    ending = threading.Timer(0.1, end.close if end_of_it == "they close" else connection.hang_up)
+    ending = threading.Timer(0.1, end.close if end_of_it == "they close" else connection.shut_down)
     ending.start()
     with pytest.raises(DisconnectedError):
         connection.receive(None)

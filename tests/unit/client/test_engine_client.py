@@ -63,8 +63,8 @@ def test_a_selector_hears_that_somebody_hung_up(client):
     """Once: the user of the line gets a ClosedError, and nothing keeps its selector busy afterwards."""
     poll = select.poll()
     poll.register(client.fileno(), select.POLLIN)
-    client.hang_up()
-    client.hang_up()
+    client.shut_down()
+    client.shut_down()
     assert poll.poll(60_000)
     with pytest.raises(ClosedError):
         client.pump(0.0)

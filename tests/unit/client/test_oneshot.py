@@ -9,11 +9,11 @@ import signal
 import pytest
 
 from streamer.client.engine_client import EngineClient
-from streamer.client.oneshot import Finding, glance, tell
+from streamer.client.oneshot import Finding, read_statistics, report_finding
 from streamer.client.session import SessionSpec
 from streamer.client.settings import ClientSettings
-from streamer.loader.stall.advice import Verdict
-from streamer.wire.messages import VERDICTS, GetManifest
+from streamer.loader.stall.advice import Bottleneck
+from streamer.wire.messages import BOTTLENECKS, GetManifest
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def settings(tmp_path):
 
 def test_no_engine_is_none_and_none_is_started(settings):
     """Looking starts nothing."""
-    assert glance(settings, 1.0) is None
+    assert read_statistics(settings, 1.0) is None
     assert not settings.cache_dir.exists()
 
 
@@ -33,22 +33,22 @@ def test_a_running_engine_answers_and_a_stopped_one_does_not_hold_us(settings):
     """Its counters by name; None in time where it does not answer."""
     with EngineClient(settings) as client:
         pid = client._connected().welcome.pid
-        found = glance(settings, 10.0)
+        found = read_statistics(settings, 10.0)
         assert found["needs"] == 0
         os.kill(pid, signal.SIGSTOP)
         try:
-            assert glance(settings, 0.05) is None
+            assert read_statistics(settings, 0.05) is None
         finally:
             os.kill(pid, signal.SIGCONT)
 
 
 def told(client: EngineClient) -> list[tuple[object, ...]]:
-    names = ("consumer", "loader_waiting_share", "verdict", "advice")
+    names = ("consumer", "loader_waiting_share", "bottleneck", "advice")
     return [tuple(entry[name] for name in names) for entry in client.statistics()["sessions"]]
 
 
 def test_what_a_loader_found_is_seen_with_its_session(settings, tmp_path):
-    """Share, verdict and advice, cut to a line, without what steers a terminal; other sessions keep theirs."""
+    """Share, bottleneck and advice, cut to a line, without what steers a terminal; other sessions keep theirs."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.bin").write_bytes(b"x" * 100)
     with EngineClient(settings) as client:
@@ -57,12 +57,12 @@ def test_what_a_loader_found_is_seen_with_its_session(settings, tmp_path):
         sessions = [client.open_session(spec) for spec in specs]
         mine = dataclasses.replace(settings, job=client.job)
         assert told(client) == [("rank 0", None, None, None), ("rank 1", None, None, None)]
-        assert tell(mine, specs[1], 5.0, Finding(0.43, "decode", "4 more workers\x1b[2J" + "!" * 300))
+        assert report_finding(mine, specs[1], 5.0, Finding(0.43, "decode", "4 more workers\x1b[2J" + "!" * 300))
         assert told(client)[0] == ("rank 0", None, None, None)
         assert told(client)[1] == ("rank 1", 0.43, "decode", ("4 more workers?[2J" + "!" * 300)[:240])
-        assert tell(mine, specs[1], 5.0, Finding(7.0, "nonsense"))
+        assert report_finding(mine, specs[1], 5.0, Finding(7.0, "nonsense"))
         assert told(client)[1] == ("rank 1", 1.0, "other", "")
-        assert tell(dataclasses.replace(mine, job="another"), specs[0], 5.0, Finding(0.5, "decode"))
+        assert report_finding(dataclasses.replace(mine, job="another"), specs[0], 5.0, Finding(0.5, "decode"))
         assert told(client)[0] == ("rank 0", None, None, None)
         for session in sessions:
             session.close()
@@ -70,11 +70,11 @@ def test_what_a_loader_found_is_seen_with_its_session(settings, tmp_path):
 
 def test_an_engine_that_is_away_is_not_told(settings):
     """No error, nothing started."""
-    assert not tell(settings, SessionSpec(dataset="d", consumer="rank 0"), 1.0, Finding(0.1, "decode"))
+    assert not report_finding(settings, SessionSpec(dataset="d", consumer="rank 0"), 1.0, Finding(0.1, "decode"))
     assert not settings.cache_dir.exists()
 
 
 def test_the_protocol_knows_every_verdict():
-    """A verdict is a label of /metrics: a new one has to be added to both lists."""
-    assert {str(verdict) for verdict in Verdict} == set(VERDICTS) - {"other"}
-    assert max(map(len, VERDICTS)) <= 64
+    """A bottleneck is a label of /metrics: a new one has to be added to both lists."""
+    assert {str(bottleneck) for bottleneck in Bottleneck} == set(BOTTLENECKS) - {"other"}
+    assert max(map(len, BOTTLENECKS)) <= 64

@@ -29,7 +29,7 @@ def session(line):
 def test_what_may_wait_travels_with_the_next_question(session, line):
     """One message for a batch that was read and the one that is asked for."""
     session.want(3)
-    session.done(1, at_once=False)
+    session.done(1, flush=False)
     session.want(4)
     session.done(1)
     assert line.posted == [Advance(7, 0, 3), Advance(7, 1, 4)]
@@ -37,7 +37,7 @@ def test_what_may_wait_travels_with_the_next_question(session, line):
 
 def test_what_may_wait_is_said_when_nothing_is_asked(session, line):
     """Nothing is kept back, and nothing said twice."""
-    session.done(2, at_once=False)
+    session.done(2, flush=False)
     assert line.posted == []
     session.done(2)
     session.done(1)
@@ -46,7 +46,7 @@ def test_what_may_wait_is_said_when_nothing_is_asked(session, line):
 
 def test_a_new_engine_has_heard_it(session, line):
     """What the session is reopened with counts as said."""
-    session.done(2, at_once=False)
+    session.done(2, flush=False)
     *_, last = session.reopen_messages("job", b"{}")
     session.done(2)
     assert last == Advance(7, 2, -1)

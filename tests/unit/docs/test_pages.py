@@ -14,7 +14,7 @@ import pytest
 from streamer import StreamingDataLoader, StreamingDataset, errors
 from streamer.cli.exit_codes import Exit
 from streamer.cli.main import COMMANDS
-from streamer.loader.stall.advice import Verdict
+from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.stats import LoaderStats
 
 ROOT = Path(__file__).parents[3]
@@ -58,8 +58,8 @@ def test_tuning_names_fields_that_there_are() -> None:
 def test_tuning_explains_every_verdict() -> None:
     """A row for each but `nothing measured`."""
     rows = re.findall(r"^\| ([^|]+) \|", (DOCS / "tuning.md").read_text(), re.MULTILINE)
-    explained = {verdict for row in rows for verdict in row.split(", ")}
-    assert [str(verdict) for verdict in Verdict if verdict not in explained] == ["nothing measured"]
+    explained = {bottleneck for row in rows for bottleneck in row.split(", ")}
+    assert [str(bottleneck) for bottleneck in Bottleneck if bottleneck not in explained] == ["nothing measured"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from streamer.engine.corruption_reports import (
-    MAX_REJECTS,
+    MAX_REPORTS,
     MAX_UNFOUNDED,
     MAX_UNFOUNDED_IN_ALL,
     VERIFIED_SECONDS,
@@ -143,12 +143,12 @@ async def test_a_disk_that_lies_is_named(parts):
     """Every fresh copy is wrong, too."""
     engine, session, rejects = parts
     engine.cache.wrong.add(session.key(7))
-    for _ in range(MAX_REJECTS + 1):
+    for _ in range(MAX_REPORTS + 1):
         assert session.failed is None
         rejects.report(session, 7, "crc")
         await checked(rejects)
     assert "wrong on disk after 3 fresh copies" in str(session.failed)
-    assert engine.dropped == [session.key(7)] * (MAX_REJECTS + 1)
+    assert engine.dropped == [session.key(7)] * (MAX_REPORTS + 1)
 
 
 async def test_what_a_session_does_not_hold_is_answered_without_a_look(parts):

@@ -22,11 +22,11 @@ class Session:
     progress = SimpleNamespace(has_requests=lambda: True)
 
     def __init__(self, loop: SteeredLoop) -> None:
-        self._loop, self.heard_at = loop, loop.time()
+        self._loop, self.last_message_at = loop, loop.time()
 
     @property
     def silent(self) -> bool:
-        return self._loop.time() - self.heard_at > SILENT_SECONDS
+        return self._loop.time() - self.last_message_at > SILENT_SECONDS
 
 
 class House:

@@ -117,7 +117,7 @@ class FakeClient:
         self.engine = engine
         self.settings = settings
         self.closed = False
-        self._bell = -1
+        self._event = -1
 
     def manifest(self, request: GetManifest, progress: Callable[[IndexProgress], None]) -> Path:
         self.engine.requests.append(request)
@@ -138,9 +138,9 @@ class FakeClient:
 
     def fileno(self) -> int:
         """Everything is local when asked for: never readable."""
-        if self._bell < 0:
-            self._bell = os.eventfd(0, os.EFD_NONBLOCK)
-        return self._bell
+        if self._event < 0:
+            self._event = os.eventfd(0, os.EFD_NONBLOCK)
+        return self._event
 
     def pump(self, timeout_seconds: float) -> None: ...
 
@@ -149,14 +149,14 @@ class FakeClient:
         assert dataset == self.engine.manifest.digest
         return self.engine.chunk_bytes(chunk)[start:stop]
 
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         self.closed = True
 
     def close(self) -> None:
         self.closed = True
-        if self._bell >= 0:
-            os.close(self._bell)
-            self._bell = -1
+        if self._event >= 0:
+            os.close(self._event)
+            self._event = -1
 
 
 @dataclass
@@ -183,7 +183,7 @@ class FakeSession:
     def wait(self, step: int, timeout_seconds: float | None = None) -> None:
         self.want(step)
 
-    def done(self, step: int, *, at_once: bool = True) -> None:
+    def done(self, step: int, *, flush: bool = True) -> None:
         self.low = max(self.low, step)
         self._keep()
 

@@ -338,7 +338,7 @@ def test_the_epoch_of_the_data_set_reaches_the_loader():
     dataset = FakeDataset(8, sample)
     with StreamingDataLoader(dataset, 4) as loader:
         assert [int(batch["epoch"][0]) for batch in loader] == [0, 0]
-        dataset.told = 5
+        dataset.requested_epoch = 5
         assert [int(batch["epoch"][0]) for batch in loader] == [5, 5]
         assert [int(batch["epoch"][0]) for batch in loader] == [6, 6]
 
@@ -589,5 +589,5 @@ def test_stats():
     assert stats.wait_seconds > 0.02
     assert stats.wait_p99_seconds >= stats.wait_median_seconds > 0
     assert 0 < stats.wait_share < 1
-    assert 0 < stats.hand_over_seconds < stats.wait_seconds + stats.step_seconds <= elapsed
+    assert 0 < stats.handoff_seconds < stats.wait_seconds + stats.step_seconds <= elapsed
     assert stats.pickled_bytes / stats.batches < 512

@@ -71,7 +71,7 @@ def test_the_engine_is_told_what_the_user_said(fake_engine, make_dataset, folder
     (request,) = fake_engine.requests
     assert request.urls == [f"{folder}/"]
     assert (request.format, request.limit_seconds, request.build) == ("folder", 7, True)
-    settings = dataset._opening.lines.take().settings
+    settings = dataset._opening.connections.take().settings
     assert settings.cache_dir == tmp_path / "mine"
     assert (settings.cache_bytes, settings.storage_options) == (2 * 10**9, {"anon": True})
     assert settings.job.startswith("pid-")
@@ -223,9 +223,9 @@ def test_a_loop_that_is_left_counts_as_an_epoch(fake_engine, make_dataset, folde
 def test_a_told_epoch_is_taken_once(make_dataset, folder):
     """By the loader that reads through the data set."""
     dataset = make_dataset(folder)
-    assert dataset._for_loader().take_told_epoch() is None
+    assert dataset._for_loader().take_requested_epoch() is None
     dataset.set_epoch(4)
-    assert [dataset._for_loader().take_told_epoch(), dataset._for_loader().take_told_epoch()] == [4, None]
+    assert [dataset._for_loader().take_requested_epoch(), dataset._for_loader().take_requested_epoch()] == [4, None]
 
 
 def test_a_negative_epoch_is_refused(make_dataset, folder):
@@ -494,7 +494,7 @@ def test_questions_go_around_the_lines_of_sessions(fake_engine, make_dataset, fo
     dataset = make_dataset(folder)
     samples = iter(dataset)
     next(samples)
-    (busy,) = dataset._opening.lines._all
+    (busy,) = dataset._opening.connections._all
 
     def taken(*question: object) -> None:
         raise AssertionError("asked on the line of a session")
@@ -506,7 +506,7 @@ def test_questions_go_around_the_lines_of_sessions(fake_engine, make_dataset, fo
     assert dataset.samples == 110
     assert dataset[3] == dataset[3]
     assert dataset._for_loader().prepare(8).session(0, 0).close() is None
-    assert len(dataset._opening.lines._all) == 2, "what was asked on is asked on again"
+    assert len(dataset._opening.connections._all) == 2, "what was asked on is asked on again"
     samples.close()
 
 
@@ -514,7 +514,7 @@ def test_a_rank_that_never_looked_takes_part_in_a_refresh(make_dataset, folder, 
     """Another rank may have asked for len() before: whoever refreshes compares, or the others wait in vain."""
     asked = []
     monkeypatch.setattr(
-        "streamer.loader.rank.opening.gather_for", lambda seat: lambda text: asked.append(text) or [text]
+        "streamer.loader.rank.opening.gather_for", lambda rank_config: lambda text: asked.append(text) or [text]
     )
     monkeypatch.setattr("streamer.loader.rank.opening.agree", lambda gather, facts, failure: None)
     dataset = make_dataset(folder)
@@ -538,7 +538,9 @@ def test_ranks_that_see_different_listings_keep_what_they_have(fake_engine, make
     """Nobody trains on another data set than the rest: the last manifest stays, and the log says so."""
     dataset = make_dataset(folder)
     assert dataset.samples == 100
-    monkeypatch.setattr("streamer.loader.rank.opening.gather_for", lambda seat: lambda text: [text, "x" + text[1:]])
+    monkeypatch.setattr(
+        "streamer.loader.rank.opening.gather_for", lambda rank_config: lambda text: [text, "x" + text[1:]]
+    )
     monkeypatch.setattr("streamer.loader.rank.opening.agree", lambda gather, facts, failure: None)
     grow(fake_engine, folder)
     assert not dataset.refresh()

@@ -153,10 +153,10 @@ def check(device: torch.device, count: int, late: bool) -> None:
     wrong = torch.zeros((), dtype=torch.int64, device=device)
     samples = batch_size * 1000
     loader = StreamingDataLoader(FakeDataset(samples, small), batch_size, 4, device=device)
-    loader._provision.settings = loader._settings = _poisoned(loader)
+    loader._supply_owner.settings = loader._settings = _poisoned(loader)
     with loader:
         if late:
-            loader._provision._mover = slowed(device)
+            loader._supply_owner._mover = slowed(device)
         done = 0
         while done < count:
             for batch in loader:
@@ -182,14 +182,14 @@ def check(device: torch.device, count: int, late: bool) -> None:
 def _poisoned(loader: StreamingDataLoader) -> object:
     import msgspec
 
-    return msgspec.structs.replace(loader._provision.settings, poison=True)
+    return msgspec.structs.replace(loader._supply_owner.settings, poison=True)
 
 
 def test_the_users_own_copies_are_waited_for(device):
     """`to(device, non_blocking=True)` on the ring's tensors, dropped at once: a slot is written again only after it."""
     wrong = torch.zeros((), dtype=torch.int64, device=device)
     loader = StreamingDataLoader(FakeDataset(16 * 500, small), 16, 4)
-    loader._provision.settings = loader._settings = _poisoned(loader)
+    loader._supply_owner.settings = loader._settings = _poisoned(loader)
     with loader:
         for _ in range(4):
             for batch in loader:

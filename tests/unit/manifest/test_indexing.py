@@ -28,9 +28,9 @@ def test_budget(memory, concurrency, objects, kept, expected):
     """Memory and concurrency are divided among containers first, then among windows ahead; never below one."""
     budget = Budget.of(memory, concurrency, objects, kept)
     assert budget == expected
-    held = budget.objects_at_once * ((2 + budget.ahead) * WINDOW_BYTES + kept)
+    held = budget.parallel_objects * ((2 + budget.ahead) * WINDOW_BYTES + kept)
     assert held <= max(memory, 2 * WINDOW_BYTES + kept)
-    assert budget.objects_at_once * (1 + budget.ahead) <= concurrency
+    assert budget.parallel_objects * (1 + budget.ahead) <= concurrency
 
 
 class Scripted:

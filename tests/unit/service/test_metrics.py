@@ -33,7 +33,7 @@ def test_names_are_unique_and_carry_their_unit():
     for name in NAMED:
         assert re.fullmatch(r"streamer_[a-z0-9_]+", name)
         unit = name.removesuffix("_total").rsplit("_", 1)[-1]
-        known = unit in (*UNITS, "flight", "window", "flights", "draining", "epoch") or COUNTS.fullmatch(name)
+        known = unit in (*UNITS, "flight", "window", "fetches", "draining", "epoch") or COUNTS.fullmatch(name)
         assert known, name
 
 
@@ -69,12 +69,12 @@ def test_equal_labels_are_summed():
 
 
 def test_what_loaders_say_is_there_once_they_have_said_it():
-    """The largest share of equal labels, not their sum; the verdict is a label; who said nothing has no series."""
-    entry = {"job": "j", "consumer": "rank 0", "dataset": "d", "loader_waiting_share": 0.6, "verdict": "decode"}
-    silent = {**entry, "consumer": "rank 1", "loader_waiting_share": None, "verdict": None}
+    """The largest share of equal labels, not their sum; the bottleneck is a label; who said nothing has no series."""
+    entry = {"job": "j", "consumer": "rank 0", "dataset": "d", "loader_waiting_share": 0.6, "bottleneck": "decode"}
+    silent = {**entry, "consumer": "rank 1", "loader_waiting_share": None, "bottleneck": None}
     values = {"sessions": [entry, {**entry, "loader_waiting_share": 0.7}, silent]}
     assert series(NAMED["streamer_session_loader_waiting_ratio"], values) == [(("j", "rank 0", "d"), 0.7)]
-    assert series(NAMED["streamer_session_verdict_info"], values) == [(("j", "rank 0", "d", "decode"), 1.0)]
+    assert series(NAMED["streamer_session_bottleneck_info"], values) == [(("j", "rank 0", "d", "decode"), 1.0)]
 
 
 def test_a_scrape_stays_small():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from streamer.loader.batch.buffers import ALIGN, ArrayLeaf, StackLeaf, StringsLeaf
+from streamer.loader.batch.buffers import ALIGN, ArrayBuffer, StackBuffer, StringsBuffer
 from streamer.loader.batch.packing import BatchReader, PackedBatch
 
 
@@ -27,18 +27,18 @@ def round_trip(structure: object) -> tuple[object, PackedBatch]:
 
 
 def test_leaves_are_aligned():
-    """Every leaf begins at a multiple of 64 bytes of its slot."""
-    leaves = [ArrayLeaf(np.ones(n, np.uint8)) for n in (1, 63, 64, 65)]
-    _, packed = round_trip(leaves)
-    assert [offset % ALIGN for _, offset in packed._leaves] == [0] * 4
-    assert [offset for _, offset in packed._leaves] == [0, 64, 128, 192]
+    """Every buffer begins at a multiple of 64 bytes of its slot."""
+    buffers = [ArrayBuffer(np.ones(n, np.uint8)) for n in (1, 63, 64, 65)]
+    _, packed = round_trip(buffers)
+    assert [offset % ALIGN for _, offset in packed._buffers] == [0] * 4
+    assert [offset for _, offset in packed._buffers] == [0, 64, 128, 192]
 
 
 def test_nothing_large_is_pickled():
-    """A batch of 38.5 MB leaves less than 512 bytes to pickle, the strings' bytes included."""
+    """A batch of 38.5 MB buffers less than 512 bytes to pickle, the strings' bytes included."""
     images = [np.zeros((224, 224, 3), np.uint8)] * 256
-    keys = StringsLeaf([f"key-{n:06d}" for n in range(256)])
-    packed = PackedBatch({"jpg": StackLeaf(images), "cls": ArrayLeaf(np.arange(256)), "__key__": keys})
+    keys = StringsBuffer([f"key-{n:06d}" for n in range(256)])
+    packed = PackedBatch({"jpg": StackBuffer(images), "cls": ArrayBuffer(np.arange(256)), "__key__": keys})
     assert packed.nbytes > 38_500_000
     assert packed.description[1] < 512
 
@@ -59,14 +59,14 @@ def test_an_array_used_twice_is_written_once():
     """Sharing inside a batch costs no second copy."""
     array = np.ones(1000)
     back, packed = round_trip([array, array])
-    assert len(packed._leaves) == 1
+    assert len(packed._buffers) == 1
     assert (back[0] == back[1]).all()
 
 
 def test_objects_of_python_stay_pickled():
     """An array of objects has no bytes of its own."""
     back, packed = round_trip({"o": np.array([{"a": 1}, None], object), "s": {1, 2}})
-    assert packed._leaves == []
+    assert packed._buffers == []
     assert back["o"].tolist() == [{"a": 1}, None]
     assert back["s"] == {1, 2}
 
@@ -74,7 +74,7 @@ def test_objects_of_python_stay_pickled():
 @pytest.mark.parametrize("strings", [["a", "", "ü\udc80"], (b"\x00", b"", b"abc"), ["x"], [""]])
 def test_strings(strings):
     """Lists and tuples of str and bytes come back as they were."""
-    back, _ = round_trip({"k": StringsLeaf(strings)})
+    back, _ = round_trip({"k": StringsBuffer(strings)})
     assert back["k"] == strings
     assert type(back["k"]) is type(strings)
 
@@ -91,7 +91,7 @@ def test_a_class_of_main():
 
 def test_batch_is_writable():
     """Views may be changed in place, as torch's batches may."""
-    back, _ = round_trip({"x": ArrayLeaf(np.zeros(3))})
+    back, _ = round_trip({"x": ArrayBuffer(np.zeros(3))})
     back["x"] += 1
     assert back["x"].tolist() == [1, 1, 1]
 
@@ -101,7 +101,7 @@ def test_batch_is_writable():
 def test_stacks_of_any_shape(shape, order):
     """Rows are stacked where they lie, also those of no dimension, without elements, or in another order."""
     rows = [np.asarray(np.arange(np.prod(shape)).reshape(shape) + 100 * n, order=order) for n in range(3)]
-    leaf = StackLeaf(rows)
-    memory = np.full(leaf.nbytes, 0xDB, np.uint8)
-    leaf.write(memory)
+    buffer = StackBuffer(rows)
+    memory = np.full(buffer.nbytes, 0xDB, np.uint8)
+    buffer.write(memory)
     assert np.array_equal(np.ndarray((3, *shape), rows[0].dtype, buffer=memory), np.stack(rows))

@@ -8,7 +8,7 @@ import pytest
 from streamer.loader.batch.buffers import ALIGN, aligned
 from streamer.loader.batch.collate import collate
 from streamer.loader.batch.packing import BatchReader, PackedBatch
-from streamer.loader.batch.placement import Foresight, Rows, RowShape
+from streamer.loader.batch.placement import PredictedLayout, Rows, RowShape
 
 PICTURE = RowShape(np.dtype("u1"), (20, 30, 3))
 SIGNAL = RowShape(np.dtype("<f4"), (700,))
@@ -20,13 +20,13 @@ def slot() -> np.ndarray:
 
 
 def samples_in(rows: Rows, count: int) -> list[dict[str, object]]:
-    """Samples whose arrays are the rows, filled with the number of their seat."""
+    """Samples whose arrays are the rows, filled with the number of their index."""
     made = []
-    for seat in range(count):
-        row = rows.row(seat)
+    for index in range(count):
+        row = rows.row(index)
         for place in row.values():
-            place[...] = seat + 1
-        made.append({"__key__": f"{seat}", **row, "cls": seat})
+            place[...] = index + 1
+        made.append({"__key__": f"{index}", **row, "cls": index})
     return made
 
 
@@ -34,11 +34,11 @@ def test_rows_are_aligned_and_apart(slot):
     """Every field's block begins at a multiple of 64 bytes; writing to one row changes no other."""
     rows = Rows(slot, {"a": PICTURE, "b": SIGNAL}, 5)
     assert rows.end == 5 * 1800 + (-5 * 1800) % ALIGN + 5 * 2800
-    for seat in range(5):
-        for place in rows.row(seat).values():
-            place[...] = seat + 1
-    assert [[int(place.min()), int(place.max())] for seat in range(5) for place in rows.row(seat).values()] == [
-        [seat + 1, seat + 1] for seat in range(5) for _ in range(2)
+    for index in range(5):
+        for place in rows.row(index).values():
+            place[...] = index + 1
+    assert [[int(place.min()), int(place.max())] for index in range(5) for place in rows.row(index).values()] == [
+        [index + 1, index + 1] for index in range(5) for _ in range(2)
     ]
 
 
@@ -112,32 +112,32 @@ def test_compact_leaves_nothing_free(slot):
 
 def test_the_next_batch_looks_like_the_last(slot):
     """Arrays are foreseen, numbers and small arrays are not; a new shape takes the old one's place."""
-    foresight = Foresight()
-    assert foresight.rows(slot, 4).shapes == {}
+    predicted = PredictedLayout()
+    assert predicted.rows(slot, 4).shapes == {}
     sample = {"a": np.zeros((20, 30, 3), np.uint8), "n": 5, "little": np.zeros(10)}
-    foresight.learn(collate([sample, sample]), None, ())
-    rows = foresight.rows(slot, 4)
+    predicted.learn(collate([sample, sample]), None, ())
+    rows = predicted.rows(slot, 4)
     assert rows.shapes == {"a": PICTURE}
     other = {"a": np.zeros((40, 30, 3), np.uint8)}
-    foresight.learn(collate([other, other]), rows, ())
-    again = foresight.rows(slot, 4)
+    predicted.learn(collate([other, other]), rows, ())
+    again = predicted.rows(slot, 4)
     assert again.shapes["a"].shape == (40, 30, 3)
-    foresight.learn(collate([(other["a"], 1)] * 2), None, ())
-    third = foresight.rows(slot, 4)
+    predicted.learn(collate([(other["a"], 1)] * 2), None, ())
+    third = predicted.rows(slot, 4)
     assert set(third.shapes) == {0}
 
 
 def test_rows_that_nobody_writes_to_are_given_up(slot):
     """After a few batches in vain; one batch that uses them counts anew."""
-    foresight = Foresight()
+    predicted = PredictedLayout()
     sample = {"a": np.zeros((20, 30, 3), np.uint8)}
     structure = collate([sample, sample])
-    foresight.learn(structure, None, ())
+    predicted.learn(structure, None, ())
     for claimed in ((), (), (), ("a",), (), (), ()):
-        rows = foresight.rows(slot, 2)
-        foresight.learn(structure, rows, claimed)
-    foresight.learn(structure, foresight.rows(slot, 2), ())
-    assert foresight.rows(slot, 2).shapes == {}
+        rows = predicted.rows(slot, 2)
+        predicted.learn(structure, rows, claimed)
+    predicted.learn(structure, predicted.rows(slot, 2), ())
+    assert predicted.rows(slot, 2).shapes == {}
 
 
 def test_memory_behind_the_rows_is_reserved_if_it_is_there(slot):

@@ -37,7 +37,7 @@ class LateDevice:
             self.begun.pop(0).run()
         return copy.target, copy
 
-    def hand_over(self, batch, marker):
+    def order_after(self, batch, marker):
         marker.wait()
 
 
@@ -75,7 +75,7 @@ def poisoned(samples: int, **arguments: object) -> StreamingDataLoader:
     """Freed slots are overwritten at once, so that a late read of one is seen."""
     settings = {"num_workers": 1, "worker_type": "thread", "prefetch_batches": 3, **arguments}
     loader = StreamingDataLoader(FakeDataset(samples, sample), 2, **settings)
-    loader._provision.settings = msgspec.structs.replace(loader._provision.settings, poison=True)
+    loader._supply_owner.settings = msgspec.structs.replace(loader._supply_owner.settings, poison=True)
     return loader
 
 
@@ -113,7 +113,7 @@ def test_a_slot_is_not_used_again_while_its_one_copy_is_pending(careless):
         device.move = lambda batch, transform: Liar.hide(*PackedLateDevice.move(device, batch, transform))
     wrong = 0
     with poisoned(1200, device="cpu") as loader:
-        loader._provision._mover = device
+        loader._supply_owner._mover = device
         for number, batch in enumerate(loader):
             wrong += batch["x"][:, 0].tolist() != [2 * number, 2 * number + 1]
             wrong += not (batch["x"] == batch["x"][:, :1]).all()

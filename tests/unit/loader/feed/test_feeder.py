@@ -38,7 +38,7 @@ def test_a_trainer_that_waits_gets_the_error_that_ended_the_feeder():
     """Its error is the last thing in the queue: the end of the run, which empties the queue, comes before it."""
     feeder = Feeder(plan_of(1, 2))
     prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}, held_back=True).prepare(3, drop_last=False)
-    feeder.equip(prepared, MakerRules(prepared.seed))
+    feeder.configure(prepared, MakerRules(prepared.seed))
     run = feeder.run(0, 0)
     feeder.start()
     deadline = time.monotonic() + 60
@@ -66,11 +66,11 @@ def test_an_error_that_is_raised_again_keeps_its_traceback(where, kind):
 
     feeder = Feeder(plan_of(1, 2))
     prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}).prepare(3, drop_last=False)
-    feeder.equip(prepared, MakerRules(prepared.seed))
+    feeder.configure(prepared, MakerRules(prepared.seed))
     if where == "session":
         prepared.session = fails
     else:
-        feeder._turn = fails
+        feeder._run_once = fails
     supply = FedSupply(feeder)
     supply.begin(0, 0)
     seen = []
@@ -101,7 +101,7 @@ def test_a_worker_that_still_starts_is_given_nothing():
     feeder = Feeder(plan_of(2, 4))
     prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}).prepare(3, drop_last=False)
     prepared.made = Late(12, 3, lambda epoch, ordinal: {"x": ordinal})
-    feeder.equip(prepared, MakerRules(prepared.seed))
+    feeder.configure(prepared, MakerRules(prepared.seed))
     run = feeder.run(0, 0)
     feeder.start()
     try:

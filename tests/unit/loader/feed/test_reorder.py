@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from streamer.loader.feed.reorder import Course, Window
+from streamer.loader.feed.reorder import BatchCursor, Window
 
 
 def window(batches: int = 3, span: int = 4) -> Window[str]:
-    return Window(Course(lambda epoch: batches, 0, 0), span)
+    return Window(BatchCursor(lambda epoch: batches, 0, 0), span)
 
 
 def test_course_crosses_epochs_and_skips_empty_ends():
     """The batch after an epoch's last is the next epoch's first; a start behind the end is the next epoch."""
-    course = Course(lambda epoch: 2 + epoch, 0, 1)
-    assert [course.advance() for _ in range(5)] == [(0, 1), (1, 0), (1, 1), (1, 2), (2, 0)]
-    assert Course(lambda epoch: 2, 0, 2).advance() == (1, 0)
+    cursor = BatchCursor(lambda epoch: 2 + epoch, 0, 1)
+    assert [cursor.advance() for _ in range(5)] == [(0, 1), (1, 0), (1, 1), (1, 2), (2, 0)]
+    assert BatchCursor(lambda epoch: 2, 0, 2).advance() == (1, 0)
 
 
 def test_no_more_than_span_is_begun():

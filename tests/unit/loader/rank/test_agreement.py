@@ -20,17 +20,17 @@ def environment(**variables: str) -> Environment:
 
 
 @pytest.mark.parametrize(
-    ("variables", "seat"),
+    ("variables", "rank_config"),
     [
         ({}, (0, 1)),
         ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
         ({"SLURM_PROCID": "5", "SLURM_NTASKS": "6"}, (5, 6)),
     ],
 )
-def test_the_environment_tells(variables, seat):
+def test_the_environment_tells(variables, rank_config):
     """As torchrun and SLURM set it."""
     found = detect(environment=environment(**variables))
-    assert (found.rank, found.world_size) == seat
+    assert (found.rank, found.world_size) == rank_config
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,14 @@ def test_half_a_seat_or_none_at_all_is_refused(rank, world_size, field):
 
 def test_ranks_compare_only_where_the_group_is_theirs(monkeypatch):
     """A dataset for one rank alone must not wait for the others."""
-    for group, seat, compares in [
+    for group, rank_config, compares in [
         (None, (0, 2), False),
         ((0, 1), (0, 1), False),
         ((0, 2), (0, 1), False),
         ((0, 2), (0, 2), True),
     ]:
         monkeypatch.setattr(distributed, "_group", lambda group=group: group)
-        assert (gather_for(detect(*seat, environment())) is not None) is compares
+        assert (gather_for(detect(*rank_config, environment())) is not None) is compares
 
 
 def table(*others: dict[str, object]):
@@ -127,14 +127,14 @@ from streamer.loader.rank import agreement as distributed
 from streamer.loader.rank.agreement import agree, detect, gather_for
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
-seat = detect()
-gather = gather_for(seat)
+rank_config = detect()
+gather = gather_for(rank_config)
 agree(gather, {"seed": 1}, None)
 for facts, failure in (({"seed": rank}, None), ({"seed": 1}, StreamerError("broken here") if rank else None)):
     try:
         agree(gather, facts, failure)
     except StreamerError as error:
-        print(seat.rank, seat.world_size, type(error).__name__, error)
+        print(rank_config.rank, rank_config.world_size, type(error).__name__, error)
 distributed._WAIT_SECONDS = 0.2
 if rank == 0:
     try:

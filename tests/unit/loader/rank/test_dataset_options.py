@@ -52,7 +52,7 @@ def test_the_environment_gives_what_the_user_does_not(tmp_path):
 
 def test_a_seated_copy_needs_no_environment():
     """For processes that could not find out."""
-    options = DatasetOptions(urls=("s3://b",)).seated(RankConfig(rank=3, world_size=4))
+    options = DatasetOptions(urls=("s3://b",)).with_rank(RankConfig(rank=3, world_size=4))
     assert (options.rank, options.world_size) == (3, 4)
 
 

@@ -1,4 +1,4 @@
-"""A dataset made ready: seats, state, and what a resumed run may change."""
+"""A dataset made ready: local_batch, state, and what a resumed run may change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_batches_of_all_ranks_are_the_global_batch(make_dataset, folder):
             for rank in range(world_size)
         ]
         assert {prepared.global_batch for prepared in ranks} == {12}
-        assert {prepared.seats for prepared in ranks} == {12 // world_size}
+        assert {prepared.local_batch for prepared in ranks} == {12 // world_size}
         for batch in range(whole.plan(1).batches):
             dealt = [ordinal for prepared in ranks for ordinal in prepared.ordinals(1, batch).tolist()]
             assert sorted(dealt) == sorted(whole.ordinals(1, batch).tolist())
@@ -88,7 +88,7 @@ def test_all_ranks_prepare_together(make_dataset, folder, monkeypatch):
         told.append(json.loads(text))
         return [text, text]
 
-    monkeypatch.setattr(opening, "gather_for", lambda seat: gather)
+    monkeypatch.setattr(opening, "gather_for", lambda rank_config: gather)
     dataset = make_dataset(folder, rank=0, world_size=2)
     prepared = dataset._for_loader().prepare(5, True)
     assert not told, "preparing needs nobody else"
@@ -112,7 +112,7 @@ def test_all_ranks_prepare_together(make_dataset, folder, monkeypatch):
 def test_a_rank_with_another_state_is_refused(make_dataset, folder, monkeypatch):
     """Before it waits for the others in the wrong place."""
     other = {"facts": {"resume": "epoch 1, position 20"}, "failure": None}
-    monkeypatch.setattr(opening, "gather_for", lambda seat: lambda text: [json.dumps(other), text])
+    monkeypatch.setattr(opening, "gather_for", lambda rank_config: lambda text: [json.dumps(other), text])
     dataset = make_dataset(folder, rank=0, world_size=2, batch_size=5)
     dataset.load_state_dict({"epoch": 1, "position": 30})
     with pytest.raises(StreamerError, match=r"position 20.*position 30"):
@@ -131,18 +131,18 @@ def test_a_cache_too_small_is_refused_before_the_engine_is_asked(fake_engine, ma
 
 
 def test_each_session_has_a_line_of_its_own(make_dataset, folder):
-    """Loaders of one data set never listen on one line; a loader's next session comes on the line of its last."""
+    """Loaders of one dataset never share a connection; the next session of a loader uses the connection of its last."""
     dataset = make_dataset(folder)
     train, other = dataset._for_loader().prepare(10, False), dataset._for_loader().prepare(12, False)
     sessions = [train.session(0, 0), other.session(0, 0), train.session(1, 0)]
-    lines = [session._client for session in sessions]
-    assert len(set(map(id, lines))) == 3
+    connections = [session._client for session in sessions]
+    assert len(set(map(id, connections))) == 3
     for session in (*sessions, *sessions):
         session.close()
-    assert other.session(1, 0)._client is lines[1]
-    assert train.session(2, 0)._client is lines[2]
+    assert other.session(1, 0)._client is connections[1]
+    assert train.session(2, 0)._client is connections[2]
     dataset.close()
-    assert all(line.closed for line in lines)
+    assert all(connection.closed for connection in connections)
 
 
 def test_a_session_that_cannot_begin_gives_its_line_back(fake_engine, make_dataset, folder, monkeypatch):
@@ -159,7 +159,7 @@ def test_a_session_that_cannot_begin_gives_its_line_back(fake_engine, make_datas
             prepared.session(0, 0)
     assert [session.closed for session in fake_engine.sessions] == [True]
     prepared.session(0, 0).close()
-    assert repr(dataset._opening.lines) == "Lines(1, 1 of them free)"
+    assert repr(dataset._opening.connections) == "EngineConnections(1, 1 of them free)"
 
 
 def test_ways_to_read_one_data_set_are_streams_of_their_own(make_dataset, folder):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from streamer.loader.batch.buffers import ArrayLeaf
+from streamer.loader.batch.buffers import ArrayBuffer
 from streamer.loader.batch.packing import BatchReader, PackedBatch
 from streamer.loader.ring import shared_memory as memory
 from streamer.loader.ring.ring import POISON, Limits, Ring, Slot
@@ -64,7 +64,7 @@ def take(ring: Ring, nbytes: int = 8192) -> Slot:
 
 
 def put(slot: Slot, value: float) -> tuple[int, int]:
-    packed = PackedBatch({"x": ArrayLeaf(np.full((8, 16), value, np.float32)), "y": ArrayLeaf(np.arange(4))})
+    packed = PackedBatch({"x": ArrayBuffer(np.full((8, 16), value, np.float32)), "y": ArrayBuffer(np.arange(4))})
     packed.write(slot.window())
     return packed.description
 

@@ -19,7 +19,7 @@ import pytest
 from streamer.decode import ArrayDecoder
 from streamer.errors import WorkerError
 from streamer.loader.batch.placement import Rows, RowShape
-from streamer.loader.contracts import ChunkUnreadableError, SeatedSource
+from streamer.loader.contracts import BatchedSource, ChunkUnreadableError
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.samples.maker import CachedBytes
 from streamer.loader.workers.batch_maker import BatchMaker, MakerRules
@@ -72,7 +72,7 @@ class Batches:
         for chunk in range(prepared.manifest.chunks):
             engine.make_local(chunk)
         self.reader = prepared.recipe().open()
-        assert isinstance(self.reader, SeatedSource)
+        assert isinstance(self.reader, BatchedSource)
         assert self.reader.takes_rows
 
     def ordinal(self, number):
@@ -86,11 +86,12 @@ class Batches:
         rows = Rows(memory, self.shapes, len(ordinals))
         self.read_with.clear()
         self.reader.begin(np.array(ordinals, np.int64), rows, self.read_with.append)
-        samples = [self.reader.load_seat(0, ordinal, seat) for seat, ordinal in enumerate(ordinals)]
-        standing = [
-            all(sample[name] is place for name, place in rows.row(seat).items()) for seat, sample in enumerate(samples)
+        samples = [self.reader.load_at(0, ordinal, index) for index, ordinal in enumerate(ordinals)]
+        in_place = [
+            all(sample[name] is place for name, place in rows.row(index).items())
+            for index, sample in enumerate(samples)
         ]
-        return samples, standing
+        return samples, in_place
 
 
 def number_of(sample: dict[str, object]) -> int:
@@ -102,8 +103,8 @@ def test_one_sample_tells_where_the_others_arrays_stand(make_dataset, fake_engin
     batches = Batches(make_dataset(npy)._for_loader().prepare(8, False), fake_engine, {"npy": SHAPE})
     assert not batches.reader.draws
     for _ in range(2):
-        samples, standing = batches.make([5, 3, 39, 0])
-        assert all(standing)
+        samples, in_place = batches.make([5, 3, 39, 0])
+        assert all(in_place)
         for sample in samples:
             assert (sample["npy"] == array(number_of(sample))).all()
     assert ordinary == [5, 3, 39, 0]
@@ -114,8 +115,8 @@ def test_fields_around_an_array_are_read_too(make_dataset, fake_engine, tars, or
     batches = Batches(make_dataset(tars)._for_loader().prepare(8, False), fake_engine, {"npy": SHAPE})
     batches.make([0])
     ordinary.clear()
-    samples, standing = batches.make(list(range(39, -1, -1)))
-    assert all(standing)
+    samples, in_place = batches.make(list(range(39, -1, -1)))
+    assert all(in_place)
     assert sorted(sample["cls"] for sample in samples) == list(range(40))
     for sample in samples:
         number = number_of(sample)
@@ -136,8 +137,8 @@ def test_several_arrays_in_a_sample(make_dataset, fake_engine, tmp_path, ordinar
     batches = Batches(make_dataset(root)._for_loader().prepare(2, False), fake_engine, {"a.npy": SHAPE, "b.npy": SHAPE})
     batches.make([0])
     ordinary.clear()
-    samples, standing = batches.make([5, 4, 3, 2, 1, 0])
-    assert all(standing)
+    samples, in_place = batches.make([5, 4, 3, 2, 1, 0])
+    assert all(in_place)
     for sample in samples:
         number = number_of(sample)
         assert (sample["a.npy"] == array(number)).all()
@@ -156,8 +157,8 @@ def test_raw_numbers_without_a_header(make_dataset, fake_engine, tmp_path, ordin
     shape = RowShape(np.dtype("<f4"), (3, 700))
     batches = Batches(make_dataset(root, decode=decode)._for_loader().prepare(2, False), fake_engine, {"bin": shape})
     for _ in range(2):
-        samples, standing = batches.make(list(range(10)))
-        assert all(standing)
+        samples, in_place = batches.make(list(range(10)))
+        assert all(in_place)
         assert all((sample["bin"].ravel() == array(number_of(sample))).all() for sample in samples)
     assert ordinary == list(range(10))
 
@@ -176,8 +177,8 @@ def test_a_sample_that_is_not_alike_is_read_in_the_ordinary_way(make_dataset, fa
     batches = Batches(make_dataset(npy)._for_loader().prepare(8, False), fake_engine, {"npy": SHAPE})
     ordinals = [batches.ordinal(number) for number in (6, 7, 8)]
     for _ in range(3):
-        samples, standing = batches.make(ordinals)
-        assert standing == [True, False, True]
+        samples, in_place = batches.make(ordinals)
+        assert in_place == [True, False, True]
         assert samples[1]["npy"].dtype == other.dtype
         np.testing.assert_array_equal(samples[1]["npy"], other)
         assert all((samples[at]["npy"] == array(at + 6)).all() for at in (0, 2))
@@ -188,7 +189,7 @@ def test_samples_of_many_layouts_are_not_read_twice_for_long(
     make_dataset, fake_engine, tmp_path, ordinary, monkeypatch
 ):
     """Where most samples of a batch are not like the template, the next ones are read once each; then it tries anew."""
-    monkeypatch.setattr("streamer.loader.samples.scatter._REST_BATCHES", 2)
+    monkeypatch.setattr("streamer.loader.samples.scatter._PAUSED_BATCHES", 2)
     entries = []
     for number in range(20):
         fields = {"cls": b"%02d" % number, "npy": npy_of(array(number))}
@@ -201,26 +202,26 @@ def test_samples_of_many_layouts_are_not_read_twice_for_long(
     odd, read = [1, 3, 5, 7], []
     for _ in range(4):
         ordinary.clear()
-        samples, standing = batches.make(odd)
+        samples, in_place = batches.make(odd)
         assert [(sample["cls"], (sample["npy"] == array(number_of(sample))).all()) for sample in samples] == [
             (number, True) for number in odd
         ]
-        assert all(standing)
+        assert all(in_place)
         read.append((bool(batches.read_with), list(ordinary)))
     assert read == [(True, odd), (False, odd), (False, odd), (True, [])]
 
 
 def test_another_sample_in_a_seat(make_dataset, fake_engine, npy):
-    """The seat of one that is left out takes another: its own bytes, in that seat's row."""
+    """The index of one that is left out takes another: its own bytes, in that index's row."""
     batches = Batches(make_dataset(npy)._for_loader().prepare(8, False), fake_engine, {"npy": SHAPE})
     first, second, third = (batches.ordinal(number) for number in (1, 2, 9))
     batches.make([first, second])
     rows = Rows(np.zeros(1 << 17, np.uint8), batches.shapes, 2)
     batches.reader.begin(np.array([first, second]), rows, batches.read_with.append)
-    sample = batches.reader.load_seat(0, third, 1)
+    sample = batches.reader.load_at(0, third, 1)
     assert (sample["npy"] == array(9)).all()
     assert sample["npy"] is rows.row(1)["npy"]
-    assert (batches.reader.load_seat(0, first, 0)["npy"] == array(1)).all()
+    assert (batches.reader.load_at(0, first, 0)["npy"] == array(1)).all()
 
 
 def test_it_is_said_what_is_read(make_dataset, fake_engine, npy):
@@ -266,10 +267,10 @@ def test_an_error_of_the_disk_is_that_of_one_sample(make_dataset, fake_engine, n
     monkeypatch.setattr(CachedBytes, "read_into", worn)
     rows = Rows(np.zeros(1 << 17, np.uint8), batches.shapes, 3)
     batches.reader.begin(np.array([1, 2, 3]), rows, batches.read_with.append)
-    assert (batches.reader.load_seat(0, 1, 0)["npy"] == samples[0]["npy"]).all()
+    assert (batches.reader.load_at(0, 1, 0)["npy"] == samples[0]["npy"]).all()
     with pytest.raises(OSError, match="Input/output error"):
-        batches.reader.load_seat(0, 2, 1)
-    assert (batches.reader.load_seat(0, 3, 2)["npy"] == samples[2]["npy"]).all()
+        batches.reader.load_at(0, 2, 1)
+    assert (batches.reader.load_at(0, 3, 2)["npy"] == samples[2]["npy"]).all()
 
 
 def test_what_is_left_out_is_not_read_with_the_others(make_dataset, fake_engine, npy):
@@ -284,7 +285,7 @@ def test_what_is_left_out_is_not_read_with_the_others(make_dataset, fake_engine,
     del begun[:]
     loaded = maker.load(0, 3, left_out=frozenset(ordinals[2:3]), memory=np.zeros(1 << 17, np.uint8))
     assert begun == [*ordinals[:2], *ordinals[3:], ordinals[3]]
-    assert loaded.repeated.tolist() == [seat == 2 for seat in range(8)]
+    assert loaded.repeated.tolist() == [index == 2 for index in range(8)]
 
 
 def test_every_byte_is_checked(make_dataset, fake_engine, npy):
@@ -360,7 +361,7 @@ def test_the_rows_of_killed_workers_are_written_again(make_dataset, fake_engine,
         expected = [(b["__key__"], b["npy"].tolist()) for _ in range(12) for b in loader]
     chance = random.Random(3)
     loader = StreamingDataLoader(make_dataset(npy), 8, 2, prefetch_batches=4)
-    loader._provision.settings = msgspec.structs.replace(loader._provision.settings, poison=True)
+    loader._supply_owner.settings = msgspec.structs.replace(loader._supply_owner.settings, poison=True)
     with loader:
         found: list[object] = []
         for _ in range(12):

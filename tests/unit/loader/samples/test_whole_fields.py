@@ -56,7 +56,7 @@ class Batches:
         packed = self.maker.pack(self.maker.load(0, number, left_out=left_out, memory=self.slot))
         assert packed.nbytes <= SLOT_BYTES
         packed.write(self.slot)
-        self.written = sum(leaf.nbytes for leaf, _ in packed._leaves)
+        self.written = sum(buffer.nbytes for buffer, _ in packed._buffers)
         found = BatchReader(self.slot.copy()).read(packed.description)
         elsewhere = packed.compact()
         memory = np.zeros(elsewhere.nbytes, np.uint8)

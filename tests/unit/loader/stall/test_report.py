@@ -1,4 +1,4 @@
-"""The report from two snapshots; verdicts on made-up figures."""
+"""The report from two snapshots; bottlenecks on made-up figures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from streamer.loader.stall.advice import Findings, Verdict, advise, judge, more_workers
-from streamer.loader.stall.causes import ALL, Tail, Turn
+from streamer.loader.stall.advice import Bottleneck, Findings, advise, diagnose, more_workers
+from streamer.loader.stall.causes import ALL, BatchTiming, Tail
 from streamer.loader.stall.report import Snapshot, compare
 from streamer.loader.stall.stats import EngineView, LoaderStats
 
@@ -33,7 +33,7 @@ AFTER = replace(
     ),
     waits=Tail(20, [900 * MS] * 10 + [100 * MS] * 9 + [150 * MS]),
     steps=Tail(20, [900 * MS] * 10 + [100 * MS] * 10),
-    turns=Tail(10, [Turn(worker, 50 * MS, 5, 40 * MS, 10 * MS) for worker in (0, 1)] * 5),
+    timings=Tail(10, [BatchTiming(worker, 50 * MS, 5, 40 * MS, 10 * MS) for worker in (0, 1)] * 5),
 )
 
 
@@ -50,7 +50,7 @@ def test_only_what_happened_between_counts():
 
 
 def test_the_line():
-    """One line: verdict with its share and what to do, the figures behind it."""
+    """One line: bottleneck with its share and what to do, the figures behind it."""
     line = str(compare(BEFORE, AFTER))
     assert line.startswith(
         "input-bound (50% waiting): decode, decode 83%, read 17%; 4 more workers (num_workers=8) or "
@@ -80,7 +80,7 @@ def test_a_wait_that_goes_on_counts_once():
     """A trainer that stands still is reported at once; what the report has told is not told again."""
     stuck = replace(AFTER, ongoing={"network": 9_000_000_000})
     first = compare(AFTER, stuck)
-    assert first.verdict is Verdict.STORE
+    assert first.bottleneck is Bottleneck.STORE
     assert first.waiting_seconds == pytest.approx(9.0)
     over = replace(AFTER, stats=replace(AFTER.stats, waiting={**AFTER.stats.waiting, "network": 10.0}))
     assert compare(stuck, over).waiting_seconds == pytest.approx(1.0)
@@ -130,14 +130,14 @@ def test_how_many_workers(share, workers, cores, expected):
 def test_every_cause_has_a_verdict_and_advice(cause):
     """Whatever takes the time, the report knows what to say."""
     found = findings(**{cause: 5.0})
-    verdict = judge(found)
-    assert verdict not in (Verdict.NOTHING, Verdict.NOT_BOUND)
-    assert advise(verdict, found)
+    bottleneck = diagnose(found)
+    assert bottleneck not in (Bottleneck.NOTHING, Bottleneck.NOT_BOUND)
+    assert advise(bottleneck, found)
 
 
 def test_stages_count_together_against_the_network():
     """Three stages of 20 % are the worker's 60 %."""
-    assert judge(findings(network=4.0, read=2.0, decode=2.5, transform=2.0)) is Verdict.DECODE
+    assert diagnose(findings(network=4.0, read=2.0, decode=2.5, transform=2.0)) is Bottleneck.DECODE
 
 
 def test_the_engines_view_of_one_session():

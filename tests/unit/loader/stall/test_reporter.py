@@ -121,14 +121,14 @@ def test_the_engines_view_is_in_the_stats():
 
 
 def test_the_engine_hears_what_was_found():
-    """At each report of the reporter, on every rank: the share and the verdict of that report."""
+    """At each report of the reporter, on every rank: the share and the bottleneck of that report."""
     heard = []
     dataset = FakeDataset(40, sample)
     with StreamingDataLoader(dataset, 4, report_seconds=None) as loader:
         next(iter(loader))
         dataset.prepared.engine_values = {"needs": 4, "reply": heard.append}
         report = StallReporter(loader, ReportRules(), rank=1).report()
-    assert heard == [Finding(report.share, str(report.verdict), report.advice)]
+    assert heard == [Finding(report.share, str(report.bottleneck), report.advice)]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

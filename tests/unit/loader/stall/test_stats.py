@@ -23,7 +23,7 @@ class Time:
 
 
 def test_waits_and_steps(monkeypatch):
-    """Waiting is from the request to the arrival, the hand-over after it, a step from batch to request."""
+    """Waiting is from the request to the arrival, the handoff after it, a step from batch to request."""
     time, clock = Time(monkeypatch), TrainerClock()
     for wait, step in ((1, 2), (3, 4), (0.5, 0)):
         clock.ask(ready=2)
@@ -35,7 +35,7 @@ def test_waits_and_steps(monkeypatch):
     found = asdict(clock.stats())
     assert found["wait_seconds"] == 4.5
     assert found["step_seconds"] == 6
-    assert found["hand_over_seconds"] == 0.75
+    assert found["handoff_seconds"] == 0.75
     assert found["wait_median_seconds"] == 1
     assert found["wait_p99_seconds"] == 3
     assert found["occupancy"] == 2

@@ -88,10 +88,10 @@ def test_a_worker_waits_until_it_is_equipped(make, way):
     early = start(pool)
     assert not select.select([early.channel], [], [], 0.3)[0]
     assert pool.missing == [1]
-    pool.equip(FakeRecipe(8, 2, number), MakerRules(seed=1))
+    pool.configure(FakeRecipe(8, 2, number), MakerRules(seed=1))
     late = start(pool, 1)
-    pool.supply()
-    pool.supply()
+    pool.open_sources()
+    pool.open_sources()
     assert [next_message(handle) for handle in (early, late)] == [Ready(), Ready()]
     assert pool.workers == {0: early, 1: late}
     assert pool.missing == []
@@ -124,4 +124,4 @@ def test_recipe_that_cannot_be_sent(make):
     """What to do is in the error."""
     lock = threading.Lock()
     with pytest.raises(ConfigError, match="worker_type='thread'"):
-        make("process", 1).equip(FakeRecipe(8, 2, number), MakerRules(seed=1, collate_fn=lambda _: lock))
+        make("process", 1).configure(FakeRecipe(8, 2, number), MakerRules(seed=1, collate_fn=lambda _: lock))

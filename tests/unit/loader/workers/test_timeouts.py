@@ -10,7 +10,7 @@ import pytest
 
 from streamer.loader.workers.pool import Pool
 from streamer.loader.workers.status_page import Doing
-from streamer.loader.workers.timeouts import LATE_SECONDS, Overtime
+from streamer.loader.workers.timeouts import LATE_SECONDS, SampleTimeouts
 
 LIMIT_SECONDS = 10.0
 
@@ -33,15 +33,15 @@ class Workers:
         self._begun[number] = self.now
 
 
-def looked_at(workers: Workers) -> Overtime:
-    return Overtime(cast(Pool, workers), LIMIT_SECONDS)
+def looked_at(workers: Workers) -> SampleTimeouts:
+    return SampleTimeouts(cast(Pool, workers), LIMIT_SECONDS)
 
 
 def test_the_one_whose_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the others; and it is looked again when the first time is over."""
     workers = Workers(monkeypatch, 2.0, -1, 7.0)
     overtime = looked_at(workers)
-    assert (overtime.patience_seconds, overtime.stuck()) == (pytest.approx(3.0), [])
+    assert (overtime.remaining_seconds, overtime.stuck()) == (pytest.approx(3.0), [])
     workers.now += 3.0
     assert [handle.number for handle in overtime.stuck()] == [2]
     assert overtime.ordinal(overtime.stuck()[0]) == 102
@@ -52,10 +52,10 @@ def test_a_job_that_was_stopped_gives_its_workers_their_time_anew(monkeypatch: p
     workers = Workers(monkeypatch, 2.0, 7.0)
     overtime = looked_at(workers)
     workers.now += 3600.0
-    assert (overtime.stuck(), overtime.patience_seconds) == ([], pytest.approx(LIMIT_SECONDS))
+    assert (overtime.stuck(), overtime.remaining_seconds) == ([], pytest.approx(LIMIT_SECONDS))
     workers.now += 4.0
     workers.begin(0)
-    assert (overtime.stuck(), overtime.patience_seconds) == ([], pytest.approx(6.0))
+    assert (overtime.stuck(), overtime.remaining_seconds) == ([], pytest.approx(6.0))
     workers.now += 6.0
     assert [handle.number for handle in overtime.stuck()] == [1]
 

@@ -1,6 +1,6 @@
-"""Bottlenecks put into a real loader: the verdict names each. Waits are sleeps: a busy machine changes little.
+"""Bottlenecks put into a real loader: the bottleneck names each. Waits are sleeps: a busy machine changes little.
 
-But a process that is stopped for a second in the middle is a slow sample, or a slow step, and the verdict says so.
+But a process that is stopped for a second in the middle is a slow sample, or a slow step, and the bottleneck says so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.stall.advice import Verdict
+from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.report import StallReport
 from streamer.testing import FakeDataset, FakePrepared, FakeRecipe, FakeSource
 
@@ -98,12 +98,14 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("stage", "verdict"), [(0, Verdict.SSD), (1, Verdict.DECODE), (2, Verdict.TRANSFORM)], ids=lambda v: str(v)
+    ("stage", "bottleneck"),
+    [(0, Bottleneck.SSD), (1, Bottleneck.DECODE), (2, Bottleneck.TRANSFORM)],
+    ids=lambda v: str(v),
 )
-def test_a_slow_stage(stage, verdict):
+def test_a_slow_stage(stage, bottleneck):
     """The stage that takes the time is named, with its share."""
     found = run(StagedDataset(lambda ordinal: tuple(SLOW if at == stage else 0 for at in range(3))))
-    assert found.verdict is verdict
+    assert found.bottleneck is bottleneck
     assert found.waiting[("read", "decode", "transform")[stage]] > 0.5
     assert found.share > 0.4
 
@@ -111,21 +113,21 @@ def test_a_slow_stage(stage, verdict):
 def test_decode_beside_a_little_reading():
     """The larger of two stages is named, and the smaller has its share."""
     found = run(StagedDataset(lambda ordinal: (SLOW / 3, SLOW, 0)))
-    assert found.verdict is Verdict.DECODE
+    assert found.bottleneck is Bottleneck.DECODE
     assert 0.1 < found.waiting["read"] < found.waiting["decode"]
 
 
 def test_few_workers():
     """One worker where cores are idle: more of them are advised, by number."""
     found = run(StagedDataset(lambda ordinal: (0, SLOW, 0)), workers=1, batches=20)
-    assert found.verdict is Verdict.DECODE
+    assert found.bottleneck is Bottleneck.DECODE
     assert "more worker" in found.advice or "cores busy" in found.advice
 
 
 def test_a_source_that_does_not_tell():
     """Without stages it is loading."""
     found = run(StagedDataset(quick, make=lambda e, o: time.sleep(SLOW) or np.zeros(8)), batches=30)
-    assert found.verdict is Verdict.LOAD
+    assert found.bottleneck is Bottleneck.LOAD
 
 
 def test_slow_collate():
@@ -135,20 +137,20 @@ def test_slow_collate():
         time.sleep(0.02)
         return torch.zeros(len(samples))
 
-    assert run(StagedDataset(quick), collate_fn=collate).verdict is Verdict.COLLATE
+    assert run(StagedDataset(quick), collate_fn=collate).bottleneck is Bottleneck.COLLATE
 
 
 def test_no_workers():
     """num_workers=0: whatever takes long, it is the trainer's own time."""
     found = run(StagedDataset(lambda ordinal: (0, SLOW, 0)), workers=0, batches=20)
-    assert found.verdict is Verdict.NO_WORKERS
+    assert found.bottleneck is Bottleneck.NO_WORKERS
     assert "num_workers" in found.advice
 
 
 def test_slow_step():
     """The step takes longer than the data: nothing to do."""
     found = run(StagedDataset(lambda ordinal: (0, 0.001, 0)), step=0.12, batches=20)
-    assert found.verdict is Verdict.NOT_BOUND
+    assert found.bottleneck is Bottleneck.NOT_BOUND
     assert found.advice == ""
     assert found.step.median > 0.1
 
@@ -156,7 +158,7 @@ def test_slow_step():
 def test_one_slow_worker():
     """A worker whose batches take far longer than the others'."""
     found = run(StagedDataset(in_one_thread), workers=3, batches=40, prefetch_batches=4)
-    assert found.verdict is Verdict.SLOW_WORKER
+    assert found.bottleneck is Bottleneck.SLOW_WORKER
     assert found.slowest_worker.seconds > 2 * found.slowest_worker.others_seconds
 
 
@@ -167,7 +169,7 @@ def in_one_thread(ordinal: int) -> tuple[float, float, float]:
 def test_single_slow_samples():
     """One item in 40 takes 60 times as long as the others."""
     found = run(StagedDataset(lambda o: (0, 0.12 if o % 40 == 0 else 0.002, 0)), batches=70, prefetch_batches=4)
-    assert found.verdict is Verdict.SLOW_SAMPLE
+    assert found.bottleneck is Bottleneck.SLOW_SAMPLE
     assert found.slowest_sample.ordinal % 40 == 0
     assert found.slowest_sample.name == f"#{found.slowest_sample.ordinal}"
 
@@ -175,20 +177,20 @@ def test_single_slow_samples():
 def test_full_ring():
     """A trainer that keeps more batches than the ring has slots: workers idle for want of a slot."""
     found = run(StagedDataset(lambda o: (0, SLOW, 0)), workers=4, ring_bytes=4 * 4096, keep=40, step=0.001)
-    assert found.verdict is Verdict.RING
+    assert found.bottleneck is Bottleneck.RING
     assert found.spilled > 0
 
 
 def test_a_window_too_small():
     """prefetch_batches=1 with four workers: three of them have nothing to do."""
     found = run(StagedDataset(lambda o: (0, SLOW, 0)), workers=4, prefetch_batches=1, batches=30)
-    assert found.verdict is Verdict.WINDOW
+    assert found.bottleneck is Bottleneck.WINDOW
 
 
 def test_starting_workers():
     """Processes that start are what a first batch waits for."""
     found = run(StagedDataset(quick), workers=1, worker_type="process", batches=3, warm=0, step=0)
-    assert found.verdict is Verdict.START
+    assert found.bottleneck is Bottleneck.START
 
 
 def test_copy_to_the_device():
@@ -198,7 +200,7 @@ def test_copy_to_the_device():
         time.sleep(0.01)
         return batch
 
-    assert run(StagedDataset(quick), device_transform=slow).verdict is Verdict.DEVICE
+    assert run(StagedDataset(quick), device_transform=slow).bottleneck is Bottleneck.DEVICE
 
 
 def deliver_slowly(dataset: StagedDataset, seconds: float = 0.02, batches: int = 400) -> threading.Thread:
@@ -218,31 +220,31 @@ def deliver_slowly(dataset: StagedDataset, seconds: float = 0.02, batches: int =
     return thread
 
 
-ENGINE = {"in_flight": 8, "flights": 8, "needs": 100, "hits": 10, "store_bytes": 10**9, "hit_bound": 0.5}
+ENGINE = {"in_flight": 8, "fetches": 8, "needs": 100, "hits": 10, "store_bytes": 10**9, "hit_bound": 0.5}
 
 
 @pytest.mark.parametrize(
-    ("engine", "verdict"),
+    ("engine", "bottleneck"),
     [
-        (None, Verdict.STORE),
-        (ENGINE, Verdict.STORE),
-        ({**ENGINE, "throttled": 5}, Verdict.THROTTLED),
-        ({**ENGINE, "in_flight": 0}, Verdict.CACHE_DISK),
-        ({**ENGINE, "in_flight": 0, "flights": 0}, Verdict.CACHE_ROOM),
+        (None, Bottleneck.STORE),
+        (ENGINE, Bottleneck.STORE),
+        ({**ENGINE, "throttled": 5}, Bottleneck.THROTTLED),
+        ({**ENGINE, "in_flight": 0}, Bottleneck.CACHE_DISK),
+        ({**ENGINE, "in_flight": 0, "fetches": 0}, Bottleneck.CACHE_ROOM),
     ],
     ids=["no engine", "slow", "throttled", "writing", "no room"],
 )
-def test_chunks_come_late(engine, verdict):
+def test_chunks_come_late(engine, bottleneck):
     """Chunks are not local when they are wanted, and what the engine says tells why; decoding is not to blame."""
     found = starve(StagedDataset(lambda o: (0, 0.001, 0), held_back=True), engine, workers=2)
-    assert found.verdict is verdict
+    assert found.bottleneck is bottleneck
     assert found.waiting["network"] > 0.5
 
 
 def test_chunks_come_late_without_workers():
     """The same with num_workers=0: more workers would not help."""
     found = starve(StagedDataset(quick, held_back=True), ENGINE, workers=0)
-    assert found.verdict is Verdict.STORE
+    assert found.bottleneck is Bottleneck.STORE
 
 
 def starve(dataset: StagedDataset, engine: dict[str, object] | None, workers: int) -> StallReport:
@@ -257,7 +259,7 @@ def starve(dataset: StagedDataset, engine: dict[str, object] | None, workers: in
 @pytest.mark.slow
 def test_workers_that_die():
     """Each sample kills its worker once: the time is lost with it."""
-    marks = f"/dev/shm/streamer-verdict-{os.getpid()}-"
+    marks = f"/dev/shm/streamer-bottleneck-{os.getpid()}-"
     try:
         found = run(
             StagedDataset(quick, batches=8, make=Deadly(marks)), workers=1, worker_type="process", batches=8, warm=1
@@ -266,7 +268,7 @@ def test_workers_that_die():
         for ordinal in range(8 * BATCH):
             if os.path.exists(f"{marks}{ordinal}"):
                 os.unlink(f"{marks}{ordinal}")
-    assert found.verdict in (Verdict.LOST, Verdict.START)
+    assert found.bottleneck in (Bottleneck.LOST, Bottleneck.START)
     assert found.respawns >= 3
 
 
