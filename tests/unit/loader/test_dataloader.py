@@ -547,14 +547,15 @@ def test_garbage_collection_closes():
     gc.collect()
 
 
-def test_forked_child_is_refused():
+def test_forked_child_is_refused(monkeypatch):
     """A child of fork cannot use the loader, and leaves the workers alone."""
     with StreamingDataLoader(FakeDataset(40, sample), 4, 1, worker_type="thread") as loader:
         next(iter(loader))
-        real, loader._pid = loader._pid, loader._pid + 1
-        with pytest.raises(ClosedError, match="after the fork"):
-            iter(loader)
-        loader._pid = real
+        child = os.getpid() + 1
+        with monkeypatch.context() as forked:
+            forked.setattr(os, "getpid", lambda: child)
+            with pytest.raises(ClosedError, match="after the fork"):
+                iter(loader)
 
 
 @pytest.mark.parametrize(
