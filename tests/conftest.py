@@ -56,8 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    # What the imports made is no garbage. Left out, a full collection takes 10 ms instead of 600 (2026-11-23), and a test
-    # that leaves something for a moment has two of them.
+    # What the imports made is no garbage. A test that leaves something for a moment has two full collections: 1.2 s
+    # with these 200,000 objects, 20 ms without (2026-11-23).
     gc.collect()
     gc.freeze()
 
