@@ -34,7 +34,14 @@ from streamer.testing import FakeDataset, FakeRecipe
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 WAYS = [(0, "process"), (2, "thread"), (2, "process")]
-ways = pytest.mark.parametrize(("workers", "kind"), WAYS, ids=["inline", "threads", "processes"])
+ways = pytest.mark.parametrize(
+    ("workers", "kind"),
+    [
+        pytest.param(0, "process", id="inline"),
+        pytest.param(2, "thread", id="threads"),
+        pytest.param(2, "process", id="processes", marks=pytest.mark.process),
+    ],
+)
 Pair = namedtuple("Pair", "left right")
 
 
@@ -63,6 +70,7 @@ def same(left: object, right: object) -> bool:
     return left == right
 
 
+@pytest.mark.process
 def test_batches_are_those_of_default_collate():
     """Any number and kind of workers: two epochs are exactly torch's batches of the data set's order."""
     for workers, kind in WAYS:
@@ -76,6 +84,7 @@ def test_batches_are_those_of_default_collate():
         del batches
 
 
+@pytest.mark.process
 def test_constructing_does_nothing():
     """No I/O, no process, no thread before the first use; closing then is fine."""
     dataset = FakeDataset(10, sample)
@@ -224,6 +233,7 @@ def shuffled(epoch: int, ordinal: int) -> dict[str, object]:
     return {"python": random.random(), "numpy": float(np.random.rand()), "ordinal": ordinal}
 
 
+@pytest.mark.process
 def test_randomness_depends_on_the_sample_only():
     """Inline or by any worker, a sample draws the same; another epoch draws otherwise; the trainer's state stays."""
     random.seed(1)
@@ -241,6 +251,7 @@ def now_and_then(epoch: int, ordinal: int) -> dict[str, object]:
     return {"drawn": random.random() + float(np.random.rand()) if ordinal % 50 == 40 else 0.0}
 
 
+@pytest.mark.process
 def test_what_is_drawn_now_and_then_depends_on_the_sample_only():
     """Samples that draw late, when their batch is only watched: the same inline and by workers."""
     drawn = []
@@ -353,6 +364,7 @@ def test_skip_of_a_whole_batch_is_an_error():
     assert isinstance(caught.value.__cause__, Exception)
 
 
+@pytest.mark.process
 def test_recipe_that_cannot_travel():
     """A transform that cannot be pickled is a ConfigError that says what to do."""
     lock = __import__("threading").Lock()
@@ -539,6 +551,7 @@ def test_closed():
     assert next(batches, "over") == "over"
 
 
+@pytest.mark.process
 def test_garbage_collection_closes():
     """A loader that is dropped in mid-epoch ends its thread and workers (see the fixture of all tests)."""
     loader = StreamingDataLoader(FakeDataset(100, sample), 4, 1)
