@@ -115,6 +115,7 @@ def test_epochs_follow_each_other():
         assert [int(b["x"][0, 0, 0]) for b in loader] == [7, 1, 3, 5]
 
 
+@pytest.mark.process
 def test_workers_that_cannot_start_are_an_error_of_all_ranks(monkeypatch):
     """The others are told while all ranks compare; they would wait for this one otherwise. Also after a load."""
 
@@ -578,7 +579,7 @@ def test_forked_child_is_refused(monkeypatch):
 )  # fmt: skip
 def test_settings_that_cannot_be(field, value):
     """Each wrong setting is named."""
-    arguments = {"batch_size": 2, "num_workers": 1, field: value}
+    arguments = {"batch_size": 2, "num_workers": 1, "worker_type": "thread", field: value}
     with pytest.raises(ConfigError) as caught, StreamingDataLoader(FakeDataset(8, sample), **arguments) as loader:
         iter(loader)
     assert caught.value.details["field"] == field
