@@ -15,8 +15,8 @@ from streamer.errors import ConfigError
 from streamer.loader.rank.epoch_cell import EpochCell, WorkerTicket
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _tracker() -> None:
+@pytest.fixture(scope="module")
+def tracker() -> None:
     # The first spawned process of a test run starts it, and it stays.
     multiprocessing.resource_tracker.ensure_running()
 
@@ -136,6 +136,7 @@ def _child(cell: EpochCell, answers: object) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("tracker")
 def test_a_spawned_child_shares_the_number():
     """By its descriptor, handed over at the start."""
     cell = EpochCell(4)
