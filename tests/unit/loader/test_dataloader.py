@@ -424,9 +424,7 @@ def test_nothing_is_read_before_it_is_local(kind):
     dataset = FakeDataset(12, sample, held_back=True)
     with StreamingDataLoader(dataset, 2, 2, worker_type=kind) as loader:
         batches = iter(loader)
-        while not dataset.prepared.sessions:
-            time.sleep(0.001)
-        session = dataset.prepared.sessions[0]
+        session = dataset.prepared.first_session()
         session.allow(0)
         next(batches)
         assert loader.stats().ready_batches == 0
@@ -444,12 +442,11 @@ def test_error_of_the_engine(kind):
     dataset = FakeDataset(12, sample, held_back=True)
     with StreamingDataLoader(dataset, 2, 2, worker_type=kind) as loader:
         batches = iter(loader)
-        while not dataset.prepared.sessions:
-            time.sleep(0.001)
-        dataset.prepared.sessions[0].allow(1)
+        session = dataset.prepared.first_session()
+        session.allow(1)
         assert next(batches)["x"][0, 0, 0] == 0
         assert next(batches)["x"][0, 0, 0] == 2
-        dataset.prepared.sessions[0].fail(StoreError("the bucket is gone"))
+        session.fail(StoreError("the bucket is gone"))
         with pytest.raises(StoreError, match="the bucket is gone"):
             next(batches)
         dataset.prepared.held_back = False
@@ -462,9 +459,7 @@ def test_an_error_that_ends_everything_does_so_for_who_asks_again(device):
     dataset = FakeDataset(12, sample, held_back=True)
     with StreamingDataLoader(dataset, 2, 1, worker_type="thread", device=device) as loader:
         batches = iter(loader)
-        while not dataset.prepared.sessions:
-            time.sleep(0.001)
-        dataset.prepared.sessions[0].fail(StoreError("the bucket is gone"))
+        dataset.prepared.first_session().fail(StoreError("the bucket is gone"))
         for _ in range(2):
             with pytest.raises(StoreError, match="the bucket is gone"):
                 next(batches)
