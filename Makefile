@@ -38,8 +38,9 @@ demo: $(STAMP)
 unit: $(STAMP)
 	$(PYTEST) -n 2 --dist loadfile -m "not process and not slow and not gpu" $(or $(TESTS),tests/unit)
 
+# Three at a time on two cores: a third of the time a test waits for a pause, a deadline or a process.
 test: check
-	$(PYTEST) -n 2 --dist loadfile $(TESTS)
+	$(PYTEST) -n 3 --dist loadfile $(TESTS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check --quiet .
