@@ -79,7 +79,7 @@ def settings(tmp_path) -> ClientSettings:
 def manifest(settings, tmp_path) -> Manifest:
     random = np.random.default_rng(5)
     (tmp_path / "data").mkdir()
-    for number in range(40):
+    for number in range(16):
         (tmp_path / "data" / f"{number:03}.bin").write_bytes(random.bytes(100_000))
     with EngineClient(settings) as client:
         made = Manifest.open(client.manifest(GetManifest(0, [str(tmp_path / "data")], "auto", chunk_bytes=200_000)))
