@@ -10,7 +10,7 @@ import pytest
 from streamer.fetch import memory_budget
 from streamer.loader import options
 
-PAGE = (Path(__file__).parents[3] / "docs/deploy/sizing.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/deploy/sizing.md").read_text()
 ROWS = re.findall(r"^\| (\d+) GiB \| (\d+) MiB \| (\d+) MiB \|$", PAGE, re.M)
 
 
