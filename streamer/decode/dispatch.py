@@ -1,4 +1,4 @@
-"""Which decoder a field gets, and the error when it fails."""
+"""Chooses the decoder of a field, and reports its errors."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field
 
 FieldDecoder = Callable[[bytes], object]
-# "auto": by extension. None: bytes as they are. A mapping: these extensions so (None: bytes), others by themselves.
-# A callable is given (field name, bytes).
+# "auto": by extension. None: bytes. A mapping: overrides for some extensions (None: bytes). A callable gets
+# (field name, bytes).
 DecodeRule = Literal["auto"] | None | Mapping[str, FieldDecoder | None] | Callable[[str, bytes], object]
 
 _Reader = Callable[[memoryview], object]
 
 
 class Raw:
-    """A field that nobody decodes, as it lies in its sample's bytes: to be copied once, to where it is wanted.
+    """A field without decoder, as a view of its sample's bytes: it is copied once, to its destination.
 
     Attributes:
         content: valid as long as the memory that the sample was read into.
@@ -89,7 +89,7 @@ class SampleDecoder:
             fields: its bytes.
             row: arrays to write to: a field whose array has that dtype and shape is written there and is that array.
             in_place: arrays that were read already, by the name of their field.
-            raw: what becomes of a field that nobody decodes.
+            raw: converts fields without decoder.
 
         Raises:
             DecodeError: a field's bytes are not what its name says; the decoder's error is the cause.

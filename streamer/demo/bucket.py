@@ -82,7 +82,7 @@ def put(endpoint: str, path: str, content: bytes) -> None:
     finally:
         connection.close()
     if answer.status != http.HTTPStatus.OK:
-        raise StoreError(f"PUT {path}: the demo's server says {answer.status} {body[:200]!r}", url=path)
+        raise StoreError(f"PUT {path}: the demo's server answers {answer.status} {body[:200]!r}", url=path)
 
 
 AUTHORIZATION = f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/20260101/us-east-1/s3/aws4_request"

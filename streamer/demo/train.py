@@ -1,4 +1,4 @@
-"""What each rank of the demo runs: an ordinary training script on the public API.
+"""The program of each rank of the demo: an ordinary training script on the public API.
 
     torchrun --nproc-per-node 2 -m streamer.demo.train settings.json
 
@@ -36,7 +36,7 @@ PREFETCH_BATCHES = 4
 
 
 class Batch(TypedDict):
-    """What the loader yields: one entry per sample."""
+    """A batch of the loader: one entry per sample."""
 
     key: list[str]
     image: torch.Tensor

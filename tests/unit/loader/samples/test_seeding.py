@@ -162,7 +162,7 @@ def test_a_sample_that_imports_torch_and_fails_because_of_what_it_drew(monkeypat
 
 
 def drawn_by_collate(maker: BatchMaker) -> list[object]:
-    return [maker.put_together(maker.load(0, batch)) for batch in range(SAMPLES // BATCH)]
+    return [maker.collate(maker.load(0, batch)) for batch in range(SAMPLES // BATCH)]
 
 
 @pytest.mark.usefixtures("own_generators")
@@ -234,5 +234,5 @@ def test_threads_of_the_trainer_seed_nothing():
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
     expected = draw()
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
-    maker.put_together(maker.load(0, 0))
+    maker.collate(maker.load(0, 0))
     assert draw() == expected
