@@ -32,7 +32,7 @@ class Upload(NamedTuple):
 
 
 class Uploaded(NamedTuple):
-    """What the bucket holds afterwards."""
+    """The contents of the bucket after the upload."""
 
     images: int
     objects: int
@@ -41,7 +41,7 @@ class Uploaded(NamedTuple):
 
 
 def storage_options(endpoint: str) -> dict[str, object]:
-    """How fsspec reaches the demo's server."""
+    """The storage options of fsspec for the demo's server."""
     return {"key": ACCESS_KEY, "secret": SECRET_KEY, "client_kwargs": {"endpoint_url": endpoint}}
 
 

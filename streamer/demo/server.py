@@ -1,6 +1,6 @@
 """An S3 server in a process of its own: moto behind a link of given speed that counts what it carries.
 
-The counts are the store's own: they are right whatever becomes of the engine that asks.
+The counts are made in the store, so that they stay correct when an engine is killed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COUNTS_PATH = "/-/counts"
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the store has served since it started.
+    """The requests that the store has served since its start.
 
     Attributes:
         reads: object reads (GET), whole or ranges.

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 -m streamer.demo.train settings.json
 
-It tells the demo what it does; take those lines away, and it is what you would write.
+It sends events to the demo; without those lines it is an ordinary training script.
 """
 
 from __future__ import annotations

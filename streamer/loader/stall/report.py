@@ -104,7 +104,8 @@ class StallReport:
         slowest_worker, slowest_sample: None: unknown.
         ring_slots, ring_free: of the ring, now. occupancy: mean number of batches ready at a request.
         spilled, respawns, rereads: in this time.
-        engine: the engine's view, now; None: not requested, or no answer. hit_share: of the uses of chunks in this time.
+        engine: the engine's current view; None: not requested, or no answer.
+        hit_share: hits as a share of the uses of chunks, in this time.
     """
 
     batches: int = 0

@@ -214,7 +214,7 @@ class TrainerClock:
         self._left_at = self.waiting_since = 0
 
     def waiting_seconds(self) -> float:
-        """How long the trainer has been waiting right now; any thread."""
+        """The duration of the current wait; any thread."""
         since = self.waiting_since
         return (time.perf_counter_ns() - since) / 1e9 if since else 0.0
 
