@@ -134,10 +134,10 @@ class StatusView:
 
     def worst_loader(self) -> str:
         """The report of the loader that waits most, as a part of a line; "" without reports."""
-        said = [entry for entry in self.sessions if isinstance(entry.get("loader_waiting_share"), int | float)]
-        if not said:
+        reporting = [entry for entry in self.sessions if isinstance(entry.get("loader_waiting_share"), int | float)]
+        if not reporting:
             return ""
-        worst = max(said, key=lambda entry: number(entry, "loader_waiting_share"))
+        worst = max(reporting, key=lambda entry: number(entry, "loader_waiting_share"))
         bottleneck = printable(f"{worst.get('consumer', '')}: {worst.get('bottleneck', '')}")
         return f"  loader {number(worst, 'loader_waiting_share'):.1%} ({bottleneck})"
 

@@ -2,9 +2,9 @@
 
 | extension | value |
 | --- | --- |
-| jpg jpeg png webp bmp gif tif ... | uint8 array, height x width x RGB (decode/images.py: how odd ones come out) |
+| jpg jpeg png webp bmp gif tif ... | uint8 array, height x width x RGB (decode/images.py: unusual ones) |
 | cls cls2 index inx id | int |
-| json jsn, jsonl | what the JSON says; list of the lines |
+| json jsn, jsonl | the JSON document; list of the lines |
 | txt text transcript | str |
 | npy, npz, safetensors | numpy array; dict of arrays |
 | numbers without a header | with `decode={"bin": ArrayDecoder("<f4", (64, 64))}`: numpy array |

@@ -19,7 +19,7 @@ from streamer.errors import ConfigError
 
 Content = bytes | bytearray | memoryview
 Array = NDArray[np.generic]
-# Where the arrays of one sample will lie in the batch, by the name of their field (or number, in a tuple).
+# The rows of one sample's arrays in the batch, by the name of their field (or number, in a tuple).
 Row = Mapping[str | int, Array]
 
 NO_ROW: Row = {}
@@ -44,7 +44,7 @@ _SAFETENSORS_TYPES = {
 
 
 class PlainArray(msgspec.Struct, frozen=True):
-    """An array as it stands in a file: a head, then nothing but its numbers in C order and native byte order.
+    """An array in a file: a head, then only its numbers in C order and native byte order.
 
     Attributes:
         head: the same for all arrays of this dtype and shape.
@@ -58,13 +58,13 @@ class PlainArray(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ArrayDecoder:
-    """Reads a field that is nothing but numbers: no header, C order.
+    """Reads a field that consists of numbers only: no header, C order.
 
         StreamingDataset(url, decode={"bin": ArrayDecoder("<f4", (4, 64, 64))})
 
     Attributes:
-        dtype: what numpy calls it, for example "<u2"; without "<" or ">" this machine's byte order.
-        shape: one length may be -1: as many as there are.
+        dtype: numpy's name, for example "<u2"; without "<" or ">" in this machine's byte order.
+        shape: one length may be -1, and follows from the number of bytes.
 
     Raises:
         ConfigError: not a dtype of numbers, or not a shape.
@@ -95,7 +95,7 @@ class ArrayDecoder:
         return found if kind.isnative else found.astype(kind.newbyteorder("="))
 
     def plain(self, count: int) -> PlainArray | None:
-        """So many bytes as an array; None: they are in another byte order.
+        """The array of a field of `count` bytes; None: it has another byte order.
 
         Raises:
             ValueError: another number of bytes.
@@ -145,7 +145,7 @@ def plain_npy(content: Content) -> PlainArray | None:
     return PlainArray(head, kind, shape) if kind.isnative and not fortran_order else None
 
 
-# A header is a Python literal: 30 us to parse, and the files of a data set have few different ones.
+# A header is a Python literal: 30 us to parse, and the files of a dataset have few different ones.
 @lru_cache(maxsize=64)
 def _npy_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
     stream = io.BytesIO(head)
@@ -177,7 +177,7 @@ def decode_safetensors(content: Content) -> dict[str, Array]:
     """
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 + length or length > _SAFETENSORS_HEADER_BYTES:
-        raise ValueError(f"the header says {length} bytes, the file has {len(content)}")
+        raise ValueError(f"the header has {length} bytes, the file {len(content)}")
     header = json.loads(bytes(content[8 : 8 + length]))
     header.pop("__metadata__", None)
     return {name: _tensor(content, 8 + length, name, entry) for name, entry in header.items()}
@@ -197,7 +197,7 @@ def decode_pickle(content: Content) -> object:
 
 
 def refuse_pickle(content: Content) -> object:
-    """Stands in for `decode_torch` and `decode_pickle` until the user allows them.
+    """Replaces `decode_torch` and `decode_pickle` unless the user allows them.
 
     Raises:
         ConfigError: always; names the setting.
@@ -225,7 +225,7 @@ def _tensor(content: Content, base: int, name: str, entry: dict[str, object]) ->
 
 
 def _numbers(content: Content, kind: np.dtype[np.generic], count: int, offset: int) -> Array:
-    """`count` numbers from `offset` on: writable, aligned, and in place where that is possible."""
+    """`count` numbers from `offset` on: writable, aligned, and in place if possible."""
     if offset + count * kind.itemsize > len(content):
         raise ValueError(
             f"{count} x {kind} from byte {offset} need {offset + count * kind.itemsize} bytes, "

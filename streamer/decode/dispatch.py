@@ -1,4 +1,4 @@
-"""Which decoder a field gets, and the error when it fails."""
+"""Chooses the decoder of a field, and reports its errors."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field
 
 FieldDecoder = Callable[[bytes], object]
-# "auto": by extension. None: bytes as they are. A mapping: these extensions so (None: bytes), others by themselves.
-# A callable is given (field name, bytes).
+# "auto": by extension. None: bytes. A mapping: overrides for some extensions (None: bytes). A callable gets
+# (field name, bytes).
 DecodeRule = Literal["auto"] | None | Mapping[str, FieldDecoder | None] | Callable[[str, bytes], object]
 
 _Reader = Callable[[memoryview], object]
 
 
 class Raw:
-    """A field that nobody decodes, as it lies in its sample's bytes: to be copied once, to where it is wanted.
+    """A field without decoder, as a view of its sample's bytes: it is copied once, to its destination.
 
     Attributes:
         content: valid as long as the memory that the sample was read into.
@@ -87,12 +87,12 @@ class SampleDecoder:
         Args:
             key: the sample's.
             fields: its bytes.
-            row: arrays to write to: a field whose array has that dtype and shape is written there and is that array.
-            in_place: arrays that were read already, by the name of their field.
-            raw: what becomes of a field that nobody decodes.
+            row: target arrays: the array of a field with the same dtype and shape is written there.
+            in_place: arrays that are already in their rows, by the name of their field.
+            raw: converts fields without decoder.
 
         Raises:
-            DecodeError: a field's bytes are not what its name says; the decoder's error is the cause.
+            DecodeError: the bytes of a field do not have the type of its name; the decoder's error is the cause.
             ConfigError: a pickle that is not allowed.
         """
         sample: dict[str, object] = {"__key__": key}
@@ -107,15 +107,15 @@ class SampleDecoder:
 
     @property
     def runs_users_code(self) -> bool:
-        """Whether anything but decoders of this package is called; a pickle may call anything."""
+        """Whether other code than the decoders of this package runs; a pickle may run any code."""
         given = self.rule.values() if isinstance(self.rule, Mapping) else [self.rule] if callable(self.rule) else []
         return self.allow_pickle or any(reader is not None and not _is_own(reader) for reader in given)
 
     def plain_array(self, field: Field) -> PlainArray | None:
-        """How a field's bytes are an array, if they are nothing else.
+        """The array of a field, if the field consists of a plain array only.
 
         Raises:
-            ValueError: they are not what the field's name says.
+            ValueError: the bytes do not have the type of the field's name.
         """
         reader = self._reader(field.name)
         if type(reader) is ArrayDecoder:
@@ -143,7 +143,7 @@ def _value(key: str, field: Field, reader: _Reader, place: Array | None) -> obje
 
 
 def extension(name: str) -> str:
-    """What decides about the decoder: the last part of a field's name ("seg.png" -> "png"), in small letters."""
+    """The extension of a field's name in lower case ("seg.png" -> "png"), which chooses the decoder."""
     return name.rpartition(".")[2].lower()
 
 

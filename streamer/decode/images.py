@@ -1,15 +1,15 @@
 """Pictures: encoded bytes -> height x width x 3 uint8 RGB arrays.
 
-What comes out is the same whichever library is installed, within one level (tests/unit/decode/test_images.py):
+The result is the same for every installed library, within one level (tests/unit/decode/test_images.py):
 
 * grey, palette, black-and-white and 16-bit pictures become 8-bit RGB; 16 bits keep their high byte;
-* CMYK and YCCK become RGB; transparency is dropped, not blended (as `convert("RGB")` of Pillow does);
-* EXIF orientation is *not* applied: the pixels are as stored, as torchvision's ImageFolder has them;
-* of an animation the first frame counts;
-* a truncated or damaged file is an error, never a picture with a grey rest.
+* CMYK and YCCK become RGB; transparency is dropped, not blended (like `convert("RGB")` of Pillow);
+* EXIF orientation is *not* applied: the pixels are as stored, like in torchvision's ImageFolder;
+* of an animation only the first frame is decoded;
+* a truncated or damaged file is an error, never a partly grey picture.
 
-JPEG goes to simplejpeg (0.96 ms for 500x375, releases the GIL, writes into the caller's array; 2026-11-20), other
-pictures to OpenCV. Both are strict, so what they refuse goes on, in the end to Pillow. Pillow alone is enough.
+JPEG is decoded by simplejpeg (0.96 ms for 500x375, releases the GIL, writes into the caller's array; 2026-11-20), other
+pictures by OpenCV. Both are strict; pictures that they refuse are decoded by Pillow. Pillow alone is sufficient.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ImageDecoder:
         for name, attempt in _attempts(bytes(content[:3]) == _JPEG_MAGIC):
             try:
                 return attempt(content, self, out)
-            except Exception as refusal:  # noqa: BLE001 - each library has its own; all are told below
+            except Exception as refusal:  # noqa: BLE001 - each library has its own; all are reported below
                 refusals.append(f"{name}: {refusal}")
         raise ValueError("; ".join(refusals))
 
@@ -171,7 +171,7 @@ def _by_pillow(content: Content, decoder: ImageDecoder, out: Picture | None) -> 
     image_module = _loaded("PIL.Image")
     with image_module.open(io.BytesIO(content)) as image:
         if decoder.min_height or decoder.min_width:
-            # draft() never goes below what is asked in either direction; other formats ignore it.
+            # draft() never goes below the requested size in either direction; other formats ignore it.
             image.draft("RGB", (max(1, decoder.min_width), max(1, decoder.min_height)))
         if image.mode.startswith("I;16") or image.mode == "I":
             return place(_high_bytes(np.asarray(image)), out)

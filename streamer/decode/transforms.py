@@ -1,4 +1,4 @@
-"""Image transforms that write where the result is wanted: no array in between, no allocation in steady state.
+"""Image transforms that write directly to their target: no intermediate array, no allocation in steady state.
 
     transform = OnField("jpg", RandomResizedCrop(224), HorizontalFlip(0.5))
     dataset = StreamingDataset(url, transform=transform)
@@ -40,17 +40,17 @@ class ImageTransform(Protocol):
 class OnField:
     """Applies image transforms one after the other to one field of a sample. Use as `transform=` of a dataset.
 
-    Under `StreamingDataLoader` the result is written where it lies in the batch.
+    Under `StreamingDataLoader` the result is written to its row in the batch.
 
     Args:
         field: name of the field, for example "jpg".
-        steps: what to do, in order.
+        steps: the transforms, in order.
     """
 
     def __init__(self, field: str, *steps: ImageTransform) -> None:
         self.field = field
         self.steps = steps
-        # The last step that makes a new picture writes it to its place; what follows changes it there.
+        # The last step that makes a new picture writes it to its row; later steps change it there.
         makers = [number for number, step in enumerate(steps) if type(step) is not HorizontalFlip]
         self._placing = makers[-1] if makers else 0
 
@@ -63,7 +63,7 @@ class OnField:
         Args:
             sample: by field.
             rng: of this sample.
-            out: places in the batch, by field.
+            out: rows in the batch, by field.
 
         Raises:
             ConfigError: the sample has no such field, or it is no picture.
@@ -82,7 +82,7 @@ class OnField:
 
     @property
     def is_own(self) -> bool:
-        """Whether all steps are of this module: no randomness but from `rng`."""
+        """Whether all steps are of this module, whose only randomness is `rng`."""
         return all(type(step) in {Resize, CentreCrop, RandomResizedCrop, HorizontalFlip} for step in self.steps)
 
 
@@ -121,7 +121,7 @@ class Resize:
 
 @dataclass(frozen=True)
 class CentreCrop:
-    """Cuts the middle out; a smaller picture is scaled up first until it covers the size.
+    """Cuts out the middle; a smaller picture is scaled up first until it covers the size.
 
     Attributes:
         height: rows of the result.
@@ -213,8 +213,8 @@ def resize(picture: Picture, height: int, width: int, out: Picture | None = None
         height: rows of the result.
         width: columns of the result.
         out: written and returned if it is C-contiguous and of the result's shape.
-        antialias: False interpolates between four pixels when shrinking, too, as `cv2.resize` does unless it is told
-            otherwise: 500 x 375 to 224 x 224 in 0.1 ms instead of 1.1, as long as the decoder takes (2026-11-22). To
+        antialias: False interpolates between four pixels when shrinking, too, as `cv2.resize` does by
+            default: 500 x 375 to 224 x 224 in 0.1 ms instead of 1.1, as long as the decoder takes (2026-11-22). To
             less than half its size, a picture loses pixels.
     """
     if picture.shape[:2] == (height, width):
@@ -224,7 +224,7 @@ def resize(picture: Picture, height: int, width: int, out: Picture | None = None
     if cv2 is None:
         return place(_resize_by_pillow(picture, height, width, antialias), out if fits else None)
     averages = antialias and height * width < picture.shape[0] * picture.shape[1]
-    # OpenCV takes another array in silence where `dst` does not fit: hence `fits`.
+    # OpenCV silently allocates another array if `dst` does not fit: hence `fits`.
     scaled: Picture = cv2.resize(
         picture,
         (width, height),
@@ -254,9 +254,9 @@ def flip(picture: Picture, out: Picture | None = None) -> Picture:
 
 
 def _copied(picture: Picture, out: Picture | None) -> Picture:
-    """Into `out` where it fits; else a view becomes an array of its own, so that it does not hold the whole picture."""
+    """Copies to `out` if it fits; else copies a view, so that it does not keep the whole picture."""
     if out is not None and out.shape == picture.shape:
-        # numpy goes through a copy where the two overlap.
+        # numpy copies through a buffer if the two overlap.
         np.copyto(out, picture)
         return out
     return picture if picture.base is None and picture.flags.c_contiguous else picture.copy()

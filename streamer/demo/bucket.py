@@ -32,7 +32,7 @@ class Upload(NamedTuple):
 
 
 class Uploaded(NamedTuple):
-    """What the bucket holds afterwards."""
+    """The contents of the bucket after the upload."""
 
     images: int
     objects: int
@@ -41,7 +41,7 @@ class Uploaded(NamedTuple):
 
 
 def storage_options(endpoint: str) -> dict[str, object]:
-    """How fsspec reaches the demo's server."""
+    """The storage options of fsspec for the demo's server."""
     return {"key": ACCESS_KEY, "secret": SECRET_KEY, "client_kwargs": {"endpoint_url": endpoint}}
 
 
@@ -82,7 +82,7 @@ def put(endpoint: str, path: str, content: bytes) -> None:
     finally:
         connection.close()
     if answer.status != http.HTTPStatus.OK:
-        raise StoreError(f"PUT {path}: the demo's server says {answer.status} {body[:200]!r}", url=path)
+        raise StoreError(f"PUT {path}: the demo's server answers {answer.status} {body[:200]!r}", url=path)
 
 
 AUTHORIZATION = f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/20260101/us-east-1/s3/aws4_request"

@@ -24,7 +24,7 @@ class Point(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """One image of the data set."""
+    """One image of the dataset."""
 
     key: str
     label: int
@@ -32,7 +32,7 @@ class Picture(NamedTuple):
 
 
 def _polygon(corners: int, inner: float = 1.0) -> Callable[[Point, float, float], list[Point]]:
-    """Corners on a circle; with `inner` < 1 every second one lies that much closer to the middle."""
+    """Corners on a circle; with `inner` < 1 every second one is closer to the middle by this factor."""
 
     def points(center: Point, radius: float, turn: float) -> list[Point]:
         radii = [radius * (inner if i % 2 else 1.0) for i in range(corners)]

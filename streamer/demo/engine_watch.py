@@ -1,4 +1,4 @@
-"""The demo's view of the engine: its counters, and its death."""
+"""The demo's access to the engine: its counters, and killing it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from streamer.errors import StreamerError
 
 
 class EngineWatch:
-    """Looks at the engine of a cache folder while the ranks use it.
+    """Reads the counters of the engine of a cache folder while the ranks use it.
 
-    Counters of an engine that is killed are read just before, so that nothing is lost but what happens in between.
+    Counters of an engine that is killed are read just before, so that only the counts in between are lost.
 
     Args:
         settings: where the engine is. It is connected to only while the ranks keep it alive.
@@ -33,18 +33,18 @@ class EngineWatch:
 
     @property
     def kill_seen(self) -> Kill | None:
-        """The engine's death, once another engine has taken over."""
+        """The kill of the engine, once another engine has taken over."""
         return self._kill if self._kill is not None and self._kill.successor else None
 
     def usage_since(self) -> Usage:
-        """Needs and hits since this was last asked, over the death of an engine."""
+        """Needs and hits since the last call, also over the end of an engine."""
         now = self._carried + self._usage()
         since, self._base = now - self._base, now
         self._note_successor(self._pid())
         return since
 
     def kill(self, epoch: int) -> str:
-        """Kills the engine with SIGKILL; returns what was done, for people."""
+        """Kills the engine with SIGKILL; returns a description."""
         self._carried = self._carried + self._usage()
         pid = self._pid()
         os.kill(pid, signal.SIGKILL)
@@ -52,7 +52,7 @@ class EngineWatch:
         return f"engine {pid} killed with SIGKILL"
 
     def chunks(self) -> int:
-        """How many chunks the dataset has."""
+        """Number of chunks of the dataset."""
         with EngineClient(self._settings) as client:
             folders = [root.parent for root in (client.roots()[0] / "manifests").glob("*/root.json")]
         from streamer.manifest.table import Manifest
@@ -60,10 +60,10 @@ class EngineWatch:
         return sum(Manifest.open(folder).chunks for folder in folders)
 
     def await_gone(self, timeout_seconds: float) -> None:
-        """Waits until the engine that was last seen has left, as it does when nobody is connected any more.
+        """Waits until the last engine has ended, as it does without connections.
 
         Raises:
-            StreamerError: it stays.
+            StreamerError: it does not end.
         """
         try:
             handle = os.pidfd_open(self._last_pid)
@@ -74,7 +74,7 @@ class EngineWatch:
         finally:
             os.close(handle)
         if not gone:
-            raise StreamerError(f"the engine is still there {timeout_seconds:.0f} s after the last rank left")
+            raise StreamerError(f"the engine still runs {timeout_seconds:.0f} s after the last rank ended")
 
     def _usage(self) -> Usage:
         with EngineClient(self._settings) as client:

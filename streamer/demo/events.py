@@ -1,4 +1,4 @@
-"""What the ranks tell the demo while they train: one JSON text per datagram on a unix socket."""
+"""The events that the ranks send to the demo while they train: one JSON text per datagram on a unix socket."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class EpochEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """The rank gives up.
+    """The rank has failed.
 
     Attributes:
         error: the end of its traceback.
@@ -108,7 +108,7 @@ class Receiver:
     """The demo's end.
 
     Args:
-        path: where it listens; short, as unix sockets want it.
+        path: of its socket; short, as unix sockets require.
     """
 
     def __init__(self, path: Path) -> None:

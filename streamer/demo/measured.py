@@ -1,4 +1,4 @@
-"""What the demo measured, put together from what the ranks, the engine and the store counted."""
+"""The measurements of the demo, from the counts of the ranks, the engine and the store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """The death of an engine.
+    """The kill of an engine.
 
     Attributes:
         pid: of the engine that was killed.
@@ -33,7 +33,7 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What the engine answered out of the cache between two moments.
+    """The uses and hits of chunks between two moments.
 
     Attributes:
         need_bytes: of all chunks that the ranks needed.
@@ -101,7 +101,7 @@ class Measured:
 
 @dataclass
 class Collector:
-    """Gathers the events of all ranks. A moment is complete when every rank has told of it."""
+    """Gathers the events of all ranks. A moment is complete when every rank has reported it."""
 
     ranks: int
     steps: list[Step] = field(default_factory=list)

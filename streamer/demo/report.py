@@ -51,7 +51,7 @@ def _row(row: EpochRow, killed: bool) -> tuple[str, ...]:
 
 
 def remarks(measured: Measured) -> list[str]:
-    """What the table does not say."""
+    """The results that are not in the table."""
     bound = min(1.0, measured.cache_bytes / measured.dataset_bytes)
     lines = [
         f"dataset {format_bytes(measured.dataset_bytes)} in {measured.chunks} chunks, "
@@ -150,7 +150,7 @@ def _draw_epochs(axes: Axes, rows: Sequence[EpochRow], title: str, values: Seque
 
 
 def _draw_bounds(hits: Axes, store: Axes, measured: Measured) -> None:
-    """What half a cache can do at best."""
+    """The best possible hit rate with a cache of this size."""
     bound = min(1.0, measured.cache_bytes / measured.dataset_bytes)
     _line(hits, 100 * bound, "what the cache can hold")
     _line(store, measured.dataset_bytes / 1e6, "the whole dataset")

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Progress(Protocol):
-    """A running task that tells how far it is."""
+    """The progress of a running task."""
 
     def update(self, done: float, total: float | None, text: str = "") -> None:
         """`done` of `total` units are through."""
@@ -43,7 +43,7 @@ class Progress(Protocol):
 
 
 class Screen(Protocol):
-    """Where the demo shows what happens."""
+    """The output of the demo."""
 
     def note(self, text: str) -> None:
         """A line."""
@@ -56,12 +56,12 @@ class Screen(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """What can be chosen.
+    """The options of a run.
 
     Attributes:
         kill_epoch: the epoch, from 1, in whose middle the engine is killed; 0: never.
         cache_share: limit of the cache as a share of the data.
-        link: how far away the store seems.
+        link: the simulated link to the store.
     """
 
     images: int = 2000
@@ -169,7 +169,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _training(self) -> Iterator[subprocess.Popen[bytes]]:
-        """torchrun with its ranks; ended, whatever happens."""
+        """torchrun with its ranks; always ended."""
         settings = self._folder / "settings.json"
         self._settings().write(settings)
         ranks = ["--standalone", "--nproc-per-node", str(self._options.ranks)]
@@ -213,10 +213,10 @@ class _Run:
         }
         return {**{name: value for name, value in os.environ.items() if name != "STREAMER_ENGINE"}, **own}
 
-    # ------------------------------------------------------------ what they tell
+    # ------------------------------------------------------------ events
 
     def _watch(self, receiver: Receiver, process: subprocess.Popen[bytes]) -> None:
-        """Takes events in until the last epoch is over.
+        """Receives events until the last epoch has ended.
 
         Raises:
             StreamerError: the ranks ended before that.
@@ -249,7 +249,7 @@ class _Run:
                 self._screen.note(f"epoch {event.epoch + 1}, batch {event.batch}: {self._engine.kill(event.epoch)}")
 
     def _since(self) -> Counts:
-        """What the store served since this was last asked."""
+        """The requests that the store has served since the last call."""
         before, self._counted = self._counted, self._server.counts()
         return self._counted - before
 

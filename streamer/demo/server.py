@@ -1,6 +1,6 @@
 """An S3 server in a process of its own: moto behind a link of given speed that counts what it carries.
 
-The counts are the store's own: they are right whatever becomes of the engine that asks.
+The counts are made in the store, so that they stay correct when an engine is killed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COUNTS_PATH = "/-/counts"
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the store has served since it started.
+    """The requests that the store has served since its start.
 
     Attributes:
         reads: object reads (GET), whole or ranges.
@@ -49,11 +49,11 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How far away the store seems to be; applies to object reads.
+    """The simulated link to the store; applies to object reads.
 
     Attributes:
         first_byte_seconds: before each answer; 30 ms is what S3 takes.
-        bytes_per_second: of all answers together; 0: as fast as it goes.
+        bytes_per_second: of all answers together; 0: unlimited.
     """
 
     first_byte_seconds: float = 0.0
@@ -88,7 +88,7 @@ class MeteredStore:
         return self._carried(body)
 
     def _carried(self, body: Iterable[bytes]) -> Iterator[bytes]:
-        """Counts every piece before it is sent: whoever has it finds it counted."""
+        """Counts every piece before it is sent, so that no received piece is missing from the counts."""
         time.sleep(self._link.first_byte_seconds)
         try:
             for piece in body:
@@ -123,14 +123,14 @@ class DemoServer:
     """The server's process; ends with this object, or with the process that made it.
 
     Args:
-        link: how far away it seems.
+        link: the simulated link.
 
     Raises:
         StreamerError: the server did not start.
     """
 
     def __init__(self, link: Link) -> None:
-        # The server ends when its standard input does: it cannot outlive us, however we end.
+        # The server ends with its standard input, so that it never outlives this process.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "streamer.demo.server", json.dumps(asdict(link))],
             stdin=subprocess.PIPE,
@@ -149,7 +149,7 @@ class DemoServer:
         self.close()
 
     def counts(self) -> Counts:
-        """What it has served so far."""
+        """The counts so far."""
         connection = http.client.HTTPConnection(urlsplit(self.endpoint).netloc, timeout=30)
         try:
             connection.request("GET", COUNTS_PATH)
@@ -185,13 +185,13 @@ def _listen(link: Link, announce: Callable[[str], None]) -> None:
             super().setup()
 
         def log(self, *arguments: object) -> None:
-            """Not a line per request."""
+            """Logs nothing."""
 
     server = make_server("127.0.0.1", 0, MeteredStore(_application(), link), threaded=True, request_handler=Quiet)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     announce(f"http://127.0.0.1:{server.server_port}")
     sys.stdin.read()
-    # Connections that clients keep open hold threads that nobody can end; nothing here is worth saving.
+    # Connections that clients keep open block threads that cannot be ended; there is nothing to save.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""What the demo tells the ranks, as a file."""
+"""The settings that the demo passes to the ranks, in a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Settings:
         cache_bytes: limit of the cache.
         batch_size: of one rank.
         workers: worker processes of one rank.
-        events: path of the socket that the ranks tell their events.
+        events: path of the socket that receives the events of the ranks.
     """
 
     url: str

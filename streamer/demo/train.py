@@ -1,8 +1,8 @@
-"""What each rank of the demo runs: an ordinary training script on the public API.
+"""The program of each rank of the demo: an ordinary training script on the public API.
 
     torchrun --nproc-per-node 2 -m streamer.demo.train settings.json
 
-It tells the demo what it does; take those lines away, and it is what you would write.
+It sends events to the demo; without those lines it is an ordinary training script.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PREFETCH_BATCHES = 4
 
 
 class Batch(TypedDict):
-    """What the loader yields: one entry per sample."""
+    """A batch of the loader: one entry per sample."""
 
     key: list[str]
     image: torch.Tensor

@@ -135,7 +135,7 @@ class Endpoint:
             return False
         return served is not None and served > max(started, now - patience)
 
-    def alone(self, error: StreamerError, first_failure: float, served: float) -> bool:
+    def isolated(self, error: StreamerError, first_failure: float, served: float) -> bool:
         """Whether a failure is the request's own, not the endpoint's.
 
         It is when the store answered (a 500, not a refusal), when no request was ever served, or when others were sent

@@ -68,7 +68,7 @@ class Failing(msgspec.Struct, frozen=True):
         tries: failed in a row without a byte kept.
         idle_seconds: since the last byte was kept, or since the first try began.
         silent: the last try waited in vain for a store that answers others as quickly as ever.
-        alone: the endpoint serves others meanwhile, or never served any; else it is down after it worked.
+        isolated: the endpoint serves others meanwhile, or never served any; else it is down after it worked.
         worked: the endpoint has served a request.
         stalls: tries of this range, with or without bytes, that ended in silence; 0 while no other range got a large
             body since the first of them.
@@ -77,7 +77,7 @@ class Failing(msgspec.Struct, frozen=True):
     tries: int
     idle_seconds: float
     silent: bool
-    alone: bool
+    isolated: bool
     worked: bool
     stalls: int = 0
 
@@ -91,7 +91,7 @@ def gives_up(failing: Failing, config: FetchConfig) -> bool:
     """
     if failing.stalls >= STALLED_TRIES:
         return True
-    if not failing.alone:
+    if not failing.isolated:
         return failing.tries >= config.attempts and failing.idle_seconds >= config.outage_seconds
     enough = failing.tries >= (SILENT_TRIES if failing.silent else config.attempts)
     return enough and (not failing.worked or failing.idle_seconds >= config.failing_seconds)

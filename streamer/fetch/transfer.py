@@ -200,7 +200,7 @@ class Transfer:
     async def _is_last(self, error: StreamerError) -> bool:
         """Whether to give up. Without other requests a probe shows whether the object or the endpoint fails."""
         failing = self._failing(error)
-        if not failing.alone and failing.tries >= SILENT_TRIES:
+        if not failing.isolated and failing.tries >= SILENT_TRIES:
             await self._endpoint.probe(self._context.tally)
         return gives_up(failing, self._config)
 
@@ -229,7 +229,7 @@ class Transfer:
             idle_seconds=self._endpoint.time() - self._progressed,
             silent=self._is_silence(error),
             stalls=self._stalls if endpoint.last_large > self._first_stall else 0,
-            alone=endpoint.alone(error, self._first_failure, self._served),
+            isolated=endpoint.isolated(error, self._first_failure, self._served),
             worked=endpoint.last_success is not None,
         )
 

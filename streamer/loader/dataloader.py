@@ -76,8 +76,8 @@ class StreamingDataLoader:
             dataset's setting.
         report_seconds: interval of the stall report in the log (`streamer.loader.stall`); None: no report.
         on_report: called with each report, on a thread of its own.
-        torch_arguments: those of torch's DataLoader that this one does not have, as `shuffle` and `pin_memory`: an
-            error says what to write instead, unless the value changes nothing here.
+        torch_arguments: arguments of torch's DataLoader that this one does not have, such as `shuffle` and
+            `pin_memory`: an error names the replacement, unless the value has no effect here.
 
     Raises:
         ConfigError: an invalid value; `device="cuda"` without CUDA.
@@ -191,7 +191,7 @@ class StreamingDataLoader:
         return self._epoch
 
     def _beginning(self) -> tuple[int, int]:
-        """Where the next epoch's iterator begins."""
+        """The start of the next epoch iterator."""
         if self._epoch_requested:
             return self._start
         if self._begun == self._position:

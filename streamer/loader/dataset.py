@@ -30,26 +30,27 @@ class StreamingDataset(IterableDataset[object]):
     """Samples of a dataset in object storage, through the machine's cache, in an exact order.
 
     Works under `StreamingDataLoader`, under a plain `torch.utils.data.DataLoader` with any number of workers (fork or
-    spawn), under torchdata's `StatefulDataLoader`, and in a bare `for`. Over all ranks and workers, every sample comes
-    once per epoch. Constructing does no I/O; the first `len`, `iter` or index finds or starts the engine.
+    spawn), under torchdata's `StatefulDataLoader`, and in a bare `for`. Over all ranks and workers, every sample is
+    delivered once per epoch. Constructing does no I/O; the first `len`, `iter` or index finds or starts the engine.
 
-    Epochs: every `iter()` is the next epoch, from 0 on; `set_epoch(e)` makes the next one `e`, also for persistent
+    Epochs: every `iter()` is the next epoch, starting at 0; `set_epoch(e)` makes the next one `e`, also for persistent
     workers. With a plain DataLoader, give the dataset the same `batch_size`: its workers then yield whole batches in
-    the global order, the same for any number of workers. Not told, every sample still comes once, but batches depend on
-    `num_workers`, and a run cannot go on with another number of ranks.
+    the global order, the same for any number of workers. Without it, every sample is still delivered once, but batches
+    depend on `num_workers`, and a run cannot resume with another number of ranks.
 
-    Several loaders and loops may read from one data set at the same time, each at its own pace; what one of them needs
-    and another has fetched is there.
+    Several loaders and loops may read from one dataset at the same time, each at its own pace; they share the fetched
+    chunks.
 
-    Last batch: filled with repeats, so that all ranks make equally many steps; or left out with `drop_last`.
+    The last batch is filled with repeats, so that all ranks make the same number of steps, or left out with
+    `drop_last`.
 
     Args:
         url: a prefix or an object, or several; any fsspec url, or a local path.
         manifest: url or path of a built manifest (`streamer index`); None: found or built at first use.
         format: "folder" (one object, one sample), "webdataset" (tars), "auto" (from the names).
-        cache_dir: where chunks live on this machine; None: $STREAMER_CACHE_DIR, else the XDG cache folder.
-        cache_bytes: limit, as bytes or "200GB"; "auto": 80 % of the free space. Of the engine that this process starts.
-        storage_options: as fsspec takes them.
+        cache_dir: the folder of the chunks on this machine; None: $STREAMER_CACHE_DIR, else the XDG cache folder.
+        cache_bytes: limit, as bytes or "200GB"; "auto": 80 % of the free space. For an engine that this process starts.
+        storage_options: as for fsspec.
         shuffle: True or "block", "sample" (see the docs for its price), False.
         seed: fixes the order, and the `rng` of transforms.
         batch_size: samples of a batch on one rank, for plain DataLoaders.
@@ -57,28 +58,28 @@ class StreamingDataset(IterableDataset[object]):
         decode: "auto" (by extension), None (bytes), a function of (field name, bytes), or a dict of functions by
             extension; see `streamer.decode`.
         transform: sample dict -> anything. A parameter called `rng` is given a numpy Generator that depends only on
-            seed, epoch and sample; one called `out` a dict with the places of the sample's arrays in the batch, by
-            field, perhaps empty: what is written there and returned is not copied any more.
+            seed, epoch and sample; one called `out` a dict with the rows of the sample's arrays in the batch, by
+            field, possibly empty: arrays that are written there and returned are not copied again.
         allow_pickle: decode .pt and .pkl fields, which runs code that they contain.
-        drop_last: leave the last, incomplete batch out; for plain DataLoaders.
+        drop_last: leave out the last, incomplete batch; for plain DataLoaders.
         rank, world_size: override torch.distributed and the environment (torchrun, SLURM); both or neither.
-        on_error: "raise", or "skip": another sample of the batch takes the place of one that cannot be decoded or
+        on_error: "raise", or "skip": another sample of the batch replaces one that cannot be decoded or
             transformed, marked as a repeat.
-        error_budget: samples that may be skipped before all ranks raise; by each process under a plain DataLoader.
-        engine: "unix:/path" of a standing engine; None: $STREAMER_ENGINE, else one is started.
-        index_limit: seconds; an index that would take longer is not built in passing.
-        stream: tells two data sets of one job apart that have the same data and shuffle but different batches; loaders
-            of one data set need none.
-        on_change: "raise": what was there at the first use is the dataset for good, and an object that is another one
-            by then is an ObjectChangedError. "refresh": looked at again before each epoch, see `refresh`; within an
-            epoch a changed object is an error all the same.
+        error_budget: samples that may be skipped before all ranks raise; per process under a plain DataLoader.
+        engine: "unix:/path" of a running engine; None: $STREAMER_ENGINE, else one is started.
+        index_limit: seconds; a manifest that would take longer is not built at first use.
+        stream: distinguishes two datasets of one job with the same data and shuffle but different batches; loaders of
+            one dataset need none.
+        on_change: "raise": the dataset is fixed at first use, and an object that changes later is an
+            ObjectChangedError. "refresh": the objects are listed again before each epoch, see `refresh`; within an
+            epoch a changed object is still an error.
 
     Raises:
-        ConfigError: an argument that cannot be.
+        ConfigError: an invalid argument.
     """
 
     _resume: dict[str, object] | None
-    # With the edition of the dataset that it is of.
+    # With the edition of the dataset that it was prepared from.
     _prepared: tuple[int, Prepared] | None
     _progress: Progress | None
 
@@ -141,16 +142,16 @@ class StreamingDataset(IterableDataset[object]):
         options, choices = self._opening.options, len(self._opening.choices)
         return f"StreamingDataset({', '.join(options.urls)}, shuffle={options.shuffle!r}, selections={choices})"
 
-    # ------------------------------------------------------------ what there is
+    # ------------------------------------------------------------ contents
 
     def __len__(self) -> int:
-        """Samples that this rank yields per epoch, over all its workers: padded, or without the last batch."""
+        """Samples of this rank per epoch, over all its workers: padded, or without the last batch."""
         prepared = self._plain()
         return batch_count(self.samples, prepared.global_batch, prepared.drop_last) * prepared.local_batch
 
     @property
     def samples(self) -> int:
-        """Samples that take part, over all ranks."""
+        """Number of samples, over all ranks."""
         return self._opening.samples
 
     @property
@@ -164,7 +165,7 @@ class StreamingDataset(IterableDataset[object]):
         return {name: number for number, name in enumerate(self.classes)}
 
     def __getitem__(self, index: int) -> object:
-        """Looks at one sample: a small ranged read. For looking, not for training: it goes around the cache's plan.
+        """Reads one sample by a small ranged read. For inspection, not for training: it bypasses the cache's plan.
 
         Args:
             index: 0..samples-1 in the order of the manifest, or negative from the end.
@@ -177,12 +178,12 @@ class StreamingDataset(IterableDataset[object]):
         return self._opening.look(self.epoch, index % self.samples)
 
     def get(self, key: str) -> object:
-        """Looks at the first sample with this "__key__".
+        """Reads the first sample with this "__key__".
 
-        The names of tar members are in the archives only, so these are read chunk by chunk until the key is found.
+        The names of tar members are in the archives only, which are read chunk by chunk until the key is found.
 
         Raises:
-            KeyError: no sample has it.
+            KeyError: no sample has this key.
         """
         return self._opening.look(self.epoch, self._opening.find(key))
 
@@ -197,21 +198,21 @@ class StreamingDataset(IterableDataset[object]):
         fraction: tuple[float, float] | None = None,
         seed: int = 0,
     ) -> StreamingDataset:
-        """Returns a dataset of the samples that meet all conditions; decided at first use. Can be repeated.
+        """Returns a dataset of the samples that meet all conditions, which are applied at first use. Can be repeated.
 
         The new dataset has its own order and its own epochs, and shares the cache.
 
         Args:
             indices: numbers 0..samples-1 of this dataset: a sequence, slice, array of numbers or of bools.
-            keys: a glob over keys ("dogs/*.jpg"), or several of which one must fit (not in containers).
+            keys: a glob over keys ("dogs/*.jpg"), or several, of which one must match (not in containers).
             labels: class names or numbers (not in containers).
-            min_bytes: least stored size of a sample.
+            min_bytes: smallest stored size of a sample.
             max_bytes: largest stored size of a sample, inclusive.
-            fraction: a random part, half-open: (0, 0.9) to train and (0.9, 1) to validate have nothing in common.
-            seed: which random parts.
+            fraction: a random part, half-open: (0, 0.9) for training and (0.9, 1) for validation are disjoint.
+            seed: of the random parts.
 
         Raises:
-            ConfigError: conditions that cannot be.
+            ConfigError: invalid conditions.
         """
         where = Where(
             keys=[keys] if isinstance(keys, str) else keys,
@@ -227,15 +228,15 @@ class StreamingDataset(IterableDataset[object]):
         return other
 
     def refresh(self) -> bool:
-        """Lists again what exists; True: it is something else now, and the next epoch is made of it. Collective.
+        """Lists the objects again; True: they have changed, and the next epoch uses the new ones. Collective.
 
-        What did not change stays in the cache. All ranks must call it between the same two epochs; where they see
-        different listings, all of them stay with what they have. With `on_change="refresh"` a StreamingDataLoader and a
-        bare `for` call it before each epoch. A plain DataLoader's workers do not: call it yourself between epochs, in
-        the main process and without persistent workers. A state saved before a change fits no more.
+        Unchanged objects stay in the cache. All ranks must call it between the same two epochs; if they see different
+        listings, all of them keep the current manifest. With `on_change="refresh"` a StreamingDataLoader and a bare
+        `for` call it before each epoch. A plain DataLoader's workers do not: call it yourself between epochs, in the
+        main process and without persistent workers. A state saved before a change cannot be loaded after it.
 
         Raises:
-            StreamerError: it cannot be listed or indexed; on every rank.
+            StreamerError: the objects cannot be listed or indexed; on every rank.
         """
         return self._side.refresh()
 
@@ -243,7 +244,7 @@ class StreamingDataset(IterableDataset[object]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next `iter()` is, in whatever process."""
+        """The epoch of the next `iter()`, in any process."""
         return self._epochs.next_epoch
 
     def set_epoch(self, epoch: int) -> None:
@@ -259,9 +260,9 @@ class StreamingDataset(IterableDataset[object]):
         self._resume = None
 
     def state_dict(self) -> dict[str, object]:
-        """Where the last `iter()` of this process stands, or the next one begins.
+        """The position of the last `iter()` of this process, or the start of the next one.
 
-        With worker processes the main process cannot know: use StreamingDataLoader or StatefulDataLoader.
+        With worker processes the main process does not know it: use StreamingDataLoader or StatefulDataLoader.
         """
         if self._resume is not None:
             return dict(self._resume)
@@ -269,7 +270,7 @@ class StreamingDataset(IterableDataset[object]):
         return progress.state(self._plain())
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Makes the next `iter()` go on there; checked then."""
+        """Makes the next `iter()` continue from a state; it is checked then."""
         self._resume = dict(state)
 
     # ------------------------------------------------------------ reading
@@ -278,8 +279,8 @@ class StreamingDataset(IterableDataset[object]):
         """The samples of this process's share of the next epoch.
 
         Raises:
-            StreamerError: the engine, the manifest or a loaded state does not fit; on every rank, where
-                torch.distributed is initialised.
+            StreamerError: engine, manifest or a loaded state do not match; on every rank if torch.distributed is
+                initialised.
         """
         worker = get_worker_info()
         if worker is None and self._resume is None and self._side.refreshes:
@@ -287,18 +288,18 @@ class StreamingDataset(IterableDataset[object]):
         prepared = self._plain() if worker is not None else self._opening.compared(self._plain, self._resume_place())
         share = Share() if worker is None else Share(worker.id, worker.num_workers)
         self._progress = self._resumed(prepared, share) or Progress(self._begin(), share)
-        return SampleIterator(prepared, self._progress, self._ledger, self._go_on_after)
+        return SampleIterator(prepared, self._progress, self._ledger, self._set_next_epoch)
 
     @property
     def skipped(self) -> list[Skipped]:
-        """With on_error="skip": every sample that `iter(dataset)` in this process found no use for, and why."""
+        """With on_error="skip": the samples that `iter(dataset)` has skipped in this process, with causes."""
         return list(self._ledger.entries)
 
     def close(self) -> None:
-        """Ends this process's lines to the engine; the next use opens one again. Idempotent.
+        """Closes this process's connections to the engine; the next use opens one again. Idempotent.
 
-        Close what reads from it first. A loader or iterator of this process that still does gets a ClosedError after
-        the batches that are made already; its next `iter()` connects again.
+        Close its loaders and iterators first. One that still reads gets a ClosedError after the batches that are
+        already made; its next `iter()` connects again.
         """
         self._opening.close()
 
@@ -316,7 +317,7 @@ class StreamingDataset(IterableDataset[object]):
         self._rounds = (0, -1)
 
     def __getstate__(self) -> dict[str, object]:
-        """For spawned workers: nothing open, and the rank fixed, which they could not find out."""
+        """For spawned workers: without open resources, and with the rank, which they cannot detect."""
         # cloudpickle: transforms may be lambdas or live in a notebook.
         return {"settings": cloudpickle.dumps((self._opening.settings(), self._resume)), "epochs": self._epochs}
 
@@ -329,7 +330,7 @@ class StreamingDataset(IterableDataset[object]):
         self._resume = resume
 
     def _plain(self) -> Prepared:
-        """For a plain DataLoader: whole batches if their size is known, else one sample per rank at a time."""
+        """Prepares for a plain DataLoader: whole batches if their size is known, else single samples."""
         edition = self._side.edition
         if self._prepared is None or self._prepared[0] != edition:
             options = self._opening.options
@@ -343,7 +344,7 @@ class StreamingDataset(IterableDataset[object]):
         worker = get_worker_info()
         if worker is None:
             return self._epochs.begin()
-        # torch gives the workers of one iterator seeds that count up from one number.
+        # torch gives the workers of one iterator consecutive seeds.
         base_seed = worker.seed - worker.id
         count = self._rounds[1] + 1 if self._rounds[0] == base_seed else 0
         self._rounds = (base_seed, count)
@@ -358,9 +359,9 @@ class StreamingDataset(IterableDataset[object]):
             return None
         state, self._resume = self._resume, None
         epoch, first = prepared.resume(state)
-        self._go_on_after(epoch)
+        self._set_next_epoch(epoch)
         share, delivered = resumed_share(state, share, first, prepared.local_batch)
         return Progress(epoch, share, delivered)
 
-    def _go_on_after(self, epoch: int) -> None:
+    def _set_next_epoch(self, epoch: int) -> None:
         self._epochs.set(epoch + 1)

@@ -1,4 +1,4 @@
-"""One pass over an epoch, as the training loop has it in hands."""
+"""The iterator over one epoch that the training loop uses."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from streamer.loader.stall.stats import TrainerClock
 
 
 class EpochOwner(Protocol):
-    """The loader, as its running epoch sees it."""
+    """The loader that owns an epoch iterator."""
 
     def next_delivery(self) -> Delivery:
         """The next batch from the supply; blocks."""
         ...
 
     def delivered(self, delivery: Delivery) -> None:
-        """The trainer has it."""
+        """Records that the trainer has the batch."""
         ...
 
     def finished(self) -> None:
-        """The epoch is over."""
+        """Records the end of the epoch."""
         ...
 
     def ready(self) -> int:
-        """Finished batches that wait.
+        """Number of finished batches that wait.
 
         Raises:
             ClosedError: the loader is closed.
@@ -37,13 +37,13 @@ class EpochOwner(Protocol):
 
 
 class EpochIterator:
-    """Hands out the batches of one epoch; `close()` of the loader ends it, a later `iter()` is an error for it.
+    """Yields the batches of one epoch. Ended by `close()` of the loader; raises after a later `iter()` of the loader.
 
     Args:
         owner: the loader.
-        left: batches to come.
+        left: number of batches.
         clock: of the trainer.
-        mover: brings them to where they are wanted; None: they stay where they are.
+        mover: copies them to the device; None: no copies.
         transform: called with each batch on the device.
     """
 
@@ -70,8 +70,8 @@ class EpochIterator:
         owner = self._owner
         if self._superseded:
             raise ClosedError(
-                "a later iter() of this StreamingDataLoader has ended this iterator; for two at once make two loaders "
-                "of the data set"
+                "a later iter() of this StreamingDataLoader has ended this iterator; for two iterators make two "
+                "loaders of the dataset"
             )
         if owner is None:
             raise StopIteration
@@ -91,18 +91,18 @@ class EpochIterator:
         return self._left
 
     def supersede(self) -> None:
-        """Another one goes on: batches that this one would not give any more must not go missing unnoticed."""
+        """Ends it because a later iterator continues: its `next` raises, so that missing batches are noticed."""
         self._superseded = self._owner is not None
         self.end()
 
     def end(self) -> None:
-        """Stops it."""
+        """Ends the iteration."""
         self._owner = None
         self._batches = iter(())
 
 
 class _Deliveries:
-    """The batches of the epoch as the supply gives them; survives the error of a single batch."""
+    """The batches of the epoch from the supply; continues after the error of a single batch."""
 
     def __init__(self, owner: EpochOwner, left: int) -> None:
         self._owner = owner

@@ -1,4 +1,4 @@
-"""The ceiling of the training step itself: batches that are replayed, so that no step waits for data."""
+"""Measures the ceiling of the training step: replays batches, so that no step waits for data."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from streamer.loader.stall.stats import quantile
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """What the training step alone can do.
+    """The speed of the training step without waiting for data.
 
     Attributes:
-        steps: that were measured. samples: in them. seconds: all of them. median_seconds: of one.
+        steps: measured. samples: in them. seconds: their sum. median_seconds: of one step.
     """
 
     steps: int = 0
@@ -25,17 +25,17 @@ class Ceiling:
 
     @property
     def samples_per_second(self) -> float:
-        """With data that cost nothing; 0 before anything was measured."""
+        """Samples per second without waiting; 0 before the first measured step."""
         return self.samples / self.seconds if self.seconds else 0.0
 
 
 class Headspace:
-    """Replays batches that are there already, and times the steps between them: the ceiling of the step itself.
+    """Replays batches, and measures the steps between them.
 
     Args:
-        batches: what is replayed, in turn.
-        samples: in each of them.
-        steps: how many are given out.
+        batches: replayed in turn.
+        samples: number in each batch.
+        steps: number of batches to yield.
     """
 
     def __init__(self, batches: Sequence[object], samples: Sequence[int], steps: int) -> None:
@@ -48,7 +48,7 @@ class Headspace:
         return self._steps
 
     def __iter__(self) -> Iterator[object]:
-        """Gives out the batches; the time until the next is asked for is the step's."""
+        """Yields the batches; a step is the time until the next one is requested."""
         self._nanoseconds = []
         for number in range(self._steps if self._batches else 0):
             given = time.perf_counter_ns()
@@ -57,7 +57,7 @@ class Headspace:
 
     @property
     def ceiling(self) -> Ceiling:
-        """Of the steps so far; without the first pass over the batches, which warms up, when there were more."""
+        """The ceiling over the steps so far; without the first pass over the batches (warm-up), if there were more."""
         skip = len(self._batches) if len(self._nanoseconds) > len(self._batches) else 0
         spent = self._nanoseconds[skip:]
         samples = sum(self._samples[(skip + at) % len(self._samples)] for at in range(len(spent)))

@@ -1,4 +1,4 @@
-"""Where a loader's batches come from, from the first worker's start to the end of everything."""
+"""Creates and ends the supply of a loader, its workers, ring and mover."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from streamer.loader.workers.batch_maker import MakerRules
 
 
 class SupplyOwner:
-    """The supply of one loader, begun when it is first needed. Used by the trainer's thread.
+    """Owns the supply of one loader, which begins at its first use. Used by the trainer's thread.
 
-    Garbage collection ends it. After `end` it can begin anew, e.g. with a loaded state.
+    Garbage collection ends it. After `end` it can begin again, e.g. with a loaded state.
 
     Args:
-        settings: how.
+        settings: of the loader.
 
     Attributes:
         supply: None: not begun, or ended.
@@ -40,7 +40,7 @@ class SupplyOwner:
         self._feeder: Feeder | None = None
         self._pinner: Pinner | None = None
         self._mover: Mover | None = None
-        # The next batch that the running supply will give.
+        # The next batch of the running supply.
         self._next: tuple[int, int] | None = None
         self._resources = contextlib.ExitStack()
         self._closer: weakref.finalize[..., SupplyOwner] | None = None
@@ -54,7 +54,7 @@ class SupplyOwner:
         return self._pinner is not None and self._pinner.pinned
 
     def start_workers(self) -> None:
-        """Starts the first worker process, before it is known what it makes: it imports meanwhile."""
+        """Starts the first worker process before the dataset is prepared, so that it imports in parallel."""
         if self._feeder is None and self.settings.starts_early:
             self._feeder = self._build_feeder()
             self._feeder.start()
@@ -67,23 +67,23 @@ class SupplyOwner:
 
     @property
     def mover(self) -> Mover | None:
-        """The way to the device, the same for all epochs; None: batches stay as and where they are."""
+        """The mover to the device, the same for all epochs; None: batches are neither copied nor transformed."""
         s = self.settings
         if self._mover is None and (s.device is not None or s.device_transform is not None):
             self._mover = mover_for(s.device)
         return self._mover
 
     def until_end(self, end: Callable[[], object]) -> None:
-        """Calls this when the supply ends, before its own end."""
+        """Registers a function that is called before the supply ends."""
         self._resources.callback(end)
 
     def enter(self, epoch: int, batch: int, batches: Callable[[int], int]) -> None:
-        """Goes to a batch, unless it is next anyway.
+        """Continues at a batch, unless it is the next one anyway.
 
         Args:
             epoch: of the batch.
             batch: its number.
-            batches: epoch -> how many it has.
+            batches: epoch -> number of its batches.
         """
         assert self.supply is not None
         at = self._next
@@ -94,7 +94,7 @@ class SupplyOwner:
         self._next = epoch, batch
 
     def take(self, clock: TrainerClock) -> Delivery:
-        """The next batch; blocks. What made it fail is raised; the one after it is next."""
+        """The next batch; blocks. Raises its error if it failed; the following batch is next then."""
         assert self.supply is not None
         if self._pinner is not None:
             self._pinner.fence()
@@ -103,7 +103,7 @@ class SupplyOwner:
             delivery = self.supply.take(clock.arrive)
         except BaseException:
             clock.opened(None)
-            # The iterator that goes on gets what comes after it; a new one may want this very batch again.
+            # The same iterator continues with the following batch; a new one may begin with this batch again.
             self._next = None
             raise
         clock.opened(delivery.trace)
@@ -111,8 +111,8 @@ class SupplyOwner:
         return delivery
 
     def counts(self, clock: TrainerClock) -> LoaderStats:
-        """What happened so far; any thread."""
-        # Read once: the trainer may end the supply meanwhile.
+        """The statistics so far; any thread."""
+        # Read once: the trainer may end the supply concurrently.
         if (supply := self.supply) is None:
             return LoaderStats()
         return replace(counted(supply, clock.stats()), pinned=self.pinned)
@@ -164,6 +164,6 @@ class SupplyOwner:
 
 
 def _close_in(pid: int, resources: contextlib.ExitStack) -> None:
-    """In a forked child the workers are somebody else's."""
+    """Closes the resources, except in a forked child, which does not own the workers."""
     if pid == os.getpid():
         resources.close()

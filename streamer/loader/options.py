@@ -1,4 +1,4 @@
-"""What a user asks of a loader: checked at once."""
+"""The settings of a loader, checked when it is constructed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from streamer.loader.workers.pool import WorkerConfig
 if TYPE_CHECKING:
     import torch
 
-# 61 % of waiting become 23-29 % when one item in 20 takes 16x and 32-48 batches may be begun by 4 workers
-# (2026-11-20); 8 per worker, and no more than 48.
+# With one item in 20 taking 16 times as long, 32 to 48 batches for 4 workers reduce the waiting from 61 % to 23-29 %
+# (2026-11-20): 8 per worker, at most 48.
 _SPAN_PER_WORKER, _SPAN_MAX = 8, 48
 # A twentieth of the memory of the machine, or of the container where that has less; at most 2 GiB.
 _RING_SHARE, _RING_MAX_BYTES = 20, 2048 * MiB
@@ -31,10 +31,10 @@ Pin = bool | Literal["auto"]
 
 
 class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of `StreamingDataLoader`, which describes them.
+    """The arguments of `StreamingDataLoader`, which documents them.
 
     Attributes:
-        workers: how many of what kind; None: everything happens in the trainer's thread.
+        workers: number and kind; None: the trainer's thread makes the batches.
         span: batches begun and not yet taken.
         poison: overwrite freed slots; for tests.
     """
@@ -56,46 +56,46 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def worker_count(self) -> int:
-        """How many workers there are; 0: everything happens in the trainer's thread."""
+        """The number of workers; 0: the trainer's thread makes the batches."""
         return self.workers.workers if self.workers is not None else 0
 
     @property
     def starts_early(self) -> bool:
-        """Whether workers can start before it is known what they make."""
+        """Whether workers can start before the dataset is prepared."""
         return self.workers is not None and self.workers.worker_type == "process"
 
     @property
     def ring_limits(self) -> Limits:
-        """How many slots the ring may have: two for each worker as a rule, as many as are begun where one is late."""
+        """The limits of the ring: usually two slots per worker; while a batch is late, one for each begun batch."""
         assert self.workers is not None
         most = self.span + HELD_SLOTS
         return Limits(min(2 * self.workers.workers + HELD_SLOTS, most), most, self.ring_bytes)
 
     @property
     def own_generators(self) -> bool:
-        """Whether a batch is made by a thread that has the global generators for itself."""
+        """Whether the threads that make batches do not share the global generators."""
         return self.workers is None or self.workers.worker_type == "process"
 
-    def skip_rules(self, told: SkipRules) -> SkipRules:
-        """The loader's own word counts before the data set's."""
+    def skip_rules(self, dataset: SkipRules) -> SkipRules:
+        """The loader's rules, which override those of the dataset."""
         return SkipRules(
-            self.on_error or told.on_error, told.budget if self.error_budget is None else self.error_budget
+            self.on_error or dataset.on_error, dataset.budget if self.error_budget is None else self.error_budget
         )
 
 
 def worker_config(
     num_workers: int, worker_type: str, worker_start: str, user_code: Iterable[object]
 ) -> WorkerConfig | None:
-    """The workers that were asked for; None: there are none.
+    """The configuration of the workers; None: there are none.
 
     Args:
-        num_workers: how many.
-        worker_type: of what kind.
-        worker_start: how processes are started.
-        user_code: what is sent to them.
+        num_workers: their number.
+        worker_type: their kind.
+        worker_start: the way to start processes.
+        user_code: objects that are sent to them.
 
     Raises:
-        ConfigError: there are none of that kind or number.
+        ConfigError: an invalid number, kind or start.
     """
     at_least("num_workers", num_workers, 0)
     kind = one_of("worker_type", worker_type, ("process", "thread"))
@@ -110,21 +110,21 @@ def worker_config(
 
 
 def span_of(prefetch_batches: int | None, workers: WorkerConfig | None) -> int:
-    """How many batches may be begun and not yet taken."""
+    """The number of batches that may be begun and not yet taken."""
     if prefetch_batches is not None:
         return at_least("prefetch_batches", prefetch_batches, 1)
     return min(_SPAN_PER_WORKER * (workers.workers if workers is not None else 1), _SPAN_MAX)
 
 
-def ring_bytes_of(told: int | str | None) -> int:
-    """The ring's memory."""
-    if told is not None:
-        return parse_bytes(told, "ring_bytes")
+def ring_bytes_of(setting: int | str | None) -> int:
+    """The memory of the ring, as set or by default."""
+    if setting is not None:
+        return parse_bytes(setting, "ring_bytes")
     return min(usable_memory_bytes() // _RING_SHARE, _RING_MAX_BYTES)
 
 
 def at_least(name: str, value: int, least: int) -> int:
-    """The value.
+    """Returns the value.
 
     Raises:
         ConfigError: it is below `least`.
@@ -135,7 +135,7 @@ def at_least(name: str, value: int, least: int) -> int:
 
 
 def one_of(name: str, value: T, allowed: tuple[T, ...]) -> T:
-    """The value.
+    """Returns the value.
 
     Raises:
         ConfigError: it is not allowed.

@@ -1,13 +1,13 @@
-"""`on_error="skip"`: what may be skipped, what was, and when it is too much. Imports no torch.
+"""`on_error="skip"`: the rules, the list of skipped samples, and their budget. Imports no torch.
 
-Positions never move: the place of a sample that cannot be made is taken by another one of the same batch, and marked
-as a repeat. So every rank makes equally many steps with equally many samples, whatever its share of the damage.
+Positions never move: another sample of the same batch replaces a sample that cannot be made, and is marked as a repeat.
+So every rank makes the same number of steps with the same number of samples, wherever the damaged samples are.
 
-The budget is the job's. Where torch.distributed is initialised, ranks count through the process group's store. A rank
-that finds the budget spent at its batch s does not raise alone, which would leave the others waiting for it in their
-next collective: it writes down that batch s + 16 is not delivered any more, by anybody, and all ranks look there
-before each batch. They all raise at the same step, as long as no rank is more than 16 batches ahead of another, which
-every gradient exchange prevents; a rank that is farther ahead raises as soon as it looks.
+The budget is the job's. If torch.distributed is initialised, ranks count through the process group's store. A rank that
+finds the budget spent at its batch s does not raise at once, which would leave the others waiting for it in their next
+collective. It records that no rank delivers batch s + 16 or later, and all ranks read this record before each batch.
+They all raise at the same step, as long as no rank is more than 16 batches ahead of another, which every gradient
+exchange prevents; a rank that is farther ahead raises at its next batch.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ OnError = Literal["raise", "skip"]
 
 # Batches that a rank may run ahead of another between two gradient exchanges (accumulation over 8 steps is common).
 NOTICE_STEPS = 16
-# Samples that an error names; the rest is counted.
+# Samples that an error names; the others are only counted.
 _NAMED = 5
 
 
 class SkipRules(msgspec.Struct, frozen=True):
-    """What is done with samples that cannot be made.
+    """The rules for samples that cannot be made.
 
     Attributes:
-        on_error: "raise": the error is the batch's. "skip": another sample of the batch takes the place.
+        on_error: "raise": the batch fails. "skip": another sample of the batch replaces it.
         budget: samples that may be skipped, over all epochs and ranks.
     """
 
@@ -45,12 +45,12 @@ class SkipRules(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A sample whose place another one took.
+    """A sample that was replaced by another one.
 
     Attributes:
         ordinal: its number in the manifest.
         key: path below the url, or container and byte range.
-        cause: what was wrong with it.
+        cause: the error.
     """
 
     ordinal: int
@@ -62,11 +62,11 @@ class Skipped:
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """What a rank has written down for all.
+    """The record with which a rank stops all ranks.
 
     Attributes:
-        step: the first batch that no rank delivers any more.
-        message: why.
+        step: the first batch that no rank delivers.
+        message: the reason.
     """
 
     step: int
@@ -77,30 +77,30 @@ class SharedBudget(Protocol):
     """Counts over all ranks."""
 
     def spend(self, samples: int) -> int:
-        """So many more; returns how many it are now, over all ranks."""
+        """Adds to the count; returns the new count over all ranks."""
         ...
 
     def stop(self, stop: Stop) -> None:
-        """Writes down that all ranks stop; the first one counts."""
+        """Records that all ranks stop; only the first record counts."""
         ...
 
     def stopped(self) -> Stop | None:
-        """What was written down."""
+        """The record, if there is one."""
         ...
 
 
 def may_skip(error: BaseException) -> bool:
-    """Whether an error is the sample's: bytes that do not decode, a transform that fails. Not: engine, cache, store."""
+    """Whether a sample caused the error (decoding or transform), not the engine, the cache or the store."""
     return isinstance(error, DecodeError) or (isinstance(error, Exception) and not isinstance(error, StreamerError))
 
 
 class SkipLedger:
-    """The list of the samples that this process has skipped, and the budget they come out of. Used by one thread.
+    """The samples that this process has skipped, and their budget. Used by one thread.
 
     Args:
         budget: samples that may be skipped, over all epochs and, with `shared`, over all ranks.
-        shared: counts over all ranks; None: this process counts alone.
-        entries: what was skipped before, and is in the budget.
+        shared: counts over all ranks; None: over this process.
+        entries: skipped before, and already counted.
     """
 
     def __init__(self, budget: int, shared: SharedBudget | None = None, entries: Sequence[Skipped] = ()) -> None:
@@ -113,14 +113,14 @@ class SkipLedger:
         return f"SkipLedger({len(self.entries)} of {self._budget}, stop={self._stop})"
 
     def note(self, skipped: Sequence[Skipped], step: int = 0) -> None:
-        """Takes note of what was skipped in the batch that is to be delivered at `step`.
+        """Records the samples skipped in the batch that will be delivered at `step`.
 
         Args:
             skipped: the samples.
             step: batches delivered before, the same number on all ranks.
         """
         for entry in skipped:
-            logger.warning("skipped, another sample of its batch takes its place: %s", entry)
+            logger.warning("skipped and replaced by another sample of its batch: %s", entry)
         self.entries.extend(skipped)
         spent = len(self.entries)
         if skipped and self._shared is not None:
@@ -129,7 +129,7 @@ class SkipLedger:
             self._announce(spent, step)
 
     def check(self, step: int = 0) -> None:
-        """Whether the batch at `step` may still be delivered.
+        """Checks whether the batch at `step` may still be delivered.
 
         Raises:
             DecodeError: the budget is spent; on all ranks at the same step. Names samples and causes.
@@ -146,5 +146,5 @@ class SkipLedger:
         if self._shared is not None:
             logger.error("%s; all ranks stop before batch %d of this loader", message, self._stop.step)
             self._shared.stop(self._stop)
-            # Another rank may have been faster; what it wrote counts for all.
+            # Another rank may have been faster; its record counts for all.
             self._stop = self._shared.stopped()

@@ -1,4 +1,4 @@
-"""Where the time for one batch went."""
+"""The time of one batch by stage."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import msgspec
 
 
 class Stages(msgspec.Struct, frozen=True, array_like=True):
-    """Where a worker's time went for one batch, in nanoseconds.
+    """A worker's time for one batch by stage, in nanoseconds.
 
     Attributes:
-        load: all of read, decode, transform and what lies between.
-        read: a part of `load`; 0 where the source does not measure it; so for decode and transform.
+        load: read, decode, transform and everything in between.
+        read: a part of `load`; like decode and transform 0 if the source does not measure it.
         decode: a part of `load`.
         transform: a part of `load`.
         collate: putting samples together, without the copy.

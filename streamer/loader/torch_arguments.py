@@ -1,4 +1,4 @@
-"""Arguments that users know from `torch.utils.data.DataLoader`: what to write here instead."""
+"""The replacements for arguments of `torch.utils.data.DataLoader` that this loader does not have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from streamer.errors import ConfigError
 
-# Argument -> values that change nothing here and are accepted, and what to write instead of others.
+# Argument -> accepted values without effect, and the replacement for other values.
 _INSTEAD: dict[str, tuple[tuple[object, ...], str]] = {
     "shuffle": ((None,), "the order belongs to the dataset: StreamingDataset(url, shuffle=True or False)"),
     "sampler": (
@@ -17,10 +17,10 @@ _INSTEAD: dict[str, tuple[tuple[object, ...], str]] = {
         (None,),
         "batches follow the dataset's order: batch_size= here, shuffle= of StreamingDataset",
     ),
-    "pin_memory": ((True,), "the ring is pinned where there is CUDA; write pin=False to leave it unpinned"),
+    "pin_memory": ((True,), "the ring is pinned if there is CUDA; write pin=False to leave it unpinned"),
     "pin_memory_device": (("", None), "write device=, to which batches are then copied"),
     "prefetch_factor": ((None,), "write prefetch_batches=, the batches of all workers together"),
-    "persistent_workers": ((True,), "workers always live as long as the loader; end them with loader.close()"),
+    "persistent_workers": ((True,), "workers always run as long as the loader; end them with loader.close()"),
     "worker_init_fn": (
         (None,),
         "initialise in the transform at its first call, or at the top of its module; generators are seeded per sample",

@@ -1,6 +1,6 @@
 """How samples become chunks: pure functions of sizes, places and hashes.
 
-Whole objects are packed by the hash of their key, as leaves of a binary tree over the hash space: a leaf that
+Whole objects are packed by the hash of their key, as groups of a binary tree over the hash space: a group that
 holds more than 1.5 chunk_bytes, or more than 512 objects, is halved. So a chunk is the set of all keys below one
 hash prefix, and a new file changes the chunk it falls into and no other (a running content-defined cut would do
 the same on average, but its chunks vary from a quarter to the double; these are within 0.75-1.5 of chunk_bytes
@@ -118,7 +118,7 @@ def pack_objects(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int
 
 
 def _groups(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int) -> Int64Array:
-    """Where the leaves begin, for hashes in ascending order; level by level."""
+    """Where the groups begin, for hashes in ascending order; level by level."""
     total = np.concatenate([[0], np.cumsum(sizes)])
     limit = int(chunk_bytes * _GROUP_FILL)
     low = np.array([0] if len(hashes) else [], np.int64)

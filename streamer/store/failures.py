@@ -73,9 +73,9 @@ def error_of(url: str, answer: Answer) -> StoreError:
     kind, advice = _KINDS.get(answer.status or 0, (StoreError, ""))
     if answer.code in EXPIRED_CODES:
         kind, advice = AccessDeniedError, "the credentials have expired; renew them"
-    said = " ".join(str(word) for word in (answer.status, answer.code) if word)
+    answered = " ".join(str(word) for word in (answer.status, answer.code) if word)
     return kind(
-        f"{shown(url)}: the store answered {said or 'nothing'}" + (f"; {advice}" if advice else ""),
+        f"{shown(url)}: the store answered {answered or 'nothing'}" + (f"; {advice}" if advice else ""),
         url=shown(url),
         status=answer.status,
         code=answer.code or None,

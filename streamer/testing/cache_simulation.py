@@ -19,17 +19,17 @@ Order = Callable[[int], NDArray[np.int64]]
 
 
 class JobPlan(msgspec.Struct, frozen=True):
-    """A consumer that is simulated.
+    """A simulated consumer.
 
     Attributes:
         name: of the session and its job.
         dataset: added to the policy before.
         order: chunk numbers of an epoch, in order of first use.
-        epochs: how many.
+        epochs: their number.
         open_chunks: uses during which a chunk stays open, from its first to its last draw.
-        lookahead_chunks: how far it asks ahead.
+        lookahead_chunks: its look-ahead.
         chunk_bytes: mean charged bytes of a chunk, to declare its window.
-        hang_at: the use at which it stops for ever (it stays connected).
+        hang_at: the use at which it stops forever (it stays connected).
     """
 
     name: str
@@ -43,12 +43,12 @@ class JobPlan(msgspec.Struct, frozen=True):
 
 
 class JobRun(msgspec.Struct):
-    """A job under way; afterwards the result.
+    """A running job; afterwards the result.
 
     Attributes:
         uses: chunk numbers, all epochs, in order.
-        missed: per use: it was fetched for it.
-        depth: per use: how many further uses had been answered by then (the real look-ahead).
+        missed: per use: whether the chunk was fetched for it.
+        depth: per use: the number of further uses answered by then (the real look-ahead).
         waited_ticks: ticks without progress.
     """
 
@@ -58,7 +58,7 @@ class JobRun(msgspec.Struct):
     depth: NDArray[np.int64]
     epoch_chunks: int
     place: int = 0
-    asked: int = 0
+    requested: int = 0
     announced: int = 0
     waited_ticks: int = 0
     open: deque[int] = msgspec.field(default_factory=deque)
@@ -81,13 +81,13 @@ class JobRun(msgspec.Struct):
 
 
 class Simulation:
-    """Jobs and one policy; `run` plays them to their ends.
+    """Jobs and one policy; `run` simulates them to their ends.
 
     Args:
         policy: with the datasets added; the sessions are opened here.
         plans: the jobs.
-        fetch_ticks: how long a fetch takes.
-        on_tick: called at each tick, to look at invariants.
+        fetch_ticks: duration of a fetch.
+        on_tick: called at each tick, to check invariants.
 
     Raises:
         CacheFullError: a job does not fit.
@@ -111,13 +111,13 @@ class Simulation:
             policy.open_session(plan.name, plan.name, plan.dataset, opened, ahead)
 
     def run(self) -> list[JobRun]:
-        """Plays until every job is done or hangs.
+        """Simulates until every job is done or hangs.
 
         Raises:
             RuntimeError: no job can progress and nothing is being fetched: a deadlock.
         """
         while any(job.running for job in self.jobs):
-            self._land()
+            self._publish()
             moved = [self._step(job) for job in self.jobs if job.running]
             if not any(moved) and not self._fetching:
                 raise RuntimeError(f"deadlock at tick {self._tick}: {self.policy!r}")
@@ -125,7 +125,7 @@ class Simulation:
             self._tick += 1
         return self.jobs
 
-    def _land(self) -> None:
+    def _publish(self) -> None:
         while self._fetching and self._fetching[0][0] <= self._tick:
             self.policy.published(self._fetching.popleft()[1])
 
@@ -133,11 +133,11 @@ class Simulation:
         """One use of one job; False: it waits."""
         name, place = job.plan.name, job.place
         self._start_epoch(job)
-        self._ask(job)
+        self._request(job)
         if not self._use(job):
             job.waited_ticks += 1
             return False
-        job.depth[place] = job.asked - place - 1
+        job.depth[place] = job.requested - place - 1
         job.open.append(int(job.uses[place]))
         if len(job.open) >= job.plan.open_chunks:
             self.policy.release(name, job.open.popleft())
@@ -148,17 +148,17 @@ class Simulation:
         if job.place % job.epoch_chunks == 0:
             self.policy.start_epoch(job.plan.name, job.uses[job.place : job.place + job.epoch_chunks])
 
-    def _ask(self, job: JobRun) -> None:
-        """Announces and asks in order of use, until there is no room."""
+    def _request(self, job: JobRun) -> None:
+        """Announces and requests chunks in order of use, until there is no space."""
         last = min(len(job.uses), job.place + job.plan.lookahead_chunks + 1)
-        while job.asked < last:
-            chunk = int(job.uses[job.asked])
-            if job.announced == job.asked:
+        while job.requested < last:
+            chunk = int(job.uses[job.requested])
+            if job.announced == job.requested:
                 self.policy.look_ahead(job.plan.name, chunk)
                 job.announced += 1
-            if not self._need(job, job.asked):
+            if not self._need(job, job.requested):
                 return
-            job.asked += 1
+            job.requested += 1
 
     def _need(self, job: JobRun, place: int) -> bool:
         answer = self.policy.need(job.plan.name, int(job.uses[place]), blocking=place == job.place)
@@ -168,7 +168,7 @@ class Simulation:
         return not (isinstance(answer, Wait) and not answer.fetching)
 
     def _use(self, job: JobRun) -> bool:
-        if job.asked <= job.place:
+        if job.requested <= job.place:
             return False
         if self.policy.opened(job.plan.name, int(job.uses[job.place])):
             return True

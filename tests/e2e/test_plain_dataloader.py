@@ -200,7 +200,7 @@ def test_a_killed_engine_changes_nothing(make, workers):
     """SIGKILL in mid-epoch: the same batches, no error."""
     (first,) = in_order(make, 1)
     dataset = make(batch_size=BATCH)
-    with dataset._opening.connections.asking() as line:
+    with dataset._opening.connections.for_requests() as line:
         engine = line._connected().welcome.pid
     found = []
     for step, batch in enumerate(loader(dataset, num_workers=workers)):

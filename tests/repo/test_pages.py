@@ -55,7 +55,7 @@ def test_tuning_names_fields_that_there_are() -> None:
     assert {"wait_share", "decode_seconds", "spilled_batches"} <= named
 
 
-def test_tuning_explains_every_verdict() -> None:
+def test_tuning_explains_every_bottleneck() -> None:
     """A row for each but `nothing measured`."""
     rows = re.findall(r"^\| ([^|]+) \|", (DOCS / "tuning.md").read_text(), re.MULTILINE)
     explained = {bottleneck for row in rows for bottleneck in row.split(", ")}

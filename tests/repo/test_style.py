@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import statistics
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 import streamer
@@ -69,3 +72,54 @@ def test_the_environment_is_read_in_one_place() -> None:
         "loader/workers/fork_server_main.py",
         "loader/workers/worker_process.py",
     }
+
+
+# Metaphors that the field's terms have replaced (docs/architecture.md, table of words), as parts of identifiers.
+_RETIRED_WORDS = """
+aboard alone bell bequeath board born boss bury course crew deadly death deaths desk died dies employer flights
+foresight glance guilty hear heard hears hire hired hungry judge judged kick kicked landed leaf leaves obituary
+passenger passengers said say says scene scenes seat seated seats shelf staff stands standing stories story straight
+strike strikes tell tells thaw told verdict verdicts
+"""
+_RETIRED = frozenset(_RETIRED_WORDS.split())
+_RETIRED_NAMES = frozenset(["at_once", "hand_over", "hang_up", "head_of_line"])
+
+
+def _defined_names(tree: ast.AST) -> Iterator[str]:
+    """The identifiers that a module defines, not those that it uses from others."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+def test_identifiers_are_free_of_retired_words() -> None:
+    """One vocabulary: a retired metaphor does not come back as a name."""
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, tree in TREES.items()
+        for name in _defined_names(tree)
+        if name.strip("_").lower() in _RETIRED_NAMES
+        or any(word.lower() in _RETIRED for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name))
+    }
+    assert found == set()
+
+
+def _texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Comments and strings of a file, with their lines."""
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type in (tokenize.COMMENT, tokenize.STRING):
+                yield token.start[0], token.string
+
+
+def test_texts_have_technical_subjects() -> None:
+    """Docstrings, comments and messages name the part that acts."""
+    words = re.compile(r"\b(nobody|somebody|whoever|anybody)\b", re.IGNORECASE)
+    found = [f"{path.relative_to(ROOT)}:{line}" for path in FILES for line, text in _texts(path) if words.search(text)]
+    assert found == []

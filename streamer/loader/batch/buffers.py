@@ -1,4 +1,4 @@
-"""What of a batch is written to its slot as it is: arrays, stacks of rows, lists of strings. Free of torch."""
+"""The parts of a batch that are written to its slot without pickling: arrays, stacks, strings. Free of torch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from streamer.decode.dispatch import Raw
 if TYPE_CHECKING:
     import torch
 
-# A cache line, and what cudaMemcpy and AVX-512 like.
+# A cache line; also good for cudaMemcpy and AVX-512.
 ALIGN = 64
 
 Bytes = npt.NDArray[np.uint8]
-# What the description says of a buffer: its kind, then what its reader needs, the offset last.
+# A buffer in the description of a batch: its kind, then the parameters of its reader, the offset last.
 Pid = tuple[object, ...]
 
 ARRAY, TENSOR, STRINGS = 0, 1, 2
-# Of a string's place in its table: where it begins and where it ends, int64.
-_PLACE_BYTES = 16
+# Bytes of a string's entry in the table: start and stop, int64.
+_RANGE_BYTES = 16
 # bool, signed, unsigned, float, complex, datetime, timedelta, bytes and str of fixed width: no Python objects inside.
 PLAIN_KINDS = frozenset("biufcmMSU")
 
@@ -37,11 +37,11 @@ class Buffer(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes it takes."""
+        """Size in the slot, in bytes."""
         ...
 
     def pid(self, offset: int) -> Pid:
-        """What the description says of it."""
+        """Its entry in the description."""
         ...
 
     def write(self, memory: Bytes) -> None:
@@ -50,12 +50,13 @@ class Buffer(Protocol):
 
 
 class ArrayBuffer:
-    """One array; becomes a tensor, or an array if it came as one from a `collate_fn`.
+    """One array; it is read as a tensor, or as an array if a `collate_fn` returned it as one.
 
     Args:
         array: numbers.
-        tensor: whether the reader makes a tensor of it.
-        torch_dtype: for what numpy has no word ("bfloat16"): the array holds its bytes, in a last dimension more.
+        tensor: whether it is read as a tensor.
+        torch_dtype: a dtype that numpy does not have ("bfloat16"): the array has its bytes in an additional last
+            dimension.
     """
 
     def __init__(self, array: npt.NDArray[np.generic], tensor: bool = True, torch_dtype: str = "") -> None:
@@ -65,21 +66,21 @@ class ArrayBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes it takes."""
+        """Size in the slot, in bytes."""
         return self._array.nbytes
 
     def pid(self, offset: int) -> Pid:
-        """What the description says of it."""
+        """Its entry in the description."""
         kind = TENSOR if self._tensor else ARRAY
         return kind, self._array.dtype.str, self._array.shape, self._torch_dtype, offset
 
     def write(self, memory: Bytes) -> None:
-        """Fills its place."""
+        """See `Buffer`."""
         np.copyto(np.ndarray(self._array.shape, self._array.dtype, buffer=memory), self._array)
 
 
 class StackBuffer:
-    """Arrays of one dtype and shape, stacked in their slot without a copy in between.
+    """Arrays of one dtype and shape, stacked directly in their slot.
 
     Attributes:
         rows: the arrays.
@@ -92,15 +93,15 @@ class StackBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes it takes."""
+        """Size in the slot, in bytes."""
         return len(self.rows) * self.rows[0].nbytes
 
     def pid(self, offset: int) -> Pid:
-        """What the description says of it."""
+        """Its entry in the description."""
         return TENSOR, self._dtype.str, self._shape, "", offset
 
     def write(self, memory: Bytes) -> None:
-        """Fills its place."""
+        """See `Buffer`."""
         rows, length = len(self.rows), self._shape[1:2]
         if not length:
             np.stack(self.rows, out=np.ndarray(self._shape, self._dtype, buffer=memory))
@@ -111,7 +112,7 @@ class StackBuffer:
 
 
 class StringsBuffer:
-    """A list or tuple of `str` or of bytes: a table of their half-open places, seen from its own; then the bytes.
+    """A list or tuple of `str` or of bytes: a table of half-open ranges, relative to its own start; then the bytes.
 
     Attributes:
         parts: the bytes of each.
@@ -124,18 +125,18 @@ class StringsBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes it takes."""
-        return _PLACE_BYTES * len(self.parts) + sum(map(len, self.parts))
+        """Size in the slot, in bytes."""
+        return _RANGE_BYTES * len(self.parts) + sum(map(len, self.parts))
 
     def pid(self, offset: int) -> Pid:
-        """What the description says of it."""
+        """Its entry in the description."""
         return STRINGS, self._kind, self._text, len(self.parts), offset
 
     def write(self, memory: Bytes) -> None:
-        """Fills its place."""
-        table = memory[: _PLACE_BYTES * len(self.parts)]
+        """See `Buffer`."""
+        table = memory[: _RANGE_BYTES * len(self.parts)]
         ends = np.cumsum([table.nbytes, *map(len, self.parts)])
-        _write_places(table, ends[:-1], ends[1:])
+        _write_ranges(table, ends[:-1], ends[1:])
         target, start = memory.data, table.nbytes
         for part, end in zip(self.parts, ends[1:].tolist(), strict=True):
             target[start:end] = part
@@ -143,7 +144,7 @@ class StringsBuffer:
 
 
 class InPlaceStringsBuffer:
-    """The same, of bytes that stand in the slot already: only the table is written.
+    """Strings whose bytes are in the slot already: only the table is written.
 
     Args:
         buffer: of the strings.
@@ -156,20 +157,20 @@ class InPlaceStringsBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes it takes."""
-        return _PLACE_BYTES * len(self._addresses)
+        """Size in the slot, in bytes."""
+        return _RANGE_BYTES * len(self._addresses)
 
     def pid(self, offset: int) -> Pid:
-        """What the description says of it."""
+        """Its entry in the description."""
         return self._buffer.pid(offset)
 
     def write(self, memory: Bytes) -> None:
-        """Fills its place."""
+        """See `Buffer`."""
         starts = self._addresses - address(memory)
-        _write_places(memory, starts, starts + np.array([len(part) for part in self._buffer.parts]))
+        _write_ranges(memory, starts, starts + np.array([len(part) for part in self._buffer.parts]))
 
 
-def _write_places(table: Bytes, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> None:
+def _write_ranges(table: Bytes, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> None:
     places = table.view(np.int64).reshape(-1, 2)
     places[:, 0], places[:, 1] = starts, stops
 
@@ -182,14 +183,14 @@ def _bytes_of(item: str | bytes | Raw) -> bytes | memoryview:
 
 
 def address(memory: Bytes | memoryview) -> int:
-    """Where it lies in this process."""
-    # `.ctypes.data` takes twice the time, 2.7 us (2026-11-20).
+    """The address in this process."""
+    # `.ctypes.data` takes twice as long, 2.7 us (2026-11-20).
     found: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
     return found
 
 
 def tensor_buffer(tensor: torch.Tensor) -> Buffer | None:
-    """A dense CPU tensor without gradient as a buffer; None: leave it to pickle."""
+    """A dense CPU tensor without gradient as a buffer; None: it must be pickled."""
     import torch
 
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.requires_grad or tensor.is_quantized:

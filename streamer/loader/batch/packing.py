@@ -1,9 +1,9 @@
-"""How a batch lies in memory: arrays at aligned offsets, then a short description of the whole.
+"""The layout of a batch in memory: arrays at aligned offsets, then a short description of the structure.
 
-A batch is any Python structure. Pickling it, every array, tensor and list of strings is taken out and written to the
-slot as it is (a *buffer*); what the pickle keeps is the structure around them, a few hundred bytes, behind the last
-buffer. Reading pickles back in, each buffer becomes a view on the slot. So nothing large is ever pickled, whatever a
-`collate_fn` returns. Both ends are the trainer and its own workers (docs/architecture.md, rule 7).
+A batch is any Python structure. When it is pickled, every array, tensor and list of strings is taken out and written to
+the slot as a *buffer*; the pickle only has the structure around them, a few hundred bytes, behind the last buffer. When
+it is unpickled, each buffer becomes a view on the slot. So nothing large is ever pickled, whatever a `collate_fn`
+returns. Both ends are the trainer and its own workers (docs/architecture.md, rule 7).
 
 Free of torch: a worker that uses none never imports it.
 """
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 class _Finder:
-    """Finds the buffers of a structure while it is pickled, and gives each its place.
+    """Finds the buffers of a structure while it is pickled, and assigns their offsets.
 
     Args:
-        rows: arrays may stand there already; everything else comes behind them.
+        rows: may contain arrays already; all other buffers are placed behind them.
     """
 
     def __init__(self, rows: Rows | None) -> None:
@@ -50,7 +50,7 @@ class _Finder:
         self.end = 0 if rows is None else rows.end
         self.claimed: set[Key] = set()
         self._rows = rows
-        # Leaves and what they were made of must live until the pickle is done: ids are the key.
+        # Buffers and their source objects must be kept until the pickle is complete: ids are the keys.
         self._known: dict[int, tuple[object, Pid]] = {}
 
     def persistent_id(self, item: object) -> Pid | None:
@@ -66,7 +66,7 @@ class _Finder:
         return pid
 
     def _in_place(self, buffer: StackBuffer) -> int:
-        """Where the stack stands already: nothing is to be written. Once: two tensors never share memory."""
+        """The offset of a stack that is in place, for its first use; else a new one: two tensors never share memory."""
         found = self._rows.find(buffer.rows) if self._rows is not None else None
         if found is None or found[0] in self.claimed:
             return self._behind(buffer)
@@ -93,16 +93,16 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class PackedBatch:
-    """A batch ready to be written: buffers with their places, and the description.
+    """A batch ready to be written: buffers with their offsets, and the description.
 
     Args:
         structure: the batch.
-        rows: places in the slot where arrays of it may stand already; then only that slot fits.
+        rows: rows of a slot that may contain arrays of the batch; it can then be written to this slot only.
 
     Attributes:
-        nbytes: what it takes in a slot.
+        nbytes: its size in a slot.
         description: start and length of the description in it.
-        claimed: the rows that are used.
+        claimed: the fields whose rows are used.
     """
 
     def __init__(self, structure: object, rows: Rows | None = None) -> None:
@@ -115,11 +115,11 @@ class PackedBatch:
         self.nbytes = sum(self.description)
 
     def compact(self) -> PackedBatch:
-        """The same for other memory than the rows': nothing stands there already, nothing is left free."""
+        """The same batch for other memory: without rows and without gaps."""
         return PackedBatch(self._structure)
 
     def write(self, memory: Bytes) -> None:
-        """Writes everything that does not stand there yet; `memory` has at least `nbytes` bytes."""
+        """Writes everything that is not in place yet; `memory` has at least `nbytes` bytes."""
         for buffer, offset in self._buffers:
             buffer.write(memory[offset : offset + buffer.nbytes])
         start, length = self.description
@@ -130,7 +130,7 @@ def _describe(structure: object, rows: Rows | None) -> tuple[bytes, _Finder]:
     try:
         return _dump(_Pickler, structure, rows)
     except (pickle.PicklingError, AttributeError, TypeError):
-        # A class of __main__ or of a notebook: cloudpickle finds the trainer's own class again by its tracker id.
+        # A class of __main__ or of a notebook: cloudpickle finds the trainer's own class by its tracker id.
         return _dump(_CloudPickler, structure, rows)
 
 
@@ -154,14 +154,14 @@ class BatchReader:
     """Turns a written slot back into the batch; every array in it is a view on `memory`.
 
     Args:
-        memory: the slot. It stays alive as long as any view of the batch does.
+        memory: the slot. Views of the batch keep it.
     """
 
     def __init__(self, memory: Bytes) -> None:
         self._memory = memory
 
     def read(self, description: tuple[int, int]) -> object:
-        """Returns the batch whose description stands at (start, length)."""
+        """Returns the batch whose description is at (start, length)."""
         start, length = description
         return _Unpickler(io.BytesIO(self._memory[start : start + length].data), self._buffer).load()
 
@@ -169,7 +169,7 @@ class BatchReader:
         kind, first, second, third, offset = pid
         if kind == STRINGS:
             return self._strings(str(first), bool(second), int(third), int(offset))  # type: ignore[call-overload]
-        # With buffer= the new array's base is `memory` itself: the slot is free only after the last view.
+        # With buffer= the base of the new array is `memory` itself: the slot is free only after the last view.
         array = np.ndarray(second, first, buffer=self._memory, offset=offset)  # type: ignore[arg-type]
         return array if kind == ARRAY else _tensor(array, str(third))
 

@@ -1,8 +1,8 @@
-"""Places in a slot that are known before the samples are made: a row for each index of the batch, for each array field.
+"""Predicts the layout of a batch in its slot: one row per sample for each array field.
 
-Batches of one data set look alike. What the last one looked like says where the arrays of the next one will lie, so
-that readers, decoders and transforms write there, and nothing is left to be copied. It is a guess that nobody has to
-keep to: an array that comes from elsewhere, or with another shape, is copied as before.
+Batches of one dataset have similar layouts. The layout of the last batch predicts the offsets of the arrays of the next
+one, so that readers, decoders and transforms write directly to the slot, and nothing is copied. The prediction is not
+binding: an array in other memory, or of another shape, is copied.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from streamer.loader.batch.buffers import Bytes, InPlaceStringsBuffer, StackBuff
 # A field's name in a dict, its number in a tuple or list.
 Key = str | int
 
-# Below it a copy costs less than looking after its place: 0.3 us a row (2026-11-20).
+# Below it a copy costs less than a row: 0.3 us each (2026-11-20).
 _LEAST_BYTES = 1024
-# Batches in a row whose rows nobody wrote to: then the field is left alone, and its bytes in the slot are not wasted.
+# After this many consecutive batches with unused rows, a field gets no rows, which would waste space in the slot.
 _MAX_UNUSED = 4
 
 
@@ -32,12 +32,12 @@ class RowShape(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, array: Array) -> RowShape:
-        """What this array has."""
+        """Dtype and shape of an array."""
         return cls(array.dtype, array.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a row."""
+        """Bytes of one row."""
         return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
 
 
@@ -46,12 +46,12 @@ class Rows:
 
     Args:
         memory: the slot.
-        shapes: of the fields; those that do not fit into the slot any more get no rows.
-        samples: samples of the batch.
+        shapes: of the fields; fields that do not fit into the slot get no rows.
+        samples: number of samples in the batch.
 
     Attributes:
         shapes: of the fields that have rows.
-        end: the first byte behind them.
+        end: the first byte behind the rows.
     """
 
     def __init__(self, memory: Bytes, shapes: Mapping[Key, RowShape], samples: int) -> None:
@@ -72,11 +72,11 @@ class Rows:
         return f"Rows({self.shapes}, {self.end} bytes)"
 
     def row(self, index: int) -> Row:
-        """The places of the sample in this index."""
+        """The rows of the sample at this index, by field."""
         return {key: column[index] for key, column in self._columns.items()}
 
     def find(self, arrays: Sequence[Array]) -> tuple[Key, int] | None:
-        """The field whose rows these very arrays are, in the order of the samples, and its offset in the slot."""
+        """The field whose rows are these arrays, in the same order, and its offset in the slot."""
         for key, column in self._columns.items():
             if arrays[0] is column[0]:
                 same = len(arrays) == len(column) and all(a is b for a, b in zip(arrays, column, strict=True))
@@ -84,7 +84,7 @@ class Rows:
         return None
 
     def reserve(self, count: int) -> Bytes | None:
-        """Memory behind the rows for bytes of the samples, once; None: so much is not left."""
+        """Reserves memory behind the rows for bytes of the samples, once; None: there is not enough."""
         start = aligned(self.end)
         if start + count > len(self._memory):
             return None
@@ -94,7 +94,7 @@ class Rows:
         return memory
 
     def in_place(self, buffer: StringsBuffer) -> InPlaceStringsBuffer | None:
-        """The same for strings that lie in what was reserved; None: not all do, or to copy them costs less."""
+        """A buffer for strings in the reserved memory; None: not all are there, or copying them costs less."""
         start, stop = self._reserved
         if start == stop or buffer.nbytes < _LEAST_BYTES * len(buffer.parts):
             return None
@@ -103,7 +103,7 @@ class Rows:
 
 
 class PredictedLayout:
-    """What the next batch will probably look like: learnt from the last one."""
+    """Predicts the layout of the next batch from the last one."""
 
     def __init__(self) -> None:
         self._shapes: dict[Key, RowShape] = {}
@@ -113,16 +113,16 @@ class PredictedLayout:
         return f"PredictedLayout({self._shapes})"
 
     def rows(self, memory: Bytes, samples: int) -> Rows:
-        """Rows for a batch that is to lie there; none where nothing is foreseen."""
+        """The predicted rows of a batch in this memory."""
         return Rows(memory, self._shapes, samples)
 
     def learn(self, structure: object, rows: Rows | None, claimed: Iterable[Key]) -> None:
-        """Remembers what a batch looked like. A field whose rows nobody writes to gets none any more.
+        """Records the layout of a batch. A field whose rows stay unused gets none later.
 
         Args:
             structure: the collated batch.
-            rows: those that were offered.
-            claimed: those that were used.
+            rows: offered for the batch.
+            claimed: the fields whose rows were used.
         """
         found = dict(_stacks(structure))
         used = set(claimed)

@@ -1,4 +1,4 @@
-"""Batches to the GPU: the prefetcher, and what runs there."""
+"""Copies batches to the GPU, and transforms them there."""
 
 from streamer.loader.device.normalize import Normalize
 from streamer.loader.device.prefetcher import DevicePrefetcher

@@ -1,4 +1,4 @@
-"""A batch whose tensors lie side by side in one slot: copied to a device as one piece, taken apart there."""
+"""Batches whose tensors are contiguous in one slot: copied to a device in one piece, and split there."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from streamer.loader.batch.buffers import Bytes
 from streamer.loader.delivery import Delivery
 
-# Below it, what lies between the tensors (strings) costs more than their own copies.
+# Below it, copying the bytes between the tensors (strings) costs more than separate copies.
 _LEAST_SHARE = 0.9
-# A tensor below this share of its batch gets device memory of its own: who keeps the labels of an epoch must not keep
-# its pictures.
+# A tensor below this share of its batch gets device memory of its own: keeping the labels of an epoch must not keep its
+# images.
 _SMALL_SHARE = 1 / 16
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """One run of bytes of a slot, and the batch that lies in it.
+    """A range of bytes in a slot, and the batch in it.
 
     Attributes:
         batch: its tensors are views on the slot.
         memory: the slot.
-        start, stop: the run, half-open.
+        start, stop: the range, half-open.
     """
 
     batch: Delivery
@@ -33,7 +33,7 @@ class Packed(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, batch: object) -> Packed | None:
-        """The run; None: the batch is not in a slot, is not dense, or has fewer than two tensors."""
+        """The range of a batch; None: it is not in a slot, is not dense, or has fewer than two tensors."""
         if not isinstance(batch, Delivery) or batch.memory is None:
             return None
         tensors: list[torch.Tensor] = []
@@ -53,11 +53,11 @@ class Packed(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the run."""
+        """Bytes of the range."""
         return self.stop - self.start
 
     def source(self) -> torch.Tensor:
-        """The run as bytes."""
+        """The range as a tensor of bytes."""
         return torch.from_numpy(self.memory[self.start : self.stop])
 
     def on(self, whole: torch.Tensor) -> Delivery:
@@ -75,7 +75,7 @@ class Packed(msgspec.Struct, frozen=True):
 
 
 def _place(tensor: torch.Tensor, memory: Bytes) -> tuple[int, int] | None:
-    """Where a tensor lies in the slot; None: elsewhere, or scattered, or nowhere."""
+    """The range of a tensor in the slot; None: it is elsewhere, not contiguous, or empty."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.nbytes == 0:
         return None
     first = tensor.data_ptr() - memory.ctypes.data

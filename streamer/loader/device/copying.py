@@ -1,4 +1,4 @@
-"""How tensors get to a device: at once, or on a side stream, a whole slot in one copy."""
+"""Copies tensors to a device: synchronously, or on a side stream, a whole slot in one copy."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ BatchTransform = Callable[[object], object]
 
 
 class Mover(Protocol):
-    """How tensors get to a device."""
+    """Copies tensors to a device."""
 
     def move(self, source: object, transform: BatchTransform | None) -> tuple[object, Fence]:
-        """Starts the copies, and the transform after them; the source must live until the fence is done."""
+        """Starts the copies, and the transform after them; the source must be kept until the fence has passed."""
         ...
 
     def order_after(self, batch: object, fence: Fence) -> None:
-        """The consumer uses the batch from now on; its work comes after the fence."""
+        """Orders the consumer's work on the batch after the fence."""
         ...
 
 
 class _Done:
-    """Nothing to wait for."""
+    """A fence that has already passed."""
 
     def done(self) -> bool:
         return True
@@ -37,7 +37,7 @@ class _Done:
 
 
 class PlainMover:
-    """Devices without streams: copies happen at once; on the CPU the batch stays where it is.
+    """For devices without streams: copies synchronously; without a device there is no copy.
 
     Args:
         device: None: no copy, only the transform.
@@ -57,7 +57,7 @@ class PlainMover:
 
 
 class CudaMover:
-    """Copies on a side stream: one copy for a batch whose tensors lie side by side in a slot of the ring.
+    """Copies on a side stream, in one copy for a batch whose tensors are contiguous in a slot.
 
     Args:
         device: with its index.
@@ -82,7 +82,7 @@ class CudaMover:
         assert isinstance(fence, EventFence)
         current = torch.cuda.current_stream(self._device)
         current.wait_event(fence.event)
-        # The memory belongs to the side stream: it must not be given out again before the consumer's work is done.
+        # The memory belongs to the side stream: it must not be reused before the consumer's work is done.
         map_tensors(batch, lambda tensor: _record(tensor, current))
 
     def _copied(self, batch: object) -> object:
@@ -96,7 +96,7 @@ class CudaMover:
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for the life of the process: blocks that torch caches for a stream are lost with it (timm #2781)."""
+    """One per process: memory that torch caches for a stream is lost with the stream (timm #2781)."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 

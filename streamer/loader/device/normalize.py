@@ -1,4 +1,4 @@
-"""What is done with pictures on the device, after the copy: they travel as bytes, a quarter of their floats."""
+"""Normalizes images on the device, after the copy: they are copied as bytes, a quarter of the floats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Normalize:
     Args:
         mean, std: per channel, for values in 0..1.
         dtype: of the result.
-        key: the field of a dict batch, or the place in a sequence; None: the batch itself.
+        key: the field of a dict batch, or the index in a sequence; None: the batch itself.
         channels_last: memory format of the result; NHWC input is permuted to NCHW.
         layout: of the input, "NHWC" or "NCHW".
     """

@@ -1,4 +1,4 @@
-"""Batches to the device, ahead of their use, on a stream of their own."""
+"""Copies batches to the device in advance, on a separate stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamer.loader.ring.fence import Fence
 
 __all__ = ["AHEAD", "CudaMover", "DevicePrefetcher", "Normalize", "check_device", "map_tensors"]
 
-# Enough to cover one late batch; each costs a batch of device memory.
+# Enough to cover one late batch; each takes a batch of device memory.
 AHEAD = 2
 
 
@@ -41,15 +41,15 @@ def check_device(device: str | torch.device | None) -> torch.device | None:
 class DevicePrefetcher:
     """Keeps the next batches on the device.
 
-    Takes any iterable of batches: tensors in mappings, sequences, named tuples; other objects are handed on as they
-    are. On the CPU the same code runs without streams. Each `iter()` is one pass over `batches`.
+    Takes any iterable of batches: tensors in mappings, sequences, named tuples; other objects are passed on
+    unchanged. On the CPU the same code runs without streams. Each `iter()` is one pass over `batches`.
 
     Args:
-        batches: where they come from.
-        device: where they are wanted.
-        ahead: batches on their way or there, besides the one in use.
+        batches: the source.
+        device: the target.
+        ahead: batches copied in advance, besides the one in use.
         transform: called with each batch on the device, on the side stream.
-        mover: another way to a device (tests).
+        mover: replaces the default one (tests).
 
     Raises:
         ConfigError: no such device.
@@ -83,7 +83,7 @@ class DevicePrefetcher:
 
 
 class _Prefetch:
-    """One pass. A source is kept until its copy is over: only then may its slot be used again."""
+    """One pass. A source is kept until its copy is complete: only then may its slot be reused."""
 
     def __init__(self, batches: Iterator[object], mover: Mover, ahead: int, transform: BatchTransform | None) -> None:
         self._batches = batches
@@ -111,7 +111,7 @@ class _Prefetch:
         return batch
 
     def _fetch(self) -> None:
-        """Begins the next copy. An error takes its batch's place in the row: those before it come first."""
+        """Begins the next copy. An error is queued in the place of its batch: earlier batches come first."""
         self._let_go()
         try:
             source = next(self._batches)
@@ -120,7 +120,7 @@ class _Prefetch:
             self._exhausted = True
         except Exception as error:  # noqa: BLE001 - raised when its turn has come
             self._coming.append(error)
-            # Iterators made by generators are over after an error; ours go on.
+            # Generators end after an error; the loader's iterators continue.
         else:
             self._coming.append((moved, fence))
             self._sources.append((source, fence))

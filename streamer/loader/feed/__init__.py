@@ -1,1 +1,1 @@
-"""The feeder: gives batches to workers, puts them in order, hands them to the trainer."""
+"""The feeder: sends batches to workers, restores their order, delivers them to the trainer."""

@@ -1,1 +1,1 @@
-"""What one rank reads: engine, manifest, order, agreement with the other ranks."""
+"""The dataset of one rank: engine, manifest, order, agreement with the other ranks."""

@@ -1,4 +1,4 @@
-"""The connections of one data set in one process: whoever talks to the engine has one to himself."""
+"""The connections of one dataset to the engine, in one process; each has one user at a time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from streamer.client.engine_client import EngineClient
 
 
 class EngineConnections:
-    """Lends connections to the engine: one for each session that lives, one for each question while it is asked.
+    """A pool of connections: one for each open session, one for each request.
 
-    On one connection two threads take each other's answers: with a refresh beside workers, two of five runs hung
-    (2026-11-20). Any thread may take and give back. There is no lock, for a fork would copy a held one: each change of
-    a list is one step of the interpreter.
+    Two threads on one connection receive each other's replies: with a refresh beside workers, two of five runs hung
+    (2026-11-20). Any thread may take and return one. There is no lock, because a fork would copy a held one; each
+    change of a list is atomic under the GIL.
 
     Args:
-        make: a connection that nobody has used.
+        make: creates a connection.
     """
 
     def __init__(self, make: Callable[[], EngineClient]) -> None:
@@ -27,29 +27,29 @@ class EngineConnections:
         weakref.finalize(self, _close_all, self._all, self._free)
 
     def __repr__(self) -> str:
-        return f"EngineConnections({len(self._all)}, {len(self._free)} of them free)"
+        return f"EngineConnections({len(self._all)}, {len(self._free)} free)"
 
     def take(self, last: EngineClient | None = None) -> EngineClient:
-        """A connection for the caller alone, until `give_back`.
+        """A connection for the caller only, until `give_back`.
 
         Args:
-            last: the one it had before; had again if it is free, so that the engine hears of the end of a session
-                before the beginning of the next.
+            last: the caller's previous connection; used again if it is free, so that the engine receives the end of a
+                session before the start of the next.
         """
         if last is not None:
             with contextlib.suppress(ValueError):
                 self._free.remove(last)
                 return last
         with contextlib.suppress(IndexError):
-            # Not the one that came back last: its loader opens its next session at once.
+            # Not the last one returned: its loader opens its next session soon.
             return self._free.pop(0)
         made = self._make()
         self._all.append(made)
         return made
 
     def give_back(self, connection: EngineClient) -> None:
-        """Nobody uses it any more."""
-        # In this order: `close` on another thread empties `free` after it has closed the connections.
+        """Returns a connection."""
+        # In this order: `close` on another thread empties `free` after it has shut the connections down.
         self._free.append(connection)
         if connection.closed:
             with contextlib.suppress(ValueError):
@@ -57,8 +57,8 @@ class EngineConnections:
             connection.close()
 
     @contextlib.contextmanager
-    def asking(self) -> Iterator[EngineClient]:
-        """A connection for some questions."""
+    def for_requests(self) -> Iterator[EngineClient]:
+        """A connection for a few requests."""
         connection = self.take()
         try:
             yield connection
@@ -66,7 +66,7 @@ class EngineConnections:
             self.give_back(connection)
 
     def close(self) -> None:
-        """Ends all of them: whoever waits on one gets a ClosedError. Later uses make new ones. Idempotent."""
+        """Closes all connections; threads that wait on one get a ClosedError. Later uses make new ones. Idempotent."""
         _close_all(self._all, self._free)
 
 

@@ -1,4 +1,4 @@
-"""What a user asks of a dataset: checked at once, used at the first I/O."""
+"""The options of a dataset, checked when it is constructed, used at the first I/O."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ OnChange = Literal["raise", "refresh"]
 
 FORMATS = ("auto", "folder", "webdataset")
 
-# shuffle="sample" wants every sample to be a chunk of its own; the builder cuts no finer than this.
+# shuffle="sample" needs one chunk per sample; the builder makes no smaller chunks than this.
 _LEAST_CHUNK_BYTES = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetOptions:
-    """The arguments of `StreamingDataset`, which describes them."""
+    """The arguments of `StreamingDataset`, which documents them."""
 
     urls: tuple[str, ...]
     manifest: str | None = None
@@ -69,7 +69,7 @@ class DatasetOptions:
         self.limit_bytes()
 
     def with_rank(self, rank_config: RankConfig) -> DatasetOptions:
-        """The same with this rank and world size given."""
+        """The same options with this rank and world size."""
         return replace(self, rank=rank_config.rank, world_size=rank_config.world_size)
 
     def limit_bytes(self) -> int | None:
@@ -87,7 +87,7 @@ class DatasetOptions:
         return frozenset(part for part, value in given.items() if value is None)
 
     def client_settings(self, environment: Environment, job: str) -> ClientSettings:
-        """How to reach the engine; `job` where the environment names none."""
+        """The settings of the client; `job` is used if the environment names none."""
         settings = ClientSettings.from_environment(environment)
         return replace(
             settings,
@@ -99,7 +99,7 @@ class DatasetOptions:
         )
 
     def manifest_request(self, rank_config: RankConfig) -> GetManifest:
-        """What to ask the engine for. Only the first node builds; the others wait for `manifest` to appear."""
+        """The request for the manifest. Only the first node builds it; the others wait for it to appear."""
         return GetManifest(
             request=0,
             urls=[absolute(url) for url in self.urls],

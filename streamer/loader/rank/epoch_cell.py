@@ -1,16 +1,16 @@
-"""What the main process and all its DataLoader workers share: which epoch comes next, and which manifest it is of.
+"""The state shared by the main process and its DataLoader workers: the next epoch, and the manifest.
 
 torch's workers live in other processes, and `set_epoch` in the main process never reaches the copies of the dataset
 that persistent workers hold (huggingface/datasets #6673). The number is therefore in shared memory without a name: a
-memfd that a forked worker inherits and a spawned one is handed.
+memfd that a forked worker inherits and a spawned one receives.
 
-Every `iter()` without `set_epoch` is the next epoch. All workers of one `iter(loader)` must agree on it, however many
-they are, whether they are new or persistent, and although an earlier, abandoned iteration may still be starting up.
-They agree by what torch gives to all of them and to nobody else: the base seed of the iteration. The first worker that
-comes with a seed takes the next epoch and writes it down; the others find it there.
+Every `iter()` without `set_epoch` is the next epoch. All workers of one `iter(loader)` must agree on it, for any number
+of workers, new or persistent, and even while an earlier, abandoned iteration is still starting.
+They agree through the base seed of the iteration, which torch gives to exactly these workers. The first worker that
+begins with a seed takes the next epoch and records it; the others read the record.
 
-Forked workers cannot know what the main process did not: the first one that has found the manifest writes it down, too.
-Without that the workers of every epoch would list the bucket again, and find another manifest when it has grown.
+The first forked worker that finds the manifest records it, too. Otherwise the workers of every epoch would list the
+bucket again, and find another manifest when it has grown.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ import numpy.typing as npt
 
 from streamer.errors import ConfigError
 
-# Iterations remembered: more than can still be starting up at a time.
+# Recorded iterations: more than can be starting at the same time.
 _ENTRIES = 64
-# torch warns far below; a machine has fewer cores.
+# torch warns at far fewer workers.
 _MAX_WORKERS = 4096
 _ENTRY = np.dtype([("seed", "<i8"), ("round", "<i8"), ("epoch", "<i8"), ("joined", "u1", (_MAX_WORKERS // 8,))])
 _TABLE = np.dtype([("next_epoch", "<i8"), ("manifest", "S32"), ("iterations", "<i8"), ("entries", _ENTRY, (_ENTRIES,))])
 
 
 class WorkerTicket(msgspec.Struct, frozen=True):
-    """What tells the workers of one `iter(loader)` from those of another.
+    """Identifies the workers of one `iter(loader)`.
 
     Attributes:
         base_seed: the same in all workers of one loader's iterator.
-        round: how many times this process has begun before with this seed (persistent workers).
+        round: number of earlier iterations of this process with this seed (persistent workers).
         worker: its number.
     """
 
@@ -56,7 +56,7 @@ class EpochCell:
     """The shared memory. Any process may use it; calls are short and locked across processes.
 
     Args:
-        first: the epoch that the first `begin` gets.
+        first: the epoch of the first `begin`.
         manifest: digest of the manifest, if it is known.
     """
 
@@ -72,28 +72,28 @@ class EpochCell:
 
     @property
     def next_epoch(self) -> int:
-        """The epoch that the next `begin` gets."""
+        """The epoch of the next `begin`."""
         return int(self._table["next_epoch"])
 
     @property
     def manifest(self) -> str:
-        """Digest of the manifest that all processes use; "" before one of them has found it."""
+        """Digest of the manifest that all processes use; "" until one of them has found it."""
         return bytes(self._table["manifest"].item()).decode()
 
     def settle_manifest(self, digest: str) -> str:
-        """Writes down which manifest it is, unless another process was faster; returns what all use."""
+        """Records the manifest, unless another process was faster; returns the recorded one."""
         with self._locked():
             if not self.manifest:
                 self._table["manifest"] = digest.encode()
             return self.manifest
 
     def replace_manifest(self, digest: str) -> None:
-        """Writes down another manifest: what exists has changed between two epochs."""
+        """Records another manifest, after a change between two epochs."""
         with self._locked():
             self._table["manifest"] = digest.encode()
 
     def set(self, epoch: int) -> None:
-        """The next `begin`, in whatever process, gets `epoch`, the one after it `epoch + 1`."""
+        """Sets the epoch of the next `begin` in any process; the one after it gets `epoch + 1`."""
         with self._locked():
             self._table["next_epoch"] = epoch
 
@@ -120,9 +120,9 @@ class EpochCell:
             ] >> bit & 1:
                 entry["joined"][byte] |= 1 << bit
                 return int(entry["epoch"])
-        return self._write_down(entries[begun % _ENTRIES], ticket)
+        return self._record(entries[begun % _ENTRIES], ticket)
 
-    def _write_down(self, entry: npt.NDArray[np.void], ticket: WorkerTicket) -> int:
+    def _record(self, entry: npt.NDArray[np.void], ticket: WorkerTicket) -> int:
         byte, bit = divmod(ticket.worker, 8)
         epoch = self._take()
         entry["seed"], entry["round"], entry["epoch"] = ticket.base_seed, ticket.round, epoch
@@ -159,7 +159,7 @@ class EpochCell:
             os.close(self._descriptor)
 
     def __reduce__(self) -> tuple[Callable[..., EpochCell], tuple[object, ...]]:
-        """On the way into a process that is being started: the same memory. Otherwise a copy with its own number."""
+        """For a process that is being started: the same memory. Otherwise: a copy with its own number."""
         if context.get_spawning_popen() is None:
             return EpochCell, (self.next_epoch, self.manifest)
         return _shared, (reduction.DupFd(self._descriptor),)

@@ -1,4 +1,4 @@
-"""What a loader uses of a dataset and its user does not."""
+"""The interface of a dataset for loaders."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from streamer.loader.rank.prepared import Prepared
 
 
 class DatasetSide:
-    """What a `StreamingDataLoader` uses of a dataset; see `LoaderSide`.
+    """The interface of a dataset for `StreamingDataLoader`; see `LoaderSide`.
 
     Args:
         opening: the dataset's connection to engine and manifest.
 
     Attributes:
-        edition: how often `refresh` has found something else.
-        requested_epoch: what `set_epoch` has named; None: nothing since a loader has taken it.
+        edition: number of changes that `refresh` has found.
+        requested_epoch: the last `set_epoch`; None: none since a loader has taken it.
     """
 
     def __init__(self, opening: Opening) -> None:
@@ -32,17 +32,17 @@ class DatasetSide:
 
     @property
     def refreshes(self) -> bool:
-        """Whether it is listed again before each epoch."""
+        """Whether the objects are listed again before each epoch."""
         return self._opening.options.on_change == "refresh"
 
     def refresh(self) -> bool:
-        """Lists again what exists; see `StreamingDataset.refresh`."""
+        """Lists the objects again; see `StreamingDataset.refresh`."""
         changed = self._opening.refresh()
         self.edition += changed
         return changed
 
     def prepare(self, batch_size: int, drop_last: bool = False) -> Prepared:
-        """Does the I/O: finds the manifest, fixes the order for this batch size. Of this rank alone.
+        """Does the I/O of this rank only: finds the manifest, fixes the order for this batch size.
 
         Args:
             batch_size: samples of a batch on this rank.
@@ -62,8 +62,8 @@ class DatasetSide:
         """Prepares on all ranks together. Collective.
 
         Args:
-            prepare: what this rank does; its error is raised on every rank.
-            place: where this rank begins; equal on all.
+            prepare: the preparation of this rank; its error is raised on every rank.
+            place: epoch and batch of the start; equal on all ranks.
 
         Raises:
             StreamerError: of the first rank that failed, on every rank.
@@ -72,6 +72,6 @@ class DatasetSide:
         self._opening.compared(prepare, place)
 
     def take_requested_epoch(self) -> int | None:
-        """The epoch that `set_epoch` has named since the last call."""
+        """The epoch given to `set_epoch` since the last call, if any."""
         requested, self.requested_epoch = self.requested_epoch, None
         return requested

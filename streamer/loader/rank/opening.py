@@ -1,4 +1,4 @@
-"""From what the user asked to what there is: engine, manifest, selection, order. The first use does the I/O."""
+"""Opens a dataset: engine, manifest, selection and order. The first use does the I/O."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ Stream = TypeVar("Stream", bound=PreparedStream)
 
 
 class Opening:
-    """One process's view of a dataset. Used by one thread; after a fork the child connects anew by itself.
+    """One process's view of a dataset. Used by one thread; after a fork the child connects again by itself.
 
-    What it prepares may open its sessions on other threads, several at once.
+    The streams that it prepares may open sessions on other threads, several at the same time.
 
     Args:
-        options: what the user asked for.
+        options: the user's.
         choices: selections, in order.
-        job: names the job where the environment does not.
-        shared: what all processes of the dataset agree on.
+        job: name of the job if the environment has none.
+        shared: the state shared by all processes of the dataset.
 
     Attributes:
         connections: to the engine.
@@ -56,7 +56,7 @@ class Opening:
         self.choices = choices
         self.job = job
         self.shared = shared
-        # Not a method: the connections live as long as a session that is on one, and must not keep all this.
+        # Not a method: the connections are kept by open sessions, and must not keep this object.
         self.connections = EngineConnections(lambda: EngineClient(options.client_settings(Environment.read(), job)))
         self._usual_batch = 0
         self._opened: tuple[Manifest, Selection | None] | None = None
@@ -66,40 +66,40 @@ class Opening:
         return f"Opening({self.options.urls}, {self.connections!r}, opened={self._opened!r})"
 
     def settings(self) -> tuple[DatasetOptions, tuple[Choice, ...], str]:
-        """What makes the same opening in another process, which could not find out its rank."""
+        """The arguments for the same opening in another process, which cannot detect its rank."""
         return self.options.with_rank(self.rank_config()), self.choices, self.job
 
     def rank_config(self) -> RankConfig:
-        """This process's rank_config."""
+        """Rank and world size of this process."""
         return detect(self.options.rank, self.options.world_size)
 
     @property
     def manifest(self) -> Manifest:
-        """What exists."""
+        """The manifest."""
         return self._open()[0]
 
     @property
     def selection(self) -> Selection | None:
-        """What takes part; None: everything."""
+        """The selected samples; None: all."""
         return self._open()[1]
 
     @property
     def samples(self) -> int:
-        """How many take part."""
+        """Number of selected samples."""
         return self.manifest.samples if self.selection is None else self.selection.samples
 
     def prepare(self, batch_size: int, drop_last: bool, *, plain: bool = False) -> Prepared:
-        """Fixes order and local_batch for batches of `batch_size` samples on each rank.
+        """Fixes the order for batches of `batch_size` samples on each rank.
 
         Args:
             batch_size: of one rank.
-            drop_last: leave the last, incomplete batch out.
+            drop_last: leave out the last, incomplete batch.
             plain: for a bare loop or torch's DataLoader; otherwise for a StreamingDataLoader.
         """
         rank_config, options, selection = self.rank_config(), self.options, self.selection
         spec = self._order(batch_size * rank_config.world_size)
         self._explain(spec, batch_size * rank_config.world_size, rank_config)
-        with self.connections.asking() as connection:
+        with self.connections.for_requests() as connection:
             roots = tuple(connection.roots())
         recipe = SampleRecipe(
             manifest_path=self.manifest.path,
@@ -120,9 +120,9 @@ class Opening:
         return Prepared(self.connections, recipe, self.manifest, identity)
 
     def _stream(self, batch_size: int, plain: bool) -> str:
-        """Within a stream the ranks of a job must agree; another way to read the same data is another stream.
+        """The name of the stream, within which the ranks of a job must agree.
 
-        The first batch size is the usual one, whatever it is: ranks that begin with different ones are refused.
+        The first batch size is the usual one, so that ranks that begin with different sizes are refused.
         """
         chosen = "all" if self.selection is None else self.selection.digest
         name = self.options.stream or f"shuffle {shuffle_mode(self.options.shuffle)} of {chosen}"
@@ -137,11 +137,11 @@ class Opening:
         return gather_for(self.rank_config()) is not None
 
     def compared(self, prepare: Callable[[], Stream], place: str) -> Stream:
-        """Prepares; where torch.distributed is initialised, all ranks together: they agree, or all of them raise.
+        """Prepares, with torch.distributed on all ranks together: they agree, or all of them raise.
 
         Args:
-            prepare: what this rank does.
-            place: where it begins.
+            prepare: the preparation of this rank.
+            place: epoch and batch of its start.
 
         Raises:
             StreamerError: of the first rank that failed, on every rank.
@@ -163,18 +163,18 @@ class Opening:
         return prepared
 
     def refresh(self) -> bool:
-        """Asks the engine again what exists; collective. True: it is something else, and counts from now on.
+        """Lists the objects again; collective. True: they have changed, and the new manifest is used from now on.
 
-        All ranks change over together. Where they found different things (somebody is writing while they look), all of
-        them stay with what they have until the next time.
+        All ranks change together. If they found different listings (objects are being written), all of them keep the
+        current manifest until the next call.
 
         Raises:
-            StreamerError: of the first rank that could not look, on every rank.
+            StreamerError: of the first rank whose listing failed, on every rank.
         """
         digest, failure = "", None
         try:
-            # Also a rank that has not looked before takes part: another one may have asked for len().
-            digest = self.manifest.digest if self._opened is None else self._looked_up().name
+            # A rank that has not opened the manifest takes part too: another one may have opened it for len().
+            digest = self.manifest.digest if self._opened is None else self._listed().name
         except StreamerError as error:
             failure = error
         digest = self._common(digest, failure)
@@ -186,7 +186,7 @@ class Opening:
         return True
 
     def _common(self, digest: str, failure: StreamerError | None) -> str:
-        """What all ranks have found; "" where they differ."""
+        """The digest that all ranks have found; "" if they differ."""
         gather = gather_for(self.rank_config())
         if gather is None:
             if failure is not None:
@@ -200,7 +200,7 @@ class Opening:
         return digest
 
     def look(self, epoch: int, index: int) -> object:
-        """Makes the sample number `index` of the selection, wherever its bytes are."""
+        """Makes sample number `index` of the selection, from the cache or the store."""
         ordinals = np.array([index], np.int64)
         chosen = ordinals if self.selection is None else self.selection.to_base(ordinals)
         with self._streamed() as content:
@@ -218,33 +218,33 @@ class Opening:
         return ordinal if self.selection is None else int(np.searchsorted(self.selection.ordinals, ordinal))
 
     def close(self) -> None:
-        """Hangs up: whoever is reading gets a ClosedError. The next use connects again. Idempotent."""
+        """Closes the connections: readers get a ClosedError. The next use connects again. Idempotent."""
         self.connections.close()
 
     def _open(self) -> tuple[Manifest, Selection | None]:
         if self._opened is None:
             manifest = self._settled() or self._found()
-            with self.connections.asking() as connection:
+            with self.connections.for_requests() as connection:
                 place = connection.settings.runtime_dir / "selections"
             self._opened = manifest, choose(manifest, self.choices, place)
         return self._opened
 
     def _found(self) -> Manifest:
-        """Asks the engine, which lists the urls; if another process was faster, its answer counts."""
-        path = self._looked_up()
+        """Requests the manifest from the engine; if another process was faster, its result counts."""
+        path = self._listed()
         return open_held(path.parent / self.shared.settle_manifest(path.name))
 
-    def _looked_up(self) -> Path:
-        """The folder of the manifest of what exists now."""
+    def _listed(self) -> Path:
+        """The folder of the current manifest."""
         rank_config = self.rank_config()
-        with self.connections.asking() as connection:
+        with self.connections.for_requests() as connection:
             return connection.manifest(self.options.manifest_request(rank_config), _Announcer(rank_config.rank))
 
     def _settled(self) -> Manifest | None:
-        """The manifest that another process of this dataset has found; None: nobody has, or it is not here any more."""
+        """The manifest that another process of this dataset has found; None: there is none, or its folder is gone."""
         if not self.shared.manifest:
             return None
-        with self.connections.asking() as connection:
+        with self.connections.for_requests() as connection:
             path = connection.roots()[0] / "manifests" / self.shared.manifest
         return open_held(path) if path.is_dir() else None
 
@@ -264,7 +264,7 @@ class Opening:
         )
 
     def _explain(self, spec: OrderSpec, global_batch: int, rank_config: RankConfig) -> None:
-        """Says once, on the first rank, how good this order is and what it costs; loudly, where nodes fetch twice."""
+        """Logs once, on the first rank, the quality and cost of the order; as a warning if nodes fetch chunks twice."""
         if rank_config.rank or spec.order_id in self._explained:
             return
         self._explained.add(spec.order_id)
@@ -286,12 +286,12 @@ class Opening:
     @contextmanager
     def _streamed(self) -> Iterator[StreamedBytes]:
         manifest = self.manifest
-        with self.connections.asking() as connection:
+        with self.connections.for_requests() as connection:
             yield StreamedBytes(lambda: connection, manifest)
 
 
 class _Announcer:
-    """Tells how an index comes along: its price at once and always, the rest to those who listen."""
+    """Logs the progress of an index: its cost as a warning, the rest as information."""
 
     def __init__(self, rank: int) -> None:
         self._announced = rank != 0

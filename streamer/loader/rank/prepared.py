@@ -1,4 +1,4 @@
-"""A dataset made ready for one batch size: manifest, order, local_batch, state."""
+"""A dataset prepared for one batch size: manifest, order, state."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from streamer.order.state import Resume, State
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Who consumes.
+    """The identity of a consumer.
 
     Attributes:
-        rank_config: the seat.
-        stream: tells the loaders of one job apart.
-        free_parts: parts of the order that were chosen automatically: a resumed state may bring its own.
-        skip_rules: what is done with samples that cannot be made.
+        rank_config: rank and world size.
+        stream: distinguishes the loaders of one job.
+        free_parts: parts of the order that were chosen automatically: a resumed state may replace them.
+        skip_rules: for samples that cannot be made.
     """
 
     rank_config: RankConfig
@@ -42,14 +42,14 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepared:
-    """What a dataset is for one batch size. Made by `StreamingDataset.prepare`; used by one thread at a time.
+    """A dataset prepared for one batch size. Used by one thread at a time.
 
-    Each of its sessions has a connection to the engine of its own.
+    Each of its sessions has its own connection to the engine.
 
     Attributes:
-        manifest: what exists.
+        manifest: of the dataset.
         spec: the order.
-        rank_config: the seat.
+        rank_config: rank and world size.
         global_batch: samples of a batch over all ranks.
         drop_last: leave out the last, incomplete batch.
         roots: cache folders as this process sees them.
@@ -81,7 +81,7 @@ class Prepared:
 
     @property
     def spec(self) -> OrderSpec:
-        """The order; a resumed state may bring its own lanes and window."""
+        """The order; a resumed state may replace lanes and window."""
         return self._recipe.spec
 
     @property
@@ -91,12 +91,12 @@ class Prepared:
 
     @property
     def seed(self) -> int:
-        """What the order and every sample's randomness are drawn from."""
+        """The seed of the order and of each sample's randomness."""
         return self.spec.seed
 
     @property
     def skip_rules(self) -> SkipRules:
-        """What is done with samples that cannot be made."""
+        """The rules for samples that cannot be made."""
         return self._identity.skip_rules
 
     def sample_key(self, ordinal: int) -> str:
@@ -104,11 +104,11 @@ class Prepared:
         return sample_key(self.manifest, ordinal)
 
     def shared_budget(self) -> SharedBudget | None:
-        """Counts skipped samples over all ranks; None: alone. Every rank asks equally often."""
+        """Counts skipped samples over all ranks; None: one rank. Every rank must call it equally often."""
         return None if gather_for(self.rank_config) is None else StoreBudget.of_process_group()
 
     def facts(self) -> dict[str, Detail]:
-        """What must be equal on all ranks."""
+        """The values that must be equal on all ranks."""
         return {
             **self.spec.parts(),
             "world_size": self.rank_config.world_size,
@@ -121,7 +121,7 @@ class Prepared:
         return self._plans.plan(epoch)
 
     def recipe(self) -> SampleRecipe:
-        """For worker processes."""
+        """The recipe for worker processes."""
         return self._recipe
 
     def maker(self) -> SampleMaker:
@@ -133,12 +133,12 @@ class Prepared:
         return self._plans.to_manifest(self.plan(epoch).batch(batch).ordinals)
 
     def session(self, epoch: int, start_batch: int) -> StepSession:
-        """Opens the rank's session; its step 0 is that batch."""
+        """Opens the rank's session, whose step 0 is that batch."""
         return self.share_session(epoch, Share(first=start_batch), endless=True)
 
     def share_session(self, epoch: int, share: Share, *, endless: bool) -> StepSession:
         """Opens a session for one worker's share of the rank's batches, from the share's first batch on."""
-        # Once for the request and for the session's beginning: of 540 chunks 2 to 6 ms that the first batch waits.
+        # Computed once for request and session: with 540 chunks it delays the first batch by 2 to 6 ms.
         begun = [self.schedule(epoch, share)]
 
         def schedule(epoch: int, share: Share) -> tuple[EpochSchedule, int]:
@@ -170,15 +170,15 @@ class Prepared:
         return EpochSchedule(epoch, whole.chunk[mine][order], first[mine][order], last[mine][order]), steps
 
     def state(self, epoch: int, batch: int) -> dict[str, object]:
-        """What to save when `batch` batches of `epoch` were delivered."""
+        """The state to save after `batch` batches of `epoch`."""
         position = self._plans.plan(epoch).position(batch)
         return dict(State(self.spec, epoch, position, self.global_batch).to_dict())
 
     def resume(self, state: Mapping[str, object]) -> tuple[int, int]:
-        """Takes a saved state over; a finished epoch goes on with the next one.
+        """Restores a saved state; after a finished epoch the next one begins.
 
         Returns:
-            The epoch and its first batch that is still to come.
+            The epoch and the number of its next batch.
 
         Raises:
             StateError: the state is of another dataset, order or seed.
@@ -187,13 +187,13 @@ class Prepared:
         return self._continue(saved.resume(self._plans.samples, self.global_batch, self.drop_last))
 
     def reenter(self, state: Mapping[str, object]) -> tuple[int, int]:
-        """As `resume`, but a finished epoch stays finished: its first batch to come is one past the last."""
+        """Like `resume`, but a finished epoch stays finished: its next batch is one past the last."""
         saved = self._adopt(state)
         batch, start = divmod(saved.position, self.global_batch)
         return self._continue(Resume(saved.epoch, start, batch))
 
     def _adopt(self, state: Mapping[str, object]) -> State:
-        """Reads a state. Parts of the order that nobody fixed follow it: they were chosen for its global batch."""
+        """Reads a state. It replaces the parts of the order that were chosen automatically, for its global batch."""
         saved = State.from_dict(state)
         free = {part: getattr(saved.spec, part) for part in self._identity.free_parts}
         spec = msgspec.structs.replace(self.spec, **free)
@@ -214,7 +214,7 @@ class Prepared:
             order_id=self.spec.order_id,
             global_batch=self.global_batch,
             world_size=rank.world_size,
-            # Workers of a plain DataLoader resume each where it stood: nothing to compare.
+            # Workers of a plain DataLoader resume each at its own position: there is nothing to compare.
             start=self._plans.plan(epoch).position(share.first) if share.workers == 1 else 0,
             open_bytes=open_bytes(schedule, self.manifest.chunk_local_bytes),
             stream=self._identity.stream,

@@ -1,4 +1,4 @@
-"""What `iter(dataset)` returns: the samples of one worker's share of one epoch, in order."""
+"""The iterator of `iter(dataset)`: the samples of one worker's share of one epoch, in order."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ logger = logging.getLogger(__name__)
 
 
 class Progress(msgspec.Struct):
-    """How far an iterator has come; outlives it, so that a dataset can tell its state after a loop was left.
+    """The progress of an iterator. Outlives it, so that a dataset has its state after a loop was left.
 
     Attributes:
         epoch: the running epoch.
         share: this process's part of the rank's batches.
-        delivered: samples handed out so far.
+        delivered: samples yielded so far.
     """
 
     epoch: int
@@ -34,8 +34,8 @@ class Progress(msgspec.Struct):
     def state(self, prepared: Prepared) -> dict[str, object]:
         """Plain values for a checkpoint.
 
-        Of a single process the position says it all, and any number of ranks may go on. Of several workers each has
-        its own count of batches.
+        For a single process the position is sufficient, and any number of ranks may resume. With several workers each
+        has its own count of batches.
         """
         share, (batches, inside) = self.share, divmod(self.delivered, prepared.local_batch)
         single = share.workers == 1
@@ -53,9 +53,9 @@ class SampleIterator(Iterator[object]):
 
     Args:
         prepared: the dataset.
-        progress: where to begin; kept up to date.
-        ledger: takes note of samples that cannot be made.
-        resumed: told the epoch when a saved state replaces this one.
+        progress: the start; kept up to date.
+        ledger: records samples that cannot be made.
+        resumed: called with the epoch when a saved state is loaded.
     """
 
     _session: StepSession | None
@@ -84,14 +84,14 @@ class SampleIterator(Iterator[object]):
         return sample
 
     def state_dict(self) -> dict[str, object]:
-        """Where this iterator stands; torchdata's StatefulDataLoader asks it in each worker."""
+        """The state of this iterator; torchdata's StatefulDataLoader calls it in each worker."""
         return self.progress.state(self._prepared)
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Goes where the state says.
+        """Continues from a state.
 
         Raises:
-            StateError: it does not fit, or was saved with another number of workers.
+            StateError: it does not match, or was saved with another number of workers.
         """
         self.close()
         epoch, first = self._prepared.reenter(state)
@@ -107,11 +107,11 @@ class SampleIterator(Iterator[object]):
             self._session = None
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # __init__ may not have come that far
+        with contextlib.suppress(AttributeError):  # __init__ may have failed before
             self.close()
 
     def _enter(self) -> None:
-        """Goes to where `progress` is. The session is opened by the first sample."""
+        """Continues at `progress`. The first sample opens the session."""
         epoch, share = self.progress.epoch, self.progress.share
         first, self._skip = divmod(self.progress.delivered, self._prepared.local_batch)
         self._steps = range(max(0, share.steps(self._prepared.plan(epoch).batches) - first))
@@ -133,14 +133,14 @@ class SampleIterator(Iterator[object]):
         self._index, self._skip = self._skip, 0
 
     def _batch_done(self) -> None:
-        """Samples are in memory of their own: the batch's chunks are not needed any more."""
+        """Releases the chunks of the batch: its samples are in memory of their own."""
         if self._session is not None:
             self._session.done(self._step + 1)
         if self._step + 1 == len(self._steps):
             self.close()
 
     def _sample(self, index: int) -> object:
-        """The sample of a index; if it cannot be made and that is allowed, the next one of the batch that can."""
+        """The sample at an index; if it may be skipped, the next sample of the batch that can be made."""
         first: Exception | None = None
         for place in (*self._places[index:], *self._places[:index]):
             try:
@@ -151,7 +151,7 @@ class SampleIterator(Iterator[object]):
                 if first is None:
                     self._skip_place(place, error)
                     first = error
-        assert first is not None, "a batch has at least one index"
+        assert first is not None, "a batch has at least one sample"
         first.add_note("and no other sample of its batch can be made")
         raise first
 
@@ -161,7 +161,7 @@ class SampleIterator(Iterator[object]):
         self._ledger.check()
 
     def _leased(self, place: Place) -> object:
-        """One sample; a chunk that is gone or wrong is leased again, once per cause."""
+        """One sample; a chunk that is missing or wrong is leased again, once per cause."""
         rejected: set[str] = set()
         while True:
             try:
@@ -174,7 +174,7 @@ class SampleIterator(Iterator[object]):
                 self._lease_again(error)
 
     def _lease_again(self, error: ChunkUnreadableError) -> None:
-        # As text: a handler that keeps its records would keep the traceback's frames, and the dataset in them.
+        # As text: a handler that keeps its records would keep the frames of the traceback, and so the dataset.
         logger.warning("%s; leasing it again", str(error))
         assert self._session is not None, "a batch is read inside a session"
         self._session.reject(error.chunk, error.reason)
@@ -182,7 +182,7 @@ class SampleIterator(Iterator[object]):
 
 
 def resumed_share(state: Mapping[str, object], share: Share, first: int, local_batch: int) -> tuple[Share, int]:
-    """Where a worker goes on: its share of the batches from `first` on, and how many of its samples were delivered.
+    """The start of a resumed worker: its share of the batches from `first` on, and its delivered samples.
 
     Raises:
         StateError: the state is of another worker, or of another number of workers.

@@ -1,4 +1,4 @@
-"""Selections of selections: each condition counts in what the one before it left."""
+"""Selections of selections: each condition applies to the result of the one before it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from streamer.manifest.table import Manifest
 
 Ordinals = npt.NDArray[np.int64]
 Indices = Sequence[int] | slice | Ordinals | npt.NDArray[np.bool_]
-# Indices count in the previous selection, all else is a property of the sample.
+# Indices refer to the previous selection, all other conditions to the sample.
 Choice = tuple[Indices | None, Where]
 
 
 def choose(manifest: Manifest, choices: Sequence[Choice], spare: Path | None = None) -> Selection | None:
-    """Applies selections one after the other; None when there are none.
+    """Applies selections one after the other; None if there are none.
 
     Args:
-        manifest: what exists.
+        manifest: of the dataset.
         choices: in order.
-        spare: where selections are kept if the cache folder is read-only for this process.
+        spare: the folder of selections if the cache folder is read-only for this process.
 
     Raises:
-        ConfigError: a condition that cannot be, or that leaves nothing.
+        ConfigError: an invalid condition, or no sample is left.
         ManifestError: the selection can be written neither next to the manifest nor to `spare`.
     """
     selection: Selection | None = None
@@ -41,10 +41,10 @@ def choose(manifest: Manifest, choices: Sequence[Choice], spare: Path | None = N
 
 
 def pick(ordinals: Ordinals, indices: Indices) -> Ordinals:
-    """Those of `ordinals` that `indices` name; negative ones count from the end, as in a list.
+    """The `ordinals` at `indices`; negative ones count from the end, as in a list.
 
     Raises:
-        ConfigError: an index that is none, or bools of another number.
+        ConfigError: an index out of range, or a wrong number of bools.
     """
     if isinstance(indices, slice):
         return ordinals[indices]

@@ -1,4 +1,4 @@
-"""Single samples for people: read around the session, through the engine, wherever the bytes are."""
+"""Reads single samples for inspection: without a session, through the engine, from cache or store."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from streamer.loader.samples.maker import Place
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
 
-# The engine answers one question with at most so many bytes.
+# The engine answers a request with at most this many bytes.
 _PIECE_BYTES = 64 << 20
 
 
 class StreamedBytes:
-    """Asks the engine for the bytes of a sample: from the cache if they are there, else a ranged read of the store."""
+    """Requests the bytes of a sample from the engine: from the cache, else by a ranged read of the store."""
 
     def __init__(self, connect: Callable[[], EngineClient], manifest: Manifest) -> None:
         self._connect = connect
@@ -28,7 +28,7 @@ class StreamedBytes:
         return self.read_chunk(place.chunk, place.start, place.stop)
 
     def read_chunk(self, chunk: int, start: int, stop: int) -> memoryview:
-        """The chunk-local bytes [start, stop), asked for piece by piece."""
+        """The chunk-local bytes [start, stop), requested piece by piece."""
         pieces = [
             self._connect().read(self._dataset, chunk, at, min(at + _PIECE_BYTES, stop))
             for at in range(start, stop, _PIECE_BYTES)
@@ -37,7 +37,7 @@ class StreamedBytes:
 
 
 def find_key(manifest: Manifest, selection: Selection | None, content: StreamedBytes, key: str) -> int:
-    """The manifest ordinal of the first sample of that key.
+    """The manifest ordinal of the first sample with this key.
 
     Raises:
         KeyError: there is none.
@@ -57,7 +57,7 @@ def find_key(manifest: Manifest, selection: Selection | None, content: StreamedB
 def _names_in_chunks(
     manifest: Manifest, selection: Selection | None, content: StreamedBytes
 ) -> Iterator[tuple[int, str]]:
-    """Opens every sample of every chunk: the only place where containers keep their names."""
+    """The names from all samples of all chunks: containers keep them nowhere else."""
     opener = find_format(manifest.format)
     for chunk in range(manifest.chunks):
         first, stop = int(manifest.chunk_first[chunk]), int(manifest.chunk_first[chunk + 1])

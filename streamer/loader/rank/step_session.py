@@ -1,4 +1,4 @@
-"""Steps: how one process's batches of epoch after epoch are numbered for the engine."""
+"""Numbers the batches of one process over all epochs as steps for the engine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Share(msgspec.Struct, frozen=True):
     """The batches of a rank that one process makes: numbers `first + worker`, `first + worker + workers`, ...
 
     Attributes:
-        worker, workers: which of how many processes; the rank itself is 0 of 1.
-        first: the batch at which the epoch is entered.
+        worker, workers: number of the process and of all processes; the rank itself is 0 of 1.
+        first: the first batch of the epoch.
     """
 
     worker: int = 0
@@ -34,7 +34,7 @@ class Share(msgspec.Struct, frozen=True):
         return self.first + self.worker + step * self.workers
 
     def steps(self, batches: int) -> int:
-        """How many of the epoch's batches are in this share."""
+        """Number of the epoch's batches in this share."""
         return max(0, -(-(batches - self.first - self.worker) // self.workers))
 
     def steps_from(self, batch: Integers) -> Integers:
@@ -47,17 +47,17 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class StepSession:
-    """An engine session in steps of one share of a rank's batches, over epoch after epoch.
+    """An engine session in steps of one share of a rank's batches, over all epochs.
 
-    The next epoch's schedule is given to the engine when three quarters of the last one known are asked for: early
-    enough for the look-ahead, late enough that a short run does not plan an epoch that it never trains.
+    The next epoch's schedule is sent to the engine when three quarters of the last one are requested: early enough for
+    the look-ahead, late enough that a short run does not plan an epoch that it never trains.
 
     Args:
-        client: the line to the engine, of this session alone; stays open when the session closes.
-        spec: who consumes.
+        client: the connection to the engine, used by this session only; stays open when the session closes.
+        spec: the consumer.
         schedule: (epoch, share) -> the epoch's chunks by step of the share, and the number of its steps.
         start: the first epoch and the share to begin with; later epochs begin at batch 0.
-        endless: go on into the next epoch.
+        endless: continue into the next epoch.
         on_close: called once, when the session is closed.
     """
 
@@ -110,7 +110,7 @@ class StepSession:
         return base + (batch - share.first - share.worker) // share.workers
 
     def want(self, step: int) -> None:
-        """Asks for the chunks of all steps up to and including this one; returns at once."""
+        """Requests the chunks of all steps up to and including this one; does not block."""
         self._look_ahead(step)
         self._session.want(step)
 
@@ -118,37 +118,37 @@ class StepSession:
         """Blocks until all chunks of `step` are local.
 
         Raises:
-            StreamerError: what the engine reported.
-            TimeoutError: not in time.
+            StreamerError: the engine's error.
+            TimeoutError: the time is over.
         """
         self._look_ahead(step)
         self._session.wait(step, timeout_seconds)
 
     def done(self, step: int, *, flush: bool = True) -> None:
-        """The steps below this one are consumed; not `flush`: the engine hears it with the next `want`."""
+        """Records the steps below this one as consumed; without `flush` they are sent with the next `want`."""
         self._done = step
         self._session.done(step, flush=flush)
 
     def reject(self, chunk: int, reason: str) -> None:
-        """A reader found this chunk gone or wrong; `ready` goes back until it is right."""
+        """Rejects a chunk that is missing or wrong; `ready` falls below its steps until it is leased again."""
         self._session.reject(chunk, reason)
 
     def fileno(self) -> int:
-        """Readable when there is something for `pump`; may change after it."""
+        """Readable when `pump` has something to receive; may change in `pump`."""
         return self._client.fileno()
 
     def pump(self, timeout_seconds: float = 0.0) -> None:
-        """Takes in what the engine sent."""
+        """Receives the engine's messages."""
         self._client.pump(timeout_seconds)
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """The engine's counters, over a line of its own: any thread. None: nobody answered in time."""
+        """The engine's counters, over a separate connection; any thread. None: no answer in time."""
         values = read_statistics(self._client.settings, timeout_seconds)
         if values is None:
             return None
         spec, settings = self._spec, replace(self._client.settings, job=self._client.job)
-        who = {"consumer": spec.consumer, "job": self._client.job, "dataset": spec.dataset}
-        return {**values, **who, "reply": partial(report_finding, settings, spec, timeout_seconds)}
+        identity = {"consumer": spec.consumer, "job": self._client.job, "dataset": spec.dataset}
+        return {**values, **identity, "reply": partial(report_finding, settings, spec, timeout_seconds)}
 
     def close(self) -> None:
         """Ends the leases; idempotent."""
@@ -172,13 +172,13 @@ class StepSession:
         self._next_epoch, self._share = epoch + 1, msgspec.structs.replace(share, first=0)
 
     def _drop_finished_epochs(self) -> None:
-        """All but the one that is being read and those after it: a job of a million epochs remembers three."""
+        """Drops the epochs before the running one, so that a long job keeps only a few."""
         running = max((known for known, (base, _) in self._bases.items() if base <= self._done), default=None)
         self._bases = {known: at for known, at in self._bases.items() if running is None or known >= running}
 
 
 def open_bytes(schedule: EpochSchedule, chunk_bytes: Integers) -> int:
-    """The most bytes that are open at once: a sweep over first and last steps."""
+    """The largest number of bytes that are open at the same time: a sweep over first and last steps."""
     sizes = chunk_bytes[schedule.chunk]
     # A chunk is open through its last step; at equal steps the new ones count before the old ones go.
     steps = np.concatenate([schedule.first, schedule.last])

@@ -1,4 +1,4 @@
-"""Points in the work of a device: what came before one may still read memory that the host wants to use again."""
+"""Fences in the work of a device: work before a fence may still read memory that the host wants to reuse."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Fence(Protocol):
     """A point in the work of a device."""
 
     def done(self) -> bool:
-        """Whether the device has come past it."""
+        """Whether the device has passed it."""
         ...
 
     def wait(self) -> None:
-        """Blocks until it has."""
+        """Blocks until the device has passed it."""
         ...
 
 
@@ -31,9 +31,9 @@ class EventFence:
         self.event = event
 
     def done(self) -> bool:
-        """Whether its stream has come past it."""
+        """Whether its stream has passed it."""
         return bool(self.event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Blocks until it has."""
+        """Blocks until the device has passed it."""
         self.event.synchronize()

@@ -31,18 +31,18 @@ class CudaRuntime(Protocol):
         ...
 
     def clear_error(self) -> None:
-        """Takes the last error away, or it is reported by the next call of somebody else."""
+        """Clears the last error, which would otherwise be reported by the next unrelated call."""
         ...
 
     def fence(self) -> torch.cuda.Event:
-        """An event behind everything that the current stream was given until now."""
+        """An event behind all work submitted to the current stream so far."""
         ...
 
 
 class TorchCuda:
-    """The runtime that torch brings, on the device that is current where this is made.
+    """The CUDA runtime of torch, on the device that is current when this object is made.
 
-    The feeder's thread would otherwise register on device 0, and so make every rank keep a context there (500 MB).
+    Otherwise the feeder's thread would register on device 0, and every rank would keep a context there (500 MB).
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class TorchCuda:
         """See `CudaRuntime`."""
         import torch
 
-        # torch does not bind cudaGetLastError; the check behind a kernel's launch calls it, and raises what it finds.
+        # torch does not bind cudaGetLastError; the check behind a kernel's launch calls it, and raises the error.
         try:
             torch.ones(1, device=f"cuda:{self._device}").add_(1)
         except RuntimeError as error:
@@ -88,9 +88,9 @@ class Pinner:
 
     Args:
         runtime: CUDA.
-        required: an error where registering fails; otherwise one warning.
-        fencing: the trainer sees the ring's batches and may copy them itself; otherwise only the loader's own
-            prefetcher does, which keeps each until its copy is over.
+        required: whether a failure is an error; otherwise it is logged once.
+        fencing: the trainer gets the batches in the ring and may copy them itself; otherwise only the loader's own
+            prefetcher copies them, and keeps each until its copy is complete.
     """
 
     def __init__(self, runtime: CudaRuntime, required: bool, fencing: bool = True) -> None:
@@ -122,7 +122,7 @@ class Pinner:
         return None
 
     def serve(self, ring: Ring) -> None:
-        """The ring whose slots are registered; before its first batch."""
+        """Sets the ring whose slots are registered; called before its first batch."""
         self._ring = ring
 
     def register(self, slot: Slot) -> None:
@@ -150,14 +150,14 @@ class Pinner:
         logger.warning("%s: batches are copied to the device from unpinned memory", message)
 
     def unregister(self, slot: Slot) -> None:
-        """The slot gives its memory up; no copy from it is under way."""
+        """Unregisters the memory of a slot from which no copy is running."""
         with self._lock:
             lent = self._registered.pop(slot.number, None)
         if lent is not None:
             self._runtime.host_unregister(address(lent))
 
     def fence(self) -> None:
-        """Before the trainer's next batch: slots that died wait for the copies begun until now."""
+        """Called before the trainer's next batch: released slots wait for the copies begun so far."""
         if self._fencing and self.pinned and self._ring is not None:
             self._ring.fence(lambda: EventFence(self._runtime.fence()))
 

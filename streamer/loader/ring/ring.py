@@ -1,8 +1,8 @@
-"""The ring: slots of shared memory that batches are written to, used again when the last view on them is gone.
+"""The ring: slots of shared memory for batches, reused when the last view on them is deleted.
 
-A slot is made when a batch needs one and none is free, by the worker that writes the batch: only it knows how much the
-batch takes. A batch that does not fit into its slot gets new memory in the same way, which takes the slot's place. So
-slots have the size of the batches of this run, and there are as many as are in use at the same time.
+If a batch needs a slot and none is free, the worker that writes the batch makes the memory of a new one, because it
+knows the size of the batch. A batch that does not fit into its slot gets new memory in the same way, which replaces
+that of the slot. So slots have the size of the batches of this run, and their number is that in use at the same time.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from streamer.loader.ring.fence import Fence
 
 logger = logging.getLogger(__name__)
 
-# A freed slot is filled with this when `poison` is on, so that a view that outlived its slot is seen.
+# With `poison`, freed slots are filled with this byte, so that a view that outlives its slot is noticed.
 POISON = 0xDB
-# Slots for what the trainer holds: the batch in use, the one it takes next, one more for the prefetcher.
+# Slots that the trainer holds: the batch in use, the next one, one more for the prefetcher.
 HELD_SLOTS = 3
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """How many slots there may be.
+    """The limits of the ring.
 
     Attributes:
-        usual: made when a batch needs one.
-        most: made while the batch that is delivered next is late: others are finished in the meantime.
-        nbytes: of all of them.
+        usual: number of slots.
+        most: number of slots while the next batch is late and later ones are finished.
+        nbytes: of all slots together.
     """
 
     usual: int
@@ -47,8 +47,8 @@ class Slot:
     """Memory for one batch.
 
     Attributes:
-        number: tells the slots of one ring apart.
-        descriptor: of the memory; -1: it has none yet.
+        number: unique in the ring.
+        descriptor: of the memory; -1: no memory yet.
         nbytes: of the memory.
     """
 
@@ -64,7 +64,7 @@ class Slot:
         return f"Slot({self.number}, {self.nbytes} bytes)"
 
     def replace(self, descriptor: int, nbytes: int) -> None:
-        """Takes other memory, and owns its descriptor from then on."""
+        """Replaces the memory, and owns the new descriptor."""
         mapping = memory.map_shared(descriptor, nbytes)
         self.close()
         self.descriptor, self.nbytes, self._mapping = descriptor, nbytes, mapping
@@ -74,38 +74,38 @@ class Slot:
         return memory.window(self._mapping, 0, self.nbytes)
 
     def close(self) -> None:
-        """Gives the descriptor back; the mapping goes with its last view."""
+        """Closes the descriptor; the mapping ends with its last view."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
         self.descriptor, self.nbytes, self._mapping = -1, 0, memoryview(b"")
 
 
 class Registrar(Protocol):
-    """Makes memory known to a device."""
+    """Registers memory with a device."""
 
     def register(self, slot: Slot) -> None:
-        """The slot has new memory."""
+        """Registers the new memory of a slot."""
         ...
 
     def unregister(self, slot: Slot) -> None:
-        """The slot loses its memory; no copy from it is under way."""
+        """Unregisters the memory of a slot from which no copy is running."""
         ...
 
 
 class Ring:
-    """The slots of one loader, in the process that hands them out.
+    """The slots of one loader, in the trainer's process.
 
-    On the feeder's thread, except that views die on any thread, at any time: all that happens then is an append to a
-    deque and a call of `on_free`.
+    Used on the feeder's thread, except that views are deleted on any thread, at any time: this appends to a deque and
+    calls `on_free`.
 
     Args:
-        limits: how many slots there may be.
-        on_free: called when a lent slot has no view left, on whatever thread that was; must not block.
-        registrar: makes slots known to the device; None: need not.
+        limits: number and bytes of the slots.
+        on_free: called on any thread when the last view of a lent slot is deleted; must not block.
+        registrar: registers slots with the device; None: not needed.
         poison: fill freed slots with POISON.
 
     Attributes:
-        fencing: slots that died wait for a fence.
+        fencing: released slots wait for a fence.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Ring:
         self._count = 0
         self._last_nbytes = 0
         self._slots: dict[int, Slot] = {}
-        # The last one that was freed is taken first: what a fast trainer leaves unused stays out of the CPU's caches.
+        # The slot that was freed last is taken first, so that unused slots stay out of the CPU caches.
         self._free: list[Slot] = []
         self._released: deque[Slot] = deque()
         self._fenced: deque[tuple[Fence, list[Slot]]] = deque()
@@ -135,24 +135,24 @@ class Ring:
 
     @property
     def slots(self) -> int:
-        """How many there are."""
+        """Number of slots."""
         return len(self._slots)
 
     @property
     def nbytes(self) -> int:
-        """Of all slots together."""
+        """Bytes of all slots together."""
         return sum(slot.nbytes for slot in list(self._slots.values()))
 
     @property
     def free(self) -> int:
-        """Slots free right now."""
+        """Number of free slots."""
         return len(self._free)
 
     def take(self, *, late: bool) -> Slot | None:
-        """A free slot, or a new one without memory; None: there are as many as there may be.
+        """A free slot, or a new one without memory; None: the limit is reached.
 
         Args:
-            late: the batch that is delivered next is not finished.
+            late: the next batch to be delivered is not finished.
         """
         self.reclaim()
         if self._free:
@@ -164,10 +164,10 @@ class Ring:
         return slot
 
     def adopt(self, slot: Slot, descriptor: int, nbytes: int) -> bool:
-        """Gives a slot that was taken the memory that a worker made for its batch.
+        """Sets the memory of a taken slot to the one that a worker made for its batch.
 
         Returns:
-            Whether the ring has room for it; otherwise there is no such slot any more, and the memory is the caller's.
+            Whether the ring has space for it; otherwise the slot is removed, and the memory belongs to the caller.
         """
         self._release(slot)
         self._last_nbytes = nbytes
@@ -181,20 +181,20 @@ class Ring:
         return True
 
     def put_back(self, slot: Slot) -> None:
-        """A slot that was taken and is not lent any more, or never was."""
+        """Frees a taken slot that is not lent."""
         if self._poison and slot.nbytes:
             slot.window().fill(POISON)
         self._free.append(slot)
 
     def lend(self, slot: Slot) -> Bytes:
-        """The slot's memory; it is free again when the array and every view on it are gone."""
+        """The slot's memory; the slot is free again when the array and all views on it are deleted."""
         lent = slot.window()
         finalizer = weakref.finalize(lent, _view_ended, self._released, slot, self._on_free)
         finalizer.atexit = False
         return lent
 
     def reclaim(self) -> None:
-        """Takes back the slots whose views have died and whose fences have passed."""
+        """Frees the slots whose views are deleted and whose fences have passed."""
         while self._fenced and self._fenced[0][0].done():
             for slot in self._fenced.popleft()[1]:
                 self.put_back(slot)
@@ -202,7 +202,7 @@ class Ring:
             self.put_back(self._released.popleft())
 
     def fence(self, make: Callable[[], Fence]) -> None:
-        """Puts a fence behind everything that died until now: a copy that was begun before may still be reading.
+        """Puts a fence behind all slots released so far: a copy that began earlier may still read them.
 
         Called by the trainer's thread, on whose stream such copies are.
         """
@@ -212,7 +212,7 @@ class Ring:
         if slots:
             self._fenced.append((make(), slots))
         if self._fenced:
-            # Nothing tells that an event has passed: the feeder looks now.
+            # A passed event sends no signal: the feeder checks now.
             self._on_free()
 
     def wait_for_fences(self) -> None:
@@ -221,14 +221,14 @@ class Ring:
             fence.wait()
 
     def close(self) -> None:
-        """Gives the descriptors back; memory goes with its last view."""
+        """Closes the descriptors; memory ends with its last view."""
         for slot in self._slots.values():
             if slot.descriptor >= 0:
                 os.close(slot.descriptor)
                 slot.descriptor = -1
 
     def _is_full(self) -> bool:
-        """Whether there is no room for another slot, if it becomes as large as the one that was made last."""
+        """Whether there is no space for another slot of the size of the last one."""
         usual = self._last_nbytes
         return sum(slot.nbytes or usual for slot in self._slots.values()) + usual > self._limits.nbytes
 

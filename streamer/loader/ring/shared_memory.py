@@ -25,7 +25,7 @@ def page_aligned(count: int) -> int:
 
 
 def available_bytes() -> int:
-    """What this process could still take: of the machine's memory, and of its cgroups' limits."""
+    """The memory that is available to this process, on the machine and within its cgroup limits."""
     with open("/proc/meminfo", "rb") as lines:
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith(b"MemAvailable"))
     left = Cgroup().memory_left_bytes()
@@ -35,15 +35,15 @@ def available_bytes() -> int:
 def create_sealed(name: str, count: int) -> int:
     """Makes `count` bytes of shared memory that can neither grow nor shrink; returns the descriptor.
 
-    The pages are taken now: a machine without room says so here, not by a SIGBUS in the middle of training. It is
-    asked first: a memfd has no limit of its own, and taking pages that are not there calls the OOM killer.
+    The pages are allocated now, so that a lack of memory is an error here, not a SIGBUS during training. The available
+    memory is checked first: a memfd has no limit of its own, and allocating too much invokes the OOM killer.
 
     Raises:
-        ConfigError: no memfd on this system, or no room.
+        ConfigError: no memfd on this system, or not enough memory.
     """
     if count > (room := available_bytes()):
         raise ConfigError(
-            f"{name}: no room for {count} bytes of shared memory, {room} are available; lower ring_bytes, "
+            f"{name}: not enough memory for {count} bytes of shared memory, {room} are available; lower ring_bytes, "
             "prefetch_batches or num_workers, or raise the container's memory limit",
             field="ring_bytes",
             bytes=count,

@@ -1,1 +1,1 @@
-"""From an ordinal to a sample."""
+"""Makes samples from their ordinals."""

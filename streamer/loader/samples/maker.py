@@ -1,4 +1,4 @@
-"""One sample, from its ordinal to what the training gets: locate, read, open, decode, transform. Imports no torch."""
+"""Makes one sample from its ordinal: locates, reads, opens, decodes, transforms it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Look = Callable[[memoryview, Sequence[Field]], None]
 
 
 class Place(Wanted, frozen=True):
-    """Where a sample lies.
+    """The location of a sample.
 
     Attributes:
         ordinal: its number in the manifest.
@@ -43,7 +43,7 @@ class Place(Wanted, frozen=True):
 
 
 class ByteSource(Protocol):
-    """Hands out the bytes of samples."""
+    """Reads the bytes of samples."""
 
     def read(self, place: Place) -> memoryview:
         """The sample's bytes, checked."""
@@ -61,17 +61,17 @@ class CachedBytes:
         """Reads one sample.
 
         Raises:
-            ChunkUnreadableError: the chunk is gone or wrong: reject it, wait for it, read again.
+            ChunkUnreadableError: the chunk is missing or wrong: reject it, wait for it, read again.
         """
         if place.start == place.stop:
             return memoryview(b"")
-        # Not a bytearray, which is filled with zeros first.
+        # Not a bytearray, which is zero-filled first.
         content = np.empty(place.stop - place.start, np.uint8).data
         self.read_into(place.chunk, [(place, [content])])
         return content
 
     def read_into(self, chunk: int, targets: Sequence[tuple[Place, Sequence[memoryview]]]) -> None:
-        """Reads samples of one chunk, each into bytes that together are as long as it.
+        """Reads samples of one chunk, each into buffers that together have its length.
 
         Raises:
             ChunkUnreadableError: as above.
@@ -91,13 +91,13 @@ class CachedBytes:
 
 
 class SampleRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What is done with a sample's bytes.
+    """The rules of making samples from bytes.
 
     Attributes:
         decode: see `streamer.decode`.
         transform: sample dict -> anything; None: the dict itself.
         allow_pickle: read fields that run code.
-        seed: what each sample's `rng` is drawn from, with epoch and ordinal.
+        seed: of each sample's `rng`, together with epoch and ordinal.
     """
 
     decode: DecodeRule = "auto"
@@ -110,9 +110,9 @@ class SampleMaker:
     """Turns places into samples. Used by one thread at a time.
 
     Args:
-        manifest: what exists.
-        content: where bytes come from.
-        rules: what is done with them.
+        manifest: of the dataset.
+        content: reads the bytes.
+        rules: of making samples.
     """
 
     def __init__(self, manifest: Manifest, content: ByteSource, rules: SampleRules) -> None:
@@ -127,7 +127,7 @@ class SampleMaker:
         self._nanoseconds = [0, 0, 0]
 
     def places(self, ordinals: npt.NDArray[np.int64]) -> list[Place]:
-        """Locates samples by their numbers in the manifest."""
+        """Locates samples by their ordinals in the manifest."""
         chunks, starts, stops = self._manifest.locate(ordinals)
         samples = ordinals - self._manifest.chunk_first[chunks]
         columns = (samples.tolist(), starts.tolist(), stops.tolist(), ordinals.tolist(), chunks.tolist())
@@ -135,32 +135,32 @@ class SampleMaker:
 
     @property
     def draws(self) -> bool:
-        """Whether code of the user's runs, which may draw from the global generators."""
+        """Whether user code runs, which may draw from the global generators."""
         transform = self._rules.transform
         own = transform is None or (type(transform) is OnField and transform.is_own)
         return not own or self._decode.runs_users_code
 
     @property
     def decoder(self) -> SampleDecoder:
-        """What turns fields into values."""
+        """Decodes fields."""
         return self._decode
 
     @property
     def decodes_into_rows(self) -> bool:
-        """Whether what is decoded is the sample: a transform may keep what it is given, so that is never a row."""
+        """Whether decoders may write to rows: not before a transform, which may keep its arguments."""
         return self._rules.transform is None
 
     @property
     def takes_rows(self) -> bool:
-        """Whether arrays can be written to where they will lie."""
+        """Whether arrays can be written directly to rows of the slot."""
         return self._takes_out or self.decodes_into_rows
 
     def make(self, epoch: int, place: Place) -> object:
         """Reads, opens, decodes and transforms one sample.
 
         Raises:
-            ChunkUnreadableError: its bytes are gone or wrong.
-            DecodeError: its bytes are not what they should be; names sample, object and decoder.
+            ChunkUnreadableError: its bytes are missing or wrong.
+            DecodeError: its bytes cannot be decoded; names sample, object and decoder.
         """
         return self.transform(epoch, place.ordinal, self.sample(place))
 
@@ -171,9 +171,9 @@ class SampleMaker:
 
         Args:
             place: of the sample.
-            row: arrays that fit are written there.
+            row: receives arrays that match it.
             look: called with its bytes and its fields.
-            raw: what becomes of a field that nobody decodes.
+            raw: converts fields without decoder.
 
         Raises:
             ChunkUnreadableError, DecodeError: as above.
@@ -192,7 +192,7 @@ class SampleMaker:
         *,
         raw: Callable[[memoryview], object] = bytes,
     ) -> Sample:
-        """A sample's bytes as a dict with the trade's keys; the class folder's number as "label".
+        """A sample's bytes as a dict with the usual keys; the number of the class folder as "label".
 
         Raises:
             DecodeError: as above.
@@ -209,10 +209,10 @@ class SampleMaker:
         return sample
 
     def open(self, place: Place, content: memoryview) -> tuple[str, Sequence[Field]]:
-        """Takes a sample's bytes apart: its key and its undecoded fields.
+        """Splits a sample's bytes into its key and its undecoded fields.
 
         Raises:
-            DecodeError: not what the format writes.
+            DecodeError: the bytes do not have the format.
         """
         return self._format.open(content, self._name(place.ordinal))
 
@@ -229,7 +229,7 @@ class SampleMaker:
         """Decodes the fields; see `SampleDecoder`.
 
         Raises:
-            DecodeError: a field is not what its name says.
+            DecodeError: a field does not have the type of its name.
         """
         sample = self._decode(key, fields, row, in_place, raw=raw)
         if (label := self._name(place.ordinal).label) >= 0:
@@ -237,7 +237,7 @@ class SampleMaker:
         return sample
 
     def fields(self, place: Place) -> tuple[str, Sequence[Field]]:
-        """Key and undecoded fields, for looking."""
+        """Key and undecoded fields, for inspection."""
         return self.open(place, self._content.read(place))
 
     def transform(self, epoch: int, ordinal: int, sample: Sample, row: Row = NO_ROW) -> object:
@@ -261,11 +261,11 @@ class SampleMaker:
         return read, decode, transform
 
     def spent(self, stage: int, started: int) -> None:
-        """Counts the nanoseconds since `started` to a stage: 0 read, 1 decode, 2 transform."""
+        """Adds the nanoseconds since `started` to a stage: 0 read, 1 decode, 2 transform."""
         self._nanoseconds[stage] += time.perf_counter_ns() - started
 
     def _name(self, ordinal: int) -> SampleName:
-        """What the manifest knows of a sample, looked up once for its opening and its label."""
+        """The name and label of a sample in the manifest, looked up once."""
         if self._named[0] != ordinal and self._manifest.whole_objects:
             self._named = ordinal, self._manifest.name(ordinal)
         return self._named[1]
@@ -279,7 +279,7 @@ class SampleMaker:
 
 
 def sample_key(manifest: Manifest, ordinal: int) -> str:
-    """Names a sample for people: its path below the url; in containers, which keep the names, object and byte range."""
+    """A readable name of a sample: its path below the url; for samples in containers, object and byte range."""
     if manifest.whole_objects:
         return manifest.name(ordinal).object_key
     chunk, start, stop = (int(column[0]) for column in manifest.locate(np.array([ordinal], np.int64)))
@@ -303,6 +303,6 @@ def takes(transform: Transform | None, name: str) -> bool:
         return False
     try:
         parameter = inspect.signature(transform).parameters.get(name)
-    except (TypeError, ValueError):  # some callables of C extensions do not tell
+    except (TypeError, ValueError):  # some callables of C extensions have no signature
         return False
     return parameter is not None and parameter.kind is not parameter.POSITIONAL_ONLY

@@ -1,6 +1,6 @@
-"""What a worker process needs to make a rank's samples: the recipe that travels, the reader that it opens there.
+"""Makes a rank's samples in a worker process: the recipe that is sent, and the reader that it opens there.
 
-Imports no torch: a worker starts in a tenth of the time and a fifth of the memory without.
+Imports no torch: without it a worker starts in a tenth of the time, with a fifth of the memory.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from streamer.order.spec import OrderSpec
 if TYPE_CHECKING:
     from streamer.manifest.selection import Selection
 
-# The running epoch and the next one, which look-ahead already plans.
+# The running epoch and the next one, which the look-ahead plans.
 _PLANS_KEPT = 2
 
 
 class SampleRecipe(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process needs to make samples; small, and free of torch unless the transform is not.
+    """All that a worker process needs to make samples; small, and without torch unless the transform uses it.
 
     Attributes:
         manifest_path: the manifest's folder.
         spec: the order.
-        rank, world_size: the index.
+        rank, world_size: of this rank.
         global_batch: samples of a batch over all ranks.
         drop_last: leave out the last, incomplete batch instead of filling it with repeats.
         roots: cache folders.
-        rules: what is done with a sample.
-        selection: digest of the samples that take part, and the folder of its file; None: all of them.
-        entry: epoch and position at which a resumed run came in: the batches of that epoch count from there.
+        rules: of making samples.
+        selection: digest of the selection, and the folder of its file; None: all samples.
+        entry: epoch and position at which a resumed run began: the batches of that epoch are numbered from there.
     """
 
     manifest_path: Path
@@ -67,7 +67,7 @@ class SampleRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plans:
-    """The plans of the last epochs asked for; building one costs tens of milliseconds on large manifests."""
+    """Caches the plans of the last epochs; building one costs tens of milliseconds for large manifests."""
 
     def __init__(self, recipe: SampleRecipe, manifest: Manifest) -> None:
         self._recipe = recipe
@@ -78,7 +78,7 @@ class Plans:
 
     @property
     def samples(self) -> int:
-        """How many take part."""
+        """Number of selected samples."""
         return self._order.samples
 
     def plan(self, epoch: int) -> RankPlan:
@@ -90,25 +90,25 @@ class Plans:
         return self._kept[epoch]
 
     def to_manifest(self, ordinals: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Numbers in the selection -> numbers in the manifest."""
+        """Ordinals in the selection -> ordinals in the manifest."""
         return ordinals if self._selection is None else self._selection.to_base(ordinals)
 
     def _build(self, epoch: int) -> RankPlan:
         recipe = self._recipe
         start = recipe.entry[1] if epoch == recipe.entry[0] else 0
-        # From the last epoch's order: what does not change from epoch to epoch has been computed there.
+        # From the order of the last epoch, which has computed the parts that are equal in all epochs.
         self._order = self._order.at(epoch)
         return RankPlan(self._order, recipe.global_batch, recipe.world_size, recipe.rank, recipe.drop_last, start=start)
 
 
 class SampleReader:
-    """Makes the samples of one rank's batches; what a worker process holds.
+    """Makes the samples of one rank's batches, in a worker process.
 
     Args:
-        recipe: all it needs to know.
+        recipe: of the samples.
 
     Raises:
-        ManifestError: the manifest is not where the recipe says.
+        ManifestError: there is no manifest at the recipe's path.
     """
 
     def __init__(self, recipe: SampleRecipe) -> None:
@@ -136,7 +136,7 @@ class SampleReader:
 
     @property
     def draws(self) -> bool:
-        """Whether code of the user's runs for a sample."""
+        """Whether user code runs for a sample."""
         return self._maker.draws
 
     @property
@@ -145,15 +145,15 @@ class SampleReader:
         return self._maker.takes_rows
 
     def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None, at: Callable[[int], None]) -> None:
-        """Locates the samples of a batch, and reads raw arrays and raw bytes to where they will lie.
+        """Locates the samples of a batch, and reads raw arrays and raw bytes directly to the slot.
 
         Args:
-            ordinals: one for each index.
-            rows: where arrays may be written; None: nowhere.
-            at: called with the ordinal of the first one of each chunk that is read.
+            ordinals: int64 (samples,).
+            rows: the rows to which arrays may be written; None: no rows.
+            at: called with the ordinal of the first sample of each chunk that is read.
 
         Raises:
-            ChunkUnreadableError: the bytes of one are gone or wrong.
+            ChunkUnreadableError: the bytes of a sample are missing or wrong.
         """
         started = time.perf_counter_ns()
         self._places, self._rows = self._maker.places(ordinals), rows
@@ -163,7 +163,7 @@ class SampleReader:
         self._maker.spent(0, started)
 
     def load_at(self, epoch: int, ordinal: int, index: int) -> object:
-        """One sample for a index of the batch that was begun; see `SampleMaker.make`."""
+        """One sample for an index of the current batch; see `SampleMaker.make`."""
         place = self._places[index]
         if place.ordinal != ordinal:
             place = self._maker.places(np.array([ordinal], np.int64))[0]
@@ -173,7 +173,7 @@ class SampleReader:
         return self._in_place(place, index) or self._untransformed(place, index, row)
 
     def _untransformed(self, place: Place, index: int, row: Row) -> Sample:
-        if self._rows is None:  # what the user's own code is given may be kept by it
+        if self._rows is None:  # user code may keep its arguments
             return self._maker.sample(place, row)
         maker, content = self._maker, self._whole.held(index) if place is self._places[index] else None
         if content is None:
@@ -184,7 +184,7 @@ class SampleReader:
         return sample
 
     def _in_place(self, place: Place, index: int) -> Sample | None:
-        """The sample whose arrays stand in their rows already; None: read it."""
+        """The sample whose arrays are already in their rows; None: it must be read."""
         held = self._scatter.held(index, place.ordinal)
         if held is None:
             return None
@@ -192,9 +192,9 @@ class SampleReader:
         try:
             key, fields = self._maker.open(place, held.content)
             arrays = held.in_place(fields)
-            # Memory that the next sample comes to as well.
+            # Copied: the next sample uses the same memory.
             return None if arrays is None else self._maker.build(place, key, fields, NO_ROW, arrays, raw=_copied)
-        except DecodeError:  # if it is not due to the holes, the ordinary way raises it again
+        except DecodeError:  # unless the holes cause it, ordinary reading raises it again
             return None
         finally:
             self._maker.spent(1, started)
@@ -204,7 +204,7 @@ class SampleReader:
         return self._maker.stage_nanoseconds()
 
     def close(self) -> None:
-        """Nothing is held between samples: no descriptor, no mapping of chunk files."""
+        """Does nothing: no descriptor and no mapping is kept between samples."""
 
 
 def _copied(content: memoryview) -> Raw:
@@ -212,7 +212,7 @@ def _copied(content: memoryview) -> Raw:
 
 
 def _open_selection(manifest: Manifest, digest: str, folder: Path) -> Selection:
-    # Here: it brings the manifest's builder and asyncio along, 40 ms of a worker's start (2026-11-20).
+    # Imported here: it imports the manifest's builder and asyncio, 40 ms of a worker's start (2026-11-20).
     from streamer.manifest.selection import Selection
 
     return Selection.open(manifest, digest, folder)

@@ -1,10 +1,10 @@
-"""Raw arrays from the chunk file straight into their rows: read once, checked there, copied by nobody.
+"""Reads raw arrays from the chunk file directly into their rows: a scatter read, without a copy.
 
-An array that is stored as it is needed - an `.npy` file, or numbers that an `ArrayDecoder` takes - stands somewhere in
-its sample's bytes. Where, one sample tells; others of the same length most likely have it at the same place. So those
-are read into two kinds of memory at once: the array's bytes into the row, everything around them (headers, other
-fields) into memory of this reader. When the sample is opened, every field must lie where it was expected and every
-array's head must be the same; else the sample is read again in the ordinary way.
+An array that is stored in its final form - an `.npy` file, or numbers for an `ArrayDecoder` - is a byte range of its
+sample. One sample shows the offset of the range; other samples of the same length most likely have it at the same
+offset. Such a sample is read into two kinds of memory by one call: the bytes of the array into its row, everything
+around them (headers, other fields) into memory of this reader. When the sample is opened, every field must be at its
+expected offset, and every array must have the same head; otherwise the sample is read again in the ordinary way.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from streamer.loader.samples.maker import Place
 
 logger = logging.getLogger(__name__)
 
-# Below it, what is around the arrays would be held for a whole batch to save the smaller part of the copying.
+# Below it, the bytes around the arrays would be kept for a whole batch to save the smaller part of the copying.
 _LEAST_SHARE = 0.5
-# Batches that are read in the ordinary way after one in which most samples had to be read twice.
+# Batches that are read in the ordinary way after a batch of which most samples were read twice.
 _PAUSED_BATCHES = 64
 
 
@@ -39,7 +39,7 @@ class Scatter(Protocol):
         """Reads samples of one chunk.
 
         Raises:
-            ChunkUnreadableError: the chunk is gone or wrong.
+            ChunkUnreadableError: the chunk is missing or wrong.
         """
         ...
 
@@ -49,8 +49,8 @@ class Hole(msgspec.Struct, frozen=True):
 
     Attributes:
         field: its name.
-        start: where the field begins in the sample.
-        head: what stands before the numbers, and says what they are.
+        start: offset of the field in the sample.
+        head: the bytes of the field before the numbers, which describe them.
         shape: of the numbers.
     """
 
@@ -61,17 +61,17 @@ class Hole(msgspec.Struct, frozen=True):
 
     @property
     def first(self) -> int:
-        """Where the numbers begin."""
+        """Offset of the numbers."""
         return self.start + len(self.head)
 
     @property
     def stop(self) -> int:
-        """Where they end, and the field with them."""
+        """End of the numbers and of the field."""
         return self.first + self.shape.nbytes
 
 
 class Template(msgspec.Struct, frozen=True, dict=True):
-    """Where the arrays stand in samples of one length.
+    """The offsets of the arrays in samples of one length.
 
     Attributes:
         length: of the sample in bytes.
@@ -83,18 +83,18 @@ class Template(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def edges(self) -> list[tuple[int, int]]:
-        """What is around the holes, half-open; one more than there are holes, some of them empty."""
+        """The ranges around the holes, half-open; one more than holes, some of them empty."""
         cuts = [0, *(cut for hole in self.holes for cut in (hole.first, hole.stop)), self.length]
         return list(zip(cuts[::2], cuts[1::2], strict=True))
 
     @cached_property
     def edge_bytes(self) -> int:
-        """All of them together."""
+        """Length of all edges together."""
         return sum(stop - start for start, stop in self.edges)
 
     @classmethod
     def of(cls, content: memoryview, fields: Sequence[Field], decoder: SampleDecoder, rows: Rows) -> Template | None:
-        """What a sample's bytes tell; None: it has no array that a row waits for, or too much else."""
+        """The template of a sample; None: it has no array with a row, or too many other bytes."""
         holes = [hole for field in fields if (hole := _hole(content, field, decoder, rows)) is not None]
         share = sum(hole.shape.nbytes for hole in holes) / max(1, len(content))
         return cls(len(content), tuple(sorted(holes, key=lambda hole: hole.start))) if share >= _LEAST_SHARE else None
@@ -104,7 +104,7 @@ class Held(msgspec.Struct, frozen=True):
     """A sample that was read around its holes.
 
     Attributes:
-        content: its bytes; what stands in the holes is anything.
+        content: its bytes; those in the holes are undefined.
     """
 
     content: memoryview
@@ -113,7 +113,7 @@ class Held(msgspec.Struct, frozen=True):
     _count_in_place: Callable[[], None]
 
     def in_place(self, fields: Sequence[Field]) -> Row | None:
-        """The arrays in their rows, by field; None: this sample is not like the template."""
+        """The arrays in their rows, by field; None: this sample does not match the template."""
         found = self._found(fields)
         if found is not None:
             self._count_in_place()
@@ -133,11 +133,11 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class ScatterReader:
-    """Reads the samples of a batch that are like the last one that was opened. Used by one thread.
+    """Reads the samples of a batch that match the template of an earlier one. Used by one thread.
 
     Args:
         source: of the bytes.
-        decoder: says which fields are arrays.
+        decoder: finds the fields that are arrays.
     """
 
     def __init__(self, source: Scatter, decoder: SampleDecoder) -> None:
@@ -149,22 +149,22 @@ class ScatterReader:
         self._edges: Bytes = np.empty((0, 0), np.uint8)
         self._whole: Bytes = np.empty(0, np.uint8)
         self._learning = False
-        # Samples of this batch that were like the template, and batches that are still to be read without one.
+        # Samples of this batch that matched the template, and batches that will be read without one.
         self._in_place = self._paused = 0
 
     def __repr__(self) -> str:
         return f"ScatterReader({self._template}, {len(self._ordinals)} samples)"
 
     def begin(self, places: Sequence[Place], rows: Rows | None, at: Callable[[int], None]) -> None:
-        """Reads what can be read into the rows of a batch.
+        """Reads the samples of a batch that match the template, their arrays into rows.
 
         Args:
             places: of the samples, by index.
-            rows: where their arrays will lie; None: nothing is read.
-            at: called with the ordinal of the first one of each chunk, before they are read.
+            rows: of the batch; None: nothing is read.
+            at: called with the ordinal of the first sample of each chunk, before they are read.
 
         Raises:
-            ChunkUnreadableError: a chunk is gone or wrong.
+            ChunkUnreadableError: a chunk is missing or wrong.
         """
         self._rows, self._learning = rows, rows is not None
         self._update_pause()
@@ -179,7 +179,7 @@ class ScatterReader:
             self._read(template, alike, rows, at)
 
     def held(self, index: int, ordinal: int) -> Held | None:
-        """The sample of a index, if it was read; valid until the next call."""
+        """The sample at an index, if it was read; valid until the next call."""
         template, rows = self._template, self._rows
         if template is None or rows is None or self._ordinals.get(index) != ordinal:
             return None
@@ -187,11 +187,11 @@ class ScatterReader:
         for start, stop in template.edges:
             self._whole[start:stop] = self._edges[index, at : at + stop - start]
             at += stop - start
-        # Read-only: decoders use a writable buffer in place, and the next sample comes to the same memory.
+        # Read-only: decoders would use a writable buffer in place, and the next sample uses the same memory.
         return Held(self._whole.data.toreadonly(), template, rows.row(index), self._count_in_place)
 
     def learn(self, content: memoryview, fields: Sequence[Field]) -> None:
-        """Looks at a sample that was read in the ordinary way, once a batch; the next batch is read like it."""
+        """Makes the template for the next batch from a sample that was read in the ordinary way, once per batch."""
         if not self._learning or self._rows is None:
             return
         self._learning = False
@@ -200,7 +200,7 @@ class ScatterReader:
             self._template = template
 
     def _update_pause(self) -> None:
-        """Where lengths are alike and layouts are not, most samples would be read twice."""
+        """Pauses scatter reads if most samples of the last batch were read twice: equal lengths, different layouts."""
         self._paused = _PAUSED_BATCHES if self._in_place * 2 < len(self._ordinals) else max(0, self._paused - 1)
         self._in_place = 0
 
@@ -233,7 +233,7 @@ class ScatterReader:
 def read_by_chunk(
     source: Scatter, targets: Mapping[int, tuple[Place, Sequence[memoryview]]], at: Callable[[int], None]
 ) -> Iterator[int]:
-    """Reads samples, those of a chunk at once, and yields the samples of those that were read.
+    """Reads samples, those of a chunk at once, and yields the indices of those that were read.
 
     Args:
         source: of the bytes.
@@ -250,7 +250,7 @@ def read_by_chunk(
         at(targets[indices[0]][0].ordinal)
         try:
             source.read_into(chunk, [targets[index] for index in indices])
-        except OSError:  # read one by one in the ordinary way, it is known whose it is
+        except OSError:  # ordinary reading, one by one, finds the sample with the error
             logger.debug("chunk %d is read sample by sample", chunk, exc_info=True)
         else:
             yield from indices
@@ -262,7 +262,7 @@ def _hole(content: memoryview, field: Field, decoder: SampleDecoder, rows: Rows)
         return None
     try:
         plain = decoder.plain_array(field)
-    except ValueError:  # the decoder will say so, with the sample's name
+    except ValueError:  # the decoder reports it, with the sample's name
         return None
     if plain is None or RowShape(plain.dtype, plain.shape) != shape:
         return None
@@ -271,5 +271,5 @@ def _hole(content: memoryview, field: Field, decoder: SampleDecoder, rows: Rows)
 
 
 def _offset(content: memoryview, field: Field) -> int:
-    """Where a field begins in its sample, whose bytes it is a part of."""
+    """Offset of a field in the bytes of its sample."""
     return address(field.content) - address(content)

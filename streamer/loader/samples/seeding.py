@@ -35,7 +35,7 @@ def collate_seed(seed: int, epoch: int, first: int) -> int:
     """The global generators' seed for the collate function of a batch.
 
     Args:
-        seed: of the data set.
+        seed: of the dataset.
         epoch: of the batch.
         first: ordinal of its first sample.
     """
@@ -59,13 +59,13 @@ def run_seeded(
 ) -> Made:
     """Runs user code with the global generators seeded.
 
-    Code that is the first to import torch may have drawn from a generator that was not seeded: it is run once more.
+    If the code is the first to import torch, it may have drawn from an unseeded generator: it runs again.
 
     Args:
         mixed: the seed.
         function: the code.
         argument: its argument.
-        renew: makes the argument for the second run; default: the same again.
+        renew: makes the argument for the second run; None: the same argument.
     """
     if "torch" not in sys.modules:
         seed_globals(mixed)
@@ -85,17 +85,17 @@ def run_seeded(
 
 
 class SampleDraws:
-    """A generator per sample, set anew instead of made anew (0.4 against 16 us, 2026-11-20).
+    """A generator per sample; its state is set instead of making a new one (0.4 against 16 us, 2026-11-20).
 
     Args:
-        seed: of the data set.
+        seed: of the dataset.
     """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._bits = np.random.Philox(0)
         self._epoch = -1
-        # Lists: numpy reads them number by number, arrays take six times the time.
+        # Lists: numpy reads them item by item, and arrays take six times as long.
         self._key = [0, 0]
         self._blank = {**self._bits.state, "state": {"counter": [0] * 4, "key": self._key}, "buffer": [0] * 4}
 
@@ -109,13 +109,13 @@ class SampleDraws:
             self._epoch = epoch
             self._key[0] = fold(self._seed, TAG_TRANSFORM, epoch)
         self._key[1] = ordinal
-        self._bits.state = self._blank  # type: ignore[assignment]  # lists where numpy says arrays
+        self._bits.state = self._blank  # type: ignore[assignment]  # lists instead of arrays
         return self._generator
 
 
 @contextmanager
 def kept_globals() -> Iterator[None]:
-    """Puts the global generators back as they were: samples made in the trainer's process must not touch its own."""
+    """Restores the global generators afterwards: samples made in the trainer's process must not change their state."""
     python, numpy = random.getstate(), np.random.get_state()
     torch = sys.modules.get("torch")
     state = torch.random.default_generator.get_state() if torch else None

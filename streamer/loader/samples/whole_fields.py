@@ -1,7 +1,7 @@
-"""Samples that stay as they are, read whole to where their batch will lie: copied by nobody.
+"""Reads samples that are not decoded directly into the slot of their batch, without a copy.
 
-What nobody decodes is handed over as bytes. Its sample, with the headers around it, is read into the slot, and the
-batch's description says where in it the field lies.
+Fields without a decoder are delivered as bytes. The whole sample, with the headers around the fields, is read into the
+slot, and the description of the batch contains the offsets of the fields.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from streamer.loader.batch.placement import Rows
 from streamer.loader.samples.maker import Place
 from streamer.loader.samples.scatter import Scatter, read_by_chunk
 
-# Of a sample's bytes that nobody decodes. Below it, headers and decoded fields would take more of the slot than the
-# eighth that it has to spare.
+# Share of a sample's bytes that are not decoded. Below it, headers and decoded fields would take more of the slot than
+# its spare eighth.
 _LEAST_SHARE = 0.9
 
 
 class WholeReader:
-    """Reads the samples of a batch if those of the last one stayed as they were. Used by one thread.
+    """Reads the samples of a batch if those of the last one were not decoded. Used by one thread.
 
     Args:
         source: of the bytes.
@@ -38,11 +38,11 @@ class WholeReader:
 
         Args:
             places: of the samples, by index.
-            rows: what they will lie behind; None: nothing is read.
-            at: called with the ordinal of the first one of each chunk, before they are read.
+            rows: of the batch; the bytes are read behind them; None: nothing is read.
+            at: called with the ordinal of the first sample of each chunk, before they are read.
 
         Raises:
-            ChunkUnreadableError: a chunk is gone or wrong.
+            ChunkUnreadableError: a chunk is missing or wrong.
         """
         self._contents, self._learning = {}, rows is not None
         if rows is None or not self._stay:
@@ -59,11 +59,11 @@ class WholeReader:
             self._contents[index] = targets[index][1][0]
 
     def held(self, index: int) -> memoryview | None:
-        """The bytes of the sample of a index, if it was read."""
+        """The bytes of the sample at an index, if it was read."""
         return self._contents.get(index)
 
     def learn(self, place: Place, sample: dict[str, object]) -> None:
-        """Looks at a sample, once a batch: whether it stayed as it was."""
+        """Records whether a sample was decoded, once per batch."""
         if self._learning:
             self._learning = False
             staying = sum(len(value.content) for value in sample.values() if type(value) is Raw)

@@ -1,1 +1,1 @@
-"""Why the GPU waits: causes, report, advice."""
+"""Finds the causes of waiting: causes, report, advice."""

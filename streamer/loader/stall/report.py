@@ -13,27 +13,27 @@ from streamer.loader.stall.advice import Bottleneck, Findings, Straggler, advise
 from streamer.loader.stall.causes import BatchTiming, Tail
 from streamer.loader.stall.stats import EngineView, LoaderStats, quantile
 
-# A batch that took so many times the median of the others is slow; random sizes of natural images stay below.
+# A batch is slow if it takes this many times the median of the others; natural images of random sizes stay below.
 _SLOW_BATCH = 3.0
-# A worker whose batches take so many times the others' is slow.
+# A worker is slow if its batches take this many times as long as those of the others.
 _SLOW_WORKER = 2.0
-# Such a share of the worker's waiting makes a straggler the culprit.
+# From this share of the workers' waiting on, a straggler is the bottleneck.
 _STRAGGLER_SHARE = 0.5
-# Below so many batches of others there is nothing to compare with.
+# With fewer batches there is nothing to compare with.
 _FEWEST = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A loader at one moment; everything in it only grows, so that two of them tell what happened between.
+    """A loader at one moment. All values only grow: the difference of two snapshots covers the time between.
 
     Attributes:
         stats: the counts.
-        waits, steps: nanoseconds of the last batches, from asking to having one and from there to asking again.
-        timings: the last batches as workers made them.
-        ongoing: a wait that still goes on, nanoseconds by cause.
-        workers: how many batches are made at the same time; 0: the trainer makes its batches itself.
-        cores: that this process may use.
+        waits, steps: nanoseconds of the last batches, from a request to its batch, and from there to the next request.
+        timings: the workers' times of the last batches.
+        ongoing: the current wait, nanoseconds by cause.
+        workers: number of batches made at the same time; 0: the trainer makes its batches itself.
+        cores: usable by this process.
     """
 
     stats: LoaderStats = field(default_factory=LoaderStats)
@@ -45,7 +45,7 @@ class Snapshot:
     cores: int = 1
 
     def seconds(self, cause: str) -> float:
-        """Waiting that is put down to a cause, so far."""
+        """The waiting charged to a cause so far."""
         return self.stats.waiting.get(cause, 0.0) + self.ongoing.get(cause, 0) / 1e9
 
 
@@ -60,7 +60,7 @@ class Spread:
 
     @classmethod
     def of(cls, total: float, nanoseconds: Sequence[int], batches: int) -> Spread:
-        """Of so many batches that took `total` seconds together."""
+        """The spread of batches that took `total` seconds together."""
         ordered = sorted(nanoseconds)
         return cls(total, total / max(batches, 1), quantile(ordered, 0.5) / 1e9, quantile(ordered, 0.99) / 1e9)
 
@@ -92,19 +92,20 @@ class SlowSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallReport:
-    """What happened between two snapshots.
+    """The difference of two snapshots.
 
     Attributes:
         batches, samples: delivered.
-        waiting_seconds: the trainer had no batch: it waited, or took one over.
+        waiting_seconds: the trainer waited for a batch, or for its handoff.
         wait, step: waiting and computing per batch.
-        share: of the trainer's time that was waiting.
+        share: of the trainer's time spent waiting, 0 to 1.
         waiting: cause -> share of the waiting, the largest first.
-        bottleneck: what to look at. advice: what to do about it.
+        bottleneck: the stage that limits the training. advice: against it.
         slowest_worker, slowest_sample: None: unknown.
-        ring_slots, ring_free: of the ring, now. occupancy: batches that were ready at a request, on average.
+        ring_slots, ring_free: of the ring, now. occupancy: mean number of batches ready at a request.
         spilled, respawns, rereads: in this time.
-        engine: the engine's view, now; None: not asked, or no answer. hit_share: of the uses of chunks in this time.
+        engine: the engine's current view; None: not requested, or no answer.
+        hit_share: hits as a share of the uses of chunks, in this time.
     """
 
     batches: int = 0
@@ -129,7 +130,7 @@ class StallReport:
 
     @property
     def headline(self) -> str:
-        """The bottleneck with its figures and what to do."""
+        """The bottleneck with its figures and advice."""
         if self.bottleneck in (Bottleneck.NOTHING, Bottleneck.NOT_BOUND):
             return f"{self.bottleneck}: {self.share:.1%} waiting"
         return f"input-bound ({self.share:.0%} waiting): {self.bottleneck}, {self._parts(2)}; {self.advice}"
@@ -170,7 +171,7 @@ class StallReport:
 
 
 def compare(before: Snapshot, after: Snapshot) -> StallReport:
-    """What happened between two snapshots of one loader."""
+    """Compares two snapshots of one loader."""
     b, a = before.stats, after.stats
     waiting = _waiting(before, after)
     waited, step = sum(waiting.values()), _grown(b.step_seconds, a.step_seconds)
@@ -235,7 +236,7 @@ def slow_worker(timings: Sequence[BatchTiming]) -> SlowWorker | None:
 
 
 def straggler(timings: Sequence[BatchTiming], slowest: SlowWorker | None) -> Straggler | None:
-    """Who alone is behind most of the workers' share of the waiting: one worker, or single samples."""
+    """The one worker, or the single samples, that cause most of the workers' share of the waiting."""
     waited = sum(timing.waited for timing in timings)
     if len(timings) < _FEWEST or not waited:
         return None
@@ -259,12 +260,12 @@ def _slow_samples(timings: Sequence[BatchTiming], waited: int) -> Straggler | No
 
 
 def _waiting(before: Snapshot, after: Snapshot) -> dict[str, float]:
-    """Seconds by cause. A wait that went on at a snapshot and was put down elsewhere in the end counts there."""
+    """Seconds by cause. A wait that was ongoing at a snapshot is charged to its final cause."""
     return {cause: _grown(before.seconds(cause), after.seconds(cause)) for cause in (*causes.ALL, causes.WORK)}
 
 
 def _grown(before: float, after: float) -> float:
-    """The difference; a counter that fell began anew when the workers did."""
+    """The difference; a counter that fell was reset with the workers."""
     return after - before if after >= before else after
 
 

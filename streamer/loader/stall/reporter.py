@@ -1,6 +1,6 @@
-"""The always-on stall report: a line in the log per interval, the report on demand, and the step's own ceiling.
+"""The stall report: a line in the log per interval, and the report on demand.
 
-TensorBoard and W&B take two lines, `writer` and `wandb` being the user's:
+With TensorBoard (`writer`) and W&B (`wandb`):
 
     steps = itertools.count()
     loader = StreamingDataLoader(..., on_report=lambda report: [
@@ -31,31 +31,31 @@ from streamer.loader.stall.stats import EngineView, LoaderStats, TrainerClock
 
 logger = logging.getLogger("streamer.loader.stall")
 
-# An engine on the same machine answers in milliseconds; a stopped one must not hold the trainer up for long.
+# An engine on the same machine answers in milliseconds; a stopped one must not delay the trainer for long.
 ENGINE_SECONDS = 0.5
-# Ranks other than the first say something when they wait for more than this.
+# Ranks other than the first log a report only if they wait for more than this share.
 REPORTED_SHARE = 0.1
-# A callback may be at work when the loader closes.
+# A callback may be running when the loader closes.
 _JOIN_SECONDS = 1.0
 
 OnReport = Callable[[StallReport], None]
 
 
 class Observed(Protocol):
-    """What the report needs of a supply of batches."""
+    """The part of a supply that the report uses."""
 
     @property
     def head(self) -> BatchTimeline | None:
-        """The timeline of the batch that comes next, while it is being made."""
+        """The timeline of the next batch, while it is being made."""
         ...
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """What the engine counts; any thread. None: there is none, or it does not answer in time."""
+        """The engine's counters; any thread. None: no engine, or no answer in time."""
         ...
 
 
 def engine_view(supply: Observed) -> EngineView | None:
-    """What the engine says now; None: there is none, or it does not answer in time."""
+    """The engine's current view; None: no engine, or no answer in time."""
     values = supply.engine_values(ENGINE_SECONDS)
     return None if values is None else EngineView.of(values)
 
@@ -76,7 +76,7 @@ def snapshot(stats: LoaderStats, clock: TrainerClock, supply: Observed | None, w
 
 
 class Reported(Protocol):
-    """What the reporter asks of a loader; `StreamingDataLoader` is one."""
+    """The part of `StreamingDataLoader` that the reporter uses."""
 
     def snapshot(self) -> Snapshot:
         """The loader at this moment, the engine's view included; any thread."""
@@ -88,11 +88,11 @@ class Reported(Protocol):
 
 
 class ReportRules(msgspec.Struct, frozen=True, kw_only=True):
-    """When the reporter speaks.
+    """The rules of the reporter.
 
     Attributes:
         seconds: between two reports; None: never.
-        on_report: called with each, on the reporter's thread; what it raises is logged.
+        on_report: called with each report, on the reporter's thread; its errors are logged.
     """
 
     seconds: float | None = 30.0
@@ -100,15 +100,15 @@ class ReportRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StallReporter:
-    """Writes a line per interval; keeps no loader alive. Its thread ends with `stop`, or with the loader.
+    """Logs a line per interval; holds only a weak reference to the loader. Its thread ends with `stop` or the loader.
 
-    A thread of its own: it also speaks while the trainer stands still in `next()`.
+    It has a thread of its own to report also while the trainer blocks in `next()`.
 
     Args:
-        loader: what it reports on.
-        rules: when.
-        rank: the first one speaks always, others when they wait for more than `REPORTED_SHARE`.
-        before: from where the first report counts.
+        loader: the subject of the reports.
+        rules: interval and callback.
+        rank: rank 0 always logs, others if they wait for more than `REPORTED_SHARE`.
+        before: the start of the first report.
     """
 
     def __init__(self, loader: Reported, rules: ReportRules, rank: int, before: Snapshot | None = None) -> None:
@@ -123,18 +123,18 @@ class StallReporter:
         return f"StallReporter(every {self._rules.seconds} s, rank {self._rank}, alive={self._thread.is_alive()})"
 
     def start(self) -> None:
-        """From now on."""
+        """Starts the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """No line after this; idempotent."""
+        """Ends the reports; idempotent."""
         self._stopped.set()
-        # A garbage collection may run this on any thread, this one's included.
+        # A garbage collection may call this on any thread, including this one.
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)
 
     def report(self) -> StallReport | None:
-        """Since the last one: logs it, tells the engine, calls `on_report`. None: the loader is gone."""
+        """Reports the time since the last report: to log, engine and `on_report`. None: the loader is gone."""
         loader = self._loader()
         if loader is None:
             return None
@@ -154,7 +154,7 @@ class StallReporter:
                 if self.report() is None:
                     return
             except Exception:
-                # A report must never end a training; the next one is tried again.
+                # A report must never end a training; the next one may succeed.
                 logger.exception("the stall report failed")
 
 
@@ -165,7 +165,7 @@ def named(report: StallReport, name: Callable[[int], str]) -> StallReport:
 
 
 def rank_of(prepared: PreparedStream) -> int:
-    """Its rank; 0 of a stream that knows no seat."""
+    """Its rank; 0 for a stream without rank."""
     return prepared.rank_config.rank if isinstance(prepared, RankedStream) else 0
 
 

@@ -1,4 +1,4 @@
-"""What the loader counts, always on: a few additions per batch."""
+"""The statistics of the loader: a few additions per batch."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineView:
-    """What the engine says of itself and of this loader's session. Counts and seconds since it started.
+    """The engine's statistics, and those of this loader's session. Counts and seconds since its start.
 
     Attributes:
-        store_bytes, store_requests: what came over the network for chunks.
+        store_bytes, store_requests: bytes and requests for chunks over the network.
         needs, hits: uses of chunks, and those that cost no store byte.
-        retries, throttled, stalled: answers that made it try again; of these "slow down"; requests gone silent.
+        retries, throttled, stalled: retried requests; of these "slow down" answers; requests without progress.
         in_flight: requests to the store now. fetches: chunks between store and SSD now.
-        limit_bytes, kept_bytes: what the cache may hold, and what it keeps.
-        hit_bound: the share of hits that no policy exceeds.
-        waiting_seconds: that this session's consumer stood still for the engine.
-        reply: tells the engine what this loader found; None: it does not listen.
+        limit_bytes, kept_bytes: of the cache, and of its kept part.
+        hit_bound: the largest share of hits that any policy can reach.
+        waiting_seconds: time that this session's consumer waited for the engine.
+        reply: sends this loader's finding to the engine; None: not available.
     """
 
     store_bytes: int = 0
@@ -44,14 +44,14 @@ class EngineView:
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> EngineView:
-        """Reads the engine's statistics, with `consumer`, `job`, `dataset` and `reply` of the session in question."""
-        mine = tuple(values.get(name) for name in _WHO)
+        """Reads the engine's statistics, with `consumer`, `job`, `dataset` and `reply` of this session."""
+        mine = tuple(values.get(name) for name in _IDENTITY)
         waited = 0.0
         sessions = values.get("sessions")
         for row in sessions if isinstance(sessions, list) else []:
-            if tuple(row.get(name) for name in _WHO) == mine:
+            if tuple(row.get(name) for name in _IDENTITY) == mine:
                 waited += float(row.get("waiting_seconds") or 0)
-        # What an engine of an older version does not count is 0.
+        # Counters that an older engine does not have are 0.
         counts = {name: int(_number(values.get(name))) for name in _COUNTS}
         reply = values.get("reply")
         return cls(
@@ -62,7 +62,7 @@ class EngineView:
         )
 
 
-_WHO = ("consumer", "job", "dataset")
+_IDENTITY = ("consumer", "job", "dataset")
 _COUNTS = (
     "store_bytes",
     "store_requests",
@@ -84,24 +84,24 @@ def _number(value: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LoaderStats:
-    """What happened since the loader began. Times are seconds.
+    """The statistics since the loader began. Times are seconds.
 
     Attributes:
         batches: batches delivered. samples: samples in them. nbytes: their bytes in the ring.
         wait_seconds: the trainer waited for data. step_seconds: it was busy between two batches.
         wait_median_seconds, wait_p99_seconds: of the last 4,096 batches.
-        load_seconds: workers' time for loading, of which read, decode and transform where the data set tells.
-        collate_seconds: putting samples together. write_seconds: copying them into the ring.
+        load_seconds: workers' time for loading, of which read, decode and transform if the dataset measures them.
+        collate_seconds: collating samples. write_seconds: copying them into the ring.
         handoff_seconds: making tensors of a finished slot, in the trainer; device_seconds: of which to the device.
         waiting: the waiting by cause; see `streamer.loader.stall.causes`.
         ring_slots, ring_bytes: slots of the ring, and their memory together; 0 without a ring.
         ring_free: slots free now. ready_batches: finished batches waiting now. occupancy: their mean at each request.
-        spilled_batches: batches in memory of their own, for want of a slot. oversize_batches: larger than their slot.
+        spilled_batches: batches in memory of their own, for lack of a slot. oversize_batches: larger than their slot.
         worker_faults: workers' minor page faults. pickled_bytes: pickled structure, all batches.
-        respawns: workers replaced. rereads: batches repeated because a chunk was gone or wrong.
-        skipped: samples whose place another one took (`on_error="skip"`), in the batches delivered.
+        respawns: workers replaced. rereads: batches repeated because a chunk was missing or wrong.
+        skipped: samples replaced by others (`on_error="skip"`), in the batches delivered.
         pinned: whether the ring is registered with CUDA.
-        engine: the engine's view; None: there is no engine, or it did not answer in time.
+        engine: the engine's view; None: no engine, or no answer in time.
     """
 
     batches: int = 0
@@ -143,12 +143,12 @@ class LoaderStats:
 
 
 class TrainerClock:
-    """Where the trainer's time goes; called by its thread, five times per batch.
+    """Measures the trainer's time; called by its thread, five times per batch.
 
     Between `ask` and `leave` a prefetcher may take none or several batches: each is `begin`, `arrive`, `opened`.
 
     Attributes:
-        waits, takes, steps: nanoseconds of the last batches: waiting for one, from asking to having it, computing.
+        waits, takes, steps: nanoseconds of the last batches: waiting for one, from request to delivery, computing.
         ledger: the waiting by cause.
     """
 
@@ -171,7 +171,7 @@ class TrainerClock:
         self._at = 0
 
     def ask(self, ready: int) -> None:
-        """The trainer wants a batch; `ready` are there."""
+        """The trainer requests a batch while `ready` are finished."""
         self._at = self._asked_at = self.waiting_since = now = time.perf_counter_ns()
         self.occupancy += ready
         self._waited = 0
@@ -180,11 +180,11 @@ class TrainerClock:
             self.steps.add(now - self._left_at)
 
     def begin(self) -> None:
-        """The next batch is taken from the workers now; what came before was the device's."""
+        """Begins to take the next batch from the workers; the time before it is charged to the device."""
         self.waiting_since = self._spend_on_device()
 
     def arrive(self) -> None:
-        """There is one."""
+        """The batch has arrived."""
         now = time.perf_counter_ns()
         self._last = waited = now - self._at
         self._waited += waited
@@ -192,7 +192,7 @@ class TrainerClock:
         self._at, self.waiting_since = now, 0
 
     def opened(self, trace: Trace | None) -> None:
-        """Its tensors are made; None: it is an error instead."""
+        """The tensors of the batch are made; trace None: the batch has failed."""
         self.ledger.note(trace, self._last, self._at)
         now = time.perf_counter_ns()
         self._handoff += now - self._at
@@ -200,7 +200,7 @@ class TrainerClock:
         self._at = now
 
     def leave(self, samples: int, nbytes: int) -> None:
-        """The trainer gets it."""
+        """The trainer receives the batch."""
         self._left_at = self._spend_on_device()
         self.waits.add(self._waited)
         self.takes.add(self._left_at - self._asked_at)
@@ -210,16 +210,16 @@ class TrainerClock:
         self.nbytes += nbytes
 
     def pause(self) -> None:
-        """The epoch is over: what comes next is not a step."""
+        """The epoch has ended: the time until the next request is not a step."""
         self._left_at = self.waiting_since = 0
 
     def waiting_seconds(self) -> float:
-        """How long the trainer has been waiting right now; any thread."""
+        """The duration of the current wait; any thread."""
         since = self.waiting_since
         return (time.perf_counter_ns() - since) / 1e9 if since else 0.0
 
     def stats(self) -> LoaderStats:
-        """The fields that are known here."""
+        """The statistics of the trainer's thread."""
         waits = sorted(self.waits.tail().values)
         return LoaderStats(
             batches=self.batches,
@@ -245,5 +245,5 @@ class TrainerClock:
 
 
 def quantile(ordered: Sequence[int], share: float) -> int:
-    """The value that this share of the ascending row lies below; 0 of an empty one."""
+    """The value below which this share of an ascending sequence is; 0 for an empty one."""
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else 0

@@ -111,7 +111,7 @@ class Imports:
 
 
 def _sockets() -> int:
-    """How many descriptors of this process are sockets."""
+    """The number of sockets among the descriptors of this process."""
     found = 0
     for entry in os.listdir("/proc/self/fd"):
         try:
@@ -248,7 +248,7 @@ def _renew(place: Place) -> None:
     sys.modules["numpy"].random.seed()
     if (torch := sys.modules.get("torch")) is not None:
         torch.random.default_generator.seed()
-        # This process has imported with one thread, whatever the variable says.
+        # This process has imported with one thread, regardless of the variable.
         torch.set_num_threads(int(place.environment.get("OMP_NUM_THREADS") or 1))
 
 

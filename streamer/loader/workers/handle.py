@@ -1,4 +1,4 @@
-"""A worker as the feeder sees it: its channel, its process, its tasks."""
+"""A worker from the side of the feeder: its channel, its process, its tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Answer = tuple[Message, int]
 
 
 class ExitReport(msgspec.Struct, frozen=True):
-    """How a worker ended.
+    """The end of a worker.
 
     Attributes:
         cause: e.g. "killed by SIGKILL", "exit code 3", ...

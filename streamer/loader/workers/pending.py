@@ -1,4 +1,4 @@
-"""A batch on its way from the order to the trainer."""
+"""A batch that is being made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Pending(msgspec.Struct, eq=False):
         slot: its slot; None: not known yet, or memory of its own.
         left_out: ordinals that are no longer loaded.
         skipped: ordinal -> cause, of samples that another one of the batch replaces.
-        rereads: how often a chunk of it had to be leased again.
+        rereads: number of new leases of its chunks.
         crash_counts: ordinal (-1: between samples) -> workers that crashed on it.
         abandoned: its run has ended.
         timeline: its states and their times.

@@ -20,7 +20,7 @@ from streamer.store.urls import shown
 # The size of one read from a socket.
 _BUFFER_BYTES = 512 * 1024
 # Of an answer that is not the object, this much is searched for the store's error code.
-_SAID_BYTES = 64 * 1024
+_ERROR_BODY_BYTES = 64 * 1024
 # Other characters in the address of a redirect are escaped.
 _ASCII = bytes(range(0x21, 0x7F)).decode()
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -176,7 +176,7 @@ class Handle:
         if status == 206:
             _check_range(target, (start, stop), headers.get(b"content-range", b"").decode("latin-1"))
         elif status != 200:
-            self._most = _SAID_BYTES
+            self._most = _ERROR_BODY_BYTES
             return self._keep_answer
         elif (start, stop) != (0, target.size):
             raise StoreError(
@@ -240,12 +240,12 @@ def _easy(access: Access) -> pycurl.Curl:
     return easy
 
 
-def _check_range(target: ObjectRecord, asked: tuple[int, int], said: str) -> None:
+def _check_range(target: ObjectRecord, asked: tuple[int, int], header: str) -> None:
     """Whatever the server made of the headers: the answer must begin where asked, of an object as large as known."""
     start, stop = asked
-    if said == f"bytes {start}-{stop - 1}/{target.size}":
+    if header == f"bytes {start}-{stop - 1}/{target.size}":
         return
-    found = _RANGE.fullmatch(said)
+    found = _RANGE.fullmatch(header)
     if found is not None and int(found[3]) != target.size:
         raise versions.changed(target, f"an object of {found[3]} bytes")
     received = int(found[2]) + 1 - int(found[1]) if found is not None else 0

@@ -76,7 +76,7 @@ def test_an_engine_that_is_away_is_not_told(settings):
     assert not settings.cache_dir.exists()
 
 
-def test_the_protocol_knows_every_verdict():
+def test_the_protocol_knows_every_bottleneck():
     """A bottleneck is a label of /metrics: a new one has to be added to both lists."""
     assert {str(bottleneck) for bottleneck in Bottleneck} == set(BOTTLENECKS) - {"other"}
     assert max(map(len, BOTTLENECKS)) <= 64

@@ -74,7 +74,7 @@ def test_expired_credentials_are_known_by_their_code() -> None:
     assert not expired(AccessDeniedError("x", status=403, code="AccessDenied"))
 
 
-LONE = Failing(tries=8, idle_seconds=12.0, silent=False, alone=True, worked=True)
+LONE = Failing(tries=8, idle_seconds=12.0, silent=False, isolated=True, worked=True)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ LONE = Failing(tries=8, idle_seconds=12.0, silent=False, alone=True, worked=True
         (replace(LONE, tries=1, silent=True), False),
         (replace(LONE, tries=2, silent=True, idle_seconds=11.9), False),
         (replace(LONE, idle_seconds=0.1, worked=False), True),
-        (replace(LONE, alone=False), False),
-        (replace(LONE, tries=50, idle_seconds=61.0, alone=False), True),
-        (replace(LONE, tries=2, idle_seconds=61.0, alone=False, silent=True), False),
+        (replace(LONE, isolated=False), False),
+        (replace(LONE, tries=50, idle_seconds=61.0, isolated=False), True),
+        (replace(LONE, tries=2, idle_seconds=61.0, isolated=False, silent=True), False),
         (replace(LONE, tries=1, idle_seconds=0.0, stalls=5), False),
         (replace(LONE, tries=1, idle_seconds=0.0, stalls=6), True),
     ],

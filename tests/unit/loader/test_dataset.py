@@ -220,7 +220,7 @@ def test_a_loop_that_is_left_counts_as_an_epoch(fake_engine, make_dataset, folde
     assert fake_engine.sessions[0].closed
 
 
-def test_a_told_epoch_is_taken_once(make_dataset, folder):
+def test_a_requested_epoch_is_taken_once(make_dataset, folder):
     """By the loader that reads through the data set."""
     dataset = make_dataset(folder)
     assert dataset._for_loader().take_requested_epoch() is None

@@ -30,9 +30,9 @@ def test_nobody_gets_a_line_that_somebody_has(connections):
     assert len(set(map(id, taken))) == 3
     connections.give_back(taken[1])
     assert connections.take() is taken[1]
-    with connections.asking() as fourth:
+    with connections.for_requests() as fourth:
         assert fourth not in taken
-    with connections.asking() as again:
+    with connections.for_requests() as again:
         assert again is fourth
     assert repr(connections) == "EngineConnections(4, 1 of them free)"
 
@@ -134,7 +134,7 @@ def test_a_child_of_a_fork_has_lines_of_its_own(connections):
     connections.give_back(free)
     child = os.fork()
     if child == 0:
-        with connections.asking() as childs:
+        with connections.for_requests() as childs:
             os._exit(0 if childs is free and childs.roots() else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert parents.statistics()["connections_total"] == 3

@@ -51,7 +51,7 @@ def test_what_delayed_it_before_the_worker_counts_first(spent, waited, expected)
     assert ledger.timings.tail().values[0].sample == 50
 
 
-def test_the_way_to_the_trainer_is_hand_over():
+def test_the_way_to_the_trainer_is_handoff():
     """What passed since the batch was made is nobody else's, and never more than the wait."""
     ledger = Ledger()
     ledger.note(Trace(timeline(made_at=1000, network=500), STAGES), 70, arrived_at=1050)

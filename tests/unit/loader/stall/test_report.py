@@ -127,7 +127,7 @@ def test_how_many_workers(share, workers, cores, expected):
 
 
 @pytest.mark.parametrize("cause", ALL)
-def test_every_cause_has_a_verdict_and_advice(cause):
+def test_every_cause_has_a_bottleneck_and_advice(cause):
     """Whatever takes the time, the report knows what to say."""
     found = findings(**{cause: 5.0})
     bottleneck = diagnose(found)

@@ -84,7 +84,7 @@ def test_no_fork_while_a_process_is_started(make, monkeypatch):
 
 @pytest.mark.process
 @both_ways
-def test_a_worker_waits_until_it_is_equipped(make, way):
+def test_a_worker_waits_until_it_is_configured(make, way):
     """Then it opens the source; one that starts later is equipped at once, and none twice."""
     pool = make("process", 2, way)
     early = start(pool)
