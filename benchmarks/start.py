@@ -164,9 +164,13 @@ class Watch:
                 self._gone[process] = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
         return sum(self._gone.values())
 
+    def sizes(self) -> list[tuple[int, int]]:
+        """Process and proportional set size of each."""
+        return [(process, _pss(process)) for process in self._processes()]
+
     def _look(self) -> None:
         while not self._over.wait(0.25):
-            total = sum(_pss(process) for process in self._processes())
+            total = sum(nbytes for _, nbytes in self.sizes())
             self.peak_bytes = max(self.peak_bytes, total)
 
     def _processes(self) -> list[int]:

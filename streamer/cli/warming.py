@@ -140,7 +140,7 @@ class Warming:
     """One session that reads every chunk of a plan once. Used by one thread.
 
     Args:
-        client: the line to the engine; stays open.
+        client: the connection to the engine; stays open.
         manifest: the dataset.
         pace: how fast.
         target: copy the chunks there while they are local; None: only make them local.

@@ -24,7 +24,6 @@ from streamer.loader.options import (
     Pin,
     at_least,
     one_of,
-    refuse_threads,
     ring_bytes_of,
     span_of,
     worker_config,
@@ -33,6 +32,7 @@ from streamer.loader.skipping import OnError, SkipLedger, Skipped, SkipRules
 from streamer.loader.stall.report import Snapshot, StallReport, compare
 from streamer.loader.stall.reporter import OnReport, StallReporter, engine_view, named, rank_of, report_rules, snapshot
 from streamer.loader.stall.stats import LoaderStats, TrainerClock
+from streamer.loader.torch_arguments import check_torch_arguments
 from streamer.loader.workers.fork_server import fork_server
 from streamer.loader.workers.pool import WorkerStart, WorkerType
 
@@ -62,7 +62,6 @@ class StreamingDataLoader:
             where they are.
         device_transform: called with each batch on the device, e.g. `streamer.loader.device.Normalize`.
         collate_fn: list of samples -> batch; default: as `default_collate`. Runs in the workers.
-        threads_per_worker: refused; a worker makes one batch at a time. Use more `num_workers`.
         worker_type: "process", or "thread" for threads of the trainer's own process: only `rng` is then reproducible,
             because the threads share the global generators, which are not seeded; and all of them call one transform.
         worker_start: how worker processes start: "forkserver", forked in milliseconds from a process that has imported
@@ -77,6 +76,8 @@ class StreamingDataLoader:
             set says.
         report_seconds: between two lines of the stall report in the log (`streamer.loader.stall`); None: no lines.
         on_report: called with each report, on a thread of its own.
+        torch_arguments: those of torch's DataLoader that this one does not have, as `shuffle` and `pin_memory`: an
+            error says what to write instead, unless the value changes nothing here.
 
     Raises:
         ConfigError: a value that cannot be; `device="cuda"` without CUDA.
@@ -92,7 +93,6 @@ class StreamingDataLoader:
         device: str | torch.device | None = None,
         device_transform: Callable[[object], object] | None = None,
         collate_fn: Collate | None = None,
-        threads_per_worker: None = None,
         worker_type: WorkerType = "process",
         worker_start: WorkerStart = "forkserver",
         prefetch_batches: int | None = None,
@@ -103,10 +103,11 @@ class StreamingDataLoader:
         error_budget: int | None = None,
         report_seconds: float | None = 30.0,
         on_report: OnReport | None = None,
+        **torch_arguments: object,
     ) -> None:
+        check_torch_arguments(torch_arguments)
         self.dataset = dataset
         self._source = dataset._for_loader()
-        refuse_threads(threads_per_worker)
         workers = worker_config(num_workers, worker_type, worker_start, (*self._source.user_code, collate_fn))
         if workers is not None and workers.start == "forkserver" and workers.worker_type == "process":
             fork_server(workers.modules)

@@ -109,20 +109,6 @@ def worker_config(
     return WorkerConfig("process", num_workers, "forkserver", tuple(needed_modules(user_code)))
 
 
-def refuse_threads(threads_per_worker: object) -> None:
-    """Refuses an option that this loader once had.
-
-    Raises:
-        ConfigError: it was given.
-    """
-    if threads_per_worker is not None:
-        raise ConfigError(
-            f"threads_per_worker={threads_per_worker!r}: a worker makes one batch at a time; use more num_workers, or "
-            "threads of the trainer with worker_type='thread'",
-            field="threads_per_worker",
-        )
-
-
 def span_of(prefetch_batches: int | None, workers: WorkerConfig | None) -> int:
     """How many batches may be begun and not yet taken."""
     if prefetch_batches is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.cli.status_view import Picture
+from streamer.cli.status_view import StatusView
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "deploy" / "screenshot.py"
 FIGURES = ("memory", "MB/s", "requests of", "chunks", "so far, the cache keeps", "hedges", "retries", "800", "80.0 MB")
@@ -49,7 +49,9 @@ def test_a_figure_that_differs_is_found(screenshot):
         'streamer_session_verdict_info{{job="j",consumer="rank 0",dataset="d",verdict="decode"}} 1.0\n'
     )
     drawn = [
-        screenshot.drawn(Picture(screenshot.plain(screenshot.from_metrics(text.format(kept=kept, share=share), words))))
+        screenshot.drawn(
+            StatusView(screenshot.plain(screenshot.from_metrics(text.format(kept=kept, share=share), words)))
+        )
         for kept, share in ((1e6, 0.25), (2e6, 0.25), (1e6, 0.5))
     ]
     assert len(set(drawn)) == 3

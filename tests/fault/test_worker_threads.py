@@ -88,7 +88,7 @@ def test_errors_come_from_the_thread_that_raised_them():
 
 def test_threads_per_worker_is_refused():
     """The message names what to use instead."""
-    with pytest.raises(ConfigError, match=r"threads_per_worker=2: .* use more num_workers"):
+    with pytest.raises(ConfigError, match=r"threads_per_worker=2 .* use more num_workers"):
         StreamingDataLoader(FakeDataset(4, sample), 2, 1, threads_per_worker=2)
 
 

@@ -118,7 +118,7 @@ async def storm(folder: Path, count: int) -> tuple[int, int]:
         grace_seconds=None,
         settle_seconds=0.0,
     )
-    limits = Limits(peers=64, answer_bytes=4 << 20, question_bytes=1 << 20, schedule_bytes=1 << 20)
+    limits = Limits(peers=64, answer_bytes=4 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20)
     async with Engine(config) as engine, asyncio.TaskGroup() as tasks:
         digest = await engine.manifest(ManifestRequest(urls=(f"{folder}/data/",)), lambda *step: None)
         server = Server(config, engine, tasks, lambda: None, limits=limits)

@@ -97,7 +97,7 @@ def test_close_reaches_a_thread_that_waits(lines):
     lines.close()
     thread.join(30)
     assert not thread.is_alive()
-    assert "closed while somebody was using it" in heard[0]
+    assert "closed while it was in use" in heard[0]
     lines.give_back(line)
     assert line._poll is None, "its descriptors are gone"
     assert lines.take() is not line

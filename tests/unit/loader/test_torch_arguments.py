@@ -1,0 +1,58 @@
+"""Arguments that users bring from torch's DataLoader."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch.utils.data
+
+from streamer.errors import ConfigError
+from streamer.loader.dataloader import StreamingDataLoader
+from streamer.testing import FakeDataset
+
+OTHER = {
+    "shuffle": True,
+    "sampler": [0, 1],
+    "batch_sampler": [[0, 1]],
+    "pin_memory": False,
+    "pin_memory_device": "cuda:0",
+    "prefetch_factor": 2,
+    "persistent_workers": False,
+    "worker_init_fn": print,
+    "multiprocessing_context": "spawn",
+    "generator": torch.Generator(),
+    "in_order": False,
+}
+
+
+def sample(epoch: int, ordinal: int) -> object:
+    return {"x": ordinal}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_the_error_says_what_to_write(name):
+    """Each names the argument, its value and what to write instead."""
+    with pytest.raises(ConfigError, match=f"{name}=.* is not an argument of StreamingDataLoader: ") as caught:
+        StreamingDataLoader(FakeDataset(8, sample), 4, **{name: OTHER[name]})
+    assert caught.value.details["field"] == name
+
+
+def test_every_argument_of_torchs_loader_is_known():
+    """It is an argument here, too, or has an entry."""
+    theirs = set(inspect.signature(torch.utils.data.DataLoader).parameters)
+    ours = set(inspect.signature(StreamingDataLoader).parameters)
+    assert theirs - ours - {"multiprocessing_context", "generator"} <= set(OTHER)
+
+
+def test_values_that_change_nothing_are_accepted():
+    """As copied from a script that used torch's loader."""
+    same = {"shuffle": None, "pin_memory": True, "persistent_workers": True, "prefetch_factor": None, "in_order": True}
+    with StreamingDataLoader(FakeDataset(8, sample), 4, **same) as loader:
+        assert len(list(loader)) == 2
+
+
+def test_others_are_a_type_error():
+    """As Python itself says it."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'shufle'"):
+        StreamingDataLoader(FakeDataset(8, sample), 4, shufle=True)
