@@ -51,7 +51,8 @@ FIGURES = ("first", "CPU", "cold", "warm", "peak")
 def run_child(told: dict[str, object]) -> None:
     """One trainer; says on stdout what it has reached."""
     import torch
-    from user_code import Collate, plain_collate, transform
+    from plain_code import plain_collate
+    from user_code import Collate, transform
 
     torch.set_num_threads(1)
     heavy = told["code"] == "torch"

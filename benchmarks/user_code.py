@@ -25,8 +25,3 @@ class Collate:
         columns: Sample = {name: [sample[name] for sample in samples] for name in samples[0]}
         columns["length"] = torch.stack([sample["length"] for sample in samples])  # type: ignore[misc]
         return columns
-
-
-def plain_collate(samples: Sequence[Sample]) -> Sample:
-    """The same without torch."""
-    return {name: [sample[name] for sample in samples] for name in samples[0]}
