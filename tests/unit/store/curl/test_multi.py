@@ -111,7 +111,7 @@ async def test_the_loop_has_its_turn(multi: Multi, monkeypatch: pytest.MonkeyPat
             await asyncio.sleep(0)
             served.append(sum(bool(pieces) for _, pieces in handles))
         assert all(b"".join(pieces) == BODY for _, pieces in handles)
-        assert max(now - then for then, now in pairwise(served)) <= curl_multi._AT_ONCE
+        assert max(now - then for then, now in pairwise(served)) <= curl_multi._EVENTS
         await multi.close()
 
 
