@@ -10,10 +10,11 @@ PYTEST := $(BIN)/python -m pytest -q
 AUDIT_URL := https://api.osv.dev/
 AUDIT := $(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --vulnerability-service osv
 AUDITED := $(VENV)/.audited
-.PHONY: help demo test check fmt bench audit audit-when-reachable test-faults test-clouds test-docker test-gpu
+.PHONY: help demo unit test check fmt bench audit audit-when-reachable test-faults test-clouds test-docker test-gpu
 
 help:
 	@echo "make demo         train on a bucket, through the cache, in under 3 minutes; table and curves at the end"
+	@echo "make unit         the unit tests that start no process and no server, in under a minute; no checks"
 	@echo "make test         check, then every test that is neither slow nor needs a cloud or Docker"
 	@echo "make check        formatting, lint, types, the layers of the rooms; advisories, once a day, where they can be had"
 	@echo "make fmt          format the code and mend what lint can mend"
@@ -34,8 +35,13 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/streamer demo
 
+unit: $(STAMP)
+	$(PYTEST) -n 2 --dist loadfile -m "not process and not slow and not gpu" $(or $(TESTS),tests/unit)
+
+# Three at a time on two cores: a third of the time a test waits for a pause, a deadline or a process. In the order of
+# the folders, in which the longest files are not the last ones.
 test: check
-	$(PYTEST) -n 2 --dist loadfile $(TESTS)
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check --quiet .

@@ -86,11 +86,11 @@ def run_streamer(arguments: argparse.Namespace) -> Iterator[dict[str, float]]:
     )
     with StreamingDataLoader(dataset, batch_size=BATCH, num_workers=arguments.workers) as loader:
         for epoch in range(arguments.epochs):
-            yield from _measure(loader, epoch, lambda: _engine_of(arguments.cache))
+            yield from _measure(loader, epoch, lambda: engine_of(arguments.cache))
 
 
-def _engine_of(cache_dir: str) -> int:
-    """The process of the engine, if there is one yet."""
+def engine_of(cache_dir: str) -> int:
+    """The process of the engine; a number that no process has, if there is none."""
     from streamer.client.oneshot import read_statistics
     from streamer.client.settings import ClientSettings
 

@@ -19,8 +19,8 @@ from streamer.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from streamer.cli.link_meter import Cell, Way
-    from streamer.cli.link_report import LinkFigures
+    from streamer.cli.link.meter import Cell, Way
+    from streamer.cli.link.report import LinkFigures
     from streamer.manifest.model import ObjectRecord
     from streamer.store import ObjectStore
 
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Measures and advises."""
     import uvloop
 
-    from streamer.cli import link_report
+    from streamer.cli.link import report as link_report
 
     if arguments.seconds <= 0:
         raise ConfigError(f"--seconds {arguments.seconds}: must be above 0", field="seconds")
@@ -118,8 +118,8 @@ class _Bench:
         Raises:
             StoreError: the store refuses.
         """
-        from streamer.cli.link_meter import find_objects, measure_latency
-        from streamer.cli.link_report import LinkFigures, best
+        from streamer.cli.link.meter import find_objects, measure_latency
+        from streamer.cli.link.report import LinkFigures, best
         from streamer.loader.rank.dataset_options import absolute
 
         url = absolute(self._arguments.url)
@@ -154,7 +154,7 @@ class _Bench:
 
     async def _compare(self, url: str, objects: Sequence[ObjectRecord], chosen: Cell) -> list[Cell]:
         """The chosen combination by each client that there is for the url, one after the other."""
-        from streamer.cli.link_meter import measure_latency
+        from streamer.cli.link.meter import measure_latency
 
         found = []
         for name in (*_NATIVE, "fsspec"):
@@ -179,7 +179,7 @@ class _Bench:
         """The chosen combination at both endpoints, in turns."""
         from msgspec.structs import replace
 
-        from streamer.cli.link_meter import Way, joined, measure_latency
+        from streamer.cli.link.meter import Way, joined, measure_latency
 
         here = endpoint_of(url, self._arguments.storage_options)
         shape = (chosen.client, chosen.connections, chosen.range_bytes)
@@ -200,7 +200,7 @@ class _Bench:
         ]
 
     async def _cell(self, store: ObjectStore, objects: Sequence[ObjectRecord], shape: tuple[str, int, int]) -> Cell:
-        from streamer.cli.link_meter import Ranges, measure_cell
+        from streamer.cli.link.meter import Ranges, measure_cell
 
         cell = await measure_cell(store, iter(Ranges(objects, shape[2])), shape, self._arguments.seconds)
         self._received_bytes += cell.received_bytes
@@ -274,7 +274,7 @@ def _write(figures: LinkFigures, arguments: argparse.Namespace, terminal: Termin
     Raises:
         ConfigError: no matplotlib, or a place that cannot be written.
     """
-    from streamer.cli.link_report import save_plot
+    from streamer.cli.link.report import save_plot
 
     try:
         if arguments.json is not None:

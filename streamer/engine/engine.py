@@ -4,7 +4,8 @@ engine.py             its life, requests, sessions         session.py           
 scheduler.py          admits, opens, starts fetches        session_progress.py  a consumer's place in its schedule
 in_flight.py          chunks on their way                  fetchers.py          stores and fetchers by credentials
 manifests.py          answers requests for manifests       manifest_store.py    the manifests on the disk
-corruption_reports.py chunks that readers found wrong      page_cache.py        advice to the kernel
+index_cost.py         what an index costs                  page_cache.py        advice to the kernel
+corruption_reports.py chunks that readers found wrong
 maintenance.py        what happens over time               settling.py          the pause after a start
 datasets.py           opened manifests                     statistics.py        counters and levels
 url_allowlist.py      which urls clients may name
@@ -31,7 +32,8 @@ from streamer.engine.corruption_reports import CorruptionReports
 from streamer.engine.datasets import Dataset, Datasets
 from streamer.engine.fetchers import Fetchers
 from streamer.engine.in_flight import InFlight
-from streamer.engine.manifests import ManifestRequest, Manifests, Report
+from streamer.engine.index_cost import Report
+from streamer.engine.manifests import ManifestRequest, Manifests
 from streamer.engine.page_cache import PageCache
 from streamer.engine.scheduler import Scheduler
 from streamer.engine.session import EngineSession, SessionRequest, open_bytes

@@ -2,6 +2,7 @@
 
     manifests/<digest>/        a manifest; the folder's time is that of its last use
     manifests/sources/<name>   "<listing> <digest>": the newest answer to one request, for that listing
+    manifests/logs/<name>/     what an unfinished index for that request has found; gone with the answer
 
 A manifest that no source names was superseded: the bucket has changed since. It is removed once it is unused. The
 others stay, because building one may mean reading all the data again; unused ones take at most a share of the limit,
@@ -15,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +30,8 @@ from streamer.manifest.table import Manifest
 # A reader locks a manifest milliseconds after the answer; one that only looks at it takes no lock, and is done within
 # minutes.
 QUIET_SECONDS = 300.0
+# An index that was given up: its request never came again.
+LOG_SECONDS = 7 * 86400.0
 _NAME = re.compile("[0-9a-f]{32}")
 
 
@@ -41,6 +45,7 @@ class ManifestStore:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._sources = root / "sources"
+        self._logs = root / "logs"
 
     def __repr__(self) -> str:
         return f"ManifestStore({str(self._root)!r})"
@@ -60,6 +65,11 @@ class ManifestStore:
         temporary = source.with_suffix(".new")
         temporary.write_text(f"{listing} {digest}")
         temporary.rename(source)
+        shutil.rmtree(self.log_folder(request), ignore_errors=True)
+
+    def log_folder(self, request: tuple[object, ...]) -> Path:
+        """Where an index for the request notes what it has found, until `remember`."""
+        return self._logs / _name_of(request)
 
     def use(self, digest: str) -> None:
         """Marks a manifest as used now."""
@@ -82,6 +92,7 @@ class ManifestStore:
         """
         sweep(self._root)
         sweep_removed(self._root)
+        self._remove_old_logs(now)
         named = self._named()
         for digest in used:
             self.use(digest)
@@ -100,6 +111,11 @@ class ManifestStore:
     def digests(self) -> set[str]:
         """Digests of the manifests on the disk."""
         return {folder.name for folder in self._oldest_first()}
+
+    def _remove_old_logs(self, now: float) -> None:
+        for folder in self._logs.glob("*"):
+            if now - folder.stat().st_mtime > LOG_SECONDS:
+                shutil.rmtree(folder)
 
     def _oldest_first(self) -> list[Path]:
         with suppress(FileNotFoundError):
@@ -123,4 +139,8 @@ class ManifestStore:
         return None
 
     def _source(self, request: tuple[object, ...]) -> Path:
-        return self._sources / hashlib.blake2b(repr(request).encode(), digest_size=16).hexdigest()
+        return self._sources / _name_of(request)
+
+
+def _name_of(request: tuple[object, ...]) -> str:
+    return hashlib.blake2b(repr(request).encode(), digest_size=16).hexdigest()

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -17,26 +17,20 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.cache.file_jobs import in_thread
-from streamer.config import MiB, format_bytes
 from streamer.engine.fetchers import Fetchers
+from streamer.engine.index_cost import IndexCost, Report
 from streamer.engine.manifest_store import ManifestStore
 from streamer.errors import CacheError, ManifestError, ObjectNotFoundError
 from streamer.fetch import Fetcher
 from streamer.formats import chunkfile
 from streamer.manifest.model import Extent, ObjectRecord
-from streamer.manifest.protocols import IndexedChunk, Progress
+from streamer.manifest.protocols import IndexedChunk
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files, install_files
 
 logger = logging.getLogger(__name__)
 
-Report = Callable[[str, int, int], None]
-
 ROOT_NAME = "root.json"
-# Below this an index takes seconds on any link that can train: not worth a measurement of the link.
-_SMALL_BYTES = 1 << 30
-_PROBE_RANGES = 16
-_PROBE_BYTES = 4 * MiB
 # Another node's manifest can only be polled for: no store reports that an object appeared.
 _LOOK_SECONDS = 2.0
 
@@ -209,49 +203,30 @@ class Manifests:
         # Only here: an engine that finds its manifests starts 8 ms sooner.
         from streamer.formats.detect import chooser
         from streamer.manifest.build import BuildOptions, build
+        from streamer.manifest.index_log import IndexLogs
 
-        await self._check_cost(request, lister, fetcher, report)
-        warmed = Warmed(self._target)
-        manifest = await build(
-            request.urls,
-            self._root,
-            lister=lister,
-            reader=_Counted(fetcher, self),
-            choose_format=chooser(request.format),
-            options=BuildOptions(
-                chunk_bytes=request.chunk_bytes or "auto",
-                on_progress=lambda step: report(_progress(step), step.bytes_done, step.total_bytes),
-                on_chunk=warmed.keep,
-            ),
-        )
-        self.store.remember(request.source, listing, manifest.digest)
-        warmed.hand_off(manifest.digest)
-        return manifest.digest
-
-    async def _check_cost(self, request: ManifestRequest, lister: _Recorder, fetcher: Fetcher, report: Report) -> None:
-        """Says what the index costs; refuses one that takes too long in passing."""
-        from streamer.formats.detect import chooser
-
-        total = sum(record.size for record in lister.records)
-        chosen = chooser(request.format)(record.url for record in lister.records)
-        count = len(lister.records)
-        if chosen.whole_objects:
-            report(f"index {count} objects ({format_bytes(total)}): the listing is enough", 0, total)
-            return
-        if total < _SMALL_BYTES:
-            report(f"index {count} objects: read {format_bytes(total)} once", 0, total)
-            return
-        rate = await _measured_rate(lister.records, _Counted(fetcher, self))
-        seconds = total / rate
-        text = f"index {count} objects: read {format_bytes(total)}, {seconds / 60:.1f} min at {format_bytes(rate)}/s"
-        report(text, 0, total)
-        if seconds > request.limit_seconds:
-            raise ManifestError(
-                f"{text}: more than index_limit ({request.limit_seconds / 60:.0f} min). Build it once: "
-                f"`streamer index {request.urls[0]} --out URL`, then pass manifest=URL",
-                seconds=seconds,
-                limit_seconds=request.limit_seconds,
+        cost = IndexCost(request.urls[0], request.limit_seconds, report, time.monotonic)
+        warmed, digest = Warmed(self._target), ""
+        try:
+            manifest = await build(
+                request.urls,
+                self._root,
+                lister=lister,
+                reader=_Counted(fetcher, self),
+                choose_format=chooser(request.format),
+                options=BuildOptions(
+                    chunk_bytes=request.chunk_bytes or "auto",
+                    on_estimate=cost.estimated,
+                    on_progress=cost.progressed,
+                    on_chunk=warmed.keep,
+                    logs=IndexLogs(self.store.log_folder(request.source)),
+                ),
             )
+            digest = manifest.digest
+        finally:
+            warmed.hand_off(digest)
+        self.store.remember(request.source, listing, digest)
+        return digest
 
 
 class Warmed:
@@ -273,7 +248,7 @@ class Warmed:
             logger.info("chunk %s is not kept from the index: %s", chunk.key.hex(), error)
 
     def hand_off(self, digest: str) -> None:
-        """Adds the kept chunks to the policy."""
+        """Adds the kept chunks to the policy; without a manifest ("") they have no owner, as after a kill."""
         if self._kept:
             self._target.adopt(digest, self._kept)
 
@@ -318,20 +293,3 @@ class _Counted:
         self._manifests.read_bytes += len(content)
         self._manifests.requests += 1
         return content
-
-
-async def _measured_rate(records: Sequence[ObjectRecord], reader: _Counted) -> float:
-    """Bytes per second of a few parallel ranges from the largest object."""
-    largest = max(records, key=lambda record: record.size)
-    starts = range(0, min(largest.size, _PROBE_RANGES * _PROBE_BYTES), _PROBE_BYTES)
-    begun = time.monotonic()
-    async with asyncio.TaskGroup() as group:
-        reads = [
-            group.create_task(reader.read(Extent(largest, start, min(start + _PROBE_BYTES, largest.size))))
-            for start in starts
-        ]
-    return sum(len(read.result()) for read in reads) / (time.monotonic() - begun)
-
-
-def _progress(step: Progress) -> str:
-    return f"{step.objects_done} of {step.objects} objects, {step.samples} samples"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
-from streamer.cgroup import Cgroup
+from streamer.cgroup import Cgroup, usable_memory_bytes
 from streamer.config import FetchConfig, GiB, MiB
 from streamer.fetch.buffer_pool import BufferPool
 from streamer.fetch.fair_gate import FairGate
@@ -37,10 +35,4 @@ class MemoryBudget:
 
 def budget_bytes(cgroup: Cgroup | None = None) -> int:
     """A quarter of the memory of this cgroup (or machine), between 64 MiB and 1 GiB."""
-    return min(max(_available(cgroup or Cgroup()) // SHARE, LEAST_BYTES), MOST_BYTES)
-
-
-def _available(cgroup: Cgroup) -> int:
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = cgroup.memory_bytes()
-    return machine if limit is None else min(machine, limit)
+    return min(max(usable_memory_bytes(cgroup) // SHARE, LEAST_BYTES), MOST_BYTES)

@@ -24,7 +24,7 @@ class Folder(msgspec.Struct, frozen=True):
         basename = key.rsplit("/", 1)[-1]
         return bool(basename) and not basename.startswith(".")
 
-    def index(self, target: ObjectRecord) -> Indexing:
+    def index(self, target: ObjectRecord, start: int = 0) -> Indexing:
         """The object is the sample; needs no byte of it."""
         yield Span(0, target.size)
 

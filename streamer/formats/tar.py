@@ -172,15 +172,18 @@ def parse_pax(payload: bytes, offset: int) -> dict[str, str]:
     return records
 
 
-def read_members(size: int) -> Generator[Need | Member, memoryview | None, None]:
+def read_members(size: int, position: int = 0) -> Generator[Need | Member, memoryview | None, None]:
     """Walks an archive of `size` bytes: yields what it needs, forward only, and the members in order.
+
+    Args:
+        size: of the archive, bytes.
+        position: where a member begins with all its headers; the walk starts there.
 
     Raises:
         TarError: see `Parser`; also a cut-off archive and one without an end mark.
     """
-    window = _Window(size)
+    window = _Window(size, position)
     parser = Parser()
-    position = 0
     while position + BLOCK <= size:
         if not window.covers(position, position + BLOCK):
             yield from window.reach(position, position + BLOCK)
@@ -230,9 +233,9 @@ def members_of(content: memoryview) -> Generator[Member, None, None]:
 class _Window:
     """The bytes an indexer holds: one window, moved forward on whole blocks."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, start: int) -> None:
         self.size = size
-        self._start = 0
+        self._start = start
         self._bytes = memoryview(b"")
         self._next_bytes = READ_BYTES
 

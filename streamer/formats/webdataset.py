@@ -45,8 +45,8 @@ class WebDataset(msgspec.Struct, frozen=True):
         lower = key.lower()
         return lower.endswith((SUFFIX, *COMPRESSED_SUFFIXES))
 
-    def index(self, target: ObjectRecord) -> Indexing:
-        """Finds the samples of one tar.
+    def index(self, target: ObjectRecord, start: int = 0) -> Indexing:
+        """Finds the samples of one tar, from the sample that begins at byte `start`.
 
         Raises:
             ManifestError: compressed, cut off or broken; names object and offset.
@@ -54,7 +54,7 @@ class WebDataset(msgspec.Struct, frozen=True):
         if target.url.lower().endswith(COMPRESSED_SUFFIXES):
             raise _refusal(target, "is compressed; unpack it to a plain .tar", 0)
         try:
-            yield from _group(_sniff(target))
+            yield from _group(_sniff(target, start))
         except TarError as error:
             raise _refusal(target, f"cannot be read: {error.reason}", error.offset) from error
 
@@ -91,11 +91,11 @@ def split_name(name: str) -> tuple[str, str] | None:
     return name[:dot], name[dot + 1 :].lower()
 
 
-def _sniff(target: ObjectRecord) -> Generator[Need | Member, memoryview | None, None]:
+def _sniff(target: ObjectRecord, start: int) -> Generator[Need | Member, memoryview | None, None]:
     """The members of a tar; says which compression it is instead of a wrong checksum."""
-    walk = read_members(target.size)
+    walk = read_members(target.size, start)
     answer: memoryview | None = None
-    first = True
+    first = not start
     while True:
         try:
             item = walk.send(answer)

@@ -11,7 +11,8 @@ import msgspec
 
 from streamer.errors import ConfigError, ManifestError
 from streamer.manifest.bounded_map import bounded_map
-from streamer.manifest.indexing import WINDOW_BYTES, Budget, Container, index_container
+from streamer.manifest.index_log import IndexLogs
+from streamer.manifest.indexing import WINDOW_BYTES, Budget, Container, index_container, most_open_bytes
 from streamer.manifest.listing import Listing, list_objects
 from streamer.manifest.packing import Cut, choose_chunk_bytes, hash_keys, pack_objects
 from streamer.manifest.protocols import (
@@ -41,6 +42,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         on_estimate: called with the cost after the listing; may raise to stop.
         on_progress: called after each window and each object.
         on_chunk: offered chunks whose bytes were read for the index, with those bytes.
+        logs: notes what was found; a build that was killed goes on there.
     """
 
     chunk_bytes: int | Literal["auto"] = "auto"
@@ -51,6 +53,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_estimate: OnEstimate | None = None
     on_progress: OnProgress | None = None
     on_chunk: OnChunk | None = None
+    logs: IndexLogs | None = None
 
 
 async def build(
@@ -138,7 +141,7 @@ class _Indexed:
     ) -> None:
         self._listing, self._chosen, self._chunk_bytes = listing, chosen, chunk_bytes
         self._reader, self._options = reader, options
-        kept_bytes = 2 * chunk_bytes if options.on_chunk else 0
+        kept_bytes = most_open_bytes(chunk_bytes) if options.on_chunk else 0
         self._budget = Budget.of(options.memory_bytes, options.concurrency, len(listing), kept_bytes)
         self._total_bytes = int(listing.sizes.sum())
         self._done = self._done_bytes = self._read_bytes = self._samples = 0
@@ -159,8 +162,14 @@ class _Indexed:
             passed = need.stop
             self._report()
 
+        logs = self._options.logs
         cut = await index_container(
-            Container(record, self._chosen.name, self._chunk_bytes),
+            Container(
+                record,
+                self._chosen.name,
+                self._chunk_bytes,
+                logs.of(record, self._chosen.name, self._chunk_bytes) if logs else None,
+            ),
             self._chosen,
             self._reader,
             ahead=self._budget.ahead,

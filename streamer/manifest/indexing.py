@@ -1,15 +1,16 @@
-"""Drives indexers over many containers at once: reads ahead, cuts chunks as they close, offers them.
+"""Drives indexers over many containers at once: reads ahead, cuts chunks as they close, offers and logs them.
 
 Memory: at most `parallel_objects` containers are in work. Each holds the window its indexer works on, `ahead`
 windows that are on their way, and, when chunks are offered, the windows of the chunk that is still open: no more
-than `2 * chunk_bytes` plus one window. `Budget.of` turns a number of bytes into these; the bound it keeps is
-max(memory_bytes, one container), with a container at most (2 + ahead) x 8 MiB + 2 x chunk_bytes.
+than `most_open_bytes` = max(2 x chunk_bytes, 8 MiB) plus one window. `Budget.of` turns a number of bytes into these;
+the bound it keeps is max(memory_bytes, one container), with a container at most (2 + ahead) x 8 MiB + most_open_bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import closing
 from itertools import pairwise
 
 import msgspec
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.manifest.bounded_map import plain_errors
+from streamer.manifest.index_log import Found, IndexLog
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.packing import Cut, chunk_key, cut_object, cut_spans
 from streamer.manifest.protocols import IndexedChunk, Indexer, Indexing, Need, OnChunk, RangeReader, Span
@@ -48,22 +50,18 @@ class Budget(msgspec.Struct, frozen=True):
         return cls(parallel, ahead)
 
 
+def most_open_bytes(chunk_bytes: int) -> int:
+    """What a container holds back for the chunk that is open: two chunks, or a sample that ends in the next window."""
+    return max(2 * chunk_bytes, WINDOW_BYTES)
+
+
 class Container(msgspec.Struct, frozen=True):
-    """One object to index, and how to cut it."""
+    """One object to index, how to cut it, and where to note what was found."""
 
     record: ObjectRecord
     format_name: str
     chunk_bytes: int
-
-
-class _Spans(msgspec.Struct):
-    """Samples found so far, as columns; grows by whole windows."""
-
-    starts: list[int] = msgspec.field(default_factory=list)
-    stops: list[int] = msgspec.field(default_factory=list)
-
-    def since(self, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return np.array(self.starts[first:], np.int64), np.array(self.stops[first:], np.int64)
+    log: IndexLog | None = None
 
 
 async def index_container(
@@ -77,41 +75,51 @@ async def index_container(
 ) -> Cut:
     """Indexes one container and cuts it into chunks; offers those chunks whose bytes were all read.
 
+    The chunks that the container's log has are neither read nor offered again.
+
     Raises:
         ManifestError: from the indexer.
         StoreError: from the reader.
     """
-    spans = _Spans()
-    steps = indexer.index(container.record)
-    offer = _Offer(container, on_chunk) if on_chunk else None
-    with plain_errors():
-        async with asyncio.TaskGroup() as tasks:
-            windows = _Windows(container.record, reader, tasks, ahead)
-            try:
-                # In a thread: a window of small members takes 60 ms to parse, and the loop serves others.
-                need = await asyncio.to_thread(_advance, steps, None, spans)
-                while need is not None:
-                    window = await windows.read(need)
-                    on_read(need)
-                    if offer:
-                        offer.keep(need.start, window)
-                    need = await asyncio.to_thread(_advance, steps, window, spans)
-                    if offer:
-                        await offer.closed_chunks(spans, finished=need is None)
-            finally:
-                windows.cancel()
-                steps.close()
-    starts, stops = spans.since(0)
+    found = await asyncio.to_thread(container.log.read) if container.log else Found()
+    if not found.finished:
+        steps = indexer.index(container.record, found.position)
+        with plain_errors(), closing(steps):
+            async with asyncio.TaskGroup() as tasks:
+                windows = _Windows(container.record, reader, tasks, ahead)
+                try:
+                    await _index_rest(steps, windows, found, _ClosedChunks(container, on_chunk, found), on_read)
+                finally:
+                    windows.cancel()
+    starts, stops = _since(found, 0)
     return cut_object(starts, stops, container.record.size, container.chunk_bytes)
 
 
-def _advance(steps: Indexing, answer: memoryview | None, spans: _Spans) -> Need | None:
+async def _index_rest(
+    steps: Indexing, windows: _Windows, found: Found, chunks: _ClosedChunks, on_read: Callable[[Need], None]
+) -> None:
+    """Adds the samples from the indexer's first need on to `found`."""
+    # In a thread: a window of small members takes 60 ms to parse, and the loop serves others.
+    need = await asyncio.to_thread(_advance, steps, None, found)
+    while need is not None:
+        window = await windows.read(need)
+        on_read(need)
+        chunks.hold(need.start, window)
+        need = await asyncio.to_thread(_advance, steps, window, found)
+        await chunks.close(found, finished=need is None)
+
+
+def _since(found: Found, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    return np.array(found.starts[first:], np.int64), np.array(found.stops[first:], np.int64)
+
+
+def _advance(steps: Indexing, answer: memoryview | None, found: Found) -> Need | None:
     """Runs an indexer to its next need; None: it is done."""
     try:
         item = steps.send(answer)
         while isinstance(item, Span):
-            spans.starts.append(item.start)
-            spans.stops.append(item.stop)
+            found.starts.append(item.start)
+            found.stops.append(item.stop)
             item = next(steps)
         return item
     except StopIteration:
@@ -162,34 +170,43 @@ class _Windows:
         return await self._reader.read(extent)
 
 
-class _Offer:
-    """Keeps the bytes of the chunk that is still open, and hands over the chunks that are closed."""
+class _ClosedChunks:
+    """Holds the bytes of the chunk that is still open; offers and logs the chunks that are closed."""
 
-    def __init__(self, container: Container, on_chunk: OnChunk) -> None:
+    def __init__(self, container: Container, on_chunk: OnChunk | None, found: Found) -> None:
         self._container, self._on_chunk = container, on_chunk
-        self._kept: list[tuple[int, memoryview]] = []
-        self._open_sample = 0
+        self._held: list[tuple[int, memoryview]] = []
+        self._open_sample = len(found.starts)
 
-    def keep(self, start: int, window: memoryview) -> None:
-        self._kept.append((start, window))
-        # The bytes of one open chunk; a larger sample is fetched again later.
-        while len(self._kept) > 1 and self._held() - len(self._kept[0][1]) >= 2 * self._container.chunk_bytes:
-            self._kept.pop(0)
+    def hold(self, start: int, window: memoryview) -> None:
+        if self._on_chunk:
+            self._held.append((start, window))
 
-    async def closed_chunks(self, spans: _Spans, *, finished: bool) -> None:
-        starts, stops = spans.since(self._open_sample)
+    async def close(self, found: Found, *, finished: bool) -> None:
+        """Offers, then logs, what is closed by the samples found so far: the log has no chunk that was not offered."""
+        starts, stops = _since(found, self._open_sample)
         size, chunk_bytes = self._container.record.size, self._container.chunk_bytes
         edges = [*cut_spans(starts, stops, size, chunk_bytes).tolist()]
         if finished:
             edges.append(len(starts))
         for first, stop in pairwise(edges):
-            await self._offer_chunks(starts[first:stop], stops[first:stop])
+            await self._offer(starts[first:stop], stops[first:stop])
+        closed = edges[-1] if edges else 0
+        position = int(starts[closed]) if closed < len(starts) else size
+        if self._container.log and (closed or finished):
+            await asyncio.to_thread(
+                self._container.log.append, starts[:closed], stops[:closed], position, finished=finished
+            )
+        self._open_sample += closed
         if edges:
-            self._open_sample += edges[-1]
-            first_open = starts[edges[-1]] if edges[-1] < len(starts) else size
-            self._drop_before(int(first_open))
+            self._drop_before(position)
+        # A chunk of which the beginning is missing is not offered: a very large sample is fetched again later.
+        if self._held_bytes() > most_open_bytes(chunk_bytes) + WINDOW_BYTES:
+            self._held.clear()
 
-    async def _offer_chunks(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+    async def _offer(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        if not self._on_chunk:
+            return
         cut = cut_object(starts, stops, self._container.record.size, self._container.chunk_bytes)
         ranges = np.stack([cut.extent_start, cut.extent_stop], axis=1)
         parts = self._bytes_of(ranges)
@@ -214,7 +231,7 @@ class _Offer:
         parts = []
         for start, stop in ranges.tolist():
             position = start
-            for base, window in self._kept:
+            for base, window in self._held:
                 if base <= position < min(base + len(window), stop):
                     parts.append(window[position - base : stop - base])
                     position += len(parts[-1])
@@ -222,11 +239,11 @@ class _Offer:
                 return None
         return parts
 
-    def _held(self) -> int:
-        return sum(len(window) for _, window in self._kept)
+    def _held_bytes(self) -> int:
+        return sum(len(window) for _, window in self._held)
 
     def _drop_before(self, position: int) -> None:
-        self._kept = [(base, w) for base, w in self._kept if base + len(w) > position]
+        self._held = [(base, w) for base, w in self._held if base + len(w) > position]
 
 
 def _bytes(text: str) -> bytes:

@@ -52,10 +52,14 @@ class Indexer(Protocol):
         """Whether an object found by listing a prefix is part of the dataset."""
         ...
 
-    def index(self, target: ObjectRecord) -> Indexing:
+    def index(self, target: ObjectRecord, start: int = 0) -> Indexing:
         """Finds the samples of one object: yields `Need`s (answered with bytes) and `Span`s.
 
         Needs go forward and never ask for a byte twice; spans are in order and do not overlap.
+
+        Args:
+            target: the object.
+            start: where a sample begins that an earlier run over this object found; yields it and all after it.
 
         Raises:
             ManifestError: an archive that cannot be read; names object and offset.

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
-from streamer.manifest.arrow import map_table
+from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.packing import hash_keys
 from streamer.manifest.staging import settle_file, workplace
 from streamer.manifest.table import Manifest
@@ -152,7 +152,7 @@ def _name(manifest: Manifest, digest: str) -> str:
 
 def _write(path: Path, ordinals: Int64Array) -> None:
     # Only here: processes that read a selection do without nanoarrow (6 ms of a start, 2026-11-22).
-    from streamer.manifest.arrow_writer import write_table
+    from streamer.manifest.arrow_ipc.writer import write_table
 
     with workplace(path.parent) as place:
         write_table(place / path.name, {"ordinal": ordinals})

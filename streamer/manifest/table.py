@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import ManifestCorruptError, ManifestError
-from streamer.manifest.arrow import map_table
+from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.columns import BinaryColumn, Table
 from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, Root, Run, decode_root, file_name, schemas
 from streamer.manifest.model import Chunk, Codec, Extent, ObjectRecord, SampleName

@@ -5,6 +5,15 @@ import this package.
 """
 
 from streamer.testing.fake_dataset import FakeDataset, FakePrepared, FakeRecipe, FakeSource
-from streamer.testing.inspection import Inspection, inspect
+from streamer.testing.inspection import Inspection, copy_with, inspect, poison_freed_slots
 
-__all__ = ["FakeDataset", "FakePrepared", "FakeRecipe", "FakeSource", "Inspection", "inspect"]
+__all__ = [
+    "FakeDataset",
+    "FakePrepared",
+    "FakeRecipe",
+    "FakeSource",
+    "Inspection",
+    "copy_with",
+    "inspect",
+    "poison_freed_slots",
+]

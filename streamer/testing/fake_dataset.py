@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -185,6 +186,7 @@ class FakePrepared:
     sessions: list[FakeSession] = field(default_factory=list)
     shared: SharedBudget | None = None
     engine_values: Mapping[str, object] | None = None
+    _opened: threading.Event = field(default_factory=threading.Event, init=False, repr=False, compare=False)
 
     @property
     def batches(self) -> int:
@@ -219,7 +221,18 @@ class FakePrepared:
     def session(self, epoch: int, start_batch: int) -> StepSession:
         """Opens one."""
         self.sessions.append(FakeSession(self, epoch, start_batch))
+        self._opened.set()
         return self.sessions[-1]
+
+    def first_session(self, timeout_seconds: float = 60.0) -> FakeSession:
+        """Waits until the loader has opened a session.
+
+        Raises:
+            TimeoutError: it has opened none in time.
+        """
+        if not self._opened.wait(timeout_seconds):
+            raise TimeoutError(f"no session was opened within {timeout_seconds} s")
+        return self.sessions[0]
 
     def state(self, epoch: int, batch: int) -> dict[str, object]:
         """Epoch and batch."""

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamer.client import restarts
 from streamer.client.engine_client import EngineClient
 from streamer.client.launcher import log_path
 from streamer.client.restarts import MOST_RESTARTS
@@ -78,13 +79,19 @@ def settings(tmp_path) -> ClientSettings:
 def manifest(settings, tmp_path) -> Manifest:
     random = np.random.default_rng(5)
     (tmp_path / "data").mkdir()
-    for number in range(40):
+    for number in range(16):
         (tmp_path / "data" / f"{number:03}.bin").write_bytes(random.bytes(100_000))
     with EngineClient(settings) as client:
         made = Manifest.open(client.manifest(GetManifest(0, [str(tmp_path / "data")], "auto", chunk_bytes=200_000)))
     assert made.chunks > MOST_RESTARTS + 1
     await_end(settings.cache_dir)
     return made
+
+
+@pytest.fixture
+def short_pauses(monkeypatch) -> None:
+    """A hundredth of the pauses between starts; the test of an engine that crashes at its start has them whole."""
+    monkeypatch.setattr(restarts, "_FIRST_PAUSE_SECONDS", restarts._FIRST_PAUSE_SECONDS / 100)
 
 
 def await_end(cache_dir: Path) -> None:
@@ -123,6 +130,7 @@ def test_an_engine_that_crashes_at_its_start_is_given_up(settings, saboteur):
     assert_gave_up(caught.value, settings, saboteur.starts)
 
 
+@pytest.mark.usefixtures("short_pauses")
 def test_an_engine_that_crashes_after_the_handshake_is_given_up(settings, saboteur, manifest):
     """It crashes over the session that is opened: every engine does, so the session ends with the error."""
     saboteur.crash("open", manifest.digest)
@@ -137,6 +145,7 @@ def test_an_engine_that_crashes_after_the_handshake_is_given_up(settings, sabote
         assert saboteur.starts == MOST_RESTARTS + 1
 
 
+@pytest.mark.usefixtures("short_pauses")
 def test_a_question_that_crashes_every_engine_is_given_up(settings, saboteur, manifest, tmp_path):
     """A manifest over which every engine crashes, as one that takes too much memory would."""
     saboteur.crash("os.scandir", str(tmp_path / "data"))

@@ -22,9 +22,9 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SAMPLES, BATCH = 400, 8
 
 
-@pytest.fixture(autouse=True)
-def _own_server() -> Iterator[None]:
-    """Each test begins and ends without a server, and none is held against it that an earlier test has killed."""
+@pytest.fixture
+def own_server() -> Iterator[None]:
+    """The test begins and ends without a server, and none is held against it that an earlier test has killed."""
     stop_fork_server()
     fork_servers._current.crashes.clear()
     yield
@@ -82,6 +82,7 @@ def test_a_killed_worker_is_back_at_once() -> None:
     assert sorted(gaps)[2] < 0.3
 
 
+@pytest.mark.usefixtures("own_server")
 def test_a_killed_server_is_replaced() -> None:
     """It takes its workers along; another one is started, every batch is right, and no sample is blamed."""
     with StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 2) as loader:
@@ -96,6 +97,7 @@ def test_a_killed_server_is_replaced() -> None:
         assert server_pid() != killed
 
 
+@pytest.mark.usefixtures("own_server")
 def test_a_server_that_keeps_dying_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     """After three crashes in a minute workers are new interpreters; one warning says so, and every batch is right."""
     with StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 1) as loader:
@@ -110,6 +112,7 @@ def test_a_server_that_keeps_dying_is_given_up(caplog: pytest.LogCaptureFixture)
     assert caplog.text.count("new interpreters") == 1
 
 
+@pytest.mark.usefixtures("own_server")
 def test_a_module_that_starts_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     """A fork would keep its locks and lose its thread: workers are new interpreters; one warning names the module."""
     (tmp_path / "starts_a_thread.py").write_text(
@@ -167,6 +170,7 @@ def test_a_fork_shares_no_state_of_generators_with_another() -> None:
     assert len(set(map(float, found[0]))) == 2 * SAMPLES
 
 
+@pytest.mark.usefixtures("own_server")
 def test_nothing_is_left_after_the_server_is_stopped() -> None:
     """`stop_fork_server` waits for its end."""
     with StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 2) as loader:

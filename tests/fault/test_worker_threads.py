@@ -160,5 +160,5 @@ def test_workers_that_were_started_in_vain_go():
     for _ in range(2):
         with pytest.raises(ConfigError, match="no such bucket"):
             iter(loader)
-        assert loader._supply_owner._feeder is None
+        assert not inspect(loader).started
     loader.close()

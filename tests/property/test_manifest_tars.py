@@ -44,6 +44,10 @@ def test_samples_are_the_members(monkeypatch, entries, kind, window, jump, probe
     ]
     assert found == [e for e in expected if e[0].rsplit("/", 1)[-1]]
     assert all(a.stop <= b.start for a, b in pairwise(needs))
+    record = ObjectRecord("s3://b/x.tar", len(raw), "")
+    spans, _ = driven(WebDataset().index(record), raw)
+    for number, span in enumerate(spans):
+        assert driven(WebDataset().index(record, span.start), raw)[0] == spans[number:]
 
 
 def indexed(raw: bytes) -> tuple[list[tuple[str, list[tuple[str, bytes]]]], list[Need]]:

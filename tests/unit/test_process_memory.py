@@ -23,6 +23,7 @@ print(int(kept), *faults)
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's")
 def test_second_body_costs_no_page_faults() -> None:
     """32 MiB in pieces of 256 KiB: 8,000 faults the first time, next to none once the heap has grown."""
@@ -46,6 +47,7 @@ print(gc.isenabled(), gc.get_freeze_count() > 10_000, gc.get_stats()[0]["collect
 """
 
 
+@pytest.mark.process
 def test_collector_looks_rarely() -> None:
     """9,000 new containers: no look at them, where Python's setting takes 12; it is on, though it was off before."""
     done = subprocess.run([sys.executable, "-c", RARELY], capture_output=True, text=True, check=True)

@@ -52,6 +52,7 @@ def imported():
     return set(listed.stdout.split())
 
 
+@pytest.mark.process
 def test_planning_an_epoch_does_without_numpy_ma(imported):
     """Schedule, batch and the engine's table of chunks: what the first batch waits for."""
     assert "streamer.order.plan" in imported

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from streamer.cli.bench_command import at_endpoint, client_of, endpoint_of
-from streamer.cli.link_meter import Cell, Latency, Ranges, Way, find_objects, joined, measure_cell
-from streamer.cli.link_report import LinkFigures, advice, best, cell_row, save_plot
+from streamer.cli.link.meter import Cell, Latency, Ranges, Way, find_objects, joined, measure_cell
+from streamer.cli.link.report import LinkFigures, advice, best, cell_row, save_plot
 from streamer.cli.main import main
 from streamer.config import FetchConfig, MiB
 from streamer.errors import AccessDeniedError, ConfigError, ThrottledError

@@ -96,6 +96,7 @@ def test_wrong_use_is_2(arguments: list[str], capsys: pytest.CaptureFixture[str]
     assert "usage: streamer" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_help_brings_no_heavy_library() -> None:
     """`streamer --help` stays quick because of what it does not import."""
     program = (

@@ -56,6 +56,7 @@ def heard(end: socket.socket) -> Message:
             return message
 
 
+@pytest.mark.process
 def test_a_message_larger_than_the_socket_arrives_whole(connect):
     """The sender waits for a reader that comes late."""
     connection, end = connect(None)
@@ -72,6 +73,7 @@ def test_a_message_larger_than_the_socket_arrives_whole(connect):
     assert found == [LARGE]
 
 
+@pytest.mark.process
 def test_an_engine_that_takes_nothing_is_gone(connect):
     """After the connection's patience, not never."""
     connection, _ = connect(0.2)
@@ -81,6 +83,7 @@ def test_an_engine_that_takes_nothing_is_gone(connect):
     assert 0.2 <= time.monotonic() - begun < 10
 
 
+@pytest.mark.process
 def test_receive_waits_as_long_as_it_is_told(connect):
     """Not at all, for a while, and until something comes."""
     connection, end = connect(None)
@@ -95,6 +98,7 @@ def test_receive_waits_as_long_as_it_is_told(connect):
     telling.join()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("end_of_it", ["they close", "we hang up"])
 def test_the_end_is_heard(connect, end_of_it):
     """By whoever waits, from either side; and by the next one who sends."""

@@ -23,6 +23,7 @@ def client(tmp_path):
         yield made
 
 
+@pytest.mark.process
 def test_the_descriptor_to_watch_outlives_the_engine(client):
     """A selector registered once hears of the death and of the next engine, whatever number its socket has."""
     watched = client.fileno()
@@ -37,6 +38,7 @@ def test_the_descriptor_to_watch_outlives_the_engine(client):
         assert client.statistics()["needs"] == 0
 
 
+@pytest.mark.process
 def test_a_closed_client_says_so(client):
     """Using it afterwards is an error of its own."""
     client.statistics()
@@ -59,6 +61,7 @@ def test_secrets_are_not_in_the_repr(tmp_path):
     assert "hunter2" not in repr(settings)
 
 
+@pytest.mark.process
 def test_a_selector_hears_that_somebody_hung_up(client):
     """Once: the user of the line gets a ClosedError, and nothing keeps its selector busy afterwards."""
     poll = select.poll()
@@ -73,6 +76,7 @@ def test_a_selector_hears_that_somebody_hung_up(client):
         client.fileno()
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_an_engine_starts_while_somebody_forks(client, monkeypatch):
     """A child that lives on, as a worker of torch's does, holds no pipe that was to close, and no lock."""

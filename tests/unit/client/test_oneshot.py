@@ -29,6 +29,7 @@ def test_no_engine_is_none_and_none_is_started(settings):
     assert not settings.cache_dir.exists()
 
 
+@pytest.mark.process
 def test_a_running_engine_answers_and_a_stopped_one_does_not_hold_us(settings):
     """Its counters by name; None in time where it does not answer."""
     with EngineClient(settings) as client:
@@ -47,6 +48,7 @@ def told(client: EngineClient) -> list[tuple[object, ...]]:
     return [tuple(entry[name] for name in names) for entry in client.statistics()["sessions"]]
 
 
+@pytest.mark.process
 def test_what_a_loader_found_is_seen_with_its_session(settings, tmp_path):
     """Share, bottleneck and advice, cut to a line, without what steers a terminal; other sessions keep theirs."""
     (tmp_path / "data").mkdir()

@@ -99,6 +99,7 @@ def test_what_is_no_rule_is_refused(rule):
         SampleDecoder(rule)
 
 
+@pytest.mark.process
 def test_the_room_brings_neither_torch_nor_decoders():
     """Workers start in milliseconds, and Pillow alone must do."""
     code = (

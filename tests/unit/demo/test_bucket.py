@@ -16,6 +16,8 @@ from streamer.demo.drawing import CLASSES, Picture
 from streamer.demo.server import DemoServer, Link
 from streamer.errors import StoreError
 
+pytestmark = pytest.mark.process
+
 PICTURES = [Picture(f"{i:06d}", i % len(CLASSES), bytes([i % 251]) * 1000) for i in range(IMAGES_PER_TAR + 5)]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.engine.manifest_store import QUIET_SECONDS, ManifestStore
+from streamer.engine.manifest_store import LOG_SECONDS, QUIET_SECONDS, ManifestStore
 from streamer.manifest import reader_lock
 
 NOW = 1_000_000.0
@@ -52,6 +52,18 @@ def test_who_is_used_or_was_lately_stays(tmp_path: Path, store: ManifestStore) -
     now = (tmp_path / digest_of(0)).stat().st_mtime + 1
     assert store.remove_unused([digest_of(1)], 1 << 30, now) == [digest_of(2)]
     assert sorted(store.remove_unused([], 1 << 30, now + 2 * QUIET_SECONDS)) == [digest_of(0), digest_of(1)]
+
+
+def test_logs_of_an_index_leave_with_its_answer_or_after_a_week(tmp_path: Path, store: ManifestStore) -> None:
+    """Those of other requests stay."""
+    one, other, old = (store.log_folder((name,)) for name in ("one", "other", "old"))
+    for folder, age in ((one, 0.0), (other, LOG_SECONDS - 1), (old, LOG_SECONDS + 1)):
+        folder.mkdir(parents=True)
+        (folder / "container").write_bytes(b"log")
+        os.utime(folder, (NOW - age, NOW - age))
+    store.remember(("one",), "listing", digest_of(1))
+    assert store.remove_unused([], 1 << 30, NOW) == []
+    assert [folder.exists() for folder in (one, other, old)] == [False, True, False]
 
 
 def test_who_is_held_by_a_reader_stays(tmp_path: Path, store: ManifestStore) -> None:

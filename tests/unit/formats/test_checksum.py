@@ -33,6 +33,7 @@ def test_check_value() -> None:
     assert crc32(b"123456789") == 0xCBF43926
 
 
+@pytest.mark.process
 def test_zlib_where_isal_is_not_installed() -> None:
     """A platform without a wheel reads and writes the same files."""
     done = subprocess.run([sys.executable, "-c", WITHOUT_ISAL], capture_output=True, text=True, check=True)

@@ -34,7 +34,14 @@ from streamer.testing import FakeDataset, FakeRecipe
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 WAYS = [(0, "process"), (2, "thread"), (2, "process")]
-ways = pytest.mark.parametrize(("workers", "kind"), WAYS, ids=["inline", "threads", "processes"])
+ways = pytest.mark.parametrize(
+    ("workers", "kind"),
+    [
+        pytest.param(0, "process", id="inline"),
+        pytest.param(2, "thread", id="threads"),
+        pytest.param(2, "process", id="processes", marks=pytest.mark.process),
+    ],
+)
 Pair = namedtuple("Pair", "left right")
 
 
@@ -63,6 +70,7 @@ def same(left: object, right: object) -> bool:
     return left == right
 
 
+@pytest.mark.process
 def test_batches_are_those_of_default_collate():
     """Any number and kind of workers: two epochs are exactly torch's batches of the data set's order."""
     for workers, kind in WAYS:
@@ -76,6 +84,7 @@ def test_batches_are_those_of_default_collate():
         del batches
 
 
+@pytest.mark.process
 def test_constructing_does_nothing():
     """No I/O, no process, no thread before the first use; closing then is fine."""
     dataset = FakeDataset(10, sample)
@@ -106,6 +115,7 @@ def test_epochs_follow_each_other():
         assert [int(b["x"][0, 0, 0]) for b in loader] == [7, 1, 3, 5]
 
 
+@pytest.mark.process
 def test_workers_that_cannot_start_are_an_error_of_all_ranks(monkeypatch):
     """The others are told while all ranks compare; they would wait for this one otherwise. Also after a load."""
 
@@ -224,6 +234,7 @@ def shuffled(epoch: int, ordinal: int) -> dict[str, object]:
     return {"python": random.random(), "numpy": float(np.random.rand()), "ordinal": ordinal}
 
 
+@pytest.mark.process
 def test_randomness_depends_on_the_sample_only():
     """Inline or by any worker, a sample draws the same; another epoch draws otherwise; the trainer's state stays."""
     random.seed(1)
@@ -241,6 +252,7 @@ def now_and_then(epoch: int, ordinal: int) -> dict[str, object]:
     return {"drawn": random.random() + float(np.random.rand()) if ordinal % 50 == 40 else 0.0}
 
 
+@pytest.mark.process
 def test_what_is_drawn_now_and_then_depends_on_the_sample_only():
     """Samples that draw late, when their batch is only watched: the same inline and by workers."""
     drawn = []
@@ -353,6 +365,7 @@ def test_skip_of_a_whole_batch_is_an_error():
     assert isinstance(caught.value.__cause__, Exception)
 
 
+@pytest.mark.process
 def test_recipe_that_cannot_travel():
     """A transform that cannot be pickled is a ConfigError that says what to do."""
     lock = __import__("threading").Lock()
@@ -411,9 +424,7 @@ def test_nothing_is_read_before_it_is_local(kind):
     dataset = FakeDataset(12, sample, held_back=True)
     with StreamingDataLoader(dataset, 2, 2, worker_type=kind) as loader:
         batches = iter(loader)
-        while not dataset.prepared.sessions:
-            time.sleep(0.001)
-        session = dataset.prepared.sessions[0]
+        session = dataset.prepared.first_session()
         session.allow(0)
         next(batches)
         assert loader.stats().ready_batches == 0
@@ -431,12 +442,11 @@ def test_error_of_the_engine(kind):
     dataset = FakeDataset(12, sample, held_back=True)
     with StreamingDataLoader(dataset, 2, 2, worker_type=kind) as loader:
         batches = iter(loader)
-        while not dataset.prepared.sessions:
-            time.sleep(0.001)
-        dataset.prepared.sessions[0].allow(1)
+        session = dataset.prepared.first_session()
+        session.allow(1)
         assert next(batches)["x"][0, 0, 0] == 0
         assert next(batches)["x"][0, 0, 0] == 2
-        dataset.prepared.sessions[0].fail(StoreError("the bucket is gone"))
+        session.fail(StoreError("the bucket is gone"))
         with pytest.raises(StoreError, match="the bucket is gone"):
             next(batches)
         dataset.prepared.held_back = False
@@ -449,9 +459,7 @@ def test_an_error_that_ends_everything_does_so_for_who_asks_again(device):
     dataset = FakeDataset(12, sample, held_back=True)
     with StreamingDataLoader(dataset, 2, 1, worker_type="thread", device=device) as loader:
         batches = iter(loader)
-        while not dataset.prepared.sessions:
-            time.sleep(0.001)
-        dataset.prepared.sessions[0].fail(StoreError("the bucket is gone"))
+        dataset.prepared.first_session().fail(StoreError("the bucket is gone"))
         for _ in range(2):
             with pytest.raises(StoreError, match="the bucket is gone"):
                 next(batches)
@@ -539,6 +547,7 @@ def test_closed():
     assert next(batches, "over") == "over"
 
 
+@pytest.mark.process
 def test_garbage_collection_closes():
     """A loader that is dropped in mid-epoch ends its thread and workers (see the fixture of all tests)."""
     loader = StreamingDataLoader(FakeDataset(100, sample), 4, 1)
@@ -547,14 +556,15 @@ def test_garbage_collection_closes():
     gc.collect()
 
 
-def test_forked_child_is_refused():
+def test_forked_child_is_refused(monkeypatch):
     """A child of fork cannot use the loader, and leaves the workers alone."""
     with StreamingDataLoader(FakeDataset(40, sample), 4, 1, worker_type="thread") as loader:
         next(iter(loader))
-        real, loader._pid = loader._pid, loader._pid + 1
-        with pytest.raises(ClosedError, match="after the fork"):
-            iter(loader)
-        loader._pid = real
+        child = os.getpid() + 1
+        with monkeypatch.context() as forked:
+            forked.setattr(os, "getpid", lambda: child)
+            with pytest.raises(ClosedError, match="after the fork"):
+                iter(loader)
 
 
 @pytest.mark.parametrize(
@@ -564,7 +574,7 @@ def test_forked_child_is_refused():
 )  # fmt: skip
 def test_settings_that_cannot_be(field, value):
     """Each wrong setting is named."""
-    arguments = {"batch_size": 2, "num_workers": 1, field: value}
+    arguments = {"batch_size": 2, "num_workers": 1, "worker_type": "thread", field: value}
     with pytest.raises(ConfigError) as caught, StreamingDataLoader(FakeDataset(8, sample), **arguments) as loader:
         iter(loader)
     assert caught.value.details["field"] == field

@@ -20,7 +20,7 @@ from streamer.loader.device.prefetcher import CudaMover, DevicePrefetcher
 from streamer.loader.ring import shared_memory as memory
 from streamer.loader.ring.pinning import Pinner, TorchCuda
 from streamer.loader.ring.ring import Limits, Ring
-from streamer.testing import FakeDataset
+from streamer.testing import FakeDataset, copy_with, poison_freed_slots
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -153,10 +153,10 @@ def check(device: torch.device, count: int, late: bool) -> None:
     wrong = torch.zeros((), dtype=torch.int64, device=device)
     samples = batch_size * 1000
     loader = StreamingDataLoader(FakeDataset(samples, small), batch_size, 4, device=device)
-    loader._supply_owner.settings = loader._settings = _poisoned(loader)
+    poison_freed_slots(loader)
     with loader:
         if late:
-            loader._supply_owner._mover = slowed(device)
+            copy_with(loader, slowed(device))
         done = 0
         while done < count:
             for batch in loader:
@@ -179,17 +179,11 @@ def check(device: torch.device, count: int, late: bool) -> None:
     assert int(wrong) == 0
 
 
-def _poisoned(loader: StreamingDataLoader) -> object:
-    import msgspec
-
-    return msgspec.structs.replace(loader._supply_owner.settings, poison=True)
-
-
 def test_the_users_own_copies_are_waited_for(device):
     """`to(device, non_blocking=True)` on the ring's tensors, dropped at once: a slot is written again only after it."""
     wrong = torch.zeros((), dtype=torch.int64, device=device)
     loader = StreamingDataLoader(FakeDataset(16 * 500, small), 16, 4)
-    loader._supply_owner.settings = loader._settings = _poisoned(loader)
+    poison_freed_slots(loader)
     with loader:
         for _ in range(4):
             for batch in loader:

@@ -7,6 +7,7 @@ import sys
 
 import cloudpickle
 import numpy as np
+import pytest
 
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.testing import FakeDataset
@@ -25,6 +26,7 @@ def faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
+@pytest.mark.process
 def test_no_page_faults_and_nothing_pickled():
     """500 batches of 2 MB: on average below one page fault in the trainer, four in the worker, 512 bytes pickled."""
     with StreamingDataLoader(FakeDataset(16 * (WARM_UP + BATCHES), fresh), 16, 1, prefetch_batches=8) as loader:

@@ -5,10 +5,14 @@ import asyncio
 import pytest
 
 from streamer.errors import ManifestError, ShortReadError
+from streamer.formats import tar
 from streamer.formats.base import Need, Span
+from streamer.formats.webdataset import WebDataset
 from streamer.manifest import indexing
+from streamer.manifest.index_log import IndexLogs
 from streamer.manifest.indexing import WINDOW_BYTES, Budget, Container, index_container
 from streamer.manifest.model import ObjectRecord
+from tests.tars import tar_of
 
 MiB = 1 << 20
 
@@ -44,7 +48,7 @@ class Scripted:
     def accepts(self, key: str) -> bool:
         return True
 
-    def index(self, target: ObjectRecord):
+    def index(self, target: ObjectRecord, start: int = 0):
         try:
             for step in self.steps:
                 answer = yield step
@@ -114,7 +118,7 @@ async def test_closed_chunks_are_offered_with_their_bytes(store):
 
 
 async def test_a_chunk_that_was_not_read_whole_is_not_offered(store):
-    """Bytes that were jumped over cannot warm a cache; nor is a sample beyond twice the chunk size kept."""
+    """Bytes that were jumped over cannot warm a cache."""
     source = store({URL: bytes(10_000)})
     indexer = Scripted(
         [Need(0, 100), Span(0, 900), Need(900, 1000), Span(900, 1000), Need(1000, 2000), Span(1000, 2000)]
@@ -128,36 +132,93 @@ async def test_a_chunk_that_was_not_read_whole_is_not_offered(store):
     assert offered == [1000]
 
 
-async def test_what_is_kept_is_bounded(store):
-    """However large a sample is, no more than two chunks and a window are held back for it."""
-    count = 100
+async def test_what_is_held_is_bounded(store, monkeypatch):
+    """However large a sample is, no more than two chunks and the windows at both ends are held back for it."""
+    count, most = 100, 0
     source = store({URL: bytes(count * 1000)})
     indexer = Scripted([*(Need(i * 1000, (i + 1) * 1000) for i in range(count)), Span(0, count * 1000)])
-    held = []
+    offered = []
 
     async def on_chunk(chunk, parts):
-        held.append(chunk)
+        offered.append(chunk)
 
-    most = 0
-    keep = indexing._Offer.keep
+    hold = indexing._ClosedChunks.hold
 
     def watch(self, start, window):
         nonlocal most
-        keep(self, start, window)
-        most = max(most, self._held())
+        hold(self, start, window)
+        most = max(most, self._held_bytes())
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(indexing._Offer, "keep", watch)
-        await run(indexer, source, on_chunk=on_chunk, chunk_bytes=5000)
-    assert held == []
-    assert most <= 2 * 5000 + 1000
+    monkeypatch.setattr(indexing, "WINDOW_BYTES", 1000)
+    monkeypatch.setattr(indexing._ClosedChunks, "hold", watch)
+    await run(indexer, source, on_chunk=on_chunk, chunk_bytes=5000)
+    assert offered == []
+    assert most == 2 * 5000 + 2 * 1000
+
+
+async def test_a_chunk_over_the_edge_of_two_windows_is_offered(store, monkeypatch):
+    """Its first part is in a window that is much longer than two chunks: 23 % of the chunks were fetched again."""
+    monkeypatch.setattr(indexing, "WINDOW_BYTES", 8000)
+    raw = bytes(i % 251 for i in range(24_000))
+    needs = {starts: Need(starts, starts + 8000) for starts in (0, 8000, 16_000)}
+    steps: list[Need | Span] = []
+    for i in range(16):
+        # A sample is found as soon as its header is there.
+        steps += [needs[at] for at in needs if (i and (i - 1) * 1500 < at <= i * 1500) or at == i == 0]
+        steps.append(Span(i * 1500, (i + 1) * 1500))
+    offered = []
+
+    async def on_chunk(chunk, parts):
+        offered.append(b"".join(parts))
+
+    await run(Scripted(steps), store({URL: raw}), on_chunk=on_chunk, chunk_bytes=2000)
+    assert b"".join(offered) == raw
+
+
+async def test_what_the_log_has_is_not_read_again(store, tmp_path):
+    """An index that failed goes on at its open chunk; a finished one reads nothing; the cut is the same."""
+    files = [(f"{i:04}.bin", bytes([i % 251]) * (700 + 13 * i)) for i in range(60)]
+    source = store({URL: tar_of(files)})
+    size = len(source.objects[URL])
+    record, logs = ObjectRecord(URL, size, "etag:1"), IndexLogs(tmp_path)
+    offered: list[bytes] = []
+
+    async def fails(chunk, parts):
+        if chunk.extents[0].start > size // 2:
+            raise OSError("no space")
+        offered.append(chunk.key)
+
+    async def on_chunk(chunk, parts):
+        offered.append(chunk.key)
+
+    async def cut_of(log, on_chunk):
+        container = Container(record, "webdataset", 4000, log)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tar, "READ_BYTES", 3000)
+            return await index_container(
+                container, WebDataset(), source, ahead=0, on_chunk=on_chunk, on_read=lambda need: None
+            )
+
+    with pytest.raises(OSError, match="no space"):
+        await cut_of(logs.of(record, "webdataset", 4000), fails)
+    source.reads.clear()
+    cut = await cut_of(logs.of(record, "webdataset", 4000), on_chunk)
+    assert min(extent.start for extent in source.reads) > size // 2 - 4000
+    source.reads.clear()
+    again = await cut_of(logs.of(record, "webdataset", 4000), on_chunk)
+    assert source.reads == []
+    plain = await cut_of(None, None)
+    assert len(offered) == len(set(offered)) == plain.chunks
+    for one in (cut, again):
+        assert one.extent_start.tolist() == plain.extent_start.tolist()
+        assert one.sample_start.tolist() == plain.sample_start.tolist()
 
 
 async def test_an_indexers_error_arrives_as_itself(store):
     """No ExceptionGroup around it."""
 
     class Failing(Scripted):
-        def index(self, target):
+        def index(self, target, start=0):
             yield Need(0, 10)
             raise ManifestError("bad archive")
 

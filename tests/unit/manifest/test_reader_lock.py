@@ -56,6 +56,7 @@ def test_one_that_only_looks_does_not_hold(path: Path) -> None:
         open_held(path)
 
 
+@pytest.mark.process
 def test_a_killed_reader_holds_nothing(path: Path) -> None:
     """The kernel has freed its lock."""
     with subprocess.Popen(

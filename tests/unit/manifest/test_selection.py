@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
-from streamer.manifest import arrow_writer
+from streamer.manifest.arrow_ipc import writer as arrow_writer
 from streamer.manifest.selection import Selection, Where
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from streamer.errors import ManifestCorruptError
-from streamer.manifest.arrow import map_table
-from streamer.manifest.arrow_writer import write_table
+from streamer.manifest.arrow_ipc.reader import map_table
+from streamer.manifest.arrow_ipc.writer import write_table
 from streamer.manifest.columns import BinaryColumn, digest_of
 from streamer.manifest.layout import ROOT_NAME, decode_root, encode_root, file_name, schemas
 from streamer.manifest.table import Manifest

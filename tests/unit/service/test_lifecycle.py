@@ -30,6 +30,7 @@ def hold(folder: Path) -> subprocess.Popen[bytes]:
     return holder
 
 
+@pytest.mark.process
 def test_the_lock_is_ours_when_the_other_engine_is_killed(tmp_path: Path) -> None:
     """It waits for as long as the other one lives."""
     with hold(tmp_path) as holder:
@@ -41,6 +42,7 @@ def test_the_lock_is_ours_when_the_other_engine_is_killed(tmp_path: Path) -> Non
             os.close(other)
 
 
+@pytest.mark.process
 def test_a_folder_in_use_is_refused_in_time(tmp_path: Path) -> None:
     """The other engine stays: the error names the folder and what to do."""
     with hold(tmp_path) as holder:

@@ -38,6 +38,7 @@ def imported():
     return set(listed.stdout.split())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", LATER)
 def test_an_engine_that_starts_does_not_import(imported, name):
     """The first batch waits for every import of the engine."""

@@ -20,6 +20,7 @@ async def get(address: str, path: str) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
+@pytest.mark.process
 async def test_ready_says_why_not():
     """503 and the reason while the service stops; alive all the time."""
     reason = ""
@@ -40,6 +41,7 @@ async def test_off_listens_nowhere():
             pass
 
 
+@pytest.mark.process
 async def test_a_port_that_is_taken_is_a_config_error():
     """It names the setting."""
     with socket.socket() as taken:

@@ -47,6 +47,7 @@ def test_what_is_configured_wrong(config: Path, monkeypatch: pytest.MonkeyPatch)
         boto_keys.find(None)
 
 
+@pytest.mark.process
 def test_who_cannot_be_asked_now_is_worth_another_try(config: Path) -> None:
     """A program that fails; what it prints is not in the message."""
     config.write_text("[default]\ncredential_process = python3 -c 'import sys; sys.exit(\"token=hidden\")'\n")

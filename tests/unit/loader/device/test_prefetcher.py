@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections import OrderedDict, namedtuple
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,7 +13,7 @@ from streamer.errors import ConfigError
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.device.contiguous import Packed
 from streamer.loader.device.prefetcher import CudaMover, DevicePrefetcher, Normalize, check_device, map_tensors
-from streamer.testing import FakeDataset
+from streamer.testing import FakeDataset, copy_with, poison_freed_slots
 
 Pair = namedtuple("Pair", "left right")
 
@@ -75,7 +74,7 @@ def poisoned(samples: int, **arguments: object) -> StreamingDataLoader:
     """Freed slots are overwritten at once, so that a late read of one is seen."""
     settings = {"num_workers": 1, "worker_type": "thread", "prefetch_batches": 3, **arguments}
     loader = StreamingDataLoader(FakeDataset(samples, sample), 2, **settings)
-    loader._supply_owner.settings = msgspec.structs.replace(loader._supply_owner.settings, poison=True)
+    poison_freed_slots(loader)
     return loader
 
 
@@ -113,7 +112,7 @@ def test_a_slot_is_not_used_again_while_its_one_copy_is_pending(careless):
         device.move = lambda batch, transform: Liar.hide(*PackedLateDevice.move(device, batch, transform))
     wrong = 0
     with poisoned(1200, device="cpu") as loader:
-        loader._supply_owner._mover = device
+        copy_with(loader, device)
         for number, batch in enumerate(loader):
             wrong += batch["x"][:, 0].tolist() != [2 * number, 2 * number + 1]
             wrong += not (batch["x"] == batch["x"][:, :1]).all()

@@ -42,10 +42,9 @@ def test_a_trainer_that_waits_gets_the_error_that_ended_the_feeder():
     run = feeder.run(0, 0)
     feeder.start()
     deadline = time.monotonic() + 60
-    while not prepared.sessions and time.monotonic() < deadline:
-        time.sleep(0.001)
-    prepared.sessions[0].pump = broken
-    prepared.sessions[0].allow(0)
+    session = prepared.first_session()
+    session.pump = broken
+    session.allow(0)
     while feeder.broken is None and time.monotonic() < deadline:
         time.sleep(0.001)
     feeder.close()

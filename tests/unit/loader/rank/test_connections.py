@@ -78,6 +78,7 @@ def test_threads_never_share_a_line(connections):
     assert len(connections._all) == len(connections._free) <= 8
 
 
+@pytest.mark.process
 def test_close_reaches_a_thread_that_waits(connections):
     """It gets a ClosedError, its connection ends when it gives it back, and the next use makes a new one."""
     connection = connections.take()
@@ -124,6 +125,7 @@ def test_the_lines_of_an_opening_that_is_gone_are_closed(tmp_path):
     assert connection.closed
 
 
+@pytest.mark.process
 def test_a_child_of_a_fork_has_lines_of_its_own(connections):
     """It leaves the parent's session alone, and what is free serves it over a connection of its own."""
     free, parents = connections.take(), connections.take()

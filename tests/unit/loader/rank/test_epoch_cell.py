@@ -15,8 +15,8 @@ from streamer.errors import ConfigError
 from streamer.loader.rank.epoch_cell import EpochCell, WorkerTicket
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _tracker() -> None:
+@pytest.fixture(scope="module")
+def tracker() -> None:
     # The first spawned process of a test run starts it, and it stays.
     multiprocessing.resource_tracker.ensure_running()
 
@@ -115,6 +115,7 @@ def test_a_copy_has_a_number_of_its_own():
     assert cell.next_epoch == 3
 
 
+@pytest.mark.process
 def test_a_forked_child_shares_the_number():
     """What the parent sets the child sees, and the other way round."""
     cell = EpochCell()
@@ -134,6 +135,8 @@ def _child(cell: EpochCell, answers: object) -> None:
     answers.send(cell.next_epoch)
 
 
+@pytest.mark.process
+@pytest.mark.usefixtures("tracker")
 def test_a_spawned_child_shares_the_number():
     """By its descriptor, handed over at the start."""
     cell = EpochCell(4)

@@ -12,7 +12,6 @@ from collections import deque
 from itertools import chain
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -23,6 +22,7 @@ from streamer.loader.contracts import BatchedSource, ChunkUnreadableError
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.samples.maker import CachedBytes
 from streamer.loader.workers.batch_maker import BatchMaker, MakerRules
+from streamer.testing import inspect, poison_freed_slots
 from tests.tars import tar_of
 
 COUNT, NUMBERS = 40, 2100
@@ -361,7 +361,7 @@ def test_the_rows_of_killed_workers_are_written_again(make_dataset, fake_engine,
         expected = [(b["__key__"], b["npy"].tolist()) for _ in range(12) for b in loader]
     chance = random.Random(3)
     loader = StreamingDataLoader(make_dataset(npy), 8, 2, prefetch_batches=4)
-    loader._supply_owner.settings = msgspec.structs.replace(loader._supply_owner.settings, poison=True)
+    poison_freed_slots(loader)
     with loader:
         found: list[object] = []
         for _ in range(12):
@@ -369,12 +369,6 @@ def test_the_rows_of_killed_workers_are_written_again(make_dataset, fake_engine,
                 found.append((batch["__key__"], batch["npy"].tolist()))
                 if len(found) % 15 == 0:
                     time.sleep(chance.random() / 100)  # another moment of their work each time
-                    os.kill(chance.choice(children()), signal.SIGKILL)
+                    os.kill(chance.choice(inspect(loader).worker_pids), signal.SIGKILL)
         assert loader.stats().respawns >= 3
     assert found == expected
-
-
-def children() -> list[int]:
-    """The worker processes, started on the feeder's thread."""
-    tasks = Path("/proc/self/task").iterdir()
-    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]

@@ -1,284 +1,329 @@
-"""Bottlenecks put into a real loader: the bottleneck names each. Waits are sleeps: a busy machine changes little.
+"""Bottlenecks put into a simulated loader: the verdict names each. No thread, no sleep; the clock is moved by hand.
 
-But a process that is stopped for a second in the middle is a slow sample, or a slow step, and the bottleneck says so.
+What the loader reports of a batch is written as the feeder writes it; the ledger, the comparison and the verdict are
+the real ones. `tests/e2e/test_verdicts.py` shows with real loaders and real time that the feeder does report it.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-import cloudpickle
 import numpy as np
 import pytest
-import torch
 
 from streamer.loader.dataloader import StreamingDataLoader
+from streamer.loader.stages import Stages
 from streamer.loader.stall.advice import Bottleneck
-from streamer.loader.stall.report import StallReport
+from streamer.loader.stall.causes import LOST, MADE, NETWORK, RING, START, WINDOW, WORK, BatchTimeline, Trace
+from streamer.loader.stall.report import Snapshot, StallReport, compare
+from streamer.loader.stall.stats import EngineView, LoaderStats, TrainerClock
 from streamer.testing import FakeDataset, FakePrepared, FakeRecipe, FakeSource
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-pytestmark = pytest.mark.timing
-
-# Of a sample's stage that is slow.
-SLOW = 0.004
+MS = 1_000_000
 BATCH = 4
 
 
-@dataclass(frozen=True)
-class StagedRecipe(FakeRecipe):
-    """A data set whose samples sleep in read, decode and transform, and say so.
+class Time:
+    """`time.perf_counter_ns`, moved by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1
+        monkeypatch.setattr(time, "perf_counter_ns", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    return Time(monkeypatch)
+
+
+def stages(read: float = 0, decode: float = 0, transform: float = 0, other: float = 0, collate: float = 0) -> Stages:
+    """Of a batch, in milliseconds."""
+    r, d, t, o, c = (int(ms * MS) for ms in (read, decode, transform, other, collate))
+    return Stages(load=r + d + t + o, read=r, decode=d, transform=t, collate=c, write=0)
+
+
+@dataclass
+class Simulation:
+    """A loader as a timetable: when each batch can begin, is made and is taken follows from the ones before it.
 
     Attributes:
-        stages: (ordinal) -> seconds of each.
+        made: (batch, worker) -> its stages.
+        sample: batch -> milliseconds of its slowest sample.
+        workers, window, slots: how many; batches drawn and not taken; slots of the ring.
+        step: milliseconds of the trainer's step. device: of the copy to the device. hold: batches the trainer keeps.
+        local: batch -> milliseconds at which its chunks are there. start: at which the workers are ready.
+        lost: batch -> milliseconds of work that a dead worker took with it.
     """
 
-    stages: Callable[[int], tuple[float, float, float]] = lambda ordinal: (0, 0, 0)
+    time: Time
+    made: Callable[[int, int], Stages] = lambda batch, worker: stages()
+    sample: Callable[[int], float] = lambda batch: 0.0
+    workers: int = 2
+    window: int = 8
+    slots: int = 1000
+    step: float = 1.0
+    device: float = 0.0
+    hold: int = 1
+    local: Callable[[int], float] = lambda batch: 0.0
+    start: float = 0.0
+    lost: Callable[[int], float] = lambda batch: 0.0
+    free: list[int] = field(default_factory=list)
+    taken: list[int] = field(default_factory=list)
 
-    def open(self) -> StagedSource:
-        return StagedSource(self)
-
-
-class StagedSource(FakeSource):
-    def __init__(self, recipe: StagedRecipe) -> None:
-        super().__init__(recipe)
-        self.stages, self.spent = recipe.stages, [0, 0, 0]
-
-    def load(self, epoch: int, ordinal: int) -> object:
-        for stage, seconds in enumerate(self.stages(ordinal)):
-            began = time.perf_counter_ns()
-            if seconds:
-                time.sleep(seconds)
-            self.spent[stage] += time.perf_counter_ns() - began
-        return super().load(epoch, ordinal)
-
-    def stage_nanoseconds(self) -> tuple[int, int, int]:
-        return tuple(self.spent)
-
-
-class StagedDataset(FakeDataset):
-    def __init__(self, stages, batches: int = 400, make=lambda e, o: np.full(64, o, np.float32), **more) -> None:
-        super().__init__(batches * BATCH, make, **more)
-        self.stages, self.engine = stages, None
-
-    def prepare(self, batch_size: int, drop_last: bool) -> FakePrepared:
-        recipe = StagedRecipe(self._samples, batch_size, self._make, drop_last, stages=self.stages)
-        self.prepared = FakePrepared(recipe, held_back=self._held_back, engine_values=self.engine)
-        return self.prepared
-
-
-def quick(ordinal: int) -> tuple[float, float, float]:
-    return 0, 0, 0
-
-
-def run(
-    dataset: StagedDataset, workers: int = 2, *, batches: int = 40, step: float = 0.001, warm: int = 6, **options
-) -> StallReport:
-    """Trains; reports on what came after the first batches."""
-    kind = options.pop("worker_type", "thread")
-    keep = options.pop("keep", 1)
-    with StreamingDataLoader(dataset, BATCH, workers, worker_type=kind, report_seconds=None, **options) as loader:
-        kept, source = [], iter(loader)
+    def run(
+        self, batches: int = 40, warm: int = 6, engine: tuple[EngineView | None, EngineView | None] = (None, None)
+    ) -> StallReport:
+        """Trains; reports on what came after the first batches."""
+        trainer, self.free = TrainerClock(), [0] * self.workers
+        before, now = self._snapshot(trainer, engine[0]), 1
         for number in range(batches):
             if number == warm > 0:
-                loader.report()
-            kept = [*kept, next(source)][-keep:]
-            time.sleep(step)
-        found = loader.report()
-        kept.clear()
-    print(found)
-    return found
+                before = self._snapshot(trainer, engine[0])
+            trace, done = self._make(number)
+            self.time.now = now
+            trainer.ask(0)
+            trainer.begin()
+            self.time.now = max(now, done)
+            trainer.arrive()
+            trainer.opened(trace)
+            self.time.now += int(self.device * MS)
+            trainer.leave(BATCH, 0)
+            self.taken.append(self.time.now)
+            now = self.time.now + int(self.step * MS)
+        return compare(before, self._snapshot(trainer, engine[1]))
+
+    def _make(self, number: int) -> tuple[Trace, int]:
+        """What one batch goes through, and when it is made."""
+        worker = min(range(self.workers), key=self.free.__getitem__)
+        idle = self.free[worker]
+        drawn = max(idle, self._taken_at(number - self.window))
+        local = max(drawn, int(self.local(number) * MS))
+        ready = max(local, int(self.start * MS))
+        slot = max(ready, self._taken_at(number - self.slots + self.hold))
+        story, s = BatchTimeline(), self.made(number, worker)
+        if drawn > idle:
+            story.add(WINDOW, drawn - idle)
+        moments = [(NETWORK, drawn), (START, local), (RING, ready), (WORK, slot)]
+        if lost := int(self.lost(number) * MS):
+            moments += [(LOST, slot + lost), (WORK, slot + lost)]
+        done = moments[-1][1] + s.load + s.collate
+        for state, at in [*moments, (MADE, done)]:
+            self.time.now = at
+            story.crashed() if state == LOST else story.enter(state)
+        story.worker, self.free[worker] = worker, done
+        return Trace(story, s, (number * BATCH, int(self.sample(number) * MS))), done
+
+    def _taken_at(self, number: int) -> int:
+        return self.taken[number] if number >= 0 else 0
+
+    def _snapshot(self, trainer: TrainerClock, engine: EngineView | None) -> Snapshot:
+        return Snapshot(
+            stats=replace(trainer.stats(), engine=engine),
+            waits=trainer.takes.tail(),
+            steps=trainer.steps.tail(),
+            timings=trainer.ledger.timings.tail(),
+            workers=self.workers,
+            cores=16,
+        )
 
 
 @pytest.mark.parametrize(
-    ("stage", "bottleneck"),
-    [(0, Bottleneck.SSD), (1, Bottleneck.DECODE), (2, Bottleneck.TRANSFORM)],
-    ids=lambda v: str(v),
+    ("slow", "cause", "bottleneck"),
+    [
+        ("read", "read", Bottleneck.SSD),
+        ("decode", "decode", Bottleneck.DECODE),
+        ("transform", "transform", Bottleneck.TRANSFORM),
+        ("other", "load", Bottleneck.LOAD),
+        ("collate", "collate", Bottleneck.COLLATE),
+    ],
 )
-def test_a_slow_stage(stage, bottleneck):
-    """The stage that takes the time is named, with its share."""
-    found = run(StagedDataset(lambda ordinal: tuple(SLOW if at == stage else 0 for at in range(3))))
+def test_a_slow_stage(clock, slow, cause, bottleneck):
+    """The stage that takes the time is named, with its share; a source that does not tell its stages is loading."""
+    found = Simulation(clock, lambda batch, worker: stages(**{slow: 16})).run()
     assert found.bottleneck is bottleneck
-    assert found.waiting[("read", "decode", "transform")[stage]] > 0.5
-    assert found.share > 0.4
+    assert found.waiting[cause] > 0.9
+    # Two workers make a batch in 8 ms, of which the step hides 1.
+    assert found.share == pytest.approx(7 / 8, abs=0.02)
 
 
-def test_decode_beside_a_little_reading():
+def test_decode_beside_a_little_reading(clock):
     """The larger of two stages is named, and the smaller has its share."""
-    found = run(StagedDataset(lambda ordinal: (SLOW / 3, SLOW, 0)))
+    found = Simulation(clock, lambda batch, worker: stages(read=4, decode=12)).run()
     assert found.bottleneck is Bottleneck.DECODE
-    assert 0.1 < found.waiting["read"] < found.waiting["decode"]
+    assert found.waiting["read"] == pytest.approx(0.25, abs=0.02)
 
 
-def test_few_workers():
+def test_few_workers(clock):
     """One worker where cores are idle: more of them are advised, by number."""
-    found = run(StagedDataset(lambda ordinal: (0, SLOW, 0)), workers=1, batches=20)
+    found = Simulation(clock, lambda batch, worker: stages(decode=4), workers=1, step=3).run()
     assert found.bottleneck is Bottleneck.DECODE
-    assert "more worker" in found.advice or "cores busy" in found.advice
+    assert "1 more worker (num_workers=2)" in found.advice
 
 
-def test_a_source_that_does_not_tell():
-    """Without stages it is loading."""
-    found = run(StagedDataset(quick, make=lambda e, o: time.sleep(SLOW) or np.zeros(8)), batches=30)
-    assert found.bottleneck is Bottleneck.LOAD
-
-
-def test_slow_collate():
-    """The user's own collate_fn."""
-
-    def collate(samples: list[object]) -> object:
-        time.sleep(0.02)
-        return torch.zeros(len(samples))
-
-    assert run(StagedDataset(quick), collate_fn=collate).bottleneck is Bottleneck.COLLATE
-
-
-def test_no_workers():
-    """num_workers=0: whatever takes long, it is the trainer's own time."""
-    found = run(StagedDataset(lambda ordinal: (0, SLOW, 0)), workers=0, batches=20)
-    assert found.bottleneck is Bottleneck.NO_WORKERS
-    assert "num_workers" in found.advice
-
-
-def test_slow_step():
+def test_slow_step(clock):
     """The step takes longer than the data: nothing to do."""
-    found = run(StagedDataset(lambda ordinal: (0, 0.001, 0)), step=0.12, batches=20)
+    found = Simulation(clock, lambda batch, worker: stages(decode=4), step=120).run()
     assert found.bottleneck is Bottleneck.NOT_BOUND
     assert found.advice == ""
-    assert found.step.median > 0.1
+    assert found.step.median == pytest.approx(0.12)
 
 
-def test_one_slow_worker():
+def test_one_slow_worker(clock):
     """A worker whose batches take far longer than the others'."""
-    found = run(StagedDataset(in_one_thread), workers=3, batches=40, prefetch_batches=4)
+    found = Simulation(
+        clock, lambda batch, worker: stages(decode=160 if worker == 1 else 4), workers=3, window=12
+    ).run()
     assert found.bottleneck is Bottleneck.SLOW_WORKER
-    assert found.slowest_worker.seconds > 2 * found.slowest_worker.others_seconds
+    assert found.slowest_worker is not None
+    assert found.slowest_worker.number == 1
+    assert found.slowest_worker.seconds == pytest.approx(40 * found.slowest_worker.others_seconds)
 
 
-def in_one_thread(ordinal: int) -> tuple[float, float, float]:
-    return 0, 10 * SLOW if threading.current_thread().name.endswith("-1") else SLOW / 4, 0
-
-
-def test_single_slow_samples():
-    """One item in 40 takes 60 times as long as the others."""
-    found = run(StagedDataset(lambda o: (0, 0.12 if o % 40 == 0 else 0.002, 0)), batches=70, prefetch_batches=4)
+def test_single_slow_samples(clock):
+    """One sample in 40 takes 60 times as long as the others."""
+    found = Simulation(
+        clock,
+        lambda batch, worker: stages(decode=126 if batch % 10 == 0 else 8),
+        sample=lambda batch: 120 if batch % 10 == 0 else 2,
+    ).run(batches=70)
     assert found.bottleneck is Bottleneck.SLOW_SAMPLE
+    assert found.slowest_sample is not None
     assert found.slowest_sample.ordinal % 40 == 0
-    assert found.slowest_sample.name == f"#{found.slowest_sample.ordinal}"
 
 
-def test_full_ring():
-    """A trainer that keeps more batches than the ring has slots: workers idle for want of a slot."""
-    found = run(StagedDataset(lambda o: (0, SLOW, 0)), workers=4, ring_bytes=4 * 4096, keep=40, step=0.001)
-    assert found.bottleneck is Bottleneck.RING
-    assert found.spilled > 0
+def test_full_ring(clock):
+    """A trainer that keeps what the ring has slots for: workers wait for one."""
+    busy = Simulation(clock, lambda batch, worker: stages(decode=4), workers=4, slots=8, hold=7).run()
+    assert busy.bottleneck is Bottleneck.RING
+    calm = Simulation(clock, lambda batch, worker: stages(decode=4), workers=4, slots=8, step=2).run()
+    assert calm.bottleneck is Bottleneck.NOT_BOUND
 
 
-def test_a_window_too_small():
-    """prefetch_batches=1 with four workers: three of them have nothing to do."""
-    found = run(StagedDataset(lambda o: (0, SLOW, 0)), workers=4, prefetch_batches=1, batches=30)
+def test_a_window_too_small(clock):
+    """One batch ahead with four workers: three of them have nothing to do."""
+    found = Simulation(clock, lambda batch, worker: stages(decode=16), workers=4, window=1).run()
     assert found.bottleneck is Bottleneck.WINDOW
 
 
-def test_starting_workers():
-    """Processes that start are what a first batch waits for."""
-    found = run(StagedDataset(quick), workers=1, worker_type="process", batches=3, warm=0, step=0)
+def test_starting_workers(clock):
+    """The first batches wait for workers that start."""
+    found = Simulation(clock, start=900).run(batches=3, warm=0)
     assert found.bottleneck is Bottleneck.START
 
 
-def test_copy_to_the_device():
-    """A device_transform in the trainer's thread that takes long."""
-
-    def slow(batch: object) -> object:
-        time.sleep(0.01)
-        return batch
-
-    assert run(StagedDataset(quick), device_transform=slow).bottleneck is Bottleneck.DEVICE
+def test_workers_that_die(clock):
+    """What a dead worker had done of a batch is lost."""
+    found = Simulation(clock, lambda batch, worker: stages(decode=4), workers=1, lost=lambda batch: 300).run(batches=8)
+    assert found.bottleneck is Bottleneck.LOST
 
 
-def deliver_slowly(dataset: StagedDataset, seconds: float = 0.02, batches: int = 400) -> threading.Thread:
-    """The engine makes one step local every so often."""
-
-    def go() -> None:
-        for step in range(batches):
-            time.sleep(seconds)
-            session = dataset.prepared.sessions[-1] if dataset.prepared and dataset.prepared.sessions else None
-            if session is not None and session.closed:
-                return
-            if session is not None:
-                session.allow(step)
-
-    thread = threading.Thread(target=go)
-    thread.start()
-    return thread
+def test_copy_to_the_device(clock):
+    """The trainer's thread copies for longer than the batch takes to make."""
+    assert Simulation(clock, device=10).run().bottleneck is Bottleneck.DEVICE
 
 
-ENGINE = {"in_flight": 8, "fetches": 8, "needs": 100, "hits": 10, "store_bytes": 10**9, "hit_bound": 0.5}
+VIEW = EngineView(in_flight=8, fetches=8, needs=100, hits=10, store_bytes=10**9, hit_bound=0.5)
 
 
 @pytest.mark.parametrize(
     ("engine", "bottleneck"),
     [
         (None, Bottleneck.STORE),
-        (ENGINE, Bottleneck.STORE),
-        ({**ENGINE, "throttled": 5}, Bottleneck.THROTTLED),
-        ({**ENGINE, "in_flight": 0}, Bottleneck.CACHE_DISK),
-        ({**ENGINE, "in_flight": 0, "fetches": 0}, Bottleneck.CACHE_ROOM),
+        (VIEW, Bottleneck.STORE),
+        (replace(VIEW, throttled=5), Bottleneck.THROTTLED),
+        (replace(VIEW, in_flight=0), Bottleneck.CACHE_DISK),
+        (replace(VIEW, in_flight=0, fetches=0), Bottleneck.CACHE_ROOM),
     ],
     ids=["no engine", "slow", "throttled", "writing", "no room"],
 )
-def test_chunks_come_late(engine, bottleneck):
+def test_chunks_come_late(clock, engine, bottleneck):
     """Chunks are not local when they are wanted, and what the engine says tells why; decoding is not to blame."""
-    found = starve(StagedDataset(lambda o: (0, 0.001, 0), held_back=True), engine, workers=2)
+    late = Simulation(clock, lambda batch, worker: stages(decode=4), local=lambda batch: 20 * batch)
+    found = late.run(engine=(None, engine))
     assert found.bottleneck is bottleneck
-    assert found.waiting["network"] > 0.5
-
-
-def test_chunks_come_late_without_workers():
-    """The same with num_workers=0: more workers would not help."""
-    found = starve(StagedDataset(quick, held_back=True), ENGINE, workers=0)
-    assert found.bottleneck is Bottleneck.STORE
-
-
-def starve(dataset: StagedDataset, engine: dict[str, object] | None, workers: int) -> StallReport:
-    dataset.engine = engine
-    thread = deliver_slowly(dataset)
-    try:
-        return run(dataset, workers, batches=16, step=0.002, warm=0)
-    finally:
-        thread.join()
-
-
-@pytest.mark.slow
-def test_workers_that_die():
-    """Each sample kills its worker once: the time is lost with it."""
-    marks = f"/dev/shm/streamer-bottleneck-{os.getpid()}-"
-    try:
-        found = run(
-            StagedDataset(quick, batches=8, make=Deadly(marks)), workers=1, worker_type="process", batches=8, warm=1
-        )
-    finally:
-        for ordinal in range(8 * BATCH):
-            if os.path.exists(f"{marks}{ordinal}"):
-                os.unlink(f"{marks}{ordinal}")
-    assert found.bottleneck in (Bottleneck.LOST, Bottleneck.START)
-    assert found.respawns >= 3
+    assert found.waiting["network"] > 0.7
 
 
 @dataclass(frozen=True)
-class Deadly:
-    marks: str
+class TimedRecipe(FakeRecipe):
+    """Samples that are decoded for 4 ms of the test's time."""
 
-    def __call__(self, epoch: int, ordinal: int) -> object:
-        if ordinal % BATCH == 0 and not os.path.exists(f"{self.marks}{ordinal}"):
-            open(f"{self.marks}{ordinal}", "x").close()
-            time.sleep(0.3)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return np.zeros(8)
+    time: Time | None = None
+
+    def open(self) -> TimedSource:
+        return TimedSource(self)
+
+
+class TimedSource(FakeSource):
+    def __init__(self, recipe: TimedRecipe) -> None:
+        super().__init__(recipe)
+        self.time, self.spent = recipe.time, 0
+
+    def load(self, epoch: int, ordinal: int) -> object:
+        self.time.now += 4 * MS
+        self.spent += 4 * MS
+        return super().load(epoch, ordinal)
+
+    def stage_nanoseconds(self) -> tuple[int, int, int]:
+        return 0, self.spent, 0
+
+
+class TimedDataset(FakeDataset):
+    def __init__(self, time: Time, **more: object) -> None:
+        super().__init__(40 * BATCH, lambda epoch, ordinal: np.full(64, ordinal, np.float32), **more)
+        self.time = time
+
+    def prepare(self, batch_size: int, drop_last: bool) -> FakePrepared:
+        recipe = TimedRecipe(self._samples, batch_size, self._make, drop_last, time=self.time)
+        self.prepared = FakePrepared(recipe, held_back=self._held_back)
+        return self.prepared
+
+
+def trained(clock: Time, dataset: TimedDataset, **options: object) -> StallReport:
+    """A real loader in the trainer's own thread."""
+    with StreamingDataLoader(dataset, BATCH, 0, report_seconds=None, **options) as loader:
+        for _ in loader:
+            clock.now += MS
+        return loader.report()
+
+
+def test_no_workers(clock):
+    """num_workers=0: whatever takes long, it is the trainer's own time."""
+    found = trained(clock, TimedDataset(clock))
+    assert found.bottleneck is Bottleneck.NO_WORKERS
+    assert "num_workers" in found.advice
+    assert found.waiting == {**dict.fromkeys(found.waiting, 0.0), "decode": 1.0}
+    assert found.share == pytest.approx(16 / 17, abs=0.002)
+
+
+def test_chunks_come_late_without_workers(clock, monkeypatch):
+    """The same with num_workers=0: more workers would not help."""
+    dataset = TimedDataset(clock, held_back=True)
+
+    def wait(session, step: int, timeout_seconds: float | None = None) -> None:
+        clock.now += 40 * MS
+        session.want(step)
+        session.allow(step)
+
+    monkeypatch.setattr("streamer.testing.fake_dataset.FakeSession.wait", wait)
+    found = trained(clock, dataset)
+    assert found.bottleneck is Bottleneck.STORE
+    assert found.waiting["network"] == pytest.approx(40 / 56)
+
+
+def test_a_slow_device_transform(clock):
+    """It is the trainer's thread that runs it."""
+
+    def slow(batch: object) -> object:
+        clock.now += 50 * MS
+        return batch
+
+    assert trained(clock, TimedDataset(clock), device_transform=slow).bottleneck is Bottleneck.DEVICE
+
+
+def test_nothing_is_measured_where_nothing_passed(clock):
+    """A loader that has delivered nothing."""
+    assert Simulation(clock).run(batches=0).bottleneck is Bottleneck.NOTHING
+    assert LoaderStats().wait_share == 0

@@ -57,6 +57,7 @@ def make():
 both_ways = pytest.mark.parametrize("way", ["forkserver", "spawn"])
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_no_fork_while_a_process_is_started(make, monkeypatch):
     """A fork of another thread would keep the pipe open on which Popen waits; torch's loader forks."""
@@ -81,6 +82,7 @@ def test_no_fork_while_a_process_is_started(make, monkeypatch):
     starting.join()
 
 
+@pytest.mark.process
 @both_ways
 def test_a_worker_waits_until_it_is_configured(make, way):
     """Then it opens the source; one that starts later is equipped at once, and none twice."""
@@ -97,6 +99,7 @@ def test_a_worker_waits_until_it_is_configured(make, way):
     assert pool.missing == []
 
 
+@pytest.mark.process
 @both_ways
 def test_a_worker_that_is_not_used_ends_with_the_pool(make, way):
     """Closed before it was equipped: killed, as it has nothing to lose."""
@@ -107,6 +110,7 @@ def test_a_worker_that_is_not_used_ends_with_the_pool(make, way):
     assert not os.path.exists(f"/proc/{handle.process.pid}")
 
 
+@pytest.mark.process
 @both_ways
 def test_exit_report(make, way):
     """How a worker ended, and what it was doing."""

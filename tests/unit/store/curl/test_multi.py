@@ -85,6 +85,7 @@ async def unanswered(multi: Multi, server: Server) -> asyncio.Future[None]:
     return task
 
 
+@pytest.mark.process
 async def test_many_at_once(multi: Multi) -> None:
     """Each has its body, and the connections serve again."""
     async with serving() as server:
@@ -96,6 +97,7 @@ async def test_many_at_once(multi: Multi) -> None:
         await multi.close()
 
 
+@pytest.mark.process
 async def test_the_loop_has_its_turn(multi: Multi, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits at many sockets is taken over several turns, between which others have theirs."""
     monkeypatch.setattr(curl_multi, "_TURN_SECONDS", 0.0)
@@ -115,6 +117,7 @@ async def test_the_loop_has_its_turn(multi: Multi, monkeypatch: pytest.MonkeyPat
         await multi.close()
 
 
+@pytest.mark.process
 async def test_idle_connection_that_the_server_closes(multi: Multi) -> None:
     """It is watched no more, so that the loop does not spin, and the next request makes another."""
     async with serving() as server:
@@ -131,6 +134,7 @@ async def test_idle_connection_that_the_server_closes(multi: Multi) -> None:
         await multi.close()
 
 
+@pytest.mark.process
 async def test_cancelled(multi: Multi) -> None:
     """Nothing is left of a request that nobody waits for."""
     async with serving() as server:
@@ -142,6 +146,7 @@ async def test_cancelled(multi: Multi) -> None:
         await multi.close()
 
 
+@pytest.mark.process
 async def test_closed(multi: Multi) -> None:
     """Whoever waits is cancelled; a second time does nothing."""
     async with serving() as server:
@@ -153,6 +158,7 @@ async def test_closed(multi: Multi) -> None:
         assert multi.closed
 
 
+@pytest.mark.process
 async def test_failed(multi: Multi) -> None:
     """libcurl's error arrives."""
     async with serving() as server:

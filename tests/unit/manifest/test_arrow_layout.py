@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 
 from streamer.errors import ManifestCorruptError
-from streamer.manifest.arrow_writer import write_table
-from streamer.manifest.ipc_layout import read_layout
+from streamer.manifest.arrow_ipc.layout import read_layout
+from streamer.manifest.arrow_ipc.writer import write_table
 
 
 @pytest.fixture

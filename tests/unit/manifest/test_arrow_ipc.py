@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 
 from streamer.errors import ManifestCorruptError
-from streamer.manifest.arrow import map_table
-from streamer.manifest.arrow_writer import write_table
+from streamer.manifest.arrow_ipc.reader import map_table
+from streamer.manifest.arrow_ipc.writer import write_table
 from streamer.manifest.columns import BinaryColumn, digest_of
 
 SCHEMA = {"name": "binary", "size": "int64", "start": "uint32", "label": "int32", "codec": "uint8", "key": "key16"}

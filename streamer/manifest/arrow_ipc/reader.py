@@ -3,7 +3,7 @@
 A file is a schema message, one record batch and the end mark, so any Arrow library reads it
 (`pyarrow.ipc.open_stream`). Columns are not nullable and not compressed, therefore a column is its buffer.
 nanoarrow's own reader copies (20 MB of file cost 58 MB of anonymous memory, 2026-11-20): reading is
-`ipc_layout.py` plus `numpy.frombuffer`.
+`layout.py` plus `numpy.frombuffer`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import ManifestCorruptError
+from streamer.manifest.arrow_ipc.layout import BatchLayout, read_layout
 from streamer.manifest.columns import KEY_BYTES, BinaryColumn, Column, ColumnType, Schema, Table
-from streamer.manifest.ipc_layout import BatchLayout, read_layout
 from streamer.manifest.mmap_file import map_file
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 TOUR = (ROOT / "docs/tour.md").read_text()
 FILE = re.compile(r"`(streamer/[\w/]+(?:\.py|/))`")
 

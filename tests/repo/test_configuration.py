@@ -23,7 +23,7 @@ from streamer.config import (
 )
 from streamer.service.configuration import engine_config
 
-PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 SECTIONS = {"cache": CacheConfig, "fetch": FetchConfig, "engine": EngineConfig, "service": ServiceConfig}
 # Sections of their own, and what only an engine that a trainer starts has.
 NO_SETTINGS = {"cache", "fetch", "service", "datasets", "grace_seconds"}

@@ -17,7 +17,7 @@ from streamer.cli.main import COMMANDS
 from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.stats import LoaderStats
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 FOLDERS = ("benchmarks", "deploy", "docs")
 PAGES = sorted(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamer.cli.link_meter import Cell, Latency, Way
+from streamer.cli.link.meter import Cell, Latency, Way
 from streamer.config import FetchConfig, MiB, format_bytes
 
 # More connections or longer ranges must bring this much to be worth it.

@@ -1,0 +1,1 @@
+"""Measures a link and reports it: the work of `streamer bench`."""

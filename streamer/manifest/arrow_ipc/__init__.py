@@ -1,0 +1,1 @@
+"""Tables as Arrow IPC streams: written once, read as views over a mapping."""

@@ -1,0 +1,124 @@
+"""What an unfinished index has found, on the disk: a killed engine goes on at the chunks that were open.
+
+    <folder>/<name>      the samples of the closed chunks of one container; `name` is a digest of all they follow from
+
+A file is a sequence of records, each written at once and with a checksum. What a kill or a full disk has left of the
+last one is cut off when the file is read. Reading an object again is always right, so no error of the disk ends an
+index. Synchronous; used in threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from hashlib import blake2b
+from pathlib import Path
+from struct import Struct
+from zlib import crc32
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.manifest.model import ObjectRecord
+
+logger = logging.getLogger(__name__)
+
+_CHECKSUM = Struct("<I")
+# Samples before this record, samples in it, where the next sample begins, whether that is the end of the container.
+_HEAD = Struct("<QQQ?")
+_SAMPLE_BYTES = 16
+
+
+class Found(msgspec.Struct):
+    """The samples of the closed chunks of one container.
+
+    Attributes:
+        starts, stops: byte ranges of the samples, in order.
+        position: where the next sample begins.
+        finished: there is no next sample.
+    """
+
+    starts: list[int] = msgspec.field(default_factory=list)
+    stops: list[int] = msgspec.field(default_factory=list)
+    position: int = 0
+    finished: bool = False
+
+
+class IndexLog:
+    """The log of one container.
+
+    Args:
+        path: the file; it and its folder are made with the first record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._samples = 0
+
+    def read(self) -> Found:
+        """What the records say, up to the first that is damaged or out of order; the rest is cut off."""
+        found, good = Found(), 0
+        try:
+            content = self._path.read_bytes()
+            while (size := _read_record(content, good, found)) > 0:
+                good += size
+            if good < len(content):
+                os.truncate(self._path, good)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            logger.warning("the index log %s cannot be read: %s", self._path, error)
+            return Found()
+        self._samples = len(found.starts)
+        return found
+
+    def append(self, starts: NDArray[np.int64], stops: NDArray[np.int64], position: int, *, finished: bool) -> None:
+        """Adds the samples of chunks that are closed; after `read`."""
+        head = _HEAD.pack(self._samples, len(starts), position, finished)
+        record = head + np.stack([starts, stops]).astype("<i8").tobytes()
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab", buffering=0) as file:
+                file.write(_CHECKSUM.pack(crc32(record)) + record)
+        except OSError as error:
+            logger.warning("the index log %s cannot be written: %s", self._path, error)
+        self._samples += len(starts)
+
+
+class IndexLogs:
+    """The logs of one index.
+
+    Args:
+        folder: where they are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __repr__(self) -> str:
+        return f"IndexLogs({str(self._folder)!r})"
+
+    def of(self, record: ObjectRecord, format_name: str, chunk_bytes: int) -> IndexLog:
+        """The log of one version of a container that is cut in one way."""
+        inputs = repr((record.url, record.size, record.version, format_name, chunk_bytes))
+        return IndexLog(self._folder / blake2b(inputs.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest())
+
+
+def _read_record(content: bytes, at: int, found: Found) -> int:
+    """Adds the record at this place; returns its bytes, 0 if it is damaged or does not follow the one before."""
+    head_stop = at + _CHECKSUM.size + _HEAD.size
+    if head_stop > len(content) or found.finished:
+        return 0
+    (checksum,) = _CHECKSUM.unpack_from(content, at)
+    before, count, position, finished = _HEAD.unpack_from(content, at + _CHECKSUM.size)
+    stop = head_stop + int(count) * _SAMPLE_BYTES
+    if stop > len(content) or before != len(found.starts):
+        return 0
+    if crc32(content[at + _CHECKSUM.size : stop]) != checksum:
+        return 0
+    starts, stops = np.frombuffer(content, "<i8", 2 * count, head_stop).reshape(2, count).tolist()
+    found.starts += starts
+    found.stops += stops
+    found.position, found.finished = position, finished
+    return stop - at

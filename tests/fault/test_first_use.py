@@ -1,0 +1,110 @@
+"""First use of tars without a manifest: what the index has read is not read again, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamer.manifest.index_log import IndexLog
+from tests.fault.use_first import CHUNK_BYTES, WINDOW_BYTES
+from tests.tars import tar_of
+
+# One request for each file at once, so that none is read ahead.
+FILES = 16
+SCRIPT = Path(__file__).with_name("use_first.py")
+WIDE_BYTES = 256 << 20
+
+
+def make_tars(folder: Path, sample_bytes: tuple[int, int]) -> int:
+    """16 tars of half a megabyte; returns their bytes."""
+    random = np.random.default_rng(8)
+    folder.mkdir()
+    for number in range(FILES):
+        sizes: list[int] = []
+        while sum(sizes) < 500_000:
+            sizes.append(int(random.integers(*sample_bytes)))
+        content = tar_of((f"{sample:04}.bin", random.bytes(size)) for sample, size in enumerate(sizes))
+        (folder / f"{number}.tar").write_bytes(content)
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def started(data: Path, cache: Path, limit_bytes: int, halt: int = 0) -> subprocess.Popen[str]:
+    command = [sys.executable, str(SCRIPT), str(data), str(cache), str(limit_bytes), str(halt)]
+    root = str(SCRIPT.parent.parent.parent)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": root})
+
+
+def lines_of(process: subprocess.Popen[str]) -> Iterator[list[Any]]:
+    assert process.stdout is not None
+    return map(json.loads, process.stdout)
+
+
+def finished(data: Path, cache: Path, limit_bytes: int) -> list[list[Any]]:
+    with started(data, cache, limit_bytes) as process:
+        lines = list(lines_of(process))
+    assert process.returncode == 0
+    return lines
+
+
+def sent_bytes(lines: list[list[Any]], phase: str) -> int:
+    return sum(stop - start for kind, _, start, stop in (line for line in lines if len(line) == 4) if kind == phase)
+
+
+@pytest.mark.parametrize("sample_bytes", [(4_000, 12_000), (20_000, 120_000)], ids=["small", "beyond a chunk"])
+def test_the_first_epoch_reads_nothing_that_the_index_has_read(tmp_path, sample_bytes):
+    """Chunks over the edge of two windows were read twice: 23 % of 1.1 GB; the measurement of the link 6 % more."""
+    total = make_tars(tmp_path / "data", sample_bytes)
+    lines = finished(tmp_path / "data", tmp_path / "cache", WIDE_BYTES)
+    assert 0.98 * total <= sent_bytes(lines, "index") <= total
+    assert sent_bytes(lines, "epoch") <= 0.05 * total
+
+
+def test_a_cache_of_half_the_data_is_filled_by_the_index(tmp_path):
+    """What fits is not fetched again by the first epoch."""
+    total = make_tars(tmp_path / "data", (4_000, 12_000))
+    lines = finished(tmp_path / "data", tmp_path / "cache", total // 2)
+    assert sent_bytes(lines, "index") <= total
+    assert sent_bytes(lines, "epoch") <= 0.75 * total
+
+
+def kill_in_mid_index(data: Path, cache: Path) -> None:
+    """Kills an index that has read half of the files, and half of each of the others."""
+    halted, done = set(), False
+    with started(data, cache, WIDE_BYTES, halt=1) as process:
+        for line in lines_of(process):
+            if line[0] == "halted":
+                halted.add(line[1])
+            done = done or (line == ["report", line[1]] and line[1].startswith(f"{FILES // 2} of {FILES} objects"))
+            if done and len(halted) == FILES // 2:
+                break
+        process.kill()
+    assert done
+
+
+def test_an_index_that_was_killed_goes_on_where_it_was(tmp_path):
+    """Whole files are not read again, others from their open chunk on, and no chunk is fetched twice."""
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    total = make_tars(data, (4_000, 12_000))
+    kill_in_mid_index(data, cache)
+    logs = {path: IndexLog(path).read() for path in (cache / "manifests" / "logs").glob("*/*")}
+    assert sorted(found.finished for found in logs.values()) == [False] * (FILES // 2) + [True] * (FILES // 2)
+    positions = sorted(found.position for found in logs.values() if not found.finished)
+
+    lines = finished(data, cache, WIDE_BYTES)
+    index = [line for line in lines if line[0] == "index"]
+    assert {int(Path(name).stem) % 2 for _, name, *_ in index} == {1}
+    first = {name: min(start for _, other, start, _ in index if other == name) for _, name, *_ in index}
+    assert sorted(first.values()) == positions
+    assert sent_bytes(lines, "index") <= total / 4 + FILES / 2 * (2 * CHUNK_BYTES + WINDOW_BYTES)
+    assert sent_bytes(lines, "epoch") == 0
+    assert not (cache / "manifests" / "logs").exists() or not any((cache / "manifests" / "logs").iterdir())
+    undisturbed = finished(data, tmp_path / "other", WIDE_BYTES)
+    assert [line for line in lines if line[0] == "manifest"] == [line for line in undisturbed if line[0] == "manifest"]

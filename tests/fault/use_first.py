@@ -1,0 +1,98 @@
+"""A first use without a manifest: `use_first.py DATA CACHE LIMIT_BYTES HALT`; prints what it asks the store for.
+
+Windows of 128 KiB instead of 8 MiB. One JSON list a line: ["index" or "epoch", file, start, stop] for each range,
+["report", text], ["manifest", digest], and with HALT=1 ["halted", file] for each odd-numbered file, of which the
+second half is never answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from streamer.config import CacheConfig, EngineConfig, FetchConfig
+from streamer.engine import fetchers
+from streamer.engine.engine import Engine
+from streamer.engine.manifests import ManifestRequest
+from streamer.engine.session import SessionRequest
+from streamer.errors import StreamerError
+from streamer.formats import tar
+from streamer.manifest import indexing
+from streamer.manifest.model import ObjectRecord
+from streamer.store.base import Take
+from streamer.store.local_store import LocalStore
+
+WINDOW_BYTES, CHUNK_BYTES = 128 << 10, 64 << 10
+STEPS = 50
+
+
+def say(*words: object) -> None:
+    print(json.dumps(words), flush=True)
+
+
+class Told(LocalStore):
+    """Local files; says what it is asked for."""
+
+    def __init__(self, halt: bool) -> None:
+        super().__init__()
+        self.phase = "index"
+        self._halt = halt
+
+    async def get(
+        self, target: ObjectRecord, start: int, stop: int, take: Take, *, piece_bytes: int = 1, fresh: bool = False
+    ) -> None:
+        path = Path(target.url)
+        if self._halt and int(path.stem) % 2 and start >= target.size // 2:
+            say("halted", path.name)
+            await asyncio.Event().wait()
+        say(self.phase, path.name, start, stop)
+        await super().get(target, start, stop, take)
+
+
+async def train(engine: Engine, digest: str) -> None:
+    """Uses every chunk once, in an order of its own."""
+    news = asyncio.Event()
+    errors: list[StreamerError] = []
+
+    def failed(error: StreamerError) -> None:
+        errors.append(error)
+        news.set()
+
+    session = engine.open_session(
+        SessionRequest(job="job", dataset=digest, consumer="rank"), lambda *reached: news.set(), failed
+    )
+    count = session.dataset.manifest.chunks
+    chunks = np.random.default_rng(3).permutation(count).astype(np.uint32)
+    first = np.sort(np.arange(count, dtype=np.int64) * STEPS // count)
+    session.extend(0, (chunks, first, np.minimum(first + 2, STEPS - 1)), True)
+    for step in range(STEPS):
+        session.advance(step, step + 4)
+        while session.progress.through() < step and not errors:
+            news.clear()
+            await news.wait()
+    session.close()
+    if errors:
+        raise errors[0]
+
+
+async def main(data: str, cache: str, limit_bytes: str, halt: str) -> None:
+    """Index, then one epoch."""
+    tar.READ_BYTES = indexing.WINDOW_BYTES = WINDOW_BYTES
+    store = Told(halt == "1")
+    fetchers.open_store = lambda *_, **__: store
+    cached = CacheConfig(directory=Path(cache), limit_bytes=int(limit_bytes))
+    config = EngineConfig(cache=cached, fetch=FetchConfig(hedge=False), grace_seconds=None, settle_seconds=0.0)
+    request = ManifestRequest(urls=(f"{data}/",), chunk_bytes=CHUNK_BYTES)
+    async with Engine(config) as engine:
+        digest = await engine.manifest(request, lambda text, *_: say("report", text))
+        say("manifest", digest)
+        store.phase = "epoch"
+        await train(engine, digest)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

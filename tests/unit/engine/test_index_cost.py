@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from streamer.engine.index_cost import IndexCost
+from streamer.errors import ManifestError
+from streamer.manifest.protocols import Estimate, Progress
+
+MB = 10**6
+
+
+class Run:
+    """An index of 100 GB whose limit is ten minutes."""
+
+    def __init__(self, read_bytes: int = 100_000 * MB) -> None:
+        self.texts: list[str] = []
+        self.seconds = 1000.0
+        self.cost = IndexCost("s3://b/", 600.0, lambda text, done, total: self.texts.append(text), lambda: self.seconds)
+        self.cost.estimated(Estimate(100, 100_000 * MB, read_bytes, 12_000, 8 << 20))
+
+    def at(self, seconds: float, done: int) -> None:
+        self.seconds = 1000.0 + seconds
+        self.cost.progressed(Progress(0, 100, done, 100_000 * MB, done, 0))
+
+
+def test_the_rate_of_the_index_is_said_once():
+    """After 64 MiB and two seconds, from the first window on: a store that answers late is not a slow one."""
+    run = Run()
+    run.at(300, 8 * MB)
+    run.at(301, 508 * MB)
+    run.at(302, 1008 * MB)
+    run.at(303, 1508 * MB)
+    said = [text for text in run.texts if text.startswith("index")]
+    assert said == ["index 100 objects: read 100.0 GB once", "index 100 objects: read 100.0 GB, 3.3 min at 500.0 MB/s"]
+
+
+def test_an_index_that_takes_too_long_is_refused():
+    """With the figures and what to do; before that much is read nobody knows."""
+    run = Run()
+    run.at(0, 8 * MB)
+    run.at(3, 70 * MB)
+    with pytest.raises(ManifestError, match=r"20.8 min at 80.0 MB/s: more than index_limit \(10 min\).*streamer index"):
+        run.at(4, 328 * MB)
+
+
+def test_a_listing_that_is_enough_is_never_refused():
+    """Files are not read."""
+    run = Run(read_bytes=0)
+    run.at(0, 0)
+    run.at(10_000, 70 * MB)
+    assert run.texts[0] == "index 100 objects (100.0 GB): the listing is enough"
+
+
+def test_an_index_that_is_over_is_not_refused():
+    """It took as long as it took."""
+    run = Run()
+    run.at(0, 8 * MB)
+    run.at(1000, 100_000 * MB)
