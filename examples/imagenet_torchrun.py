@@ -5,7 +5,7 @@
     torchrun --nproc-per-node 8 examples/imagenet_torchrun.py --train s3://b/train/ --val s3://b/val/ --edge 224 --flip
 
 Class folders of JPEGs. Workers decode and crop; images stay uint8 until they are on the device and are normalised
-there: a quarter of the bytes to hand over. Validation has a loader of its own. With --checkpoint a run that was
+there: a quarter of the bytes to transfer. Validation has a loader of its own. With --checkpoint a run that was
 stopped (--stop-after) goes on at the very next sample, also with another number of processes that share the batch.
 """
 

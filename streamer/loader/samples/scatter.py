@@ -233,7 +233,7 @@ class ScatterReader:
 def read_by_chunk(
     source: Scatter, targets: Mapping[int, tuple[Place, Sequence[memoryview]]], at: Callable[[int], None]
 ) -> Iterator[int]:
-    """Reads samples, those of a chunk at once, and yields the indices of those that were read.
+    """Reads samples, chunk by chunk, and yields the indices of those that were read.
 
     Args:
         source: of the bytes.

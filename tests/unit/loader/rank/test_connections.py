@@ -34,7 +34,7 @@ def test_nobody_gets_a_line_that_somebody_has(connections):
         assert fourth not in taken
     with connections.for_requests() as again:
         assert again is fourth
-    assert repr(connections) == "EngineConnections(4, 1 of them free)"
+    assert repr(connections) == "EngineConnections(4, 1 free)"
 
 
 def test_a_session_comes_back_to_its_line(connections):

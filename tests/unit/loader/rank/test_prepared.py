@@ -159,7 +159,7 @@ def test_a_session_that_cannot_begin_gives_its_line_back(fake_engine, make_datas
             prepared.session(0, 0)
     assert [session.closed for session in fake_engine.sessions] == [True]
     prepared.session(0, 0).close()
-    assert repr(dataset._opening.connections) == "EngineConnections(1, 1 of them free)"
+    assert repr(dataset._opening.connections) == "EngineConnections(1, 1 free)"
 
 
 def test_ways_to_read_one_data_set_are_streams_of_their_own(make_dataset, folder):
