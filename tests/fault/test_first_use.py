@@ -13,6 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamer.config import CacheConfig, EngineConfig
+from streamer.engine.engine import Engine
+from streamer.engine.manifests import ManifestRequest
+from streamer.errors import ManifestError
+from streamer.formats import tar
 from streamer.manifest.index_log import IndexLog
 from tests.fault.use_first import CHUNK_BYTES, WINDOW_BYTES
 from tests.tars import tar_of
@@ -108,3 +113,19 @@ def test_an_index_that_was_killed_goes_on_where_it_was(tmp_path):
     assert not (cache / "manifests" / "logs").exists() or not any((cache / "manifests" / "logs").iterdir())
     undisturbed = finished(data, tmp_path / "other", WIDE_BYTES)
     assert [line for line in lines if line[0] == "manifest"] == [line for line in undisturbed if line[0] == "manifest"]
+
+
+async def test_chunks_of_an_index_that_failed_belong_to_the_cache(tmp_path, monkeypatch):
+    """They were on the disk, and no one counted or evicted them until the engine started again."""
+    monkeypatch.setattr(tar, "READ_BYTES", CHUNK_BYTES)
+    make_tars(tmp_path / "data", (4_000, 12_000))
+    whole = (tmp_path / "data" / "0.tar").read_bytes()
+    (tmp_path / "data" / "0.tar").write_bytes(whole[: len(whole) // 2])
+    cached = CacheConfig(directory=tmp_path / "cache", limit_bytes=WIDE_BYTES)
+    request = ManifestRequest(urls=(f"{tmp_path / 'data'}/0.tar",), chunk_bytes=CHUNK_BYTES)
+    async with Engine(EngineConfig(cache=cached, grace_seconds=None, settle_seconds=0.0)) as engine:
+        with pytest.raises(ManifestError, match="cut off"):
+            await engine.manifest(request, lambda *step: None)
+        known = engine.cache.keys()
+        assert len(known) >= 2
+        assert all(engine.policy.is_local(key) for key in known)
