@@ -1,7 +1,7 @@
-"""Bottlenecks put into a real loader: the feeder reports what each batch waited for, and the verdict names it.
+"""Bottlenecks put into a real loader: the feeder reports what each batch waited for, and the report names it.
 
-All verdicts, without threads and sleeps, are in tests/unit/loader/stall/test_verdicts.py; here are those that depend on
-what the feeder reports. A process that is stopped for a second in the middle is a slow sample, and the verdict says so.
+All bottlenecks, without threads and sleeps, are in tests/unit/loader/stall/test_bottlenecks.py; here are those that depend on
+what the feeder reports. A process that is stopped for a second in the middle is a slow sample, and is reported as one.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def starve(dataset: StagedDataset, engine: dict[str, object] | None, workers: in
 @pytest.mark.slow
 def test_workers_that_die():
     """Each sample kills its worker once: the time is lost with it."""
-    marks = f"/dev/shm/streamer-verdict-{os.getpid()}-"
+    marks = f"/dev/shm/streamer-bottleneck-{os.getpid()}-"
     try:
         found = run(
             StagedDataset(quick, batches=8, make=Deadly(marks)), workers=1, worker_type="process", batches=8, warm=1

@@ -1,7 +1,7 @@
-"""Bottlenecks put into a simulated loader: the verdict names each. No thread, no sleep; the clock is moved by hand.
+"""Bottlenecks put into a simulated loader: the report names each. No thread, no sleep; the clock is moved by hand.
 
-What the loader reports of a batch is written as the feeder writes it; the ledger, the comparison and the verdict are
-the real ones. `tests/e2e/test_verdicts.py` shows with real loaders and real time that the feeder does report it.
+What the loader reports of a batch is written as the feeder writes it; the ledger, the comparison and the diagnosis are
+the real ones. `tests/e2e/test_bottlenecks.py` shows with real loaders and real time that the feeder does report it.
 """
 
 from __future__ import annotations
