@@ -1,7 +1,7 @@
 """Bottlenecks put into a real loader: the feeder reports what each batch waited for, and the report names it.
 
-All bottlenecks, without threads and sleeps, are in tests/unit/loader/stall/test_bottlenecks.py; here are those that depend on
-what the feeder reports. A process that is stopped for a second in the middle is a slow sample, and is reported as one.
+All bottlenecks, without threads and sleeps, are in tests/unit/loader/stall/test_bottlenecks.py; here are those that
+depend on the feeder's reports. A process that is stopped for a second in the middle is reported as a slow sample.
 """
 
 from __future__ import annotations
