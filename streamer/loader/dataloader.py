@@ -49,15 +49,16 @@ class StreamingDataLoader:
     kept for long.
 
     Every `iter()` is the next epoch, unless `set_epoch` was called, or no batch of the last one was requested; workers
-    look ahead into it. Constructing does no I/O; the first `iter()` starts the workers and, if there is none, the
-    engine. One iterator at a time: a new one ends the last, whose `next` then raises; for two iterators make two
-    loaders. Used by one thread. Close it, or use it as a context manager; garbage collection closes it too.
+    look ahead into it. The constructor starts the fork server of the workers, which imports their modules meanwhile,
+    and does no other I/O; the first `iter()` starts the workers and, if there is none, the engine. One iterator at a
+    time: a new one ends the last, whose `next` then raises; for two iterators make two loaders. Used by one thread.
+    Close it, or use it as a context manager; garbage collection closes it too.
 
     Args:
         dataset: the samples. Several loaders may iterate over it at the same time.
         batch_size: samples per batch of this rank.
-        num_workers: worker processes; 0: everything happens in `next()`. At first one starts for every two cores, the
-            others when the first batch is made.
+        num_workers: worker processes; 0: everything happens in `next()`. One starts at once, each further one when a
+            batch could be made and all workers are busy.
         drop_last: leave out the last, incomplete batch; otherwise it is filled with repeats (`repeated` marks them).
         device: the target of the batches; copies run on a separate stream, two batches ahead. None: no copies.
         device_transform: called with each batch on the device, e.g. `streamer.loader.device.Normalize`.
