@@ -229,7 +229,7 @@ class EngineSession:
 
     @property
     def fill(self) -> float:
-        """The bytes of its chunks that are local or in flight, as a share of what it was planned with."""
+        """The bytes of its chunks that are local or in flight, as a share of `planned_bytes`."""
         return self.progress.granted_chunks() * self.dataset.mean_bytes / max(1, self.planned_bytes)
 
     def open_bytes(self) -> float:

@@ -327,7 +327,7 @@ class Feeder:
         pending.timeline.crashed()
         if pending.abandoned:
             self._release(pending)
-        elif (error := failures.requeue(pending, report, self._skips)) is not None:
+        elif (error := failures.error_after_crash(pending, report, self._skips)) is not None:
             self._fail(pending, error)
         else:
             self._run_state.window.repeat(pending)
