@@ -30,7 +30,7 @@ from streamer.loader.workers.fork_protocol import (
     Exited,
     Import,
     Kill,
-    Place,
+    ProcessContext,
     Refused,
     Reply,
     Settings,
@@ -50,13 +50,13 @@ class Pool:
 
     Attributes:
         end: the socket to the rank.
-        place: their working directory, path and environment.
+        context: their working directory, path and environment.
         pids: of the running workers, by number.
     """
 
-    def __init__(self, end: socket.socket, place: Place) -> None:
+    def __init__(self, end: socket.socket, context: ProcessContext) -> None:
         self.end = end
-        self.place = place
+        self.context = context
         self.pids: dict[int, int] = {}
 
     def reply(self, reply: Reply) -> None:
@@ -163,8 +163,10 @@ class ForkServer:
             self._imports.add(message.modules)
             self._imports.probe()
         elif isinstance(message, Connect):
-            end, place = descriptors
-            pool = Pool(socket.socket(fileno=end), msgspec.msgpack.decode(read_memory_file(place), type=Place))
+            end, context = descriptors
+            pool = Pool(
+                socket.socket(fileno=end), msgspec.msgpack.decode(read_memory_file(context), type=ProcessContext)
+            )
             self._pools[end] = pool
             self._poll.register(end, select.POLLIN)
         return True
@@ -198,7 +200,7 @@ class ForkServer:
             pool.reply(Refused(start.process, f"a fork failed: {error}"))
             return
         if pid == 0:
-            self._become_worker(server, pool.place, start, descriptors)
+            self._become_worker(server, pool.context, start, descriptors)
         pool.pids[start.process] = pid
         pool.reply(Started(start.process, pid))
 
@@ -216,7 +218,7 @@ class ForkServer:
                 del pool.pids[number]
                 pool.reply(Exited(number, os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10))
 
-    def _become_worker(self, server: int, place: Place, start: Start, descriptors: list[int]) -> None:
+    def _become_worker(self, server: int, context: ProcessContext, start: Start, descriptors: list[int]) -> None:
         """Runs the worker. Never returns: no code of the server may run after it."""
         code = 1
         try:
@@ -224,8 +226,8 @@ class ForkServer:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             worker_main.end_with_parent(server)
             self._close_all()
-            worker_main.apply_place(place)
-            _renew(place)
+            worker_main.enter_context(context)
+            _renew(context)
             worker_main.serve(start.number, start.workers, *descriptors)
             code = 0
         except BaseException:  # noqa: BLE001 - the rank notices the end of the process
@@ -241,7 +243,7 @@ class ForkServer:
         os.close(self._wakeup)
 
 
-def _renew(place: Place) -> None:
+def _renew(context: ProcessContext) -> None:
     """Resets the state of a fork to that of a new interpreter."""
     gc.enable()
     # Python reseeds its own generator after a fork; from the others all forks would draw the same numbers.
@@ -249,7 +251,7 @@ def _renew(place: Place) -> None:
     if (torch := sys.modules.get("torch")) is not None:
         torch.random.default_generator.seed()
         # This process has imported with one thread, regardless of the variable.
-        torch.set_num_threads(int(place.environment.get("OMP_NUM_THREADS") or 1))
+        torch.set_num_threads(int(context.environment.get("OMP_NUM_THREADS") or 1))
 
 
 def main() -> None:
