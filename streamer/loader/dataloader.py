@@ -349,7 +349,8 @@ class StreamingDataLoader:
         # Start workers inside the collective, so that a failure to start is raised on every rank.
         self._supply_owner.start_workers()
         if self._failure is not None:
-            raise self._failure
+            # The same error at each iter() until another state is loaded: its traceback must not grow.
+            raise self._failure.with_traceback(None)
         return self._prepare()
 
     def _batches(self, epoch: int) -> int:

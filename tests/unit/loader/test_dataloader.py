@@ -537,6 +537,26 @@ def test_batches_outlive_the_loader():
     del batch
 
 
+class OfManyRanks(FakeDataset):
+    """A state that does not fit is raised by the next `iter()`, on all ranks together."""
+
+    @property
+    def compares(self) -> bool:
+        return True
+
+
+def test_a_state_that_does_not_fit_is_raised_with_one_traceback():
+    """However often `iter()` is called."""
+    with StreamingDataLoader(OfManyRanks(8, sample), 4) as loader:
+        loader.load_state_dict({"epoch": 0, "batch": 1, "batch_size": 3})
+        lengths = set()
+        for _ in range(4):
+            with pytest.raises(StateError) as caught:
+                iter(loader)
+            lengths.add(len(traceback.extract_tb(caught.value.__traceback__)))
+        assert len(lengths) == 1
+
+
 def test_closed():
     """Use after close is a ClosedError."""
     loader = StreamingDataLoader(FakeDataset(8, sample), 4, 1, worker_type="thread")
