@@ -79,17 +79,17 @@ class Imports:
 
     def __init__(self) -> None:
         self.unsafe = ""
-        self._sockets = _sockets()
 
     def add(self, modules: Iterable[str]) -> None:
         """Imports modules. One that fails is left to the worker, which reports the error."""
         for name in modules:
+            sockets = _sockets()
             try:
                 importlib.import_module(name)
             except BaseException:  # noqa: BLE001 - also SystemExit: a script without a guard that ends its process
                 if os.environ.get("STREAMER_LOG") == "debug":
                     traceback.print_exc()
-            self.unsafe = self.unsafe or self._danger(name)
+            self.unsafe = self.unsafe or _danger(name, sockets)
         # Pages that the collector does not touch stay shared: 49 instead of 93 MB a worker with torch (2026-11-22).
         gc.collect()
         gc.freeze()
@@ -104,10 +104,12 @@ class Imports:
         if os.waitpid(child, 0)[1]:
             self.unsafe = "a module initialises CUDA when it is imported"
 
-    def _danger(self, name: str) -> str:
-        if (threads := len(os.listdir("/proc/self/task"))) > 1:
-            return f"importing {name} starts {threads - 1} thread(s)"
-        return f"importing {name} opens a socket" if _sockets() > self._sockets else ""
+
+def _danger(name: str, sockets: int) -> str:
+    """Why this process must not be forked after importing a module, before which it had so many sockets; "": it may."""
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        return f"importing {name} starts {threads - 1} thread(s)"
+    return f"importing {name} opens a socket" if _sockets() > sockets else ""
 
 
 def _sockets() -> int:

@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+import traceback
 from collections import namedtuple
 from typing import ClassVar
 
@@ -21,6 +22,7 @@ from streamer.errors import (
     ConfigError,
     DecodeError,
     IntegrityError,
+    StateError,
     StoreError,
     StreamerError,
     WorkerError,
@@ -535,6 +537,16 @@ def test_batches_outlive_the_loader():
     del loader
     assert same(batch, expected(8, 4, 0)[0])
     del batch
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_without_a_batch_is_an_error(workers):
+    """Fewer samples than a batch, and the incomplete one is dropped: it must not wait for a batch that never comes."""
+    with StreamingDataLoader(FakeDataset(10, sample), 16, workers, drop_last=True) as loader:
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"batch_size=16 .*drop_last=True"):
+                iter(loader)
 
 
 class OfManyRanks(FakeDataset):
