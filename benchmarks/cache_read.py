@@ -147,7 +147,7 @@ def reading(folder: Path, rounds: int) -> list[str]:
         f"  without the checksum          {own:6.1f} us/MiB   bound {BOUND_MICROSECONDS:.0f}"
         f"   {verdict(own <= BOUND_MICROSECONDS)}   ({own - copy:.1f} beyond the copy)",
         f"reader, 100 KB samples alone    {alone:6.1f} us/MiB   ({(alone - whole) / 10:.1f} us more for each call:"
-        " open, blockinger, close)",
+        " open, header, close)",
     ]
 
 

@@ -37,7 +37,7 @@ def parse_bytes(text: str | int, field_name: str = "size") -> int:
     if isinstance(text, int):
         number, unit = float(text), ""
     else:
-        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
         if match is None or match[2].upper() not in _UNITS:
             raise ConfigError(
                 f"{field_name}={text!r} is not a size; write bytes, or 200GB, 8MiB, 1.5TiB",

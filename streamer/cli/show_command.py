@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from streamer.loader.rank.single_reads import StreamedBytes
-    from streamer.loader.samples.maker import Place, SampleMaker
+    from streamer.loader.samples.maker import SampleLocation, SampleMaker
     from streamer.manifest.table import Manifest
 
 HELP = "look at one sample: its fields, where it lies, its picture"
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     return Exit.DONE
 
 
-def described(sample: dict[str, object], place: Place, manifest: Manifest) -> list[str]:
+def described(sample: dict[str, object], place: SampleLocation, manifest: Manifest) -> list[str]:
     """The sample's place, and a line per field."""
     rest = {name: value for name, value in sample.items() if name != "__key__"}
     width = max((len(name) for name in rest), default=0)
@@ -99,7 +99,9 @@ def value_text(value: object) -> str:
             return f"{type(value).__name__} {_cut(repr(value))}"
 
 
-def _place(arguments: argparse.Namespace, manifest: Manifest, content: StreamedBytes, maker: SampleMaker) -> Place:
+def _place(
+    arguments: argparse.Namespace, manifest: Manifest, content: StreamedBytes, maker: SampleMaker
+) -> SampleLocation:
     """Which sample is meant.
 
     Raises:
@@ -125,7 +127,7 @@ def _ordinal(number: int, samples: int) -> int:
     return number % samples
 
 
-def _lies(place: Place, manifest: Manifest) -> list[str]:
+def _lies(place: SampleLocation, manifest: Manifest) -> list[str]:
     """The object and the bytes; nothing for a sample of no bytes."""
     offset = 0
     for extent in manifest.chunk(place.chunk).extents:

@@ -270,8 +270,8 @@ class Engine:
             self.policy.local(keys, sizes, dataset)
         self.scheduler.freed(self.policy.fit())
         if not self.cache.keys():
-            # No client of an earlier engine has anything open here. While a policy settles, what should stay cannot
-            # take the place of what need not: the first quarter of a second was missing in the kept set afterwards.
+            # No client of an earlier engine has anything open here. During the pause a selected chunk cannot
+            # replace an unselected one: the chunks of the first 0.25 s were not kept.
             self.policy.settle()
 
     def _settle(self) -> None:

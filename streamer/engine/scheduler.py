@@ -22,7 +22,7 @@ from streamer.errors import BrokenError, CacheError, CacheFullError, StreamerErr
 logger = logging.getLogger(__name__)
 
 # A chunk that failed in look-ahead is tried again after this pause, or when its reader needs it.
-COOLING_SECONDS = 2.0
+LOOKAHEAD_RETRY_SECONDS = 2.0
 # A chunk that the folder refused is tried again after this pause: by then victims are removed, or the disk has space.
 REFUSED_SECONDS = 0.2
 # A job may have this share of the limit open, or what it was planned with if that is more. Chunks that are not open can
@@ -123,7 +123,7 @@ class Scheduler:
         self._open_local(session)
         self._ask_ahead(session)
         self._open_local(session)
-        for chunk in session.reached_cooling():
+        for chunk in session.reached_deferred():
             self._retry(session, chunk)
         session.announce()
 
@@ -235,14 +235,14 @@ class Scheduler:
             return
         logger.warning("chunk %d of %s is tried again: %s", chunk, session.request.consumer, error)
         if pause is None:
-            session.cooling.add(chunk)
-            self._loop.call_later(COOLING_SECONDS, self._retry, session, chunk)
+            session.deferred.add(chunk)
+            self._loop.call_later(LOOKAHEAD_RETRY_SECONDS, self._retry, session, chunk)
         else:
             self._loop.call_later(pause, self._ask_again, session, chunk)
 
     def _retry(self, session: EngineSession, chunk: int) -> None:
-        if chunk in session.cooling:
-            session.cooling.discard(chunk)
+        if chunk in session.deferred:
+            session.deferred.discard(chunk)
             self._ask_again(session, chunk)
 
     def _ask_again(self, session: EngineSession, chunk: int) -> None:

@@ -170,7 +170,7 @@ class EngineSession:
         self.dataset = dataset
         self.progress = SessionProgress(dataset.file_bytes)
         self.keys: dict[bytes, int] = {}
-        self.cooling: set[int] = set()
+        self.deferred: set[int] = set()
         self.unfounded: Counter[int] = Counter()
         self.lookahead_bytes = 0
         self.planned_bytes = 0
@@ -229,7 +229,7 @@ class EngineSession:
 
     @property
     def fill(self) -> float:
-        """The bytes of its chunks that are local or in flight, as a share of what it was planned with."""
+        """The bytes of its chunks that are local or in flight, as a share of `planned_bytes`."""
         return self.progress.granted_chunks() * self.dataset.mean_bytes / max(1, self.planned_bytes)
 
     def open_bytes(self) -> float:
@@ -289,9 +289,9 @@ class EngineSession:
         """When the consumer will read `step`, on the loop's clock, at its present pace."""
         return self._done_at + max(0, step - self.progress.done) * self._step_seconds
 
-    def reached_cooling(self) -> list[int]:
+    def reached_deferred(self) -> list[int]:
         """Chunks that failed in look-ahead and that the consumer waits for now."""
-        return [chunk for chunk in self.cooling if self.progress.is_wanted(chunk)]
+        return [chunk for chunk in self.deferred if self.progress.is_wanted(chunk)]
 
     @property
     def can_progress(self) -> bool:

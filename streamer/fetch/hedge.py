@@ -31,11 +31,12 @@ BURST_REQUESTS = 4.0
 BURST_BYTES = 32 << 20
 # What is under way on a connection when it is dropped before its first byte was read: socket buffers.
 ABANDONED_BYTES = 256 << 10
-# Patience with a first byte: this many p99, at least so long, doubled per try up to so many times.
+# Timeout of the first byte: PATIENCE_FACTOR x p99, at least PATIENCE_LEAST_SECONDS, doubled per try up to a factor of
+# PATIENCE_GROWTH.
 PATIENCE_LEAST_SECONDS = 2.0
 PATIENCE_FACTOR = 4.0
 PATIENCE_GROWTH = 8.0
-# Patience with a body: this many times what the median connection takes, at least so long.
+# Timeout of a body: BODY_FACTOR x the time of the median connection, at least BODY_LEAST_SECONDS.
 BODY_FACTOR = 4.0
 BODY_LEAST_SECONDS = 0.3
 

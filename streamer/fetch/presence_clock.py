@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-# The period of the beat, and the lateness that counts as absence. An absence counts as presence for the sum of both at
-# most; the least patience of a default is 1.5 s. While ranges are fetched only: 20 timers a second are 0.01 % of a
-# core (2026-11-20).
+# The period of the beat, and the lateness that counts as absence. At most the sum of both is
+# counted of an absence; the shortest default timeout is 1.5 s. The timer runs only while ranges are fetched: 20 timers
+# a second are 0.01 % of a core (2026-11-20).
 BEAT_SECONDS = 0.05
 LATE_SECONDS = 0.05
 # Timers of a loop may be early by this: uvloop's have a resolution of milliseconds.

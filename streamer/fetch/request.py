@@ -29,7 +29,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
 
     Attributes:
         extent: what is still missing of a range.
-        first_byte: the times of others of its size class.
+        first_byte: recent first-byte times of requests of this size class.
         first_byte_seconds: patience until the first byte.
         duplicate_seconds: until a first byte is late enough for a duplicate; None: no hedging.
         make_view: returns the memory that the bytes are copied to.

@@ -19,10 +19,10 @@ _PERMANENT = (AccessDeniedError, ObjectNotFoundError, ObjectChangedError, Config
 # 408 and 425 ask for another try; they and 429 arrive as their own types or with these numbers.
 _RETRIED_CLIENT_ERRORS = (408, 425, 429)
 
-# Retries per endpoint that follow after a short pause; further ones wait up to the longest. Each takes one, and each
-# request that is served gives one back, so that an outage spends them and failures of less than half of the requests do
-# not. (The retry strategy of aws-c-io has 500 tokens, takes 10 or 5, and gives back 1: 5 % each
-# of 503, resets and short bodies spent those in 4 s, 200 instead of 2,000 objects/s, 2026-11-22.)
+# Number of retries per endpoint that follow after the short pause; further ones wait up to `backoff_max_seconds`. Each
+# retry takes one, and each request that is served gives one back, so that an outage spends them and failures of less
+# than half of the requests do not. (The retry strategy of aws-c-io has 500 tokens, takes 10 or 5, and gives back 1: 5 %
+# each of 503, resets and short bodies spent those in 4 s, 200 instead of 2,000 objects/s, 2026-11-22.)
 RETRY_BUDGET = 100
 SILENT_TRIES = 2
 # A body that stalls is resumed where it ended, so that each try has its bytes. At 2 % of stalls six in one range are
@@ -68,7 +68,7 @@ class Failing(msgspec.Struct, frozen=True):
         tries: failed in a row without a byte kept.
         idle_seconds: since the last byte was kept, or since the first try began.
         silent: the last try waited in vain for a store that answers others as quickly as ever.
-        isolated: the endpoint serves others meanwhile, or never served any; else it is down after it worked.
+        isolated: the failure concerns this range only, see `Endpoint.isolated`.
         worked: the endpoint has served a request.
         stalls: tries of this range, with or without bytes, that ended in silence; 0 while no other range got a large
             body since the first of them.
@@ -85,9 +85,9 @@ class Failing(msgspec.Struct, frozen=True):
 def gives_up(failing: Failing, config: FetchConfig) -> bool:
     """Whether the last failure is the end.
 
-    A fifth of 503s or resets by chance fails eight times in a row once in 400,000 ranges, so that a range of an
-    endpoint that works has its tries and its time. Silence costs seconds each: two tries do. An endpoint that is down
-    after it worked is waited for; one that never worked is a wrong address.
+    If 20 % of requests fail by chance, one range in 400,000 fails eight times in a row; a range of a working endpoint
+    therefore gets `attempts` tries and `failing_seconds`. A silent try costs seconds: two are enough. An endpoint that
+    fails after it worked is waited for; one that never worked is a wrong address.
     """
     if failing.stalls >= STALLED_TRIES:
         return True

@@ -156,7 +156,7 @@ class Transfer:
         return max(1, min(PIECE_BYTES, earned // 2)) if self._was_late else PIECE_BYTES
 
     def _patience_seconds(self, first_byte: Sampled) -> float:
-        """Longer each time, but not past `failing_seconds`, when a lone failure is final, unless that time is over.
+        """Grows with each try, up to the end of `failing_seconds`: after that, a failure of this range alone is final.
 
         Counted from the last failure, not from now: a range that waited for the window until then had 9.8 s of patience
         for a third try (2026-11-22).
@@ -205,7 +205,7 @@ class Transfer:
         return gives_up(failing, self._config)
 
     def _count_failure(self) -> None:
-        """Bytes that were kept since the first of several failures, if they are some, make this one the first."""
+        """Counts a failed try; the count starts again if at least PROGRESS_BYTES arrived since the first failure."""
         if self._position - self._good >= PROGRESS_BYTES or not self._failed_tries:
             self._good, self._failed_tries, self._first_failure = self._position, 0, self._endpoint.time()
             self._progressed = self._endpoint.time() if self._position > self._extent.start else self._started

@@ -23,8 +23,12 @@ from streamer.loader.options import (
     LoaderSettings,
     Pin,
     at_least,
+    check_state,
+    loader_side,
+    no_batch,
     one_of,
     ring_bytes_of,
+    seconds,
     span_of,
     worker_config,
 )
@@ -43,41 +47,39 @@ if TYPE_CHECKING:
 class StreamingDataLoader:
     """Iterates over a `StreamingDataset` in batches, made by worker processes, delivered in order.
 
-    The batches are those of `default_collate` over the dataset's own order, for any number of workers. Their
-    tensors are views on a ring of shared memory: a slot is reused when the last tensor on it is deleted. Keeping many
-    batches therefore costs speed (later batches get memory of their own), never correctness; `clone()` tensors that are
-    kept for long.
+    The batches are those of `default_collate` over the dataset's own order, for any number of workers. Their tensors
+    are views on a ring of shared memory; a slot is reused when the last tensor on it is deleted. Keeping many batches
+    costs speed, never correctness: `clone()` tensors that are kept for long.
 
     Every `iter()` is the next epoch, unless `set_epoch` was called, or no batch of the last one was requested; workers
-    look ahead into it. Constructing does no I/O; the first `iter()` starts the workers and, if there is none, the
-    engine. One iterator at a time: a new one ends the last, whose `next` then raises; for two iterators make two
-    loaders. Used by one thread. Close it, or use it as a context manager; garbage collection closes it too.
+    look ahead into it. The constructor starts the fork server of the workers, which imports their modules meanwhile,
+    and does no other I/O; the first `iter()` starts the workers and, if there is none, the engine. One iterator at a
+    time: a new one ends the last, whose `next` then raises; for two iterators make two loaders. Used by one thread.
+    Close it, or use it as a context manager; garbage collection closes it too.
 
     Args:
         dataset: the samples. Several loaders may iterate over it at the same time.
         batch_size: samples per batch of this rank.
-        num_workers: worker processes; 0: everything happens in `next()`. At first one starts for every two cores, the
-            others when the first batch is made.
+        num_workers: worker processes; 0: everything happens in `next()`. One starts at once, each further one when a
+            batch could be made and all workers are busy.
         drop_last: leave out the last, incomplete batch; otherwise it is filled with repeats (`repeated` marks them).
         device: the target of the batches; copies run on a separate stream, two batches ahead. None: no copies.
         device_transform: called with each batch on the device, e.g. `streamer.loader.device.Normalize`.
         collate_fn: list of samples -> batch; default: like `default_collate`. Runs in the workers.
         worker_type: "process", or "thread" for threads of the trainer's own process: only `rng` is then reproducible,
             because the threads share the global generators, which are not seeded; and they share one transform.
-        worker_start: how worker processes start: "forkserver": forked in milliseconds from a process that has imported
-            the modules your code needs, sharing its memory; "spawn": as new interpreters.
+        worker_start: "forkserver": processes are forked in milliseconds from one that has imported the modules of your
+            code, and share its memory; "spawn": they are new interpreters.
         prefetch_batches: batches begun and not yet taken; default 8 per worker, at most 48.
-        ring_bytes: memory of the ring; default: a twentieth of the machine's, at most 2 GiB.
+        ring_bytes: memory of the ring; default: a twentieth of the machine's or cgroup's, at most 2 GiB.
         timeout: seconds that one sample may take before its worker is replaced; 0: no limit.
         pin: register the ring with CUDA: "auto": where there is CUDA; True: an error if it fails; False.
         on_error: "raise", or "skip": another sample of the batch replaces one that cannot be made; marked in
             `repeated` and listed in `skipped`. None: the dataset's setting.
-        error_budget: samples that may be skipped, over all epochs and ranks, before all ranks raise. None: the
-            dataset's setting.
+        error_budget: skipped samples over all epochs and ranks, before all ranks raise; None: the dataset's setting.
         report_seconds: interval of the stall report in the log (`streamer.loader.stall`); None: no report.
         on_report: called with each report, on a thread of its own.
-        torch_arguments: arguments of torch's DataLoader that this one does not have, such as `shuffle` and
-            `pin_memory`: an error names the replacement, unless the value has no effect here.
+        torch_arguments: others of torch's DataLoader; the error names the replacement.
 
     Raises:
         ConfigError: an invalid value; `device="cuda"` without CUDA.
@@ -107,7 +109,7 @@ class StreamingDataLoader:
     ) -> None:
         check_torch_arguments(torch_arguments)
         self.dataset = dataset
-        self._source = dataset._for_loader()
+        self._source = loader_side(dataset)
         workers = worker_config(num_workers, worker_type, worker_start, (*self._source.user_code, collate_fn))
         if workers is not None and workers.start == "forkserver" and workers.worker_type == "process":
             fork_server(workers.modules)
@@ -120,7 +122,7 @@ class StreamingDataLoader:
             collate_fn=collate_fn,
             span=span_of(prefetch_batches, workers),
             ring_bytes=ring_bytes_of(ring_bytes),
-            timeout=timeout,
+            timeout=seconds("timeout", timeout),
             pin=pin,
             on_error=None if on_error is None else one_of("on_error", on_error, ("raise", "skip")),
             error_budget=None if error_budget is None else at_least("error_budget", error_budget, 0),
@@ -145,8 +147,7 @@ class StreamingDataLoader:
         # Where the next iter() begins, and whether it was set by `set_epoch`.
         self._start = (0, 0)
         self._epoch_requested = False
-        # Where the last iter() began.
-        self._begun: tuple[int, int] | None = None
+        self._begun: tuple[int, int] | None = None  # where the last iter() began
         self._epoch: EpochIterator | None = None
 
     def __repr__(self) -> str:
@@ -219,6 +220,7 @@ class StreamingDataLoader:
                 on all of them.
         """
         self._check_usable()
+        check_state(state)
         self._end_supply()
         self._compared, self._failure = False, None
         try:
@@ -348,8 +350,12 @@ class StreamingDataLoader:
         # Start workers inside the collective, so that a failure to start is raised on every rank.
         self._supply_owner.start_workers()
         if self._failure is not None:
-            raise self._failure
-        return self._prepare()
+            # Raised at each iter() until another state is loaded: its traceback must not grow.
+            raise self._failure.with_traceback(None)
+        prepared = self._prepare()
+        if not self._batches(self._start[0]):
+            raise no_batch(self._settings.batch_size, self._settings.drop_last)
+        return prepared
 
     def _batches(self, epoch: int) -> int:
         prepared = self._prepare()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
 from streamer.cgroup import usable_memory_bytes
 from streamer.config import MiB, parse_bytes
-from streamer.errors import ConfigError
-from streamer.loader.contracts import Collate
+from streamer.errors import ConfigError, StateError
+from streamer.loader.contracts import Collate, Loadable, LoaderSide
 from streamer.loader.ring.ring import HELD_SLOTS, Limits
 from streamer.loader.skipping import OnError, SkipRules
 from streamer.loader.stall.reporter import ReportRules
@@ -123,14 +123,58 @@ def ring_bytes_of(setting: int | str | None) -> int:
     return min(usable_memory_bytes() // _RING_SHARE, _RING_MAX_BYTES)
 
 
-def at_least(name: str, value: int, least: int) -> int:
+def loader_side(dataset: Loadable) -> LoaderSide:
+    """Returns what a loader uses of a dataset.
+
+    Raises:
+        ConfigError: it is no dataset of streamer's.
+    """
+    if not hasattr(dataset, "_for_loader"):
+        message = f"dataset={dataset!r} is not a StreamingDataset: pass StreamingDataset(url)"
+        raise ConfigError(message, field="dataset")
+    return dataset._for_loader()
+
+
+def check_state(state: object) -> None:
+    """Checks the type of a saved state.
+
+    Raises:
+        StateError: it is no dict.
+    """
+    if not isinstance(state, Mapping):
+        raise StateError(f"state: {type(state).__name__} is no dict that state_dict() has returned", field="state")
+
+
+def no_batch(batch_size: int, drop_last: bool) -> ConfigError:
+    """The error of an epoch without a batch, which would be waited for without an end."""
+    return ConfigError(
+        f"an epoch has no batch: the samples are fewer than one batch of all ranks (batch_size={batch_size} on each), "
+        f"and drop_last={drop_last}; lower batch_size, or pass drop_last=False",
+        field="batch_size",
+    )
+
+
+def at_least(name: str, value: object, least: int) -> int:
     """Returns the value.
 
     Raises:
-        ConfigError: it is below `least`.
+        ConfigError: it is not a whole number, or below `least`.
     """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r} is not a whole number", field=name)
     if value < least:
         raise ConfigError(f"{name}={value} is below {least}", field=name)
+    return value
+
+
+def seconds(name: str, value: object) -> float:
+    """Returns the value.
+
+    Raises:
+        ConfigError: it is not a number of seconds.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+        raise ConfigError(f"{name}={value!r} is not a number of seconds", field=name)
     return value
 
 

@@ -232,8 +232,10 @@ def _size_test(manifest: Manifest, sizes: tuple[int | None, int | None]) -> _Tes
     return test
 
 
-def _fraction_test(manifest: Manifest, fraction: tuple[float, float], seed: int) -> _Test:
-    lower, upper = fraction
+def _fraction_test(manifest: Manifest, fraction: object, seed: int) -> _Test:
+    if not isinstance(fraction, tuple | list) or len(fraction) != 2:
+        raise ConfigError(f"fraction={fraction!r} is not a pair as (0, 0.9)", field="fraction")
+    lower, upper = map(float, fraction)
     if not 0 <= lower < upper <= 1:
         raise ConfigError(f"fraction={fraction} is not 0 <= start < stop <= 1", field="fraction")
 

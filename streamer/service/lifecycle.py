@@ -1,4 +1,4 @@
-"""How an engine comes to life: one per cache folder, a socket that never points at nothing, a clean end.
+"""Starts and ends an engine: one per cache folder, a socket file only while it listens, a clean end.
 
 lock the cache folder -> engine -> socket, HTTP -> ready
 SIGTERM: not ready, socket gone -> running fetches finish, requests are answered -> connections end -> unlock

@@ -1,7 +1,7 @@
 """What client and engine say to each other: one frozen type per message, validated when decoded.
 
 Encoded as msgpack arrays by msgspec: a field of the wrong type or out of range is a ProtocolError, and nothing is
-ever unpickled. New fields go at the end, with a default; anything else raises PROTOCOL.
+ever unpickled. New fields go at the end, with a default; any other change needs a higher PROTOCOL.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-# Raised when the meaning of a message changes. Client and engine must agree on it exactly.
+# Increased when the meaning of a message changes. Client and engine must agree on it exactly.
 PROTOCOL = 1
 
 # The bottlenecks that a loader may report (`streamer.loader.stall.advice.Bottleneck`). They are labels of /metrics,

@@ -134,6 +134,23 @@ def test_a_module_that_starts_a_thread(tmp_path: Path, monkeypatch: pytest.Monke
     assert caplog.text.count("starts_a_thread starts 1 thread") == 1
 
 
+def test_a_second_loader_needs_further_modules(caplog) -> None:
+    """Imported while the first one's workers run: its connection is no socket that a module has opened."""
+    with StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 1) as one:
+        next(iter(one))
+
+        def collate(samples: list[object]) -> object:
+
+            return colorsys.__name__, len(samples)
+
+        import colorsys
+
+        with StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 1, collate_fn=collate) as other:
+            assert next(iter(other)) == ("colorsys", BATCH)
+            assert inspect(other).starts_by_fork
+    assert "new interpreters" not in caplog.text
+
+
 def where(epoch: int, ordinal: int) -> object:
     return {"folder": os.getcwd(), "variable": os.environ.get("SET_LATER", ""), "path": sys.path[0]}
 

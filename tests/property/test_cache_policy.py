@@ -155,8 +155,8 @@ class Model:
         assert self.open_keys() <= self.files
 
     def the_limit_holds_but_for_what_cannot_leave(self) -> None:
-        blockings = {key_of(one.dataset, chunk) for one in self.sessions.values() for chunk in one.ahead}
-        stuck = sum(map(cost_of, self.open_keys() | self.flying | (blockings & self.files)))
+        blocking = {key_of(one.dataset, chunk) for one in self.sessions.values() for chunk in one.ahead}
+        stuck = sum(map(cost_of, self.open_keys() | self.flying | (blocking & self.files)))
         assert self.held_bytes() <= max(self.limit, stuck)
 
     def end(self) -> None:

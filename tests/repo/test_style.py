@@ -77,7 +77,7 @@ def test_the_environment_is_read_in_one_place() -> None:
         "config.py",
         "loader/workers/fork_server.py",
         "loader/workers/fork_server_main.py",
-        "loader/workers/worker_process.py",
+        "loader/workers/worker_main.py",
     }
 
 

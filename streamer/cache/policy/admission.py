@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from streamer.cache.policy.answers import Admit, Answer, Hit, Place, PolicyStatistics, Wait
+from streamer.cache.policy.answers import Admit, Answer, CachePart, Hit, PolicyStatistics, Wait
 from streamer.cache.policy.emergency import Queues
 from streamer.cache.policy.partitions import Partitions
 from streamer.cache.policy.sessions import Session
@@ -99,7 +99,7 @@ class Admission:
         if granted is None:
             return Wait(key, fetching=False)
         self._fetching[key] = row
-        place = Place.KEPT if granted[0] == State.FETCHING_KEPT else Place.TRANSIT
+        place = CachePart.KEPT if granted[0] == State.FETCHING_KEPT else CachePart.TRANSIT
         return Admit(key, place, tuple(map(self._table.key, granted[1])))
 
     def _refuse_if_stuck(self, refused: bool) -> None:
@@ -122,7 +122,7 @@ class Admission:
         cost = int(self._table.cost[row])
         if isinstance(answer, Admit):
             self._count.admitted_bytes += cost
-            self._count.admitted_kept_bytes += cost if answer.place is Place.KEPT else 0
+            self._count.admitted_kept_bytes += cost if answer.place is CachePart.KEPT else 0
         if (isinstance(answer, Wait) and not answer.fetching) or not session.answer(row):
             return
         self._count.needs += 1

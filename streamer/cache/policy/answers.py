@@ -8,7 +8,7 @@ from enum import Enum
 import msgspec
 
 
-class Place(Enum):
+class CachePart(Enum):
     """Which part of the cache a chunk is admitted to."""
 
     KEPT = "kept"
@@ -31,7 +31,7 @@ class Admit(msgspec.Struct, frozen=True):
     """
 
     key: bytes
-    place: Place
+    place: CachePart
     victims: tuple[bytes, ...] = ()
 
 

@@ -3,9 +3,9 @@
 The rule. `C` is the limit in bytes, everything counted. *Kept* chunks survive their use and take at most `C - S`;
 *transit* chunks (misses in flight, waiting or open) take `S`; both together never exceed `C`. A chunk is *scheduled*
 while a live session still has it ahead in its running epoch, *referenced* while a session has it open or in look-ahead,
-*evictable* when it is kept and neither. *Selected* are, of each live dataset, the chunks with the highest ranks
-(rank = hash(key)) that fit into its quota of `C - S`, known before the first epoch. With w bytes open and in
-look-ahead, `S = 1.1 (1 - f) w + 2 chunks`, `f = min(1, C/D)`, or the mean of the misses and two deviations
+*evictable* when it is kept and neither. *Selected* are, of each live dataset, the chunks with the highest priorities
+(a hash of the key; `rank` in the code) that fit into its quota of `C - S`, known before the first epoch. With w bytes
+open and in look-ahead, `S = 1.1 (1 - f) w + 2 chunks`, `f = min(1, C/D)`, or the mean of the misses and two deviations
 `(1 - f) w + 2 sqrt(f (1 - f) w chunk)` where that is more.
 
 Why this is optimal. In an epoch each chunk of the data (D bytes) is needed exactly once.
@@ -35,9 +35,9 @@ Why this is optimal. In an epoch each chunk of the data (D bytes) is needed exac
    (`Wait`, then ask again), or a chunk that is not open is evicted. Chunks that *other sessions* need later do not
    occupy transit: two jobs at different places of one dataset would otherwise each wait for what the other keeps.
 
-Plain LRU for comparison (`simulation.lru_hit_rates`): under fresh permutations a chunk used at x and next at y sees
-1 - x(1-y) of the data between, so it hits with f + (1 - f) ln(1 - f): 15 % at f = 0.5, and nothing at all under an
-identical order.
+Plain LRU for comparison (`streamer.testing.cache_simulation.lru_hit_rates`): under fresh permutations a chunk used at x
+and next at y sees 1 - x(1-y) of the data between, so it hits with f + (1 - f) ln(1 - f): 15 % at f = 0.5, and nothing
+at all under an identical order.
 
 How the engine drives it (one thread, one loop; every call is synchronous and takes microseconds):
 
@@ -144,7 +144,7 @@ class CachePolicy:
 
         Args:
             dataset_id: the manifest's digest.
-            file_bytes: (M,) length of each chunk's file: blockinger, bytes and checksums (`chunkfile.file_bytes`).
+            file_bytes: (M,) length of each chunk's file: header, bytes and checksums (`chunkfile.file_bytes`).
             keys: (M,) or (M, 16): 16 bytes each.
         """
         group = self._table.group(dataset_id)

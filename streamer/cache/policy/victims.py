@@ -35,7 +35,7 @@ class Victims:
         return None
 
     def evictable(self, group: Group) -> Iterator[int]:
-        """Evictable chunks of one dataset by rank."""
+        """Evictable chunks of one dataset, the lowest priority first."""
         while (row := self._table.take_evictable(group)) is not None:
             yield row
 

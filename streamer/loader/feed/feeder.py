@@ -19,7 +19,7 @@ import msgspec
 from streamer.errors import BrokenError, StreamerError
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.feed.counters import FeedCounters
-from streamer.loader.feed.run import Failed, Finished, Run, RunState
+from streamer.loader.feed.run import FailedBatch, Finished, Run, RunState
 from streamer.loader.feed.wakeup import Wakeup
 from streamer.loader.ring.ring import Limits, Registrar, Ring
 from streamer.loader.stall.causes import MADE, RING, START, WORK, BatchTimeline
@@ -28,8 +28,7 @@ from streamer.loader.workers.batch_maker import MakerRules
 from streamer.loader.workers.handle import ExitReport, WorkerHandle
 from streamer.loader.workers.pending import Pending
 from streamer.loader.workers.pool import WorkerConfig
-from streamer.loader.workers.protocol import Failed as FailedTask
-from streamer.loader.workers.protocol import Made, Skipped, Unreadable
+from streamer.loader.workers.protocol import FailedTask, Made, Skipped, Unreadable
 from streamer.loader.workers.remote_errors import deserialize_error
 from streamer.loader.workers.supervisor import Supervisor
 from streamer.loader.workers.timeouts import SampleTimeouts
@@ -181,7 +180,7 @@ class Feeder:
             self.broken.__cause__ = error
         for run in (self._run_state.run, *self._asked):
             if run is not None:
-                run.outcomes.put(Failed(self.broken, final=True))
+                run.outcomes.put(FailedBatch(self.broken, final=True))
 
     def _run_once(self) -> None:
         while self._asked:
@@ -205,7 +204,7 @@ class Feeder:
         try:
             self._run_state.enter(run)
         except Exception as error:  # noqa: BLE001 - raised in the trainer
-            run.outcomes.put(Failed(error, final=True))
+            run.outcomes.put(FailedBatch(error, final=True))
             return
         self._crashes.reset()
         self._supervisor.start_first()
@@ -327,7 +326,7 @@ class Feeder:
         pending.timeline.crashed()
         if pending.abandoned:
             self._release(pending)
-        elif (error := failures.requeue(pending, report, self._skips)) is not None:
+        elif (error := failures.error_after_crash(pending, report, self._skips)) is not None:
             self._fail(pending, error)
         else:
             self._run_state.window.repeat(pending)
@@ -355,7 +354,7 @@ class Feeder:
 
     def _fail(self, pending: Pending, error: BaseException) -> None:
         self._release(pending)
-        self._run_state.window.finish(pending, Failed(error))
+        self._run_state.window.finish(pending, FailedBatch(error))
 
     def _release(self, pending: Pending) -> None:
         """Returns the slot of a batch unused."""

@@ -41,7 +41,7 @@ class Finished(msgspec.Struct, frozen=True):
             ring.put_back(self.pending.slot)
 
 
-class Failed(msgspec.Struct, frozen=True):
+class FailedBatch(msgspec.Struct, frozen=True):
     """A batch that could not be made.
 
     Attributes:
@@ -56,7 +56,7 @@ class Failed(msgspec.Struct, frozen=True):
         """Does nothing: there is no memory to release."""
 
 
-Outcome = Finished | Failed
+Outcome = Finished | FailedBatch
 
 
 class Run:
@@ -138,7 +138,7 @@ class RunState:
         if self.run is not None and not self._stopped:
             self._stopped = True
             self._deliver(self.run)
-            self.run.outcomes.put(Failed(error, final=True))
+            self.run.outcomes.put(FailedBatch(error, final=True))
 
     def next(self, idle: bool) -> Pending | None:
         """The batch to be made next, its chunks local; None: none now.
@@ -154,7 +154,7 @@ class RunState:
                 local = self._is_local(pending)
         except StreamerError as error:
             # The batches before this one are still delivered.
-            self.window.finish(pending, Failed(error, final=True))
+            self.window.finish(pending, FailedBatch(error, final=True))
             self._stopped = True
             return None
         if not local:

@@ -19,7 +19,7 @@ from streamer.loader.contracts import ChunkUnreadableError, PreparedStream, Step
 from streamer.loader.delivery import Delivery
 from streamer.loader.feed.counters import FeedCounters
 from streamer.loader.feed.feeder import Feeder
-from streamer.loader.feed.run import Failed, Finished, Run
+from streamer.loader.feed.run import FailedBatch, Finished, Run
 from streamer.loader.ring import shared_memory as memory
 from streamer.loader.samples.seeding import kept_globals
 from streamer.loader.stall.causes import MADE, NETWORK, WORK, BatchTimeline, Trace
@@ -111,7 +111,7 @@ class FedSupply:
             raise self._ended_by(self._final[0])
         outcome = self._run.outcomes.get()
         arrived()
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, FailedBatch):
             self.feeder.took(self._run, self._run.epoch_taken)
             raise self._ended_by(outcome.error) if outcome.final else outcome.error
         delivery = self._open(outcome)

@@ -64,9 +64,21 @@ class DatasetOptions:
             _at_least(name, getattr(self, name), 1)
         for name in ("seed", "error_budget", "index_limit"):
             _at_least(name, getattr(self, name), 0)
+        self._check_manifest()
         if self.transform is not None and not callable(self.transform):
             raise ConfigError(f"transform={self.transform!r} cannot be called", field="transform")
         self.limit_bytes()
+
+    def _check_manifest(self) -> None:
+        # A manifest that does not exist is built there: its files would be samples of the next listing.
+        for url in self.urls if self.manifest is not None else ():
+            manifest, data = absolute(self.manifest or "").rstrip("/"), absolute(url).rstrip("/")
+            if manifest == data or manifest.startswith(data + "/"):
+                raise ConfigError(
+                    f"manifest={self.manifest!r} is inside the dataset {url!r}; a manifest that is built there would "
+                    "become part of the data: name another folder",
+                    field="manifest",
+                )
 
     def with_rank(self, rank_config: RankConfig) -> DatasetOptions:
         """The same options with this rank and world size."""
@@ -112,9 +124,16 @@ class DatasetOptions:
 
 
 def as_urls(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """One url or several, as texts."""
+    """One url or several, as texts.
+
+    Raises:
+        ConfigError: something else.
+    """
     several = [given] if isinstance(given, str | os.PathLike) else given
-    return tuple(os.fspath(url) for url in several)
+    try:
+        return tuple(os.fspath(url) for url in several)
+    except TypeError as error:
+        raise ConfigError(f"url={given!r} is no url, path or sequence of them", field="url") from error
 
 
 def absolute(url: str) -> str:
@@ -135,6 +154,10 @@ def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
         raise ConfigError(f"{name}={value!r} is not one of {', '.join(allowed)}", field=name)
 
 
-def _at_least(name: str, value: float | None, least: int) -> None:
-    if value is not None and not value >= least:
+def _at_least(name: str, value: object, least: int) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r} is not a number", field=name)
+    if not value >= least:
         raise ConfigError(f"{name}={value!r} must be at least {least}", field=name)

@@ -12,7 +12,7 @@ from streamer.errors import StateError
 from streamer.loader.contracts import ChunkUnreadableError
 from streamer.loader.rank.prepared import Prepared
 from streamer.loader.rank.step_session import Share, StepSession
-from streamer.loader.samples.maker import Place
+from streamer.loader.samples.maker import SampleLocation
 from streamer.loader.skipping import SkipLedger, Skipped, may_skip
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class SampleIterator(Iterator[object]):
         self._steps = range(max(0, share.steps(self._prepared.plan(epoch).batches) - first))
         self._rest = Share(share.worker, share.workers, share.first + first * share.workers)
         self._step = -1
-        self._places: list[Place] = []
+        self._places: list[SampleLocation] = []
         self._index = 0
         self._session = None
 
@@ -155,12 +155,12 @@ class SampleIterator(Iterator[object]):
         first.add_note("and no other sample of its batch can be made")
         raise first
 
-    def _skip_place(self, place: Place, error: Exception) -> None:
+    def _skip_place(self, place: SampleLocation, error: Exception) -> None:
         cause = f"{type(error).__name__}: {error}"
         self._ledger.note([Skipped(place.ordinal, self._prepared.sample_key(place.ordinal), cause)])
         self._ledger.check()
 
-    def _leased(self, place: Place) -> object:
+    def _leased(self, place: SampleLocation) -> object:
         """One sample; a chunk that is missing or wrong is leased again, once per cause."""
         rejected: set[str] = set()
         while True:

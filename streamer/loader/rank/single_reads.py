@@ -8,7 +8,7 @@ import numpy as np
 
 from streamer.client.engine_client import EngineClient
 from streamer.formats.detect import find_format
-from streamer.loader.samples.maker import Place
+from streamer.loader.samples.maker import SampleLocation
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
 
@@ -23,7 +23,7 @@ class StreamedBytes:
         self._connect = connect
         self._dataset = manifest.digest
 
-    def read(self, place: Place) -> memoryview:
+    def read(self, place: SampleLocation) -> memoryview:
         """The sample's bytes."""
         return self.read_chunk(place.chunk, place.start, place.stop)
 

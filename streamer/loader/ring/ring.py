@@ -2,7 +2,8 @@
 
 If a batch needs a slot and none is free, the worker that writes the batch makes the memory of a new one, because it
 knows the size of the batch. A batch that does not fit into its slot gets new memory in the same way, which replaces
-that of the slot. So slots have the size of the batches of this run, and their number is that in use at the same time.
+that of the slot. Each slot therefore has the size of a batch of this run, and there are as many slots as batches in
+use at the same time.
 """
 
 from __future__ import annotations

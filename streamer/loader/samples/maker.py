@@ -30,7 +30,7 @@ Transform = Callable[..., object]
 Look = Callable[[memoryview, Sequence[Field]], None]
 
 
-class Place(Wanted, frozen=True):
+class SampleLocation(Wanted, frozen=True):
     """The location of a sample.
 
     Attributes:
@@ -45,7 +45,7 @@ class Place(Wanted, frozen=True):
 class ByteSource(Protocol):
     """Reads the bytes of samples."""
 
-    def read(self, place: Place) -> memoryview:
+    def read(self, place: SampleLocation) -> memoryview:
         """The sample's bytes, checked."""
         ...
 
@@ -57,7 +57,7 @@ class CachedBytes:
         self._manifest = manifest
         self._reader = ChunkReader(roots)
 
-    def read(self, place: Place) -> memoryview:
+    def read(self, place: SampleLocation) -> memoryview:
         """Reads one sample.
 
         Raises:
@@ -70,7 +70,7 @@ class CachedBytes:
         self.read_into(place.chunk, [(place, [content])])
         return content
 
-    def read_into(self, chunk: int, targets: Sequence[tuple[Place, Sequence[memoryview]]]) -> None:
+    def read_into(self, chunk: int, targets: Sequence[tuple[SampleLocation, Sequence[memoryview]]]) -> None:
         """Reads samples of one chunk, each into buffers that together have its length.
 
         Raises:
@@ -126,12 +126,12 @@ class SampleMaker:
         self._named: tuple[int, SampleName] = (-1, SampleName())
         self._nanoseconds = [0, 0, 0]
 
-    def places(self, ordinals: npt.NDArray[np.int64]) -> list[Place]:
+    def places(self, ordinals: npt.NDArray[np.int64]) -> list[SampleLocation]:
         """Locates samples by their ordinals in the manifest."""
         chunks, starts, stops = self._manifest.locate(ordinals)
         samples = ordinals - self._manifest.chunk_first[chunks]
         columns = (samples.tolist(), starts.tolist(), stops.tolist(), ordinals.tolist(), chunks.tolist())
-        return [Place(*row) for row in zip(*columns, strict=True)]
+        return [SampleLocation(*row) for row in zip(*columns, strict=True)]
 
     @property
     def draws(self) -> bool:
@@ -155,7 +155,7 @@ class SampleMaker:
         """Whether arrays can be written directly to rows of the slot."""
         return self._takes_out or self.decodes_into_rows
 
-    def make(self, epoch: int, place: Place) -> object:
+    def make(self, epoch: int, place: SampleLocation) -> object:
         """Reads, opens, decodes and transforms one sample.
 
         Raises:
@@ -165,7 +165,12 @@ class SampleMaker:
         return self.transform(epoch, place.ordinal, self.sample(place))
 
     def sample(
-        self, place: Place, row: Row = NO_ROW, look: Look | None = None, *, raw: Callable[[memoryview], object] = bytes
+        self,
+        place: SampleLocation,
+        row: Row = NO_ROW,
+        look: Look | None = None,
+        *,
+        raw: Callable[[memoryview], object] = bytes,
     ) -> Sample:
         """Reads, opens and decodes one sample.
 
@@ -185,7 +190,7 @@ class SampleMaker:
 
     def decode(
         self,
-        place: Place,
+        place: SampleLocation,
         content: memoryview,
         row: Row = NO_ROW,
         look: Look | None = None,
@@ -208,7 +213,7 @@ class SampleMaker:
         self.spent(1, started)
         return sample
 
-    def open(self, place: Place, content: memoryview) -> tuple[str, Sequence[Field]]:
+    def open(self, place: SampleLocation, content: memoryview) -> tuple[str, Sequence[Field]]:
         """Splits a sample's bytes into its key and its undecoded fields.
 
         Raises:
@@ -218,7 +223,7 @@ class SampleMaker:
 
     def build(
         self,
-        place: Place,
+        place: SampleLocation,
         key: str,
         fields: Sequence[Field],
         row: Row = NO_ROW,
@@ -236,7 +241,7 @@ class SampleMaker:
             sample["label"] = label
         return sample
 
-    def fields(self, place: Place) -> tuple[str, Sequence[Field]]:
+    def fields(self, place: SampleLocation) -> tuple[str, Sequence[Field]]:
         """Key and undecoded fields, for inspection."""
         return self.open(place, self._content.read(place))
 
@@ -270,7 +275,7 @@ class SampleMaker:
             self._named = ordinal, self._manifest.name(ordinal)
         return self._named[1]
 
-    def _located(self, error: DecodeError, place: Place) -> DecodeError:
+    def _located(self, error: DecodeError, place: SampleLocation) -> DecodeError:
         where = _where(self._manifest, place.chunk, place.start, place.stop)
         return DecodeError(
             f"{error.message} (sample {place.ordinal}, {where or 'no bytes'})",

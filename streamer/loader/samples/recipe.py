@@ -19,7 +19,7 @@ from streamer.decode.arrays import NO_ROW, Row
 from streamer.decode.dispatch import Raw
 from streamer.errors import DecodeError
 from streamer.loader.batch.placement import Rows
-from streamer.loader.samples.maker import CachedBytes, Place, Sample, SampleMaker, SampleRules
+from streamer.loader.samples.maker import CachedBytes, Sample, SampleLocation, SampleMaker, SampleRules
 from streamer.loader.samples.scatter import ScatterReader
 from streamer.loader.samples.whole_fields import WholeReader
 from streamer.manifest.reader_lock import open_held
@@ -119,7 +119,7 @@ class SampleReader:
         self._maker = SampleMaker(manifest, content, recipe.rules)
         self._scatter = ScatterReader(content, self._maker.decoder)
         self._whole = WholeReader(content)
-        self._places: list[Place] = []
+        self._places: list[SampleLocation] = []
         self._rows: Rows | None = None
 
     def __repr__(self) -> str:
@@ -172,7 +172,7 @@ class SampleReader:
             return self._maker.transform(epoch, ordinal, self._maker.sample(place), row)
         return self._in_place(place, index) or self._untransformed(place, index, row)
 
-    def _untransformed(self, place: Place, index: int, row: Row) -> Sample:
+    def _untransformed(self, place: SampleLocation, index: int, row: Row) -> Sample:
         if self._rows is None:  # user code may keep its arguments
             return self._maker.sample(place, row)
         maker, content = self._maker, self._whole.held(index) if place is self._places[index] else None
@@ -183,7 +183,7 @@ class SampleReader:
         self._whole.learn(place, sample)
         return sample
 
-    def _in_place(self, place: Place, index: int) -> Sample | None:
+    def _in_place(self, place: SampleLocation, index: int) -> Sample | None:
         """The sample whose arrays are already in their rows; None: it must be read."""
         held = self._scatter.held(index, place.ordinal)
         if held is None:

@@ -22,7 +22,7 @@ from streamer.decode.dispatch import SampleDecoder
 from streamer.formats.base import Field
 from streamer.loader.batch.buffers import Bytes, address
 from streamer.loader.batch.placement import Key, Rows, RowShape
-from streamer.loader.samples.maker import Place
+from streamer.loader.samples.maker import SampleLocation
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _PAUSED_BATCHES = 64
 class Scatter(Protocol):
     """Reads samples into pieces of memory."""
 
-    def read_into(self, chunk: int, targets: Sequence[tuple[Place, Sequence[memoryview]]]) -> None:
+    def read_into(self, chunk: int, targets: Sequence[tuple[SampleLocation, Sequence[memoryview]]]) -> None:
         """Reads samples of one chunk.
 
         Raises:
@@ -155,7 +155,7 @@ class ScatterReader:
     def __repr__(self) -> str:
         return f"ScatterReader({self._template}, {len(self._ordinals)} samples)"
 
-    def begin(self, places: Sequence[Place], rows: Rows | None, at: Callable[[int], None]) -> None:
+    def begin(self, places: Sequence[SampleLocation], rows: Rows | None, at: Callable[[int], None]) -> None:
         """Reads the samples of a batch that match the template, their arrays into rows.
 
         Args:
@@ -207,7 +207,9 @@ class ScatterReader:
     def _count_in_place(self) -> None:
         self._in_place += 1
 
-    def _read(self, template: Template, alike: Mapping[int, Place], rows: Rows, at: Callable[[int], None]) -> None:
+    def _read(
+        self, template: Template, alike: Mapping[int, SampleLocation], rows: Rows, at: Callable[[int], None]
+    ) -> None:
         self._make_room(max(alike) + 1, template.edge_bytes, template.length)
         targets = {index: (place, self._pieces(template, index, rows.row(index))) for index, place in alike.items()}
         for index in read_by_chunk(self._source, targets, at):
@@ -231,7 +233,7 @@ class ScatterReader:
 
 
 def read_by_chunk(
-    source: Scatter, targets: Mapping[int, tuple[Place, Sequence[memoryview]]], at: Callable[[int], None]
+    source: Scatter, targets: Mapping[int, tuple[SampleLocation, Sequence[memoryview]]], at: Callable[[int], None]
 ) -> Iterator[int]:
     """Reads samples, chunk by chunk, and yields the indices of those that were read.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from streamer.decode.dispatch import Raw
 from streamer.loader.batch.placement import Rows
-from streamer.loader.samples.maker import Place
+from streamer.loader.samples.maker import SampleLocation
 from streamer.loader.samples.scatter import Scatter, read_by_chunk
 
 # Share of a sample's bytes that are not decoded. Below it, headers and decoded fields would take more of the slot than
@@ -33,7 +33,7 @@ class WholeReader:
     def __repr__(self) -> str:
         return f"WholeReader({len(self._contents)} samples)"
 
-    def begin(self, places: Sequence[Place], rows: Rows | None, at: Callable[[int], None]) -> None:
+    def begin(self, places: Sequence[SampleLocation], rows: Rows | None, at: Callable[[int], None]) -> None:
         """Reads all samples of a batch, if they fit.
 
         Args:
@@ -62,7 +62,7 @@ class WholeReader:
         """The bytes of the sample at an index, if it was read."""
         return self._contents.get(index)
 
-    def learn(self, place: Place, sample: dict[str, object]) -> None:
+    def learn(self, place: SampleLocation, sample: dict[str, object]) -> None:
         """Records whether a sample was decoded, once per batch."""
         if self._learning:
             self._learning = False

@@ -195,7 +195,8 @@ _ADVICE = {
     Bottleneck.CACHE_ROOM: "the engine may not fetch: raise cache_bytes, or lower shuffle_window and prefetch_batches",
     Bottleneck.RING: "the trainer keeps batches: clone() what outlives the step, or raise ring_bytes",
     Bottleneck.WINDOW: "workers are idle: raise prefetch_batches",
-    Bottleneck.START: "ends after the first batches; lighter imports in transform and collate_fn shorten it",
+    Bottleneck.START: "workers are still starting, which ends after the first batches; fewer imports in transform and "
+    "collate_fn shorten it",
     Bottleneck.LOST: "see the log for why workers end: memory (OOM killer), or code that crashes on a sample",
     Bottleneck.HANDOFF: "finished batches wait for the trainer's thread: other threads hold the GIL, or a batch has "
     "very many small tensors",

@@ -1,4 +1,4 @@
-"""A worker process of its own: `python -m streamer.loader.workers PARENT NUMBER WORKERS PLACE STATUS_PAGE CHANNEL`.
+"""A worker process of its own: `python -m streamer.loader.workers PARENT NUMBER WORKERS CONTEXT STATUS_PAGE CHANNEL`.
 
 The last three arguments are descriptors. Workers start this way where they cannot be forked: by subprocess, because
 multiprocessing would import the trainer's `__main__` again.
@@ -11,14 +11,14 @@ import sys
 import msgspec
 
 from streamer.loader.workers import worker_main
-from streamer.loader.workers.fork_protocol import Place, read_memory_file
+from streamer.loader.workers.fork_protocol import ProcessContext, read_memory_file
 
 
 def main() -> None:
     """Runs the worker of the command line."""
-    parent, number, workers, place, status_page, channel = map(int, sys.argv[1:])
+    parent, number, workers, context, status_page, channel = map(int, sys.argv[1:])
     worker_main.end_with_parent(parent)
-    worker_main.apply_place(msgspec.msgpack.decode(read_memory_file(place), type=Place))
+    worker_main.enter_context(msgspec.msgpack.decode(read_memory_file(context), type=ProcessContext))
     worker_main.serve(number, workers, status_page, channel)
 
 

@@ -9,11 +9,11 @@ from streamer.loader.workers.handle import ExitReport
 from streamer.loader.workers.pending import Pending
 
 # A sample, or a batch, is not tried again after this many workers have crashed on it.
-MAX_CRASHES = 2
+MAX_CRASHES_PER_SAMPLE = 2
 # A chunk that is still wrong after this many new leases is an error.
 REREADS = 3
-# Crashes in a row without a finished batch: every worker fails.
-_MAX_CRASHES = 20
+# After this many crashes in a row without a finished batch, the run ends.
+_MAX_CRASHES_IN_A_ROW = 20
 _MAX_START_CRASHES = 3
 
 
@@ -33,7 +33,7 @@ def located(error: BaseException, pending: Pending, ordinal: int) -> BaseExcepti
     return error
 
 
-def requeue(pending: Pending, report: ExitReport, skip: bool) -> WorkerError | None:
+def error_after_crash(pending: Pending, report: ExitReport, skip: bool) -> WorkerError | None:
     """Decides whether a batch is made again after its worker has ended.
 
     Args:
@@ -45,7 +45,7 @@ def requeue(pending: Pending, report: ExitReport, skip: bool) -> WorkerError | N
         None if it is made again, else the error with which it fails.
     """
     doing = report.doing
-    if doing.task != pending.task or pending.count_crash(doing.ordinal) < MAX_CRASHES:
+    if doing.task != pending.task or pending.count_crash(doing.ordinal) < MAX_CRASHES_PER_SAMPLE:
         return None
     error = repeated_crash(pending, doing.ordinal, report)
     if doing.ordinal < 0 or not skip:
@@ -59,7 +59,7 @@ def repeated_crash(pending: Pending, ordinal: int, report: ExitReport) -> Worker
     """The error for a sample, or a batch, on which every worker crashes."""
     what = f"sample {ordinal}" if ordinal >= 0 else "putting the batch together"
     return WorkerError(
-        f"{what} (epoch {pending.epoch}, batch {pending.batch}) crashed {MAX_CRASHES} workers; the last one: "
+        f"{what} (epoch {pending.epoch}, batch {pending.batch}) crashed {MAX_CRASHES_PER_SAMPLE} workers; the last: "
         f"{report.cause}, {report.peak_bytes >> 20} MiB at its peak. A SIGKILL that was not sent on purpose "
         "means out of memory: use fewer workers, or on_error='skip' to continue without the sample",
         ordinal=ordinal,
@@ -94,7 +94,7 @@ class CrashStreak:
         self._count += 1
         # A SIGKILL comes from outside, at any time. A worker that ends by itself at its start does so every time.
         at_start = not report.was_ready and report.signal != signal.SIGKILL
-        limit = _MAX_START_CRASHES if at_start else _MAX_CRASHES
+        limit = _MAX_START_CRASHES if at_start else _MAX_CRASHES_IN_A_ROW
         return crash_loop(self._count, report) if self._count >= limit else None
 
 

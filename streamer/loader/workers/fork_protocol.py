@@ -31,7 +31,7 @@ class Settings(msgspec.Struct, frozen=True):
     modules: list[str]
 
 
-class Place(msgspec.Struct, frozen=True):
+class ProcessContext(msgspec.Struct, frozen=True):
     """Working directory, path and environment of workers: the rank's when it makes their pool.
 
     Attributes:
@@ -52,7 +52,7 @@ class Import(msgspec.Struct, frozen=True, tag=True):
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True):
-    """Serve another pool; its socket and its `Place` (a memory file) come with the message (control socket)."""
+    """Serve another pool; its socket and a memory file with its `ProcessContext` come along (control socket)."""
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):

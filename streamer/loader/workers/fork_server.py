@@ -27,7 +27,7 @@ from streamer.loader.workers.fork_protocol import (
     Connect,
     Import,
     Kill,
-    Place,
+    ProcessContext,
     Refused,
     Reply,
     Settings,
@@ -231,10 +231,10 @@ class ForkServer:
     def connect(self) -> ForkedPool:
         """A pool whose workers get the current working directory, `sys.path` and environment of this process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        place = memory_file("streamer-place", current_place())
-        send(self._control, Connect(), [theirs.fileno(), place])
+        context = memory_file("streamer-context", current_context())
+        send(self._control, Connect(), [theirs.fileno(), context])
         theirs.close()
-        os.close(place)
+        os.close(context)
         return ForkedPool(ours, self)
 
     def wait_for_end(self) -> None:
@@ -247,9 +247,9 @@ class ForkServer:
         self._thread.join()
 
     def _run(self, control: socket.socket) -> None:
-        place = current_place()
-        settings = memory_file("streamer-fork-server", Settings(self.pid, place.path, self._modules))
-        environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(place.path)}
+        context = current_context()
+        settings = memory_file("streamer-fork-server", Settings(self.pid, context.path, self._modules))
+        environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(context.path)}
         # -P: a file random.py in the working directory must not shadow the standard library.
         command = [sys.executable, "-P", "-m", "streamer.loader.workers.fork_server_main"]
         descriptors = (control.fileno(), settings)
@@ -267,13 +267,13 @@ class ForkServer:
         process.wait()
 
 
-def current_place() -> Place:
+def current_context() -> ProcessContext:
     """Working directory, `sys.path` (with "" as the current directory) and environment of this process."""
     try:
         folder = os.getcwd()
     except FileNotFoundError:
         folder = ""
-    return Place(folder, [os.path.abspath(entry) if folder else entry for entry in sys.path], dict(os.environ))
+    return ProcessContext(folder, [os.path.abspath(entry) if folder else entry for entry in sys.path], dict(os.environ))
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from streamer.loader.workers.fork_protocol import (
     Exited,
     Import,
     Kill,
-    Place,
+    ProcessContext,
     Refused,
     Reply,
     Settings,
@@ -50,13 +50,13 @@ class Pool:
 
     Attributes:
         end: the socket to the rank.
-        place: their working directory, path and environment.
+        context: their working directory, path and environment.
         pids: of the running workers, by number.
     """
 
-    def __init__(self, end: socket.socket, place: Place) -> None:
+    def __init__(self, end: socket.socket, context: ProcessContext) -> None:
         self.end = end
-        self.place = place
+        self.context = context
         self.pids: dict[int, int] = {}
 
     def reply(self, reply: Reply) -> None:
@@ -79,17 +79,17 @@ class Imports:
 
     def __init__(self) -> None:
         self.unsafe = ""
-        self._sockets = _sockets()
 
     def add(self, modules: Iterable[str]) -> None:
         """Imports modules. One that fails is left to the worker, which reports the error."""
         for name in modules:
+            sockets = _sockets()
             try:
                 importlib.import_module(name)
             except BaseException:  # noqa: BLE001 - also SystemExit: a script without a guard that ends its process
                 if os.environ.get("STREAMER_LOG") == "debug":
                     traceback.print_exc()
-            self.unsafe = self.unsafe or self._danger(name)
+            self.unsafe = self.unsafe or _danger(name, sockets)
         # Pages that the collector does not touch stay shared: 49 instead of 93 MB a worker with torch (2026-11-22).
         gc.collect()
         gc.freeze()
@@ -104,10 +104,12 @@ class Imports:
         if os.waitpid(child, 0)[1]:
             self.unsafe = "a module initialises CUDA when it is imported"
 
-    def _danger(self, name: str) -> str:
-        if (threads := len(os.listdir("/proc/self/task"))) > 1:
-            return f"importing {name} starts {threads - 1} thread(s)"
-        return f"importing {name} opens a socket" if _sockets() > self._sockets else ""
+
+def _danger(name: str, sockets: int) -> str:
+    """Why this process must not be forked after importing a module, before which it had so many sockets; "": it may."""
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        return f"importing {name} starts {threads - 1} thread(s)"
+    return f"importing {name} opens a socket" if _sockets() > sockets else ""
 
 
 def _sockets() -> int:
@@ -163,8 +165,10 @@ class ForkServer:
             self._imports.add(message.modules)
             self._imports.probe()
         elif isinstance(message, Connect):
-            end, place = descriptors
-            pool = Pool(socket.socket(fileno=end), msgspec.msgpack.decode(read_memory_file(place), type=Place))
+            end, context = descriptors
+            pool = Pool(
+                socket.socket(fileno=end), msgspec.msgpack.decode(read_memory_file(context), type=ProcessContext)
+            )
             self._pools[end] = pool
             self._poll.register(end, select.POLLIN)
         return True
@@ -198,7 +202,7 @@ class ForkServer:
             pool.reply(Refused(start.process, f"a fork failed: {error}"))
             return
         if pid == 0:
-            self._become_worker(server, pool.place, start, descriptors)
+            self._become_worker(server, pool.context, start, descriptors)
         pool.pids[start.process] = pid
         pool.reply(Started(start.process, pid))
 
@@ -216,7 +220,7 @@ class ForkServer:
                 del pool.pids[number]
                 pool.reply(Exited(number, os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10))
 
-    def _become_worker(self, server: int, place: Place, start: Start, descriptors: list[int]) -> None:
+    def _become_worker(self, server: int, context: ProcessContext, start: Start, descriptors: list[int]) -> None:
         """Runs the worker. Never returns: no code of the server may run after it."""
         code = 1
         try:
@@ -224,8 +228,8 @@ class ForkServer:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             worker_main.end_with_parent(server)
             self._close_all()
-            worker_main.apply_place(place)
-            _renew(place)
+            worker_main.enter_context(context)
+            _renew(context)
             worker_main.serve(start.number, start.workers, *descriptors)
             code = 0
         except BaseException:  # noqa: BLE001 - the rank notices the end of the process
@@ -241,7 +245,7 @@ class ForkServer:
         os.close(self._wakeup)
 
 
-def _renew(place: Place) -> None:
+def _renew(context: ProcessContext) -> None:
     """Resets the state of a fork to that of a new interpreter."""
     gc.enable()
     # Python reseeds its own generator after a fork; from the others all forks would draw the same numbers.
@@ -249,7 +253,7 @@ def _renew(place: Place) -> None:
     if (torch := sys.modules.get("torch")) is not None:
         torch.random.default_generator.seed()
         # This process has imported with one thread, regardless of the variable.
-        torch.set_num_threads(int(place.environment.get("OMP_NUM_THREADS") or 1))
+        torch.set_num_threads(int(context.environment.get("OMP_NUM_THREADS") or 1))
 
 
 def main() -> None:

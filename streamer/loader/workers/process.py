@@ -11,7 +11,7 @@ from typing import Protocol
 
 from streamer.fork_lock import unforked
 from streamer.loader.workers.fork_protocol import memory_file
-from streamer.loader.workers.fork_server import current_place, uninterrupted
+from streamer.loader.workers.fork_server import current_context, uninterrupted
 
 
 class WorkerProcess(Protocol):
@@ -55,9 +55,9 @@ class SpawnedProcess:
     """
 
     def __init__(self, number: int, workers: int, descriptors: list[int]) -> None:
-        place = current_place()
-        inherited = [memory_file("streamer-place", place), *descriptors]
-        environment = {**place.environment, "PYTHONPATH": os.pathsep.join(place.path)}
+        context = current_context()
+        inherited = [memory_file("streamer-context", context), *descriptors]
+        environment = {**context.environment, "PYTHONPATH": os.pathsep.join(context.path)}
         # -P: a file random.py in the working directory must not shadow the standard library.
         command = [sys.executable, "-P", "-m", "streamer.loader.workers", str(os.getpid()), str(number), str(workers)]
         try:

@@ -95,7 +95,7 @@ class Made(_Message, frozen=True):
     slowest: tuple[int, int] = (-1, 0)
 
 
-class Failed(_Message, frozen=True):
+class FailedTask(_Message, frozen=True):
     """A batch cannot be made.
 
     Attributes:
@@ -138,7 +138,7 @@ class Skipped(_Message, frozen=True):
 
 
 Request = Open | Task | Forget
-Report = Ready | NotOpened | Made | Failed | Unreadable | Skipped
+Report = Ready | NotOpened | Made | FailedTask | Unreadable | Skipped
 Message = Request | Report
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _encode = msgspec.msgpack.Encoder().encode

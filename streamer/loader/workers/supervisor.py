@@ -11,7 +11,7 @@ from typing import Protocol
 from streamer.cgroup import usable_cores
 from streamer.loader.workers.handle import ExitReport, WorkerHandle
 from streamer.loader.workers.pool import Pool, WorkerConfig
-from streamer.loader.workers.protocol import Failed, Made, Message, NotOpened, Ready, Skipped, Unreadable
+from streamer.loader.workers.protocol import FailedTask, Made, Message, NotOpened, Ready, Skipped, Unreadable
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Listener(Protocol):
         """A batch is made; `descriptor` is that of memory made for it, or -1."""
         ...
 
-    def failed(self, handle: WorkerHandle, message: Failed | Unreadable | Skipped) -> None:
+    def failed(self, handle: WorkerHandle, message: FailedTask | Unreadable | Skipped) -> None:
         """A batch, or a sample of it, cannot be made."""
         ...
 
@@ -155,5 +155,5 @@ class Supervisor:
             handle.ready = True
         elif isinstance(message, NotOpened):
             self._listener.not_opened(message.error)
-        elif isinstance(message, (Failed, Unreadable, Skipped)):
+        elif isinstance(message, (FailedTask, Unreadable, Skipped)):
             self._listener.failed(handle, message)

@@ -20,7 +20,7 @@ from streamer.loader.workers.protocol import (
     MESSAGE_BYTES,
     NO_SLOT,
     Channel,
-    Failed,
+    FailedTask,
     Forget,
     Made,
     NotOpened,
@@ -218,7 +218,7 @@ class Worker:
             os.close(descriptor)
 
     def _fail(self, task: Task, ordinal: int, error: BaseException) -> None:
-        self._send(Failed(task.number, ordinal, serialize_error(error, _ERROR_BYTES)))
+        self._send(FailedTask(task.number, ordinal, serialize_error(error, _ERROR_BYTES)))
 
     def _send(self, message: Report, descriptor: int = -1) -> None:
         if not self._channel.send(message, descriptor):

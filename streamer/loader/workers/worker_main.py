@@ -10,7 +10,7 @@ import signal
 import sys
 import traceback
 
-from streamer.loader.workers.fork_protocol import Place, read_memory_file
+from streamer.loader.workers.fork_protocol import ProcessContext, read_memory_file
 from streamer.loader.workers.protocol import Channel, Open
 from streamer.loader.workers.status_page import StatusPage
 from streamer.loader.workers.worker import Opened, run
@@ -55,14 +55,14 @@ def _opened(channel: Channel) -> Opened | None:
     return opened
 
 
-def apply_place(place: Place) -> None:
+def enter_context(context: ProcessContext) -> None:
     """Sets environment, `sys.path` and working directory to those of the rank."""
     os.environ.clear()
     # One thread for numpy, torch and BLAS in each worker, as in torch's own workers: there are many of them.
-    os.environ.update({"OMP_NUM_THREADS": "1", **place.environment})
-    sys.path[:] = place.path
-    if place.folder:
-        os.chdir(place.folder)
+    os.environ.update({"OMP_NUM_THREADS": "1", **context.environment})
+    sys.path[:] = context.path
+    if context.folder:
+        os.chdir(context.folder)
 
 
 def end_with_parent(parent: int) -> None:

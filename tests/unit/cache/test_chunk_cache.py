@@ -35,7 +35,7 @@ async def publish(cache: ChunkCache, chunk: ChunkBytes, dataset: str = "d") -> P
 
 
 async def test_a_published_chunk_is_there_whole(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """Its file has blockinger, bytes and checksums, mode 0600, and lies where the reader looks."""
+    """Its file has header, bytes and checksums, mode 0600, and lies where the reader looks."""
     chunk = make_chunk(1)
     async with ChunkCache(config) as cache:
         published = await publish(cache, chunk)
@@ -313,7 +313,7 @@ async def test_a_folder_of_another_version_is_refused(config: CacheConfig) -> No
 async def test_a_catalog_that_cannot_be_written_costs_nothing(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted and logged; the next start finds the chunk by its blockinger."""
+    """Counted and logged; the next start finds the chunk by its header."""
 
     def fail(*args: object) -> None:
         raise CacheError("no")

@@ -54,7 +54,7 @@ def test_deleted_files_leave_the_catalog(folder: Folder, make_chunk: MakeChunk) 
 
 
 def test_truncated_files_are_dropped(folder: Folder, make_chunk: MakeChunk) -> None:
-    """Whatever the catalog says: the blockinger's length decides."""
+    """Whatever the catalog says: the header's length decides."""
     path = folder.chunk_path(make_chunk(1).key)
     path.write_bytes(path.read_bytes()[:-1])
     found = start(folder)
@@ -64,7 +64,7 @@ def test_truncated_files_are_dropped(folder: Folder, make_chunk: MakeChunk) -> N
 
 
 def test_a_file_under_another_name_is_dropped(folder: Folder, make_chunk: MakeChunk) -> None:
-    """Swapped: the blockinger repeats the key."""
+    """Swapped: the header repeats the key."""
     folder.chunk_path(make_chunk(1).key).rename(folder.chunk_path(make_chunk(7).key))
     found = start(folder)
     assert set(found.rows) == {make_chunk(0).key, make_chunk(2).key}

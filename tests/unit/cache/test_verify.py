@@ -26,13 +26,13 @@ def path(tmp_path: Path, make_chunk: MakeChunk) -> Path:
 
 def test_a_sound_file_passes(path: Path, make_chunk: MakeChunk) -> None:
     """And says what it holds."""
-    blockinger = verify_file(path, make_chunk(1).key)
-    assert (blockinger.samples, blockinger.local_bytes) == (3, 3_000_000)
+    header = verify_file(path, make_chunk(1).key)
+    assert (header.samples, header.local_bytes) == (3, 3_000_000)
 
 
 @pytest.mark.parametrize("at", [0, 9, 20, 60, 63, 64, 1_500_000, 3_000_063, 3_000_064, 3_000_075])
 def test_any_flipped_bit_is_found(path: Path, make_chunk: MakeChunk, at: int) -> None:
-    """In the blockinger, in the bytes, in the table."""
+    """In the header, in the bytes, in the table."""
     raw = bytearray(path.read_bytes())
     raw[at] ^= 0x10
     path.write_bytes(raw)

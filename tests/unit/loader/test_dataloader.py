@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+import traceback
 from collections import namedtuple
 from typing import ClassVar
 
@@ -21,6 +22,7 @@ from streamer.errors import (
     ConfigError,
     DecodeError,
     IntegrityError,
+    StateError,
     StoreError,
     StreamerError,
     WorkerError,
@@ -535,6 +537,36 @@ def test_batches_outlive_the_loader():
     del loader
     assert same(batch, expected(8, 4, 0)[0])
     del batch
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_without_a_batch_is_an_error(workers):
+    """Fewer samples than a batch, and the incomplete one is dropped: it must not wait for a batch that never comes."""
+    with StreamingDataLoader(FakeDataset(10, sample), 16, workers, drop_last=True) as loader:
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"batch_size=16 .*drop_last=True"):
+                iter(loader)
+
+
+class OfManyRanks(FakeDataset):
+    """A state that does not fit is raised by the next `iter()`, on all ranks together."""
+
+    @property
+    def compares(self) -> bool:
+        return True
+
+
+def test_a_state_that_does_not_fit_is_raised_with_one_traceback():
+    """However often `iter()` is called."""
+    with StreamingDataLoader(OfManyRanks(8, sample), 4) as loader:
+        loader.load_state_dict({"epoch": 0, "batch": 1, "batch_size": 3})
+        lengths = set()
+        for _ in range(4):
+            with pytest.raises(StateError) as caught:
+                iter(loader)
+            lengths.add(len(traceback.extract_tb(caught.value.__traceback__)))
+        assert len(lengths) == 1
 
 
 def test_closed():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.cache.policy.answers import Admit, Hit, Place, Wait
+from streamer.cache.policy.answers import Admit, CachePart, Hit, Wait
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.cache.policy.table import charge
 from streamer.errors import CacheError, CacheFullError
@@ -47,7 +47,7 @@ def test_a_chunk_is_fetched_once_for_all() -> None:
         policy.open_session(name, "j", "a", COST, COST)
         policy.look_ahead(name, 3)
     first = policy.need("s", 3)
-    assert first == Admit(key_of("a", 3), Place.KEPT)
+    assert first == Admit(key_of("a", 3), CachePart.KEPT)
     assert policy.need("t", 3) == Wait(first.key, fetching=True)
     policy.failed(first.key)
     assert policy.statistics().kept_bytes == 0
@@ -65,7 +65,7 @@ def test_kept_fills_first_then_transit() -> None:
     staging = policy.statistics().staging_bytes
     kept = (10 * COST - staging) // COST
     places = [fetch(policy, "s", chunk).place for chunk in range(kept + 2)]
-    assert places == [Place.KEPT] * kept + [Place.TRANSIT] * 2
+    assert places == [CachePart.KEPT] * kept + [CachePart.TRANSIT] * 2
 
 
 def ranks_of(policy: CachePolicy, count: int) -> list[int]:
@@ -81,8 +81,10 @@ def test_a_selected_chunk_replaces_an_evictable_unselected_one() -> None:
     for chunk in by_rank[5 : 5 + room]:
         use(policy, "s", chunk)
     assert policy.statistics().kept_chunks == room
-    assert fetch(policy, "s", by_rank[0]) == Admit(key_of("a", by_rank[0]), Place.TRANSIT)
-    assert fetch(policy, "s", by_rank[39]) == Admit(key_of("a", by_rank[39]), Place.KEPT, (key_of("a", by_rank[5]),))
+    assert fetch(policy, "s", by_rank[0]) == Admit(key_of("a", by_rank[0]), CachePart.TRANSIT)
+    assert fetch(policy, "s", by_rank[39]) == Admit(
+        key_of("a", by_rank[39]), CachePart.KEPT, (key_of("a", by_rank[5]),)
+    )
     freed = policy.release("s", by_rank[0])
     assert (freed.victims, freed.promoted) == ((key_of("a", by_rank[0]),), ())
 
@@ -98,7 +100,7 @@ def test_a_held_chunk_that_is_not_chosen_makes_room_by_a_flag() -> None:
     lowest = by_rank[40 - room - 1]
     policy.look_ahead("s", lowest)
     assert isinstance(policy.need("s", lowest), Hit)
-    assert fetch(policy, "s", by_rank[39]) == Admit(key_of("a", by_rank[39]), Place.KEPT)
+    assert fetch(policy, "s", by_rank[39]) == Admit(key_of("a", by_rank[39]), CachePart.KEPT)
     assert policy.statistics().transit_chunks == 1
     assert policy.opened("s", lowest)
     assert policy.release("s", lowest).victims == (key_of("a", lowest),)
@@ -235,7 +237,7 @@ def test_a_head_of_line_pushes_out_what_hurts_least() -> None:
     assert answer == Wait(key_of("a", chunk), fetching=False)
     assert policy.opened("s", 0)
     last_place = policy.need("s", chunk, blocking=True)
-    assert last_place == Admit(key_of("a", chunk), Place.TRANSIT)
+    assert last_place == Admit(key_of("a", chunk), CachePart.TRANSIT)
     policy.look_ahead("s", chunk + 1)
     forced = policy.need("s", chunk + 1, blocking=True)
     assert isinstance(forced, Admit)

@@ -13,7 +13,7 @@ from streamer.errors import BrokenError
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.feed import feeder as feeder_module
 from streamer.loader.feed.feeder import Feeder, FeedPlan
-from streamer.loader.feed.run import Failed, Finished
+from streamer.loader.feed.run import FailedBatch, Finished
 from streamer.loader.feed.supply import FedSupply
 from streamer.loader.ring.ring import Limits
 from streamer.loader.workers.batch_maker import MakerRules
@@ -49,7 +49,7 @@ def test_a_trainer_that_waits_gets_the_error_that_ended_the_feeder():
         time.sleep(0.001)
     feeder.close()
     outcome = run.outcomes.get_nowait()
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, FailedBatch)
     assert outcome.final
     assert isinstance(outcome.error, BrokenError)
     assert "no such number" in str(outcome.error)

@@ -10,7 +10,7 @@ import pytest
 from streamer.loader.stages import Stages
 from streamer.loader.workers.protocol import (
     Channel,
-    Failed,
+    FailedTask,
     Forget,
     Made,
     NotOpened,
@@ -30,7 +30,7 @@ MESSAGES = [
     Made(9, 10, (0, 150), Stages(), 0, 8),
     Ready(),
     NotOpened(b"pickled"),
-    Failed(3, -1, b"pickled"),
+    FailedTask(3, -1, b"pickled"),
     Unreadable(3, 17, "gone"),
     Skipped(3, 1 << 40, "truncated"),
 ]
