@@ -41,7 +41,7 @@ unit: $(STAMP)
 # Three at a time on two cores: a third of the time a test waits for a pause, a deadline or a process. In the order of
 # the folders, in which the longest files are not the last ones.
 test: check
-	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
+	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check --quiet .
