@@ -114,13 +114,6 @@ def make_data(root: Path) -> dict[str, str]:
     return digests
 
 
-def index(root: Path, server: Simulator) -> None:
-    """Builds the manifest."""
-    options = ["--storage-options", json.dumps(server.options), "--cache-dir", str(root / "index-cache")]
-    command = [sys.executable, "-m", "streamer", "index", "s3://bucket/raw/", "--out", str(root / "manifest"), *options]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-
-
 def compare(turns: int) -> bool:
     """Prints a row for each fault; whether all bounds hold."""
     rates: dict[str, list[float]] = {"no fault": [], **{name: [] for name in FAULTS}}
@@ -128,7 +121,7 @@ def compare(turns: int) -> bool:
         root = Path(folder)
         expected = make_data(root)
         with simulator(root, *S3_PROFILE) as server:
-            index(root, server)
+            server.index("s3://bucket/raw/", root / "manifest", root / "index-cache")
             for _ in range(turns):
                 for name, found in rates.items():
                     server.set(**{**NO_FAULT, **(FAULTS[name][0] if name in FAULTS else {})})

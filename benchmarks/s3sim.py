@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -40,6 +41,14 @@ class Simulator:
         )
         with urllib.request.urlopen(request, timeout=10) as answer:
             return dict(json.load(answer))
+
+    def index(self, url: str, manifest: Path, cache: Path) -> None:
+        """Builds the manifest of a prefix, unless it is there."""
+        if manifest.exists():
+            return
+        options = ["--storage-options", json.dumps(self.options), "--cache-dir", str(cache)]
+        command = [sys.executable, "-m", "streamer", "index", url, "--out", str(manifest), *options]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
     def processes(self) -> list[int]:
         """Its processes, for what they take of the CPU."""

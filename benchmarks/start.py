@@ -298,13 +298,8 @@ class Stage:
 
     def index(self, data: str) -> None:
         """Makes the manifest, once."""
-        manifest = self.root / f"manifest-{data}"
-        if manifest.exists():
-            return
-        url = f"s3://bucket/{_prefix(data)}/"
-        options = ["--storage-options", json.dumps(self.server.options), "--cache-dir", str(self.root / "index-cache")]
-        command = [sys.executable, "-m", "streamer", "index", url, "--out", str(manifest), *options]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        manifest, cache = self.root / f"manifest-{data}", self.root / "index-cache"
+        self.server.index(f"s3://bucket/{_prefix(data)}/", manifest, cache)
 
 
 def _prefix(data: str) -> str:

@@ -286,23 +286,7 @@ def compare(arguments: argparse.Namespace) -> None:
 def _turns(root: Path, server: Simulator, arguments: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     options = json.dumps(server.options)
     manifest = root / "manifest"
-    if not manifest.exists():
-        subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "streamer",
-                "index",
-                "s3://bucket/train/",
-                "--out",
-                str(manifest),
-                "--storage-options",
-                options,
-                "--cache-dir",
-                str(root / "index-cache"),
-            ],
-            check=True,
-        )
+    server.index("s3://bucket/train/", manifest, root / "index-cache")
     rows: dict[str, list[dict[str, float]]] = {}
     caches = root / "caches"
     shutil.rmtree(caches, ignore_errors=True)

@@ -235,14 +235,16 @@ class Warmed:
     def __init__(self, target: WarmTarget) -> None:
         self._target = target
         self._kept: dict[bytes, int] = {}
+        self._kept_bytes = 0
 
     async def keep(self, chunk: IndexedChunk, parts: list[memoryview]) -> None:
         """Publishes one chunk if it fits beside what the cache holds already."""
         size = chunkfile.file_bytes(chunk.local_bytes, chunk.samples)
-        if chunk.sample_offsets is None or self._target.room_bytes() - sum(self._kept.values()) < 2 * size:
+        if chunk.sample_offsets is None or self._target.room_bytes() - self._kept_bytes < 2 * size:
             return
         try:
             await self._target.keep(chunk.key, parts, chunk.sample_offsets)
+            self._kept_bytes += 0 if chunk.key in self._kept else size
             self._kept[chunk.key] = size
         except CacheError as error:
             logger.info("chunk %s is not kept from the index: %s", chunk.key.hex(), error)

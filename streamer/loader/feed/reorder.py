@@ -72,11 +72,6 @@ class Window(Generic[Result]):
         """The first step for which a worker may still read chunks."""
         return min(self._at_work, default=self._begun)
 
-    @property
-    def outstanding(self) -> int:
-        """Number of batches being made or waiting for their turn."""
-        return self._begun - self._delivered
-
     def draw(self, taken: int, last_epoch: int) -> Pending | None:
         """The batch to be made next, first those that are repeated; None: none now.
 

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
-# Below the kernel's default limit for one datagram (net.core.wmem_default = 212,992 bytes on Linux).
-MESSAGE_BYTES = 1 << 17
+from streamer.loader.workers import datagrams
+
 # The socket of a pool, or the descriptors of a worker.
 _DESCRIPTORS = 4
 
@@ -119,11 +119,7 @@ _Message = TypeVar("_Message")
 
 def send(end: socket.socket, message: Control | Request | Reply, descriptors: list[int] | None = None) -> bool:
     """Sends a message; False: the other end is closed."""
-    try:
-        socket.send_fds(end, [msgspec.msgpack.encode(message)], descriptors or [], socket.MSG_NOSIGNAL)
-    except (BrokenPipeError, ConnectionResetError):
-        return False
-    return True
+    return datagrams.send(end, msgspec.msgpack.encode(message), descriptors or ())
 
 
 def receive(end: socket.socket, decoder: msgspec.msgpack.Decoder[_Message]) -> tuple[_Message, list[int]] | None:
@@ -136,11 +132,10 @@ def receive(end: socket.socket, decoder: msgspec.msgpack.Decoder[_Message]) -> t
     Raises:
         BlockingIOError: the socket does not block, and there is no message.
     """
-    try:
-        raw, descriptors, _, _ = socket.recv_fds(end, MESSAGE_BYTES, _DESCRIPTORS)
-    except ConnectionResetError:
+    if (received := datagrams.receive(end, _DESCRIPTORS)) is None:
         return None
-    return (decoder.decode(raw), descriptors) if raw else None
+    raw, descriptors = received
+    return decoder.decode(raw), descriptors
 
 
 def memory_file(name: str, content: msgspec.Struct) -> int:

@@ -12,22 +12,18 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 
 import msgspec
 
-from streamer.fork_lock import unforked
+from streamer.loader.workers import datagrams
 from streamer.loader.workers.fork_protocol import (
     REPLY,
     Connect,
     Import,
     Kill,
-    ProcessContext,
     Refused,
     Reply,
     Settings,
@@ -37,6 +33,7 @@ from streamer.loader.workers.fork_protocol import (
     receive,
     send,
 )
+from streamer.loader.workers.process import current_context, start_interpreter
 
 logger = logging.getLogger(__name__)
 
@@ -208,7 +205,7 @@ class ForkServer:
 
     def __init__(self, modules: Iterable[str]) -> None:
         self._modules = list(modules)
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, theirs = datagrams.pair()
         self.pid = os.getpid()
         # PR_SET_PDEATHSIG follows the thread that starts a process: this one runs as long as the server.
         self._thread = threading.Thread(target=self._run, args=(theirs,), name="streamer-fork-server", daemon=True)
@@ -230,7 +227,7 @@ class ForkServer:
 
     def connect(self) -> ForkedPool:
         """A pool whose workers get the current working directory, `sys.path` and environment of this process."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = datagrams.pair()
         context = memory_file("streamer-context", current_context())
         send(self._control, Connect(), [theirs.fileno(), context])
         theirs.close()
@@ -249,41 +246,13 @@ class ForkServer:
     def _run(self, control: socket.socket) -> None:
         context = current_context()
         settings = memory_file("streamer-fork-server", Settings(self.pid, context.path, self._modules))
-        environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(context.path)}
-        # -P: a file random.py in the working directory must not shadow the standard library.
-        command = [sys.executable, "-P", "-m", "streamer.loader.workers.fork_server_main"]
-        descriptors = (control.fileno(), settings)
+        module, descriptors = "streamer.loader.workers.fork_server_main", [control.fileno(), settings]
         try:
-            with unforked(), uninterrupted():
-                process = subprocess.Popen(
-                    [*command, *map(str, descriptors)],
-                    pass_fds=descriptors,
-                    stdin=subprocess.DEVNULL,
-                    env=environment,
-                )
+            process = start_interpreter(module, [], descriptors, context, _ENVIRONMENT)
         finally:
             control.close()
             os.close(settings)
         process.wait()
-
-
-def current_context() -> ProcessContext:
-    """Working directory, `sys.path` (with "" as the current directory) and environment of this process."""
-    try:
-        folder = os.getcwd()
-    except FileNotFoundError:
-        folder = ""
-    return ProcessContext(folder, [os.path.abspath(entry) if folder else entry for entry in sys.path], dict(os.environ))
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Blocks Ctrl-C in a process that is started inside, until that process ignores it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Current(msgspec.Struct):

@@ -7,11 +7,12 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from streamer.fork_lock import unforked
-from streamer.loader.workers.fork_protocol import memory_file
-from streamer.loader.workers.fork_server import current_context, uninterrupted
+from streamer.loader.workers.fork_protocol import ProcessContext, memory_file
 
 
 class WorkerProcess(Protocol):
@@ -57,14 +58,9 @@ class SpawnedProcess:
     def __init__(self, number: int, workers: int, descriptors: list[int]) -> None:
         context = current_context()
         inherited = [memory_file("streamer-context", context), *descriptors]
-        environment = {**context.environment, "PYTHONPATH": os.pathsep.join(context.path)}
-        # -P: a file random.py in the working directory must not shadow the standard library.
-        command = [sys.executable, "-P", "-m", "streamer.loader.workers", str(os.getpid()), str(number), str(workers)]
+        numbers = [os.getpid(), number, workers]
         try:
-            with unforked(), uninterrupted():
-                self._process = subprocess.Popen(
-                    [*command, *map(str, inherited)], pass_fds=inherited, stdin=subprocess.DEVNULL, env=environment
-                )
+            self._process = start_interpreter("streamer.loader.workers", numbers, inherited, context)
         finally:
             os.close(inherited[0])
         self.pid = self._process.pid
@@ -100,6 +96,48 @@ class SpawnedProcess:
             return 0, 0
         self._process.returncode = os.waitstatus_to_exitcode(status)
         return self._process.returncode, usage.ru_maxrss << 10
+
+
+def start_interpreter(
+    module: str,
+    numbers: Sequence[int],
+    descriptors: Sequence[int],
+    context: ProcessContext,
+    variables: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Starts a new interpreter, which gets numbers and descriptors as the arguments of a module.
+
+    Args:
+        module: run as `python -m`.
+        numbers: the first arguments.
+        descriptors: the other arguments; inherited.
+        context: of this process.
+        variables: of the environment, instead of the context's.
+    """
+    environment = {**context.environment, **(variables or {}), "PYTHONPATH": os.pathsep.join(context.path)}
+    # -P: a file random.py in the working directory must not shadow the standard library.
+    command = [sys.executable, "-P", "-m", module, *map(str, [*numbers, *descriptors])]
+    with unforked(), _uninterrupted():
+        return subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, env=environment)
+
+
+def current_context() -> ProcessContext:
+    """Working directory, `sys.path` (with "" as the current directory) and environment of this process."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        folder = ""
+    return ProcessContext(folder, [os.path.abspath(entry) if folder else entry for entry in sys.path], dict(os.environ))
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Blocks Ctrl-C in a process that is started inside, until that process ignores it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def exit_cause(code: int) -> str:

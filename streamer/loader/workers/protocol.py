@@ -12,9 +12,7 @@ import socket
 import msgspec
 
 from streamer.loader.stages import Stages
-
-# Below the kernel's default limit for one datagram (net.core.wmem_default = 212,992 bytes on Linux).
-MESSAGE_BYTES = 1 << 17
+from streamer.loader.workers import datagrams
 
 # Stands for no slot: the batch gets memory of its own.
 NO_SLOT = -1
@@ -153,7 +151,7 @@ class Channel:
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
         """Two ends."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = datagrams.pair()
         return cls(ours), cls(theirs)
 
     @classmethod
@@ -172,14 +170,7 @@ class Channel:
 
     def send(self, message: Message, descriptor: int = -1) -> bool:
         """Sends a message, with a descriptor if given. Returns False if the other end is closed."""
-        try:
-            if descriptor < 0:
-                self._end.send(_encode(message), socket.MSG_NOSIGNAL)
-            else:
-                socket.send_fds(self._end, [_encode(message)], [descriptor], socket.MSG_NOSIGNAL)
-        except (BrokenPipeError, ConnectionResetError):
-            return False
-        return True
+        return datagrams.send(self._end, _encode(message), (descriptor,) if descriptor >= 0 else ())
 
     def receive(self) -> tuple[Message, int] | None:
         """The next message with its descriptor (-1: none), or None if the other end is closed.
@@ -187,12 +178,9 @@ class Channel:
         Raises:
             BlockingIOError: the channel does not block, and there is no message.
         """
-        try:
-            raw, descriptors, _, _ = socket.recv_fds(self._end, MESSAGE_BYTES, 1)
-        except ConnectionResetError:
+        if (received := datagrams.receive(self._end, 1)) is None:
             return None
-        if not raw:
-            return None
+        raw, descriptors = received
         return _DECODER.decode(raw), descriptors[0] if descriptors else -1
 
     def close(self) -> None:

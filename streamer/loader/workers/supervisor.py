@@ -72,13 +72,12 @@ class Supervisor:
         if missing and starting < _STARTING:
             self._start(missing[0])
 
-    def forget_slot(self, slot: int, owner: WorkerHandle | None = None) -> None:
+    def forget_slot(self, slot: int, owner: WorkerHandle) -> None:
         """Makes all workers unmap the memory of a slot, except the worker that has made it new."""
         for handle in self.pool.workers.values():
             if handle is not owner:
                 handle.forget_slot(slot)
-        if owner is not None:
-            owner.has_slot(slot)
+        owner.has_slot(slot)
 
     def replace(self, handle: WorkerHandle) -> None:
         """Ends and reaps a worker, receives its last messages, and starts another one if needed."""

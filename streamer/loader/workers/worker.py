@@ -15,9 +15,9 @@ from streamer.loader.batch.packing import PackedBatch
 from streamer.loader.contracts import BatchSource, ChunkUnreadableError
 from streamer.loader.ring import shared_memory as memory
 from streamer.loader.stages import Stages
+from streamer.loader.workers import datagrams
 from streamer.loader.workers.batch_maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
 from streamer.loader.workers.protocol import (
-    MESSAGE_BYTES,
     NO_SLOT,
     Channel,
     FailedTask,
@@ -36,7 +36,7 @@ from streamer.loader.workers.status_page import StatusPage
 Opened = tuple[BatchSource, MakerRules]
 
 # Leaves space for the head of a message.
-_ERROR_BYTES = MESSAGE_BYTES // 2
+_ERROR_BYTES = datagrams.MESSAGE_BYTES // 2
 # Of the cause of a skipped sample: enough for its location and the decoder's message.
 _CAUSE_CHARACTERS = 2048
 # Batches of one dataset differ a little in size: new memory has an eighth to spare for later ones.
