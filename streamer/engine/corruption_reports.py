@@ -96,7 +96,7 @@ class CorruptionReports:
             return
         self._waiting[session.name, chunk] = _Report(session, chunk, reason)
         if self._check_task is None:
-            self._check_task = self._tasks.create_task(self._check_all(), name="rejects")
+            self._check_task = self._tasks.create_task(self._check_all(), name="corruption-reports")
 
     def damaged(self, key: bytes) -> None:
         """Drops a corrupt chunk; it is fetched again when it is needed."""
@@ -115,56 +115,61 @@ class CorruptionReports:
         finally:
             self._check_task = None
 
-    async def _check(self, reject: _Report) -> None:
-        session, key = reject.session, reject.session.dataset.key(reject.chunk)
-        right = await self._is_right(session, key, reject)
-        del self._waiting[session.name, reject.chunk]
+    async def _check(self, report: _Report) -> None:
+        session, key = report.session, report.session.dataset.key(report.chunk)
+        right = await self._is_right(session, key, report)
+        del self._waiting[session.name, report.chunk]
         if session.failed is None and session.is_open:
             if not right:
-                self._found_wrong(reject, key)
-            session.acknowledge(reject.times)
+                self._found_wrong(report, key)
+            session.acknowledge(report.times)
             self._wake()
 
-    async def _is_right(self, session: EngineSession, key: bytes, reject: _Report) -> bool:
+    async def _is_right(self, session: EngineSession, key: bytes, report: _Report) -> bool:
         if not session.is_open:
             return True
         now = self._now()
         self._verified = {known: at for known, at in self._verified.items() if now - at < VERIFIED_SECONDS}
         if key in self._verified:
             return True
-        expected_bytes = int(session.dataset.file_bytes[reject.chunk])
+        expected_bytes = int(session.dataset.file_bytes[report.chunk])
         if self._cache.length(key) not in (0, expected_bytes) or not await self._cache.verify(key):
             return False
         self._verified[key] = self._now()
         self.unfounded += 1
-        self._count_unfounded(reject)
+        self._count_unfounded(report)
         return True
 
-    def _found_wrong(self, reject: _Report, key: bytes) -> None:
-        session, chunk = reject.session, reject.chunk
-        logger.warning("%s rejects chunk %d (%s): %s", session.request.consumer, chunk, key.hex(), reject.reason)
+    def _found_wrong(self, report: _Report, key: bytes) -> None:
+        session, chunk = report.session, report.chunk
+        logger.warning(
+            "%s reports chunk %d (%s) as damaged: %s", session.request.consumer, chunk, key.hex(), report.reason
+        )
         self.damaged(key)
         if self.dropped[key] > MAX_REPORTS:
             session.fail(
                 IntegrityError(
-                    f"chunk {chunk} is wrong on disk after {MAX_REPORTS} fresh copies: {reject.reason}; check the disk "
+                    f"chunk {chunk} is wrong on disk after {MAX_REPORTS} fresh copies: {report.reason}; check the disk "
                     f"of {self._cache.root}",
                     where=str(self._cache.root),
                 )
             )
         session.progress.lost(chunk, broken=True)
 
-    def _count_unfounded(self, reject: _Report) -> None:
-        session, chunk = reject.session, reject.chunk
+    def _count_unfounded(self, report: _Report) -> None:
+        session, chunk = report.session, report.chunk
         session.unfounded[chunk] += 1
         times = session.unfounded[chunk]
         logger.warning(
-            "%s rejects chunk %d, which is right: it stays (%s)", session.request.consumer, chunk, reject.reason
+            "%s reports chunk %d as damaged, which it is not: it stays (%s)",
+            session.request.consumer,
+            chunk,
+            report.reason,
         )
         if times > MAX_UNFOUNDED or session.unfounded.total() > MAX_UNFOUNDED_IN_ALL:
             session.fail(
                 IntegrityError(
-                    f"{session.request.consumer} found chunk {chunk} wrong {times} times ({reject.reason}), but the "
+                    f"{session.request.consumer} found chunk {chunk} wrong {times} times ({report.reason}), but the "
                     f"engine reads it from {self._cache.root} with every checksum right; does this process see "
                     "that very folder? Check its mount and its machine's memory",
                     where=str(self._cache.root),
