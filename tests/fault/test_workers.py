@@ -93,8 +93,8 @@ class Successors(FakeRecipe):
 class Gated(FakeDataset):
     folder: str
 
-    def prepare(self, batch_size: int, drop_last: bool):
-        prepared = super().prepare(batch_size, drop_last)
+    def prepare(self, batch_size: int, last_batch):
+        prepared = super().prepare(batch_size, last_batch)
         prepared.made = Successors(self._samples, batch_size, slower, folder=self.folder)
         return prepared
 

@@ -27,6 +27,7 @@ from streamer.loader.skipping import SkipRules
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
+from streamer.order.plan import LastBatch, check_last_batch
 from streamer.order.quality import check_sample_shuffle, explain, lane_spread
 from streamer.order.spec import OrderSpec, shuffle_mode
 from streamer.wire.messages import IndexProgress
@@ -88,15 +89,17 @@ class Opening:
         """Number of selected samples."""
         return self.manifest.samples if self.selection is None else self.selection.samples
 
-    def prepare(self, batch_size: int, drop_last: bool, *, plain: bool = False) -> Prepared:
+    def prepare(self, batch_size: int, last_batch: LastBatch | None, *, plain: bool = False) -> Prepared:
         """Fixes the order for batches of `batch_size` samples on each rank.
 
         Args:
             batch_size: of one rank.
-            drop_last: leave out the last, incomplete batch.
+            last_batch: what becomes of an incomplete last batch; None: short on one rank, filled on several.
             plain: for a bare loop or torch's DataLoader; otherwise for a StreamingDataLoader.
         """
-        rank_config, options, selection = self.rank_config(), self.options, self.selection
+        rank_config = self.rank_config()
+        last_batch = check_last_batch(last_batch, rank_config.world_size)
+        options, selection = self.options, self.selection
         spec = self._order(batch_size * rank_config.world_size)
         self._explain(spec, batch_size * rank_config.world_size, rank_config)
         with self.connections.for_requests() as connection:
@@ -107,7 +110,7 @@ class Opening:
             rank=rank_config.rank,
             world_size=rank_config.world_size,
             global_batch=batch_size * rank_config.world_size,
-            drop_last=drop_last,
+            last_batch=last_batch,
             roots=roots,
             rules=self._rules(),
             selection=None if selection is None else (selection.digest, selection.path.parent),

@@ -24,7 +24,7 @@ class Progress(msgspec.Struct):
     Attributes:
         epoch: the running epoch.
         share: this process's part of the rank's batches.
-        delivered: samples yielded so far.
+        delivered: samples yielded so far, and those that a short last batch lacks.
     """
 
     epoch: int
@@ -74,7 +74,7 @@ class SampleIterator(Iterator[object]):
         return f"SampleIterator({self.progress})"
 
     def __next__(self) -> object:
-        if self._index == len(self._places):
+        while self._index >= len(self._places):
             self._next_batch()
         sample = self._sample(self._index)
         self._index += 1
@@ -134,6 +134,7 @@ class SampleIterator(Iterator[object]):
 
     def _batch_done(self) -> None:
         """Releases the chunks of the batch: its samples are in memory of their own."""
+        self.progress.delivered += self._prepared.local_batch - len(self._places)
         if self._session is not None:
             self._session.done(self._step + 1)
         if self._step + 1 == len(self._steps):
