@@ -268,8 +268,12 @@ def test_stuck_sample_is_named():
     with StreamingDataLoader(FakeDataset(12, stuck), 4, 2, timeout=0.3) as loader:
         batches = iter(loader)
         next(batches)
-        with pytest.raises(WorkerError, match="sample 6"):
+        with pytest.raises(
+            WorkerError, match=r"sample 6 \(#6\), epoch 0, batch 1, took longer than timeout=0.3 s"
+        ) as told:
             next(batches)
+        assert "on_error='skip'" in str(told.value)
+        assert "memory" not in str(told.value)
         assert next(batches)["x"].tolist() == [8, 9, 10, 11]
 
 

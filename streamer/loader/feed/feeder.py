@@ -326,20 +326,34 @@ class Feeder:
         pending.timeline.crashed()
         if pending.abandoned:
             self._release(pending)
-        elif (error := failures.error_after_crash(pending, report, self._skips)) is not None:
-            self._fail(pending, error)
+        elif failures.crashed_too_often(pending, report):
+            self._give_up(pending, report)
         else:
             self._run_state.window.repeat(pending)
 
-    @property
-    def _skips(self) -> bool:
+    def _give_up(self, pending: Pending, report: ExitReport) -> None:
+        """Fails the batch of a sample that ends every worker, or leaves the sample out."""
         assert self._configured is not None
-        return self._configured[1].on_error == "skip"
+        ordinal = report.doing.ordinal
+        error = failures.repeated_crash(pending, self._what(ordinal), report, self._plan.timeout_seconds)
+        if ordinal < 0 or self._configured[1].on_error != "skip":
+            self._fail(pending, error)
+            return
+        pending.left_out.add(ordinal)
+        pending.skipped[ordinal] = str(error)
+        self._run_state.window.repeat(pending)
+
+    def _what(self, ordinal: int) -> str:
+        """What a worker was doing, with the name of its sample."""
+        assert self._configured is not None
+        return failures.work_name(ordinal, self._configured[0].sample_key)
 
     def _end_stuck(self, handle: WorkerHandle) -> None:
         if handle.process is None:
-            self._run_state.stop(failures.overdue(self._timeouts.ordinal(handle), self._plan.timeout_seconds))
+            what = self._what(self._timeouts.ordinal(handle))
+            self._run_state.stop(failures.overdue(what, self._timeouts.ordinal(handle), self._plan.timeout_seconds))
             return
+        handle.timed_out = True
         handle.kill()
         self._supervisor.replace(handle)
 

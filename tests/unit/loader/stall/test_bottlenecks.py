@@ -160,7 +160,7 @@ def test_few_workers(clock):
     """One worker where cores are idle: more of them are advised, by number."""
     found = Simulation(clock, lambda batch, worker: stages(decode=4), workers=1, step=3).run()
     assert found.bottleneck is Bottleneck.DECODE
-    assert "1 more worker (num_workers=2)" in found.advice
+    assert "1 more worker (num_workers=2; " in found.advice
 
 
 def test_slow_step(clock):
