@@ -37,6 +37,7 @@ from streamer.loader.stall.report import Snapshot, StallReport, compare
 from streamer.loader.stall.reporter import OnReport, StallReporter, engine_view, named, rank_of, report_rules, snapshot
 from streamer.loader.stall.stats import LoaderStats, TrainerClock
 from streamer.loader.torch_arguments import check_torch_arguments, last_batch_of
+from streamer.loader.torch_attributes import TorchAttributes
 from streamer.loader.workers.fork_server import fork_server
 from streamer.loader.workers.pool import WorkerStart, WorkerType
 from streamer.order.plan import LastBatch
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class StreamingDataLoader:
+class StreamingDataLoader(TorchAttributes):
     """Iterates over a `StreamingDataset` in batches, made by worker processes, delivered in order.
 
     The batches are those of `default_collate` over the dataset's own order, for any number of workers. Their tensors
