@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -134,10 +135,17 @@ class FakeSession:
         self._wanted = max(self._wanted, step)
 
     def wait(self, step: int, timeout_seconds: float | None = None) -> None:
-        """Until `allow`."""
+        """Until `allow`.
+
+        Raises:
+            TimeoutError: the time is over.
+        """
         self.want(step)
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while self.ready < step:
-            self.pump(timeout_seconds if timeout_seconds is not None else -1)
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"step {step}")
+            self.pump(-1 if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def done(self, step: int, *, flush: bool = True) -> None:
         """Remembers it."""

@@ -421,7 +421,8 @@ def test_unguarded_script(tmp_path):
     assert process.returncode == 0, errors
     path = os.environ.get("PYTHONPATH", "-")
     assert out.splitlines() == [f"[100, 101, 102, 103] False {path}", f"[104, 105, 106, 107] False {path}"]
-    assert errors == ""
+    # On a busy machine the start takes longer than the wait that is said.
+    assert [line for line in errors.splitlines() if not line.startswith("waiting for worker processes")] == []
 
 
 ENDLESS = """

@@ -20,6 +20,7 @@ from streamer.errors import BrokenError, StreamerError
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.feed.counters import FeedCounters
 from streamer.loader.feed.run import FailedBatch, Finished, Run, RunState
+from streamer.loader.feed.waits import waited_for
 from streamer.loader.feed.wakeup import Wakeup
 from streamer.loader.ring.ring import Limits, Registrar, Ring
 from streamer.loader.stall.causes import MADE, RING, START, WORK, BatchTimeline
@@ -107,6 +108,10 @@ class Feeder:
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
         """The engine's counters, over a separate connection, on any thread; None: no answer."""
         return self._run_state.engine_values(timeout_seconds)
+
+    def waited_for(self) -> str:
+        """What the batch that the trainer gets next waits for, in words; any thread."""
+        return waited_for(self._run_state.window.head, self._pool, self._plan.workers.modules, self._what)
 
     # ------------------------------------------------------------ the trainer's side
 

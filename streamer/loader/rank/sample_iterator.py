@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import msgspec
 
@@ -14,6 +15,7 @@ from streamer.loader.rank.prepared import Prepared
 from streamer.loader.rank.step_session import Share, StepSession
 from streamer.loader.samples.maker import SampleLocation
 from streamer.loader.skipping import SkipLedger, Skipped, may_skip
+from streamer.loader.waiting import Notice
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,8 @@ class SampleIterator(Iterator[object]):
         self._maker = prepared.maker()
         self._ledger = ledger
         self._resumed = resumed
+        rank = prepared.rank_config
+        self._notice = Notice(logger, f"rank {rank.rank}: " if rank.world_size > 1 else "")
         self.progress = progress
         self._enter()
 
@@ -126,11 +130,16 @@ class SampleIterator(Iterator[object]):
             raise StopIteration
         if self._session is None:
             self._session = self._prepared.share_session(self.progress.epoch, self._rest, endless=False)
-        self._session.wait(self._step + 1)
+        self._notice.wait(partial(self._session.wait, self._step + 1), self._waited_for)
         self._step += 1
         batch = self._rest.batch(self._step)
         self._places = self._maker.places(self._prepared.ordinals(self.progress.epoch, batch))
         self._index, self._skip = self._skip, 0
+
+    def _waited_for(self) -> str:
+        share, batch = self.progress.share, self._rest.batch(self._step + 1)
+        worker = f" in worker {share.worker} of {share.workers}" if share.workers > 1 else ""
+        return f"the data of epoch {self.progress.epoch}, batch {batch}{worker}: its chunks come from the store"
 
     def _batch_done(self) -> None:
         """Releases the chunks of the batch: its samples are in memory of their own."""
