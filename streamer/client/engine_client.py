@@ -201,6 +201,11 @@ class EngineClient:
         self._sessions.pop(session.number, None)
 
     @property
+    def connected(self) -> bool:
+        """Whether an engine has answered; any thread."""
+        return self._connection is not None
+
+    @property
     def closed(self) -> bool:
         """It cannot be used any more."""
         return self._closed

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 
 import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
+import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
 from streamer.decode.dispatch import DecodeRule
@@ -20,8 +22,9 @@ from streamer.loader.rank.selections import Indices
 from streamer.loader.rank.step_session import Share
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError, SkipLedger, Skipped
+from streamer.loader.torch_arguments import last_batch_of
 from streamer.manifest.selection import Where
-from streamer.order.plan import batch_count
+from streamer.order.plan import LastBatch
 
 Url = str | os.PathLike[str]
 
@@ -41,8 +44,7 @@ class StreamingDataset(IterableDataset[object]):
     Several loaders and loops may read from one dataset at the same time, each at its own pace; they share the fetched
     chunks.
 
-    The last batch is filled with repeats, so that all ranks make the same number of steps, or left out with
-    `drop_last`.
+    All ranks make the same number of steps: on several, the last batch is filled with repeats, see `last_batch`.
 
     Args:
         url: a prefix or an object, or several; any fsspec url, or a local path.
@@ -61,7 +63,9 @@ class StreamingDataset(IterableDataset[object]):
             seed, epoch and sample; one called `out` a dict with the rows of the sample's arrays in the batch, by
             field, possibly empty: arrays that are written there and returned are not copied again.
         allow_pickle: decode .pt and .pkl fields, which runs code that they contain.
-        drop_last: leave out the last, incomplete batch; for plain DataLoaders.
+        drop_last: torch's word for last_batch="drop".
+        last_batch: of plain DataLoaders, if it is incomplete: "fill" it with repeats, which `repeated` marks; leave it
+            "short", on one rank only; "drop" it. None: "short" on one rank, "fill" on several.
         rank, world_size: override torch.distributed and the environment (torchrun, SLURM); both or neither.
         on_error: "raise", or "skip": another sample of the batch replaces one that cannot be decoded or
             transformed, marked as a repeat.
@@ -101,6 +105,7 @@ class StreamingDataset(IterableDataset[object]):
         transform: Transform | None = None,
         allow_pickle: bool = False,
         drop_last: bool = False,
+        last_batch: LastBatch | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         on_error: OnError = "raise",
@@ -125,7 +130,7 @@ class StreamingDataset(IterableDataset[object]):
             decode=decode,
             transform=transform,
             allow_pickle=allow_pickle,
-            drop_last=drop_last,
+            last_batch=last_batch_of(last_batch, drop_last),
             rank=rank,
             world_size=world_size,
             on_error=on_error,
@@ -145,9 +150,8 @@ class StreamingDataset(IterableDataset[object]):
     # ------------------------------------------------------------ contents
 
     def __len__(self) -> int:
-        """Samples of this rank per epoch, over all its workers: padded, or without the last batch."""
-        prepared = self._plain()
-        return batch_count(self.samples, prepared.global_batch, prepared.drop_last) * prepared.local_batch
+        """Samples of this rank per epoch, over all its workers; repeats that fill the last batch count."""
+        return self._plain().epoch_samples
 
     @property
     def samples(self) -> int:
@@ -259,6 +263,24 @@ class StreamingDataset(IterableDataset[object]):
         self._side.requested_epoch = epoch
         self._resume = None
 
+    def repeated(self, step: int) -> npt.NDArray[np.bool_]:
+        """Which samples of a batch are repeats that only fill it: bool (samples,). For plain DataLoaders.
+
+        `StreamingDataLoader.repeated` is its own. Samples that replace skipped ones are not marked.
+
+        Args:
+            step: number of the batch, counted from the start of the epoch, for plain DataLoaders whose batch size the
+                dataset was given.
+
+        Raises:
+            ConfigError: the dataset was not given `batch_size`.
+            IndexError: no such batch.
+        """
+        if self._opening.options.batch_size is None:
+            message = "repeated(step) needs the batches: give StreamingDataset the batch_size of the DataLoader"
+            raise ConfigError(message, field="batch_size")
+        return self._plain().plan(max(0, self.epoch - 1)).repeated(step)
+
     def state_dict(self) -> dict[str, object]:
         """The position of the last `iter()` of this process, or the start of the next one.
 
@@ -334,7 +356,7 @@ class StreamingDataset(IterableDataset[object]):
         edition = self._side.edition
         if self._prepared is None or self._prepared[0] != edition:
             options = self._opening.options
-            self._prepared = edition, self._opening.prepare(options.batch_size or 1, options.drop_last, plain=True)
+            self._prepared = edition, self._opening.prepare(options.batch_size or 1, options.last_batch, plain=True)
         return self._prepared[1]
 
     def _for_loader(self) -> DatasetSide:

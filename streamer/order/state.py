@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from streamer.errors import ConfigError, StateError
-from streamer.order.plan import batch_count
+from streamer.order.plan import LastBatch, batch_count
 from streamer.order.spec import OrderSpec
 
 _log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class State(msgspec.Struct, frozen=True):
                     found=theirs[name],
                 )
 
-    def resume(self, samples: int, global_batch: int, drop_last: bool = False) -> Resume:
+    def resume(self, samples: int, global_batch: int, last_batch: LastBatch = "fill") -> Resume:
         """Where to go on: exactly the samples not delivered, in batches of `global_batch`.
 
         Any number of ranks may go on, and another global batch, which is logged. A finished epoch
@@ -133,7 +133,7 @@ class State(msgspec.Struct, frozen=True):
         Args:
             samples: n.
             global_batch: the batch of the run that goes on.
-            drop_last: as in `RankPlan`.
+            last_batch: as in `RankPlan`.
         """
         if global_batch != self.global_batch:
             _log.warning(
@@ -144,7 +144,7 @@ class State(msgspec.Struct, frozen=True):
                 global_batch,
                 self.global_batch,
             )
-        if batch_count(samples - self.position, global_batch, drop_last) <= 0:
+        if batch_count(samples - self.position, global_batch, last_batch) <= 0:
             return Resume(self.epoch + 1, 0, 0)
         batch, start = divmod(self.position, global_batch)
         return Resume(self.epoch, start, batch)

@@ -14,6 +14,7 @@ from streamer.decode.dispatch import DecodeRule, check_rule
 from streamer.errors import ConfigError
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError
+from streamer.order.plan import LastBatch
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import GetManifest
 
@@ -43,7 +44,7 @@ class DatasetOptions:
     decode: DecodeRule = "auto"
     transform: Transform | None = None
     allow_pickle: bool = False
-    drop_last: bool = False
+    last_batch: LastBatch | None = None
     rank: int | None = None
     world_size: int | None = None
     on_error: OnError = "raise"

@@ -19,8 +19,9 @@ from streamer.loader.samples.maker import CachedBytes, SampleMaker, sample_key
 from streamer.loader.samples.recipe import Plans, SampleRecipe
 from streamer.loader.skipping import SharedBudget, SkipRules
 from streamer.manifest.table import Manifest
-from streamer.order.plan import RankPlan
+from streamer.order.plan import RankPlan, sample_count
 from streamer.order.quality import check_window
+from streamer.order.rank_split import RankSplit
 from streamer.order.spec import OrderSpec
 from streamer.order.state import Resume, State
 
@@ -51,7 +52,7 @@ class Prepared:
         spec: the order.
         rank_config: rank and world size.
         global_batch: samples of a batch over all ranks.
-        drop_last: leave out the last, incomplete batch.
+        last_batch: what becomes of an incomplete last batch.
         roots: cache folders as this process sees them.
     """
 
@@ -70,7 +71,7 @@ class Prepared:
         self.manifest = manifest
         self.rank_config = identity.rank_config
         self.global_batch = recipe.global_batch
-        self.drop_last = recipe.drop_last
+        self.last_batch = recipe.last_batch
         self.roots = list(recipe.roots)
 
     def __repr__(self) -> str:
@@ -88,6 +89,12 @@ class Prepared:
     def local_batch(self) -> int:
         """Samples of this rank in a batch."""
         return self.global_batch // self.rank_config.world_size
+
+    @property
+    def epoch_samples(self) -> int:
+        """Samples of this rank in a whole epoch, repeats that fill the last batch included."""
+        split = RankSplit(self.spec.lanes, self.global_batch, self.rank_config.world_size, self.rank_config.rank)
+        return sample_count(self._plans.samples, split, self.last_batch)
 
     @property
     def seed(self) -> int:
@@ -113,7 +120,7 @@ class Prepared:
             **self.spec.parts(),
             "world_size": self.rank_config.world_size,
             "global_batch": self.global_batch,
-            "drop_last": self.drop_last,
+            "last_batch": self.last_batch,
         }
 
     def plan(self, epoch: int) -> RankPlan:
@@ -184,7 +191,7 @@ class Prepared:
             StateError: the state is of another dataset, order or seed.
         """
         saved = self._adopt(state)
-        return self._continue(saved.resume(self._plans.samples, self.global_batch, self.drop_last))
+        return self._continue(saved.resume(self._plans.samples, self.global_batch, self.last_batch))
 
     def reenter(self, state: Mapping[str, object]) -> tuple[int, int]:
         """Like `resume`, but a finished epoch stays finished: its next batch is one past the last."""

@@ -113,6 +113,8 @@ class FakeEngine:
 class FakeClient:
     """Stands in for EngineClient."""
 
+    connected = True
+
     def __init__(self, engine: FakeEngine, settings: ClientSettings) -> None:
         self.engine = engine
         self.settings = settings

@@ -102,12 +102,11 @@ def test_the_urls_are_listed_once_for_all_processes(fake_engine, make_dataset, f
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": 7}, {"shuffle": False}, {"lanes": 4, "shuffle_window": 8}])
 def test_every_sample_comes_once(fake_engine, make_dataset, folder, options):
-    """And what fills the last batch up is a repeat; nothing is read that is not leased."""
+    """Nothing is read that is not leased."""
     dataset = make_dataset(folder, **options)
     found = Counter(numbers(dataset))
     assert set(found) == set(range(100))
-    assert found.total() == len(dataset)
-    assert found.total() - 100 == -100 % (options.get("batch_size", 1))
+    assert found.total() == len(dataset) == 100
     assert sorted(fake_engine.fetched) == list(range(fake_engine.manifest.chunks)), "each chunk once"
     assert all(session.closed for session in fake_engine.sessions)
 
@@ -119,6 +118,54 @@ def test_drop_last_leaves_the_incomplete_batch_out(make_dataset, folder):
     assert len(found) == len(set(found)) == len(dataset) == 98
 
 
+def test_the_last_batch_is_filled_where_that_is_asked_for(make_dataset, folder):
+    """15 batches of 7 with 5 repeats, which the mask of the last batch marks; the others have none."""
+    dataset = make_dataset(folder, batch_size=7, last_batch="fill")
+    found = numbers(dataset)
+    assert len(found) == len(dataset) == 105
+    masks = [dataset.repeated(step) for step in range(15)]
+    assert sorted(number for number, repeat in zip(found, np.concatenate(masks), strict=True) if not repeat) == [
+        *range(100)
+    ]
+    assert [int(mask.sum()) for mask in masks] == [0] * 14 + [5]
+    with pytest.raises(IndexError, match="batch 15 is not in"):
+        dataset.repeated(15)
+    with pytest.raises(ConfigError, match="batch_size"):
+        make_dataset(folder).repeated(0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"last_batch": "pad"}, r"last_batch='pad' is none of 'fill', 'short', 'drop'"),
+        ({"last_batch": "fill", "drop_last": True}, r"drop_last=True contradicts last_batch='fill'"),
+        ({"drop_last": "yes"}, r"drop_last='yes' is neither"),
+        ({"last_batch": "short", "rank": 0, "world_size": 2}, r"last_batch='short' on 2 ranks"),
+    ],
+)
+def test_a_last_batch_that_cannot_be_is_refused(make_dataset, folder, options, message):
+    """An unknown word, two words, or ranks with different numbers of steps."""
+    with pytest.raises(ConfigError, match=message):
+        len(make_dataset(folder, **options))
+
+
+@pytest.mark.parametrize(("taken", "ranks"), [(98, 1), (99, 1), (100, 1), (98, 2), (100, 2)])
+def test_a_state_in_or_after_a_short_batch_goes_on(make_dataset, folder, taken, ranks):
+    """After 14 batches of 7, inside the short one (one rank only), and at the end: then the next epoch."""
+    whole = make_dataset(folder, batch_size=14)
+    first, second = numbers(whole), numbers(whole)
+    before = make_dataset(folder, batch_size=14)
+    numbers(islice(iter(before), taken))
+    after = [make_dataset(folder, batch_size=14 // ranks, rank=rank, world_size=ranks) for rank in range(ranks)]
+    for dataset in after:
+        dataset.load_state_dict(before.state_dict())
+    if taken < 100:
+        rest = [number for dataset in after for number in numbers(dataset)]
+        assert set(rest) == set(first[taken:])
+        assert ranks > 1 or rest == first[taken:]
+    assert {number for dataset in after for number in numbers(dataset)} == set(second)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_ranks_share_the_samples(fake_engine, make_dataset, folder, world_size):
     """Equal lengths, disjoint but for the repeats at the end."""
@@ -128,7 +175,7 @@ def test_ranks_share_the_samples(fake_engine, make_dataset, folder, world_size):
     assert len({len(found) for found in ranks}) == 1
     total = Counter(number for found in ranks for number in found)
     assert set(total) == set(range(100))
-    assert total.total() - 100 == -100 % (4 * world_size)
+    assert total.total() - 100 == (-100 % (4 * world_size) if world_size > 1 else 0)
 
 
 def test_without_shuffle_the_order_is_the_manifests(make_dataset, tars):
