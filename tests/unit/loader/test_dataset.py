@@ -331,6 +331,17 @@ def test_an_undecodable_sample_is_an_error_with_its_place(make_dataset, folder):
     assert str(caught.value.details["object"]).startswith(str(bad))
 
 
+def test_an_empty_file_is_an_error_with_its_own_name(make_dataset, tmp_path):
+    """Not with that of the file behind it in the chunk."""
+    (tmp_path / "a").mkdir()
+    for number in range(6):
+        (tmp_path / "a" / f"{number}.npy").write_bytes(b"")
+    dataset = make_dataset(tmp_path / "a")
+    for number in range(6):
+        with pytest.raises(DecodeError, match=rf"sample '{number}\.npy'.* \(sample \d, \S*/{number}\.npy \[0, 0\)\)"):
+            dataset.get(f"{number}.npy")
+
+
 def test_skip_fills_the_place_from_the_same_batch(make_dataset, folder, caplog):
     """Positions do not move; the sample is listed with its cause."""
     whole = numbers(make_dataset(folder, batch_size=10))
