@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from streamer.formats.base import Field, Indexing, SampleName, Span
+from streamer.formats.names import extension
 from streamer.manifest.model import ObjectRecord
-
-# The field of a file whose name has no extension.
-NO_EXTENSION = "bin"
 
 
 class Folder(msgspec.Struct, frozen=True):
@@ -29,11 +27,5 @@ class Folder(msgspec.Struct, frozen=True):
         yield Span(0, target.size)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
-        """One field, named by the extension in lower case; the key is the path below the dataset's url."""
+        """One field, named by the extension (see `names`); the key is the path below the dataset's url."""
         return name.object_key, [Field(extension(name.object_key), content)]
-
-
-def extension(key: str) -> str:
-    """The last extension of a path in lower case: "jpg" of "a/b.c.JPG"."""
-    stem, dot, ending = key.rsplit("/", 1)[-1].rpartition(".")
-    return ending.lower() if dot and stem and ending else NO_EXTENSION

@@ -1,8 +1,8 @@
 """WebDataset: tars in which consecutive members with the same key are one sample.
 
 The key is the member's path up to the first dot of its basename, the field is the rest in lower case, as the
-`webdataset` library has it. Hidden files, names without a dot and `__metadata__` members are no samples; a key
-that comes back later in the tar is another sample. A sample's bytes are its members with their headers.
+`webdataset` library has it, but "jpg" for "jpeg". Hidden files, names without a dot and `__metadata__` members are no
+samples; a key that comes back later in the tar is another sample. A sample's bytes are its members with their headers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 
 from streamer.errors import DecodeError, ManifestError
 from streamer.formats.base import Field, Indexing, Need, SampleName, Span
+from streamer.formats.names import field_name
 from streamer.formats.tar import Member, TarError, members_of, read_members
 from streamer.manifest.model import ObjectRecord
 
@@ -77,6 +78,8 @@ class WebDataset(msgspec.Struct, frozen=True):
                 fields.append(Field(parts[1], content[member.content_start : member.content_stop]))
         except TarError as error:
             raise DecodeError(f"not a WebDataset sample: {error}", offset=error.offset) from error
+        if any(field.name.endswith("jpeg") for field in fields):
+            fields = _one_spelling(fields)
         if key is None:
             raise DecodeError(f"no file among the {len(content)} bytes of a sample")
         return key, fields
@@ -89,6 +92,13 @@ def split_name(name: str) -> tuple[str, str] | None:
     if dot <= slash + 1 or (name.startswith("__") and _META_NAME.match(name)):
         return None
     return name[:dot], name[dot + 1 :].lower()
+
+
+def _one_spelling(fields: list[Field]) -> list[Field]:
+    """Fields with "jpg" for "jpeg"; a sample that has both keeps both."""
+    taken = {field.name for field in fields}
+    names = [field_name(field.name) for field in fields]
+    return [field if name in taken else Field(name, field.content) for name, field in zip(names, fields, strict=True)]
 
 
 def _sniff(target: ObjectRecord, start: int) -> Generator[Need | Member, memoryview | None, None]:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from streamer.formats.base import SampleName, Span
-from streamer.formats.folder import Folder, extension
+from streamer.formats.folder import Folder
+from streamer.formats.names import extension, field_name
 from streamer.manifest.model import ObjectRecord
 
 
@@ -17,13 +18,28 @@ def test_open_names_the_field_by_extension():
     """The key is the path below the url; the field is a view."""
     content = memoryview(b"123")
     key, fields = Folder().open(content, SampleName("n01/a.b.JPEG", 3))
-    assert (key, [(f.name, f.content) for f in fields]) == ("n01/a.b.JPEG", [("jpeg", content)])
+    assert (key, [(f.name, f.content) for f in fields]) == ("n01/a.b.JPEG", [("jpg", content)])
 
 
-@pytest.mark.parametrize(("key", "name"), [("a/b", "bin"), ("a.x/b", "bin"), ("a/b.", "bin"), ("b.tar.GZ", "gz")])
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        *(("a/b", "bin"), ("a.x/b", "bin"), ("a/b.", "bin"), ("a/.b", "bin")),
+        *(("a/b.JPEG", "jpg"), ("a/b.Jpg", "jpg"), ("b.c.PNG", "png"), ("a/jpeg", "bin")),
+        *(("b.tar.GZ", "tar.gz"), ("a/b.txt.gz", "txt.gz"), ("a/v1.5.gz", "gz"), ("a/b.gz", "gz"), ("a/.txt.gz", "gz")),
+    ],
+)
 def test_extension(key, name):
-    """The last extension counts; a name without one is "bin"."""
+    """The last extension counts, with one before .gz; a name without one is "bin"."""
     assert extension(key) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "unified"), [("JPEG", "jpg"), ("seg.jpeg", "seg.jpg"), ("xjpeg", "xjpeg"), ("a.b", "a.b")]
+)
+def test_field_name(name, unified):
+    """Lower case, and jpg for jpeg."""
+    assert field_name(name) == unified
 
 
 @pytest.mark.parametrize(("key", "taken"), [("a/b.jpg", True), ("a/b", True), ("a/", False), ("a/.DS_Store", False)])

@@ -118,6 +118,24 @@ def test_a_field_twice_in_a_sample_is_an_error():
         samples(raw)
 
 
+@pytest.mark.parametrize(
+    ("members", "names"),
+    [
+        (["a.JPEG", "a.cls"], ["jpg", "cls"]),
+        (["a.seg.jpeg", "a.jpg"], ["seg.jpg", "jpg"]),
+        (["a.jpeg", "a.jpg"], ["jpeg", "jpg"]),
+        (["a.xjpeg"], ["xjpeg"]),
+    ],
+)
+def test_jpeg_is_jpg(members, names):
+    """One name for JPEGs; a sample with both keeps both. Its span, and so its manifest, is as it was."""
+    raw = tar_of([(name, name.encode()) for name in members])
+    (span,), _ = driven(WebDataset().index(ObjectRecord("s3://b/x.tar", len(raw), "")), raw)
+    _, fields = WebDataset().open(memoryview(raw)[span.start : span.stop], SampleName())
+    assert [field.name for field in fields] == names
+    assert [bytes(field.content) for field in fields] == [name.encode() for name in members]
+
+
 def test_open_copies_nothing():
     """A field is a view of the sample's bytes."""
     raw = memoryview(bytearray(tar_of([("a.jpg", b"12345")])))[:1024]

@@ -1,0 +1,34 @@
+"""Extensions in one spelling: the names of fields, and the kinds of files."""
+
+from __future__ import annotations
+
+import re
+
+# The field of a file whose name has no extension.
+NO_EXTENSION = "bin"
+PICTURES = frozenset(
+    [
+        *("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm", "avif"),
+        "jp2",
+    ]
+)
+_SAME = {"jpeg": "jpg"}
+# ".txt.gz", but not the ".5.gz" of "v1.5.gz".
+_PACKED = re.compile(r"\.([a-z][a-z0-9]*)$")
+
+
+def field_name(name: str) -> str:
+    """The name of a field in lower case, its last extension "jpg" where it is "jpeg"."""
+    lower = name.lower()
+    stem, dot, ending = lower.rpartition(".")
+    return f"{stem}{dot}{_SAME[ending]}" if ending in _SAME else lower
+
+
+def extension(key: str) -> str:
+    """The field of a file: "jpg" of "a/b.c.JPEG", "txt.gz" of "a/b.txt.gz", "bin" without an extension."""
+    stem, dot, ending = key.rsplit("/", 1)[-1].lower().rpartition(".")
+    if not (dot and stem and ending):
+        return NO_EXTENSION
+    if ending == "gz" and (inner := _PACKED.search(stem, 1)):
+        return f"{inner[1]}.gz"
+    return _SAME.get(ending, ending)
