@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from streamer.formats.base import Field, Indexing, SampleName, Span
-from streamer.formats.names import extension
+from streamer.formats.names import AUDIO, COMPANIONS, PICTURES, VIDEO, base_name, extension, is_hidden
 from streamer.manifest.model import ObjectRecord
 
 
 class Folder(msgspec.Struct, frozen=True):
-    """Raw files."""
+    """Raw files.
+
+    Attributes:
+        extensions: of the files that are samples, as `names.extension` gives them; None: all files.
+    """
 
     name: str = "folder"
     whole_objects: bool = True
+    extensions: frozenset[str] | None = None
 
     def accepts(self, key: str) -> bool:
-        """All files but hidden ones (`.DS_Store`, `._a.jpg`) and the markers of empty folders."""
-        basename = key.rsplit("/", 1)[-1]
-        return bool(basename) and not basename.startswith(".")
+        """The files of these extensions, but hidden ones and the markers of empty folders."""
+        return not is_hidden(key) and (self.extensions is None or extension(key) in self.extensions)
 
     def index(self, target: ObjectRecord, start: int = 0) -> Indexing:
         """The object is the sample; needs no byte of it."""
@@ -29,3 +34,42 @@ class Folder(msgspec.Struct, frozen=True):
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
         """One field, named by the extension (see `names`); the key is the path below the dataset's url."""
         return name.object_key, [Field(extension(name.object_key), content)]
+
+
+_MEDIA = (PICTURES, AUDIO, VIDEO)
+
+
+def sample_extensions(keys: Sequence[str]) -> frozenset[str] | None:
+    """Which files are samples where most are in class folders: those of the commonest extension; None: all files.
+
+    All pictures count as one extension, and so do all sounds and all films; beside these, documents do not count.
+    """
+    files = [key for key in keys if not is_hidden(key)]
+    if 2 * sum("/" in key for key in files) <= len(files):
+        return None
+    groups: Counter[frozenset[str]] = Counter()
+    for ending, count in Counter(map(extension, files)).items():
+        groups[next((kind for kind in _MEDIA if ending in kind), frozenset([ending]))] += count
+    if any(kind in groups for kind in _MEDIA):
+        groups = Counter({kind: count for kind, count in groups.items() if not kind <= COMPANIONS})
+    # Pictures where as many files are something else; then by name, so that the choice follows from the listing alone.
+    return max(groups, key=lambda kind: (groups[kind], kind is PICTURES, sorted(kind)))
+
+
+def left_out(keys: Sequence[str], chosen: Folder) -> str:
+    """A line about the visible files that are no samples; "" if there are none."""
+    files = [key for key in keys if not is_hidden(key)]
+    others = [key for key in files if not chosen.accepts(key)]
+    if not others:
+        return ""
+    samples = sorted({extension(key) for key in files} & (chosen.extensions or frozenset()))
+    return (
+        f"{len(others)} of {len(files)} files are no samples ({counted(others)}): "
+        f"those in the class folders are .{', .'.join(samples)}; extensions= chooses others"
+    )
+
+
+def counted(keys: Iterable[str]) -> str:
+    """The commonest extensions of files: "12 .json, 1 without extension"."""
+    endings = Counter(f".{extension(key)}" if "." in base_name(key)[1:] else "without extension" for key in keys)
+    return ", ".join(f"{count} {ending}" for ending, count in endings.most_common(5))

@@ -12,6 +12,32 @@ PICTURES = frozenset(
         "jp2",
     ]
 )
+AUDIO = frozenset(["wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"])
+VIDEO = frozenset(["mp4", "mkv", "mov", "avi", "webm", "mpg"])
+# What accompanies data.
+COMPANIONS = frozenset(
+    [
+        *(
+            "txt",
+            "md",
+            "rst",
+            "html",
+            "pdf",
+            "json",
+            "jsonl",
+            "xml",
+            "yaml",
+            "yml",
+            "csv",
+            "tsv",
+            "log",
+            "py",
+            "sh",
+            "db",
+        ),
+        *("idx", "txn", "manifest"),
+    ]
+)
 _SAME = {"jpeg": "jpg"}
 # ".txt.gz", but not the ".5.gz" of "v1.5.gz".
 _PACKED = re.compile(r"\.([a-z][a-z0-9]*)$")
@@ -24,9 +50,19 @@ def field_name(name: str) -> str:
     return f"{stem}{dot}{_SAME[ending]}" if ending in _SAME else lower
 
 
+def base_name(key: str) -> str:
+    """The last part of a path; "" for the marker of an empty folder."""
+    return key.rpartition("/")[2]
+
+
+def is_hidden(key: str) -> bool:
+    """Hidden files (`.DS_Store`, `._a.jpg`) and the markers of empty folders."""
+    return not (name := base_name(key)) or name.startswith(".")
+
+
 def extension(key: str) -> str:
     """The field of a file: "jpg" of "a/b.c.JPEG", "txt.gz" of "a/b.txt.gz", "bin" without an extension."""
-    stem, dot, ending = key.rsplit("/", 1)[-1].lower().rpartition(".")
+    stem, dot, ending = base_name(key).lower().rpartition(".")
     if not (dot and stem and ending):
         return NO_EXTENSION
     if ending == "gz" and (inner := _PACKED.search(stem, 1)):

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from streamer.errors import ConfigError
 from streamer.formats.base import SampleName, Span
+from streamer.formats.detect import chooser
 from streamer.formats.folder import Folder
 from streamer.formats.names import extension, field_name
 from streamer.manifest.model import ObjectRecord
@@ -46,3 +48,54 @@ def test_field_name(name, unified):
 def test_accepts(key, taken):
     """Hidden files and folder markers are no samples."""
     assert Folder().accepts(key) is taken
+
+
+CLASSES = ["cats/1.jpg", "cats/2.JPEG", "dogs/3.png", "dogs/4.jpg"]
+
+
+def taken(keys: list[str], name: str = "auto", extensions: list[str] | None = None) -> tuple[list[str], list[str]]:
+    """The samples among these files, and the notes."""
+    notes: list[str] = []
+    chosen = chooser(name, extensions, notes.append)(keys)
+    return [key for key in keys if chosen.accepts(key)], notes
+
+
+@pytest.mark.parametrize("name", ["auto", "folder"])
+def test_in_class_folders_pictures_are_samples(name):
+    """All kinds of them together; the rest is counted in one line."""
+    strays = ["README.md", "labels.csv", "LICENSE", "dogs/Thumbs.db", "cats/1.txt", "cats/2.txt", "dogs/.DS_Store"]
+    assert taken([*CLASSES, *strays], name) == (
+        CLASSES,
+        [
+            "6 of 10 files are no samples (2 .txt, 1 .md, 1 .csv, 1 without extension, 1 .db): "
+            "those in the class folders are .jpg, .png; extensions= chooses others"
+        ],
+    )
+    assert taken(CLASSES) == (CLASSES, [])
+
+
+@pytest.mark.parametrize(
+    ("keys", "samples"),
+    [
+        ([*CLASSES, *(f"cats/{i}.{kind}.json" for i in range(5) for kind in "ab")], CLASSES),
+        (["a/cover.jpg", "a/1.wav", "a/2.flac", "b/3.wav"], ["a/1.wav", "a/2.flac", "b/3.wav"]),
+        (["pos/1.txt", "pos/2.txt", "neg/3.txt", "bow.feat"], ["pos/1.txt", "pos/2.txt", "neg/3.txt"]),
+        (["a/1.npy", "a/2.npy", "a/preview.png"], ["a/1.npy", "a/2.npy"]),
+        (["a/1.npy", "a/1.png"], ["a/1.png"]),
+        (["a/1.json.gz", "a/2.json.gz", "a/x.csv"], ["a/1.json.gz", "a/2.json.gz"]),
+        (["1.npy", "2.npy", "meta/labels.csv"], ["1.npy", "2.npy", "meta/labels.csv"]),
+        (["1.jpg", "2.jpg", "labels.csv"], ["1.jpg", "2.jpg", "labels.csv"]),
+    ],
+)
+def test_the_commonest_files_of_class_folders_are_samples(keys, samples):
+    """Documents do not outnumber pictures, sounds or films; without class folders all files are samples."""
+    assert taken(keys)[0] == taken(keys[::-1])[0][::-1] == samples
+
+
+def test_extensions_say_which_files_are_samples():
+    """Whatever is there in which number, also beside tars; one that no file has is an error with those there are."""
+    keys = [*CLASSES, "a/1.npy", "a/2.txt.gz", "b/LICENSE", "x.tar"]
+    assert taken(keys, extensions=["npy"]) == (["a/1.npy"], [])
+    assert taken(keys, extensions=["jpg", "txt.gz"])[0] == ["cats/1.jpg", "cats/2.JPEG", "dogs/4.jpg", "a/2.txt.gz"]
+    with pytest.raises(ConfigError, match=r"extensions=jgp: none of the 4 files has one \(3 \.jpg, 1 \.png\)"):
+        taken(CLASSES, extensions=["jgp"])
