@@ -50,14 +50,15 @@ class WebDataset(msgspec.Struct, frozen=True):
         """Finds the samples of one tar, from the sample that begins at byte `start`.
 
         Raises:
-            ManifestError: compressed, cut off or broken; names object and offset.
+            ManifestError: compressed, cut off or broken; names object and offset. With a "reason" among its details it
+                is damaged.
         """
         if target.url.lower().endswith(COMPRESSED_SUFFIXES):
             raise _refusal(target, "is compressed; unpack it to a plain .tar", 0)
         try:
             yield from _group(_sniff(target, start))
         except TarError as error:
-            raise _refusal(target, f"cannot be read: {error.reason}", error.offset) from error
+            raise _damage(target, error) from error
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
         """Takes the members of one sample apart.
@@ -153,6 +154,18 @@ def _group(walk: Generator[Need | Member, memoryview | None, None]) -> Indexing:
         stop, gap_start = item.stop, None
     if key is not None:
         yield Span(start, stop)
+
+
+def _damage(target: ObjectRecord, error: TarError) -> ManifestError:
+    reason = f"{error.reason} (at byte {error.offset} of {target.size})"
+    return ManifestError(
+        f"{target.url} is damaged: {reason}. To repair it, unpack it with `tar -xif`, delete the file that is cut off "
+        "and pack the rest with `tar --sort=name`; index_errors='skip' leaves damaged tars out",
+        url=target.url,
+        offset=error.offset,
+        size=target.size,
+        reason=reason,
+    )
 
 
 def _refusal(target: ObjectRecord, what: str, offset: int) -> ManifestError:

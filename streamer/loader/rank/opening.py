@@ -238,7 +238,8 @@ class Opening:
         """The folder of the current manifest."""
         rank_config = self.rank_config()
         with self.connections.for_requests() as connection:
-            return connection.manifest(self.options.manifest_request(rank_config), _Announcer(rank_config.rank))
+            announcer = _Announcer(rank_config.rank)
+            return connection.manifest(self.options.manifest_request(rank_config), announcer, announcer.note)
 
     def _settled(self) -> Manifest | None:
         """The manifest that another process of this dataset has found; None: there is none, or its folder is gone."""
@@ -291,10 +292,16 @@ class Opening:
 
 
 class _Announcer:
-    """Logs the progress of an index: its cost as a warning, the rest as information."""
+    """Logs the progress of an index: its cost as a warning, the rest as information; notes on the first rank."""
 
     def __init__(self, rank: int) -> None:
+        self._first_rank = rank == 0
         self._announced = rank != 0
+
+    def note(self, text: str) -> None:
+        """What was left out."""
+        if self._first_rank:
+            logger.warning("%s", text)
 
     def __call__(self, progress: IndexProgress) -> None:
         logger.log(logging.INFO if self._announced else logging.WARNING, "indexing: %s", progress.text)
