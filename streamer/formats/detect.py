@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from streamer.errors import ConfigError
 from streamer.formats.base import Format
-from streamer.formats.folder import Folder, counted, left_out, sample_extensions
+from streamer.formats.folder import Folder, class_folders, counted
 from streamer.formats.foreign import refuse_foreign
+from streamer.formats.names import is_common, is_hidden
 from streamer.formats.webdataset import WebDataset
 
 FORMATS: dict[str, Format] = {kind.name: kind for kind in (Folder(), WebDataset())}
@@ -35,7 +36,7 @@ def chooser(
 
     Args:
         name: of the format.
-        extensions: of the files that are samples (raw files only); None: see `folder.sample_extensions`.
+        extensions: of the files that are samples (raw files only); None: see `folder.class_folders`.
         on_note: takes a line about files that are no samples.
 
     Raises:
@@ -48,12 +49,7 @@ def chooser(
         if extensions is not None:
             return _named_files(names, Folder(extensions=frozenset(extensions)))
         found = fixed or FORMATS[detect(names)]
-        if not isinstance(found, Folder):
-            return found
-        chosen = Folder(extensions=sample_extensions(names))
-        if note := left_out(names, chosen):
-            on_note(note)
-        return chosen
+        return class_folders(names, on_note) if isinstance(found, Folder) else found
 
     return choose
 
@@ -67,10 +63,10 @@ def detect(keys: Sequence[str]) -> str:
         ConfigError: tars and other files together, or a dataset of another kind; says how many of which.
     """
     refuse_foreign(keys)
-    folder, tars = FORMATS["folder"], FORMATS["webdataset"]
-    tar_keys = [key for key in keys if tars.accepts(key)]
-    others = [key for key in keys if folder.accepts(key) and not tars.accepts(key)]
-    if tar_keys and others:
+    tars = FORMATS["webdataset"]
+    tar_keys = [key for key in keys if not is_common(key) and tars.accepts(key)]
+    others = [key for key in keys if not is_hidden(key) and not tars.accepts(key)] if tar_keys else []
+    if others:
         raise ConfigError(
             f"format='auto' found {len(tar_keys)} tars and other files ({counted(others)}); name the format: "
             "'webdataset' takes the tars only, 'folder' the files; extensions= says which of them",

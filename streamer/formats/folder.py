@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -39,34 +39,37 @@ class Folder(msgspec.Struct, frozen=True):
 _MEDIA = (PICTURES, AUDIO, VIDEO)
 
 
-def sample_extensions(keys: Sequence[str]) -> frozenset[str] | None:
-    """Which files are samples where most are in class folders: those of the commonest extension; None: all files.
+def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder:
+    """The format where most files are in class folders: those of the commonest extension are samples; else all are.
 
     All pictures count as one extension, and so do all sounds and all films; beside these, documents do not count.
+
+    Args:
+        keys: of all objects.
+        on_note: takes a line about the visible files that are no samples.
     """
     files = [key for key in keys if not is_hidden(key)]
     if 2 * sum("/" in key for key in files) <= len(files):
-        return None
+        return Folder()
+    endings = Counter(map(extension, files))
+    chosen = _commonest(endings)
+    if not endings.keys() <= chosen:
+        others = [key for key in files if extension(key) not in chosen]
+        on_note(
+            f"{len(others)} of {len(files)} files are no samples ({counted(others)}): those in the class folders are "
+            f".{', .'.join(sorted(endings.keys() & chosen))}; extensions= chooses others"
+        )
+    return Folder(extensions=chosen)
+
+
+def _commonest(endings: Counter[str]) -> frozenset[str]:
     groups: Counter[frozenset[str]] = Counter()
-    for ending, count in Counter(map(extension, files)).items():
+    for ending, count in endings.items():
         groups[next((kind for kind in _MEDIA if ending in kind), frozenset([ending]))] += count
     if any(kind in groups for kind in _MEDIA):
         groups = Counter({kind: count for kind, count in groups.items() if not kind <= COMPANIONS})
     # Pictures where as many files are something else; then by name, so that the choice follows from the listing alone.
     return max(groups, key=lambda kind: (groups[kind], kind is PICTURES, sorted(kind)))
-
-
-def left_out(keys: Sequence[str], chosen: Folder) -> str:
-    """A line about the visible files that are no samples; "" if there are none."""
-    files = [key for key in keys if not is_hidden(key)]
-    others = [key for key in files if not chosen.accepts(key)]
-    if not others:
-        return ""
-    samples = sorted({extension(key) for key in files} & (chosen.extensions or frozenset()))
-    return (
-        f"{len(others)} of {len(files)} files are no samples ({counted(others)}): "
-        f"those in the class folders are .{', .'.join(samples)}; extensions= chooses others"
-    )
 
 
 def counted(keys: Iterable[str]) -> str:

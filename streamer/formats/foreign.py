@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from streamer.errors import ConfigError
-from streamer.formats.names import COMPANIONS, base_name, is_hidden
+from streamer.formats.names import COMPANIONS, base_name, is_common, is_hidden
 
 # One such file is enough: the other objects of these formats have names that say nothing.
 _MARKS = {
@@ -36,7 +36,7 @@ _LITDATA = re.compile(r"chunk-\d+-\d+(\.\w+)?\.bin")
 _SHARD = re.compile(r".+-\d{5}-of-\d{5}")
 
 
-def refuse_foreign(keys: Iterable[str]) -> None:
+def refuse_foreign(keys: Sequence[str]) -> None:
     """Refuses a dataset of another kind than files and tars.
 
     Documents beside it (README.md, index.json) do not count.
@@ -46,8 +46,9 @@ def refuse_foreign(keys: Iterable[str]) -> None:
     """
     found: Counter[str] = Counter()
     example: dict[str, str] = {}
-    others, marked = 0, ""
-    for key in keys:
+    odd = [key for key in keys if not is_common(key)]
+    others, marked = len(keys) - len(odd), ""
+    for key in odd:
         name = base_name(key).lower()
         kind = _MARKS.get(name) or _kind(name)
         if kind:
