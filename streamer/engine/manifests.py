@@ -230,7 +230,8 @@ class Manifests:
         from streamer.manifest.index_log import IndexLogs
 
         cost = IndexCost(request.urls[0], request.limit_seconds, report, time.monotonic)
-        warmed, digest, notes = Warmed(self._target), "", list[str]()
+        warmed, notes = Warmed(self._target), list[str]()
+        manifest: Manifest | None = None
         try:
             manifest = await build(
                 request.urls,
@@ -248,12 +249,11 @@ class Manifests:
                     on_damage=notes.append if request.skip_damaged else None,
                 ),
             )
-            digest = manifest.digest
         finally:
-            warmed.hand_off(digest)
+            warmed.hand_off(manifest)
         source = request.file_source if manifest.whole_objects else request.container_source
-        self.store.remember(source, listing, digest, [f"{request.urls[0]}: {note}" for note in notes])
-        return digest
+        self.store.remember(source, listing, manifest.digest, [f"{request.urls[0]}: {note}" for note in notes])
+        return manifest.digest
 
     def _known(self, request: ManifestRequest, listing: str) -> str | None:
         for source, whole_objects in ((request.file_source, True), (request.container_source, False)):
@@ -283,10 +283,13 @@ class Warmed:
         except CacheError as error:
             logger.info("chunk %s is not kept from the index: %s", chunk.key.hex(), error)
 
-    def hand_off(self, digest: str) -> None:
-        """Adds the kept chunks to the policy; without a manifest ("") they have no owner, as after a kill."""
-        if self._kept:
-            self._target.adopt(digest, self._kept)
+    def hand_off(self, manifest: Manifest | None) -> None:
+        """Adds the kept chunks to the policy; those of no manifest (a damaged tar's) have no owner, as after a kill."""
+        own = set[bytes]() if manifest is None else {key.tobytes() for key in manifest.chunk_keys}
+        digest = "" if manifest is None else manifest.digest
+        for owner, kept in ((digest, self._kept.keys() & own), ("", self._kept.keys() - own)):
+            if kept:
+                self._target.adopt(owner, {key: self._kept[key] for key in kept})
 
 
 class _Recorder:

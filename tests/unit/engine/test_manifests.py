@@ -93,6 +93,19 @@ async def test_tars_are_read_once_for_both_orders(engine: Engine, tars: str) -> 
     assert (again.digest, built) == (first.digest, False)
 
 
+async def test_chunks_of_a_damaged_tar_have_no_owner(
+    engine: Engine, tars: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were read for the index, and would be kept for a dataset that does not have them."""
+    adopted: dict[str, set[bytes]] = {}
+    monkeypatch.setattr(engine, "adopt", lambda digest, kept: adopted.update({digest: set(kept)}))
+    raw = tar_of([(f"big{i}.bin", bytes([i]) * 3_000_000) for i in range(4)])
+    (Path(tars) / "1.tar").write_bytes(raw[:-20_000])
+    manifest, _, _ = await found(engine, tars, skip_damaged=True, chunk_bytes=1_000_000)
+    assert adopted[manifest.digest] == {key.tobytes() for key in manifest.chunk_keys}
+    assert adopted[""]
+
+
 async def test_a_damaged_tar_is_an_error_or_left_out(engine: Engine, tars: str) -> None:
     """As asked for; that one answer was to leave it out does not hide it from who did not ask."""
     with pytest.raises(ManifestError, match=r"1\.tar is damaged: cut off"):
