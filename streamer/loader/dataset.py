@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from streamer.decode.dispatch import DecodeRule
 from streamer.errors import ConfigError
-from streamer.loader.rank.dataset_options import DatasetOptions, OnChange, as_urls
+from streamer.loader.rank.dataset_options import DatasetOptions, OnChange, OnDamage, as_urls
 from streamer.loader.rank.epoch_cell import EpochCell, WorkerTicket
 from streamer.loader.rank.loader_side import DatasetSide
 from streamer.loader.rank.opening import Opening
@@ -53,7 +53,8 @@ class StreamingDataset(IterableDataset[object]):
         cache_dir: the folder of the chunks on this machine; None: $STREAMER_CACHE_DIR, else the XDG cache folder.
         cache_bytes: limit, as bytes or "200GB"; "auto": 80 % of the free space. For an engine that this process starts.
         storage_options: as for fsspec.
-        shuffle: True or "block", "sample" (see the docs for its price), False.
+        shuffle: True or "block", "sample" (see the docs for its price), False (in the order of the urls, of the keys
+            below each, and of the members of a tar).
         seed: fixes the order, and the `rng` of transforms.
         batch_size: samples of a batch on one rank, for plain DataLoaders.
         lanes, shuffle_window: override the automatic choice (chunks open over all nodes).
@@ -74,6 +75,9 @@ class StreamingDataset(IterableDataset[object]):
         index_limit: seconds; a manifest that would take longer is not built at first use.
         stream: distinguishes two datasets of one job with the same data and shuffle but different batches; loaders of
             one dataset need none.
+        extensions: of the raw files that are samples, as ["jpg", "png"]; capitals do not matter, jpeg is jpg. None:
+            where most files are in class folders, the commonest (all pictures count as one); else all.
+        index_errors: "raise", or "skip": damaged tars are left out; a warning names them.
         on_change: "raise": the dataset is fixed at first use, and an object that changes later is an
             ObjectChangedError. "refresh": the objects are listed again before each epoch, see `refresh`; within an
             epoch a changed object is still an error.
@@ -114,6 +118,8 @@ class StreamingDataset(IterableDataset[object]):
         index_limit: float = 600.0,
         stream: str = "",
         on_change: OnChange = "raise",
+        extensions: str | Sequence[str] | None = None,
+        index_errors: OnDamage = "raise",
     ) -> None:
         options = DatasetOptions(
             urls=as_urls(url),
@@ -139,6 +145,8 @@ class StreamingDataset(IterableDataset[object]):
             index_limit=index_limit,
             stream=stream,
             on_change=on_change,
+            extensions=extensions,
+            index_errors=index_errors,
         )
         # One job for this process and its workers, where torchrun or SLURM name none.
         self._start(Opening(options, (), f"pid-{os.getpid()}", EpochCell()))
@@ -172,7 +180,8 @@ class StreamingDataset(IterableDataset[object]):
         """Reads one sample by a small ranged read. For inspection, not for training: it bypasses the cache's plan.
 
         Args:
-            index: 0..samples-1 in the order of the manifest, or negative from the end.
+            index: 0..samples-1 in the order of the manifest (of raw files by key with shuffle=False, else by a hash),
+                or negative from the end.
 
         Raises:
             IndexError: no such sample.

@@ -97,6 +97,8 @@ def test_the_dataset_takes_these_arguments():
         "index_limit": 600.0,
         "stream": "",
         "on_change": "raise",
+        "extensions": None,
+        "index_errors": "raise",
     }
     kinds = {parameter.kind for name, parameter in parameters.items() if name != "url"}
     assert kinds == {inspect.Parameter.KEYWORD_ONLY}

@@ -249,7 +249,8 @@ class Opening:
         rank_config = self.rank_config()
         with self.connections.for_requests() as connection:
             self._announcer = _Announcer(rank_config.rank)
-            return connection.manifest(self.options.manifest_request(rank_config), self._announcer)
+            request = self.options.manifest_request(rank_config)
+            return connection.manifest(request, self._announcer, self._announcer.note)
 
     def _waited_for(self) -> str:
         """What the opening waits for, in words; any thread. "": another process says it."""
@@ -316,7 +317,7 @@ class Opening:
 
 
 class _Announcer:
-    """Logs the progress of an index: its cost as a warning if it takes long, the rest as information.
+    """Logs the progress of an index: its cost as a warning if it takes long, the rest as information; and its notes.
 
     Attributes:
         so_far: the last text, in brackets; "" before the first one.
@@ -324,8 +325,14 @@ class _Announcer:
 
     def __init__(self, rank: int) -> None:
         self.so_far = ""
+        self._first_rank = rank == 0
         self._warned = rank != 0
         self._begun = time.monotonic()
+
+    def note(self, text: str) -> None:
+        """What was left out."""
+        if self._first_rank:
+            logger.warning("%s", text)
 
     def __call__(self, progress: IndexProgress) -> None:
         self.so_far = f" ({progress.text})"

@@ -6,7 +6,9 @@ import pickle
 import shutil
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,6 +46,11 @@ def test_constructing_does_no_io(fake_engine, tmp_path):
         ({"on_error": "ignore"}, "on_error"),
         ({"error_budget": -1}, "error_budget"),
         ({"on_change": "ignore"}, "on_change"),
+        ({"index_errors": "ignore"}, "index_errors"),
+        ({"extensions": []}, "extensions"),
+        ({"extensions": ["jpg", 3]}, "extensions"),
+        ({"extensions": 3}, "extensions"),
+        ({"extensions": ["jpg"], "format": "webdataset"}, "extensions"),
         ({"index_limit": -1}, "index_limit"),
     ],
 )
@@ -348,6 +355,55 @@ def test_set_epoch_drops_a_loaded_state(make_dataset, folder):
     assert numbers(dataset) == first
 
 
+# ---------------------------------------------------------------- which samples, in which order
+
+
+def test_without_shuffle_files_come_by_their_keys(make_dataset, folder):
+    """Also by index; with shuffle they are packed by a hash, which mixes the classes of a chunk."""
+    dataset = make_dataset(folder, shuffle=False)
+    keys = [sample["__key__"] for sample in dataset]
+    assert keys == sorted(keys) == [dataset[number]["__key__"] for number in range(100)]
+    assert len(dataset._opening.manifest.chunk_samples) > 3
+    with closing(dataset.select(labels=[1])) as part:
+        assert [sample["__key__"] for sample in part] == [key for key in keys if key.startswith("class1/")]
+
+
+def test_without_shuffle_several_urls_keep_their_order(make_dataset, folder):
+    """As the user lists them."""
+    names = [f"class{number % 3}/{number:03d}.txt" for number in (40, 7, 99, 3)]
+    dataset = make_dataset([folder / name for name in names], shuffle=False)
+    assert [Path(dataset[number]["__key__"]).name for number in range(4)] == [Path(name).name for name in names]
+    assert numbers(dataset) == [40, 7, 99, 3]
+
+
+def test_strays_are_counted_and_left_out(make_dataset, folder, caplog):
+    """Once, on the first rank; extensions= takes others, and whatever is said of their spelling."""
+    (folder / "README.md").write_text("about")
+    (folder / "class1" / "notes.CSV").write_text("a,b")
+    assert set(numbers(make_dataset(folder))) == set(range(100))
+    assert [r.message for r in caplog.records if "samples (" in r.message] == [
+        "2 of 102 files are no samples (1 .md, 1 .csv): those in the class folders are .txt; extensions= chooses others"
+    ]
+
+
+def test_a_second_rank_does_not_repeat_it(make_dataset, folder, caplog):
+    """Eight ranks would say it eight times."""
+    (folder / "README.md").write_text("about")
+    assert make_dataset(folder, rank=1, world_size=2).samples == 100
+    assert "samples (" not in caplog.text
+
+
+def test_extensions_are_told_in_one_spelling(fake_engine, make_dataset, folder):
+    """With or without a dot, in capitals, one alone."""
+    (folder / "class1" / "picture.JPEG").write_bytes(b"x")
+    dataset = make_dataset(folder, extensions=[".JPEG", "csv", "jpg"], decode=None)
+    assert [sample["__key__"] for sample in dataset] == ["class1/picture.JPEG"]
+    assert fake_engine.requests[-1].extensions == ["csv", "jpg"]
+    fake_engine.manifest = None
+    assert make_dataset(folder, extensions="txt").samples == 100
+    assert fake_engine.requests[-1].extensions == ["txt"]
+
+
 # ---------------------------------------------------------------- faults
 
 
@@ -376,6 +432,17 @@ def test_an_undecodable_sample_is_an_error_with_its_place(make_dataset, folder):
         numbers(make_dataset(folder))
     assert caught.value.details["sample"] == "class1/004.txt"
     assert str(caught.value.details["object"]).startswith(str(bad))
+
+
+def test_an_empty_file_is_an_error_with_its_own_name(make_dataset, tmp_path):
+    """Not with that of the file behind it in the chunk."""
+    (tmp_path / "a").mkdir()
+    for number in range(6):
+        (tmp_path / "a" / f"{number}.npy").write_bytes(b"")
+    dataset = make_dataset(tmp_path / "a")
+    for number in range(6):
+        with pytest.raises(DecodeError, match=rf"sample '{number}\.npy'.* \(sample \d, \S*/{number}\.npy \[0, 0\)\)"):
+            dataset.get(f"{number}.npy")
 
 
 def test_skip_fills_the_place_from_the_same_batch(make_dataset, folder, caplog):
