@@ -79,6 +79,7 @@ def test_rules_reach_into_gz():
         (gzip.compress(bytes(60)) + gzip.compress(bytes(60)), "more than 100 bytes when unpacked, from 48"),
         (b"hello", "incorrect header check"),
     ],
+    ids=["cut", "large", "no gzip"],
 )
 def test_bad_gz_is_refused(content, reason, monkeypatch):
     """Damaged, cut off, or larger than the limit when unpacked; with the sample's name."""
