@@ -81,7 +81,7 @@ class FetchConfig:
     failing_seconds: float = 8.0
     backoff_start_seconds: float = 0.05
     backoff_max_seconds: float = 4.0
-    # An endpoint that worked and then stops answering is waited for this long (a rolling restart, a lost route).
+    # An endpoint that serves no request is waited for this long (a rolling restart, a lost route, an early start).
     outage_seconds: float = 60.0
     # A body slower than the floor for this long is abandoned and resumed on a new connection.
     progress_seconds: float = 1.5

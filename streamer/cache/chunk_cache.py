@@ -143,9 +143,9 @@ class ChunkCache:
         return self._space.limit_bytes(self._fallback.limit_bytes)
 
     @property
-    def charged_bytes(self) -> int:
-        """Bytes of the limit that chunk files take now."""
-        return self._space.charged_bytes
+    def space(self) -> DiskSpace:
+        """The bytes of the folder: its limit, what is taken of it, and by what."""
+        return self._space
 
     @property
     def roots(self) -> tuple[Path, ...]:

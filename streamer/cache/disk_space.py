@@ -30,6 +30,8 @@ class DiskSpace:
 
     Attributes:
         charged_bytes: what chunk files take, reserved bytes included, as `table.charge` counts them.
+        whole_limit_bytes: of the whole folder.
+        overhead_bytes: what manifests, catalog and folders take of it, as of the last `measure`.
         refused: the disk has refused a write since the last `measure`.
     """
 
@@ -39,11 +41,11 @@ class DiskSpace:
         self._path = path
         self._floor_bytes = floor_bytes
         self._unlinks: set[asyncio.Event] = set()
-        self._overhead = FIXED_BYTES
+        self.overhead_bytes = FIXED_BYTES
         self._disk_limit = 0
-        self._whole_limit = limit_bytes or 0
+        self.whole_limit_bytes = limit_bytes or 0
         if limit_bytes is None:
-            self._whole_limit = int(DEFAULT_SHARE * (self.free_bytes() + charged_bytes))
+            self.whole_limit_bytes = int(DEFAULT_SHARE * (self.free_bytes() + charged_bytes))
         self.measure()
 
     def __repr__(self) -> str:
@@ -52,7 +54,7 @@ class DiskSpace:
     @property
     def hard_limit_bytes(self) -> int:
         """The limit that is never exceeded: the whole limit less manifests and catalog."""
-        return max(0, self._whole_limit - self._overhead)
+        return max(0, self.whole_limit_bytes - self.overhead_bytes)
 
     def limit_bytes(self, memory_bytes: int) -> int:
         """The present limit of chunk files.
@@ -65,11 +67,11 @@ class DiskSpace:
 
     def resize(self, limit_bytes: int) -> None:
         """Another limit for the whole folder; `measure` it then."""
-        self._whole_limit = limit_bytes
+        self.whole_limit_bytes = limit_bytes
 
     def measure(self) -> None:
         """Measures manifests and free space."""
-        self._overhead = FIXED_BYTES + used_bytes(self._path / "manifests")
+        self.overhead_bytes = FIXED_BYTES + used_bytes(self._path / "manifests")
         found = os.statvfs(self._path)
         # On a small filesystem (a tmpfs as RAM tier) a floor of 1 GiB would leave nothing.
         floor = min(self._floor_bytes, int(FLOOR_SHARE * found.f_blocks * found.f_frsize))

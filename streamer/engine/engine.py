@@ -58,7 +58,9 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.cache = ChunkCache(config.cache)
-        self.fetchers = Fetchers(config.fetch, UrlAllowlist(config.datasets))
+        self.fetchers = Fetchers(config.fetch, UrlAllowlist(config.datasets), self._notify)
+        # Called with the key of storage options and what the sessions that have them are waiting for.
+        self.on_notice: Callable[[str, str], None] | None = None
         self.sessions: dict[str, EngineSession] = {}
         # Errors that reached a consumer, by kind.
         self.errors: Counter[str] = Counter()
@@ -239,6 +241,10 @@ class Engine:
     def count_error(self, error: StreamerError) -> None:
         """An error reaches a consumer."""
         self.errors[type(error).__name__] += 1
+
+    def _notify(self, key: str, text: str) -> None:
+        if self.on_notice is not None:
+            self.on_notice(key, text)
 
     @property
     def silent_seconds(self) -> float:

@@ -31,7 +31,7 @@ class PageCache:
     @property
     def advises(self) -> bool:
         """Whether there is more on the disk than the page cache can hold."""
-        return self._cache.charged_bytes > MEMORY_SHARE * self._memory_bytes
+        return self._cache.space.charged_bytes > MEMORY_SHARE * self._memory_bytes
 
     def will_need(self, key: bytes) -> None:
         """A chunk on the disk will be read soon."""

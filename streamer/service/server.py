@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from streamer.config import EngineConfig
+from streamer.engine.datasets import options_key
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession, LoaderReport, SessionRequest
 from streamer.engine.statistics import Values, engine_statistics
@@ -37,6 +38,7 @@ from streamer.wire.messages import (
     GetManifest,
     GetStatistics,
     Hello,
+    Notice,
     Opened,
     OpenSession,
     Read,
@@ -96,6 +98,7 @@ class Server:
         self._grace: asyncio.TimerHandle | None = None
         self._begun = engine.now()
         self._count: Counter[str] = Counter()
+        engine.on_notice = self._notice
         self._watch_grace()
 
     def __repr__(self) -> str:
@@ -169,6 +172,8 @@ class Server:
                 cache.root_id,
                 [str(root) for root in cache.roots[1:]],
                 cache.limit_bytes,
+                cache.space.whole_limit_bytes,
+                cache.space.overhead_bytes,
             )
         )
 
@@ -265,6 +270,13 @@ class Server:
             )
 
     # ------------------------------------------------------------ inside
+
+    def _notice(self, key: str, text: str) -> None:
+        """Tells the peers that a store may keep waiting: with requests, or with sessions that have its options."""
+        for peer, state in self._peers.items():
+            sessions = state.sessions.values()
+            if state.requests.running or any(options_key(one.dataset.options) == key for one in sessions):
+                peer.send(Notice(one_line(text)))
 
     def _own_statistics(self, now: float) -> Values:
         return {

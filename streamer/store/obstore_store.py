@@ -6,14 +6,22 @@ Only `get_async(options={range, if_match})` is used: `get_range` and `get_ranges
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from obstore import get_async, head_async, put_async
 from obstore import list as list_pages
 
-from streamer.errors import AccessDeniedError, ObjectChangedError, ObjectNotFoundError, StoreError, StreamerError
+from streamer.errors import (
+    AccessDeniedError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreError,
+    StoreTimeoutError,
+    StreamerError,
+)
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, patterns, urls, versions
 from streamer.store.base import PIECE_BYTES, StoreStatistics, Take
@@ -30,6 +38,10 @@ Page = list[ObjectRecord]
 
 # Up to this many pieces one call for the whole body is cheaper: 111 against 180 us for 100 KB (2026-11-20).
 WHOLE_PIECES = 2
+# For a page of a listing, a head, or a put of a part of a manifest; a store that took it is busy for seconds.
+ANSWER_SECONDS = 30.0
+
+T = TypeVar("T")
 
 
 class ObstoreStore:
@@ -144,14 +156,15 @@ class ObstoreStore:
     async def _pages(self, folder: str) -> AsyncGenerator[Page, None]:
         self._counters.lists += 1
         with translating(self._mapped, folder):
-            async for page in list_pages(self._connected(), urls.split(folder).key or None):
+            pages = aiter(list_pages(self._connected(), urls.split(folder).key or None))
+            while (page := await _in_time(anext(pages, None), folder)) is not None:
                 yield [self._record(meta) for meta in page]
 
     async def _head(self, url: str) -> ObjectRecord | None:
         self._counters.requests += 1
         try:
             with translating(self._mapped, url):
-                meta = await head_async(self._connected(), urls.split(url).key)
+                meta = await _in_time(head_async(self._connected(), urls.split(url).key), url)
                 return ObjectRecord(url, meta["size"], _version(meta))
         except ObjectNotFoundError:
             return None
@@ -160,7 +173,8 @@ class ObstoreStore:
         """See ObjectStore.put."""
         self._counters.requests += 1
         with translating(self._mapped, url):
-            await put_async(self._connected(), urls.split(url).key, content, use_multipart=False)
+            putting = put_async(self._connected(), urls.split(url).key, content, use_multipart=False)
+            await _in_time(putting, url)
 
     def statistics(self) -> StoreStatistics:
         """See ObjectStore.statistics."""
@@ -194,6 +208,22 @@ class ObstoreStore:
         if self._process != os.getpid():
             raise failures.after_fork(self._root, self._process)
         return self._client
+
+
+async def _in_time(answer: Awaitable[T], url: str) -> T:
+    """A small answer; the client's own timeout is for bodies, an hour.
+
+    Raises:
+        StoreTimeoutError: it took longer than any answer of that kind does.
+    """
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await answer
+    except TimeoutError as error:
+        if isinstance(error, StreamerError):
+            raise
+        text = f"{urls.shown(url)}: no answer in {ANSWER_SECONDS:.0f} s"
+        raise StoreTimeoutError(text, url=urls.shown(url), status=None) from None
 
 
 def _options(target: ObjectRecord, start: int, stop: int) -> GetOptions:

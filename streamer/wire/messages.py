@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 # Increased when the meaning of a message changes. Client and engine must agree on it exactly.
-PROTOCOL = 1
+PROTOCOL = 2
 
 # The bottlenecks that a loader may report (`streamer.loader.stall.advice.Bottleneck`). They are labels of /metrics,
 # therefore no free text; any other word counts as the last one.
@@ -186,7 +186,13 @@ Request = (
 
 
 class Welcome(Message, tag=64, frozen=True):
-    """Answers Hello: where the chunks are (the client may see the folder elsewhere; root_id tells)."""
+    """Answers Hello: where the chunks are (the client may see the folder elsewhere; root_id tells).
+
+    Attributes:
+        limit_bytes: what chunk files may take now.
+        cache_bytes: the limit of the whole folder, as it was given or chosen.
+        overhead_bytes: what manifests and the catalog take of it.
+    """
 
     protocol: Count
     version: Name
@@ -195,6 +201,8 @@ class Welcome(Message, tag=64, frozen=True):
     root_id: Name
     layers: list[Name] = []
     limit_bytes: Count = 0
+    cache_bytes: Count = 0
+    overhead_bytes: Count = 0
 
 
 class IndexProgress(Message, tag=65, frozen=True):
@@ -259,4 +267,10 @@ class Failed(Message, tag=71, frozen=True):
     session: Annotated[int, Meta(ge=-1)] = -1
 
 
-Event = Welcome | IndexProgress | ManifestReady | Opened | Ready | Content | Statistics | Failed
+class Notice(Message, tag=72, frozen=True):
+    """What the peer's sessions or requests are waiting for, for its log: a store that does not answer."""
+
+    text: Annotated[str, Meta(max_length=4096)]
+
+
+Event = Welcome | IndexProgress | ManifestReady | Opened | Ready | Content | Statistics | Failed | Notice

@@ -6,12 +6,14 @@ import signal
 import subprocess
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
+from streamer.client import launcher
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
-from streamer.errors import ClosedError, ConfigError
+from streamer.errors import ClosedError, ConfigError, EngineUnavailableError
 
 
 @pytest.fixture
@@ -106,3 +108,35 @@ def test_an_engine_starts_while_somebody_forks(client, monkeypatch):
         for child in children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+
+@pytest.mark.process
+def test_another_limit_than_the_running_engines_is_said_once(client, tmp_path, caplog):
+    """With both limits; every connection of the process finds the same, and says nothing more."""
+    client.statistics()
+    other = replace(client.settings, cache_bytes=32 << 20)
+    for _ in range(2):
+        with EngineClient(other) as second:
+            second.statistics()
+    lines = [record.getMessage() for record in caplog.records if "is not used" in record.getMessage()]
+    assert len(lines) == 1
+    assert f"cache_bytes={32 << 20} (33.6 MB) is not used" in lines[0]
+    assert str(tmp_path / "cache") in lines[0]
+    assert "limit of 8.4 MB" in lines[0]
+    with EngineClient(replace(client.settings, cache_bytes=None)) as third:
+        third.statistics()
+    assert "None" not in caplog.text
+
+
+def test_an_engine_that_is_waited_for_is_said_once(tmp_path, caplog, monkeypatch):
+    """`STREAMER_ENGINE` names a service that is down: a line after 1.5 s, an error after the time that it names."""
+    monkeypatch.setattr(launcher, "_QUIET_SECONDS", 0.3)
+    settings = ClientSettings(
+        cache_dir=tmp_path, runtime_dir=tmp_path, engine=f"unix:{tmp_path}/engine.sock", connect_seconds=1.0
+    )
+    with pytest.raises(EngineUnavailableError, match="after 1 s"):
+        EngineClient(settings).statistics()
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"waiting for the engine at {tmp_path}/engine.sock, which has not answered for 0.")
+    assert lines[0].endswith("After 1 s this is an error")
