@@ -58,6 +58,15 @@ def format_bytes(count: float) -> str:
     raise AssertionError("unreachable")
 
 
+def enough_bytes(count: int) -> str:
+    """As `format_bytes`, rounded up: a limit of what it says is no smaller than `count`."""
+    unit = 1
+    while count >= 1000 * unit and unit < 10**12:
+        unit *= 1000
+    tenth = max(1, unit // 10)
+    return format_bytes(-(-count // tenth) * tenth)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FetchConfig:
     """How the fetcher uses the link."""

@@ -32,12 +32,16 @@ class DiskSpace:
         charged_bytes: what chunk files take, reserved bytes included, as `table.charge` counts them.
         whole_limit_bytes: of the whole folder.
         overhead_bytes: what manifests, catalog and folders take of it, as of the last `measure`.
-        refused: the disk has refused a write since the last `measure`.
+        refused: the disk has refused a write since the last `measure`, or is read-only.
+        was_refused: it has, since the start.
+        dead_bytes: of the charged bytes, those of files that could not be removed.
     """
 
     def __init__(self, path: Path, limit_bytes: int | None, floor_bytes: int, charged_bytes: int) -> None:
         self.charged_bytes = charged_bytes
         self.refused = False
+        self.was_refused = False
+        self.dead_bytes = 0
         self._path = path
         self._floor_bytes = floor_bytes
         self._unlinks: set[asyncio.Event] = set()
@@ -63,7 +67,8 @@ class DiskSpace:
         While the disk refuses writes: its present chunks and the memory fallback.
         """
         disk_limit = self.charged_bytes + memory_bytes if self.refused else self._disk_limit
-        return min(self.hard_limit_bytes, disk_limit)
+        disk_limit -= self.dead_bytes
+        return max(0, min(self.hard_limit_bytes, disk_limit))
 
     def resize(self, limit_bytes: int) -> None:
         """Another limit for the whole folder; `measure` it then."""
@@ -76,7 +81,7 @@ class DiskSpace:
         # On a small filesystem (a tmpfs as RAM tier) a floor of 1 GiB would leave nothing.
         floor = min(self._floor_bytes, int(FLOOR_SHARE * found.f_blocks * found.f_frsize))
         self._disk_limit = max(0, self.charged_bytes + found.f_bavail * found.f_frsize - floor)
-        self.refused = False
+        self.refused = bool(found.f_flag & os.ST_RDONLY)
 
     def free_bytes(self) -> int:
         """Free space of the filesystem, as this user may take it."""

@@ -20,7 +20,6 @@ from streamer.cli.options import (
 from streamer.cli.terminal import Progress, Terminal
 from streamer.config import format_bytes
 from streamer.errors import ConfigError
-from streamer.loader.rank.dataset_options import absolute
 
 if TYPE_CHECKING:
     from streamer.client.settings import ClientSettings
@@ -88,7 +87,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         terminal.note(note)
     manifest = _opened(folder)
     if arguments.out:
-        _export(manifest, absolute(arguments.out), arguments.storage_options)
+        _export(manifest, _absolute(arguments.out), arguments.storage_options)
     _summary(manifest, arguments.out or str(folder), terminal)
     if arguments.explain is not None:
         terminal.line()
@@ -125,12 +124,21 @@ def _request(arguments: argparse.Namespace) -> GetManifest:
 
     request = GetManifest(
         0,
-        [absolute(url) for url in arguments.urls],
+        [_absolute(url) for url in arguments.urls],
         arguments.format,
         chunk_bytes=arguments.chunk_bytes or 0,
         limit_seconds=_NO_LIMIT_SECONDS,
     )
     return with_sample_choice(request, arguments)
+
+
+def _absolute(url: str) -> str:
+    """A local path means the same to the engine, which runs elsewhere; a scheme is in lower case."""
+    scheme, separator, rest = url.partition("://")
+    if separator:
+        return f"{scheme.lower()}://{rest}"
+    ending = "/" if url.endswith("/") else ""
+    return os.path.abspath(url).rstrip("/") + ending
 
 
 def _show(step: IndexProgress, bar: Progress) -> None:

@@ -150,11 +150,6 @@ class EngineClient:
             root=welcome.root,
         )
 
-    @property
-    def limit_bytes(self) -> int:
-        """The limit of the engine's cache; 0: unknown."""
-        return self._connected().welcome.limit_bytes
-
     # ------------------------------------------------------------ events
 
     def fileno(self) -> int:
@@ -264,8 +259,9 @@ class EngineClient:
             return
         cure = "change limit_bytes of the service" if self.settings.external else "end its other jobs first"
         _warn_once(
+            f"{welcome.pid} {asked}",
             f"cache_bytes={asked} ({format_bytes(asked)}) is not used: the engine of {welcome.root} runs already, with "
-            f"a limit of {format_bytes(found)}; to change it, {cure}"
+            f"a limit of {format_bytes(found)}; to change it, {cure}",
         )
 
     def _reconnect(self) -> None:
@@ -329,7 +325,7 @@ class EngineClient:
                 self._answers[event.request] = event
                 self._restarts.progressed()
             case Notice():
-                _warn_once(event.text)
+                _warn_once(f"{self._connected().welcome.pid} {event.number}", event.text)
             case Opened() | Ready() | Failed():
                 logger.debug("late event %s", type(event).__name__)
             case _:
@@ -376,12 +372,12 @@ def _error(event: Failed) -> errors.StreamerError:
 
 
 # A rank has several connections, and one line is enough for all of them.
-_warned: deque[str] = deque(maxlen=16)
+_warned: deque[str] = deque(maxlen=64)
 
 
-def _warn_once(text: str) -> None:
-    if text not in _warned:
-        _warned.append(text)
+def _warn_once(key: str, text: str) -> None:
+    if key not in _warned:
+        _warned.append(key)
         logger.warning("%s", text)
 
 

@@ -36,9 +36,9 @@ class PageCache:
     def will_need(self, key: bytes) -> None:
         """A chunk on the disk will be read soon."""
         if self.advises:
-            self._tasks.create_task(self._cache.readahead(key))
+            self._tasks.create_task(self._cache.advise(key, os.POSIX_FADV_WILLNEED))
 
     def dont_need(self, key: bytes) -> None:
         """A chunk was read completely."""
         if self.advises:
-            self._tasks.create_task(self._cache.drop(key))
+            self._tasks.create_task(self._cache.advise(key, os.POSIX_FADV_DONTNEED))

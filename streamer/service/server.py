@@ -163,13 +163,14 @@ class Server:
         self._peers[peer].job = hello.job
         self._engine.connect(hello.job)
         cache = self._engine.cache
+        cache.restore()  # the client looks for the folder
         peer.send(
             Welcome(
                 PROTOCOL,
                 VERSION,
                 os.getpid(),
                 str(cache.root),
-                cache.root_id,
+                cache.folder.root_id,
                 [str(root) for root in cache.roots[1:]],
                 cache.limit_bytes,
                 cache.space.whole_limit_bytes,
@@ -225,6 +226,7 @@ class Server:
                     start=request.start,
                     open_bytes=request.open_bytes,
                     stream=request.stream,
+                    sharers=request.sharers,
                 ),
                 on_ready=lambda through, rejects: peer.send(Ready(number, through, rejects)),
                 on_error=lambda error: peer.fail(error, session=number),
@@ -272,11 +274,13 @@ class Server:
     # ------------------------------------------------------------ inside
 
     def _notice(self, key: str, text: str) -> None:
-        """Tells the peers that a store may keep waiting: with requests, or with sessions that have its options."""
+        """Passes a sentence on: about a store to peers that may wait for it, about the cache ("") to all readers."""
+        self._count["notices"] += 1
+        notice = Notice(self._count["notices"], one_line(text))
         for peer, state in self._peers.items():
-            sessions = state.sessions.values()
-            if state.requests.running or any(options_key(one.dataset.options) == key for one in sessions):
-                peer.send(Notice(one_line(text)))
+            keys = [options_key(one.dataset.options) for one in state.sessions.values()]
+            if (key and state.requests.running) or key in keys or (not key and keys):
+                peer.send(notice)
 
     def _own_statistics(self, now: float) -> Values:
         return {

@@ -89,6 +89,7 @@ class OpenSession(Message, tag=3, frozen=True):
             compared).
         open_bytes: the most bytes that are open at once in this session's schedule.
         stream: tells the loaders of one job apart (training and validation on the same data).
+        sharers: how many consumers of the job this machine will have (0: unknown), for advice.
     """
 
     session: Count
@@ -102,6 +103,7 @@ class OpenSession(Message, tag=3, frozen=True):
     start: Count = 0
     open_bytes: Count = 0
     stream: Name = ""
+    sharers: Count = 0
 
 
 class Extend(Message, tag=4, frozen=True):
@@ -268,8 +270,9 @@ class Failed(Message, tag=71, frozen=True):
 
 
 class Notice(Message, tag=72, frozen=True):
-    """What the peer's sessions or requests are waiting for, for its log: a store that does not answer."""
+    """A sentence for the peer's log: about a store that does not answer, or the cache. `number` counts them."""
 
+    number: Count
     text: Annotated[str, Meta(max_length=4096)]
 
 
