@@ -59,12 +59,14 @@ class ChunkCache:
         folder, space: the folder as it was opened and its bytes; from the start on.
         on_lost: called with the chunks that are gone after the folder was removed and made again.
         on_warning: called with a sentence for those who use the cache, besides the log.
+        is_used: whether there are readers.
     """
 
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
         self.on_lost: Callable[[list[bytes]], None] = _ignore
         self.on_warning: Callable[[str], None] = _ignore
+        self.is_used: Callable[[], bool] = lambda: True
         self.root = config.directory
         self._layers: list[Folder] = []
         self._below: dict[bytes, int] = {}
@@ -139,17 +141,16 @@ class ChunkCache:
             removed = await self._dead.remove(self._files, self._chunks)
             self.space.release(*removed.values())
 
-    def restore(self) -> CacheError | None:
-        """Makes the folder again if another program has removed it, and forgets the chunks that are gone.
+    def restore(self, *, asked: bool = False) -> CacheError | None:
+        """Makes the folder again if another program has removed it; returns why it is not there, or None.
 
-        Returns:
-            Why it cannot be made; None: it is there.
+        Without readers it stays away, unless it is `asked` for: a script may remove it after its job.
         """
         try:
-            if not self._guard.restore():
+            if not self._guard.restore(wanted=asked or self.is_used()):
                 return None
         except CacheError as error:
-            logger.info("%s", error)
+            logger.debug("%s", error)
             return error
         lost = {key: length for key, length in self._chunks.items() if not self.folder.chunk_path(key).exists()}
         for key in lost:
@@ -371,8 +372,6 @@ class ChunkCache:
     def forget(self, dataset: str) -> None:
         """Forgets when the dataset was last used; its chunks stay until they are evicted."""
         self._keeper.forget(dataset)
-
-    # --- integrity -------------------------------------------------------------------------------------------
 
     async def verify(self, key: bytes) -> bool:
         """Reads the whole chunk and compares it with its checksums.

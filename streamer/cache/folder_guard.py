@@ -32,8 +32,11 @@ class FolderGuard:
     def __repr__(self) -> str:
         return f"FolderGuard({str(self._folder.path)!r}, {'made again' if self._lock is not None else 'as opened'})"
 
-    def restore(self) -> bool:
+    def restore(self, *, wanted: bool) -> bool:
         """Makes the folder again where it, or a part of it, is missing; what was in it is lost.
+
+        Args:
+            wanted: false: a missing folder is an error.
 
         Returns:
             True: something was missing.
@@ -46,6 +49,8 @@ class FolderGuard:
             return False
         path = self._folder.path
         self._is_foreign = True
+        if not wanted:
+            raise CacheError(f"the cache folder {path} was removed after its last use", where=str(path))
         try:
             make_again(self._folder)
             self._lock_again()

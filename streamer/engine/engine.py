@@ -76,6 +76,7 @@ class Engine:
         async with AsyncExitStack() as stack:
             self._loop = asyncio.get_running_loop()
             self.cache.on_lost, self.cache.on_warning = self._lost, self.warn
+            self.cache.is_used = lambda: bool(self.sessions)
             await stack.enter_async_context(self.cache)
             await stack.enter_async_context(self.fetchers)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())

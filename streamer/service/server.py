@@ -163,7 +163,7 @@ class Server:
         self._peers[peer].job = hello.job
         self._engine.connect(hello.job)
         cache = self._engine.cache
-        cache.restore()  # the client looks for the folder
+        cache.restore(asked=True)  # the client looks for the folder
         peer.send(
             Welcome(
                 PROTOCOL,

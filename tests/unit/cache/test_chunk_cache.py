@@ -248,6 +248,21 @@ async def test_a_removed_folder_is_noticed_by_a_look_at_a_chunk(config: CacheCon
         assert cache.restore() is None
 
 
+async def test_a_folder_that_is_removed_after_its_last_use_stays_away(
+    config: CacheConfig, make_chunk: MakeChunk
+) -> None:
+    """A script removes it when its job has ended; the engine that still runs does not make it again."""
+    async with ChunkCache(config) as cache:
+        cache.is_used = lambda: False
+        shutil.rmtree(config.directory)
+        await cache.measure()
+        with pytest.raises(CacheError, match="was removed after its last use"):
+            await publish(cache, make_chunk(1))
+        assert not config.directory.exists()
+        assert cache.restore(asked=True) is None
+        await publish(cache, make_chunk(1))
+
+
 async def test_a_folder_that_cannot_be_made_again_is_a_typed_error(config: CacheConfig, make_chunk: MakeChunk) -> None:
     """With the folder; once it can be made, the next chunk is written."""
     async with ChunkCache(config) as cache:
