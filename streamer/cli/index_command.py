@@ -133,9 +133,10 @@ def _request(arguments: argparse.Namespace) -> GetManifest:
 
 
 def _absolute(url: str) -> str:
-    """A local path means the same to the engine, which runs elsewhere."""
-    if "://" in url:
-        return url
+    """A local path means the same to the engine, which runs elsewhere; a scheme is in lower case."""
+    scheme, separator, rest = url.partition("://")
+    if separator:
+        return f"{scheme.lower()}://{rest}"
     ending = "/" if url.endswith("/") else ""
     return os.path.abspath(url).rstrip("/") + ending
 

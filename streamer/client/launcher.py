@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 _READY_LINE_BYTES = 65536
 _RETRY_SECONDS = 0.2
+# A wait that is longer is said.
+_QUIET_SECONDS = 1.5
 
 
 def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Connection:
@@ -94,12 +96,20 @@ def _connect_once(settings: ClientSettings) -> Connection:
 
 def _connect_patiently(settings: ClientSettings) -> Connection:
     """Waits for a sidecar that starts late or is being upgraded."""
-    deadline = time.monotonic() + settings.connect_seconds
+    begun, announced = time.monotonic(), False
     while True:
         try:
             return _connect_once(settings)
         except DisconnectedError as error:
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - begun
+            if not announced and waited >= _QUIET_SECONDS:
+                announced = True
+                logger.warning(
+                    "waiting for the engine at %s, which has not answered for %.1f s (%s); is `streamer serve` "
+                    "running? After %.0f s this is an error",
+                    *(settings.socket_path, waited, error, settings.connect_seconds),
+                )
+            if waited > settings.connect_seconds:
                 raise EngineUnavailableError(
                     f"no engine answers at {settings.socket_path} after {settings.connect_seconds:.0f} s ({error}); "
                     "is `streamer serve` running? does STREAMER_ENGINE name its socket, is the folder mounted?",

@@ -26,6 +26,7 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
             ("" and 0: not compared); a difference is a StateError on every one of them.
         open_bytes: the most bytes that are open at once.
         stream: distinguishes the loaders of one job.
+        sharers: how many consumers of the job this machine will have, for advice; 0: unknown.
     """
 
     dataset: str
@@ -36,6 +37,7 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     start: int = 0
     open_bytes: int = 0
     stream: str = ""
+    sharers: int = 0
 
 
 class EpochSchedule(msgspec.Struct, frozen=True):
@@ -196,6 +198,7 @@ class Session:
             start=spec.start,
             open_bytes=spec.open_bytes,
             stream=spec.stream,
+            sharers=spec.sharers,
         )
         for schedule in self._epochs:
             yield from _extend_messages(self.number, schedule.from_step(self._done))

@@ -19,6 +19,10 @@ from streamer.loader.batch.placement import Rows
 from streamer.loader.skipping import SharedBudget, SkipRules
 from streamer.order.plan import LastBatch
 
+# A chunk that is still missing or wrong after this many new leases is an error. Counted for each chunk: a program that
+# overwrites the cache damages many of one batch.
+REREADS = 3
+
 
 class ChunkUnreadableError(Exception):
     """A chunk is missing or wrong: lease it again, then repeat the batch.

@@ -106,33 +106,6 @@ def near_lanes(spec: OrderSpec, global_batch: int, nodes: int) -> int:
     return min(reversed(fits), key=lambda lanes: max(lanes / spec.lanes, spec.lanes / lanes))
 
 
-def check_window(spec: OrderSpec, open_bytes: int, cache_bytes: int) -> None:
-    """Refuses a cache that cannot hold the chunks that a rank has open together, plus one to move on.
-
-    Args:
-        spec: the order.
-        open_bytes: the most bytes that are open at once, from the schedule, and the largest chunk.
-        cache_bytes: the limit of the machine's cache.
-
-    Raises:
-        ConfigError: names both settings, the bytes, and a window that fits.
-    """
-    if open_bytes <= cache_bytes:
-        return
-    if spec.lane_window > 1:
-        cure = f"shuffle_window={max(1, int(spec.window * cache_bytes / open_bytes))}"
-    else:
-        cure = f"lanes={max(1, spec.lanes // 2)}"
-    raise ConfigError(
-        f"cache_bytes={format_bytes(cache_bytes)} cannot hold the chunks that one rank has open together and one "
-        f"more: {format_bytes(open_bytes)} (shuffle_window={spec.window} over all nodes, {spec.lanes} lanes); give "
-        f"the cache more, or pass {cure} on all ranks",
-        field="cache_bytes",
-        cache_bytes=cache_bytes,
-        needed_bytes=open_bytes,
-    )
-
-
 def check_sample_shuffle(samples: int, total_bytes: int) -> None:
     """Refuses shuffle="sample" where a request per sample is too dear.
 

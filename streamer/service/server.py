@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from streamer.config import EngineConfig
+from streamer.engine.datasets import options_key
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession, LoaderReport, SessionRequest
 from streamer.engine.statistics import Values, engine_statistics
@@ -37,6 +38,7 @@ from streamer.wire.messages import (
     GetManifest,
     GetStatistics,
     Hello,
+    Notice,
     Opened,
     OpenSession,
     Read,
@@ -96,6 +98,7 @@ class Server:
         self._grace: asyncio.TimerHandle | None = None
         self._begun = engine.now()
         self._count: Counter[str] = Counter()
+        engine.on_notice = self._notice
         self._watch_grace()
 
     def __repr__(self) -> str:
@@ -160,15 +163,18 @@ class Server:
         self._peers[peer].job = hello.job
         self._engine.connect(hello.job)
         cache = self._engine.cache
+        cache.restore(asked=True)  # the client looks for the folder
         peer.send(
             Welcome(
                 PROTOCOL,
                 VERSION,
                 os.getpid(),
                 str(cache.root),
-                cache.root_id,
+                cache.folder.root_id,
                 [str(root) for root in cache.roots[1:]],
                 cache.limit_bytes,
+                cache.space.whole_limit_bytes,
+                cache.space.overhead_bytes,
             )
         )
 
@@ -220,6 +226,7 @@ class Server:
                     start=request.start,
                     open_bytes=request.open_bytes,
                     stream=request.stream,
+                    sharers=request.sharers,
                 ),
                 on_ready=lambda through, rejects: peer.send(Ready(number, through, rejects)),
                 on_error=lambda error: peer.fail(error, session=number),
@@ -265,6 +272,15 @@ class Server:
             )
 
     # ------------------------------------------------------------ inside
+
+    def _notice(self, key: str, text: str) -> None:
+        """Passes a sentence on: about a store to peers that may wait for it, about the cache ("") to all readers."""
+        self._count["notices"] += 1
+        notice = Notice(self._count["notices"], one_line(text))
+        for peer, state in self._peers.items():
+            keys = [options_key(one.dataset.options) for one in state.sessions.values()]
+            if (key and state.requests.running) or key in keys or (not key and keys):
+                peer.send(notice)
 
     def _own_statistics(self, now: float) -> Values:
         return {

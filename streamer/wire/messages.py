@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 # Increased when the meaning of a message changes. Client and engine must agree on it exactly.
-PROTOCOL = 1
+PROTOCOL = 2
 
 # The bottlenecks that a loader may report (`streamer.loader.stall.advice.Bottleneck`). They are labels of /metrics,
 # therefore no free text; any other word counts as the last one.
@@ -89,6 +89,7 @@ class OpenSession(Message, tag=3, frozen=True):
             compared).
         open_bytes: the most bytes that are open at once in this session's schedule.
         stream: tells the loaders of one job apart (training and validation on the same data).
+        sharers: how many consumers of the job this machine will have (0: unknown), for advice.
     """
 
     session: Count
@@ -102,6 +103,7 @@ class OpenSession(Message, tag=3, frozen=True):
     start: Count = 0
     open_bytes: Count = 0
     stream: Name = ""
+    sharers: Count = 0
 
 
 class Extend(Message, tag=4, frozen=True):
@@ -186,7 +188,13 @@ Request = (
 
 
 class Welcome(Message, tag=64, frozen=True):
-    """Answers Hello: where the chunks are (the client may see the folder elsewhere; root_id tells)."""
+    """Answers Hello: where the chunks are (the client may see the folder elsewhere; root_id tells).
+
+    Attributes:
+        limit_bytes: what chunk files may take now.
+        cache_bytes: the limit of the whole folder, as it was given or chosen.
+        overhead_bytes: what manifests and the catalog take of it.
+    """
 
     protocol: Count
     version: Name
@@ -195,6 +203,8 @@ class Welcome(Message, tag=64, frozen=True):
     root_id: Name
     layers: list[Name] = []
     limit_bytes: Count = 0
+    cache_bytes: Count = 0
+    overhead_bytes: Count = 0
 
 
 class IndexProgress(Message, tag=65, frozen=True):
@@ -259,4 +269,11 @@ class Failed(Message, tag=71, frozen=True):
     session: Annotated[int, Meta(ge=-1)] = -1
 
 
-Event = Welcome | IndexProgress | ManifestReady | Opened | Ready | Content | Statistics | Failed
+class Notice(Message, tag=72, frozen=True):
+    """A sentence for the peer's log: about a store that does not answer, or the cache. `number` counts them."""
+
+    number: Count
+    text: Annotated[str, Meta(max_length=4096)]
+
+
+Event = Welcome | IndexProgress | ManifestReady | Opened | Ready | Content | Statistics | Failed | Notice

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ OnDamage = Literal["raise", "skip"]
 
 FORMATS = ("auto", "folder", "webdataset")
 
+# "s3:/bucket"; a folder of such a name is "./s3:".
+_ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?|file):/", re.IGNORECASE)
 # shuffle="sample" needs one chunk per sample; the builder makes no smaller chunks than this.
 _LEAST_CHUNK_BYTES = 1024
 
@@ -166,9 +169,19 @@ def as_urls(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) ->
 
 
 def absolute(url: str) -> str:
-    """A local path from the root on (the engine runs in another folder); other urls as they are."""
-    if "://" in url:
-        return url
+    """A local path from the root on (the engine runs in another folder); other urls with their scheme in lower case.
+
+    Raises:
+        ConfigError: a scheme with one slash, which would be a local path.
+    """
+    scheme, separator, rest = url.partition("://")
+    if separator:
+        return f"{scheme.lower()}://{rest}"
+    if slip := _ONE_SLASH.match(url):
+        raise ConfigError(
+            f"{url!r} is not a url: write {slip[1].lower()}://{url[slip.end() :]} as text (pathlib.Path drops a slash)",
+            field="url",
+        )
     # abspath drops the slash that tells a folder from an object.
     return os.path.abspath(os.path.expanduser(url)) + ("/" if url.endswith("/") else "")
 
@@ -176,6 +189,8 @@ def absolute(url: str) -> str:
 def _check_urls(urls: tuple[str, ...]) -> None:
     if not urls or not all(urls):
         raise ConfigError(f"url={list(urls)!r}: give a prefix, or a list of them", field="url")
+    for url in urls:
+        absolute(url)
 
 
 def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:

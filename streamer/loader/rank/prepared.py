@@ -20,7 +20,6 @@ from streamer.loader.samples.recipe import Plans, SampleRecipe
 from streamer.loader.skipping import SharedBudget, SkipRules
 from streamer.manifest.table import Manifest
 from streamer.order.plan import RankPlan, sample_count
-from streamer.order.quality import check_window
 from streamer.order.rank_split import RankSplit
 from streamer.order.spec import OrderSpec
 from streamer.order.state import Resume, State
@@ -155,16 +154,10 @@ class Prepared:
         self._last_connection = connection = self._connections.take(self._last_connection)
         on_close = partial(self._connections.give_back, connection)
         try:
-            self._check_room(spec, connection.limit_bytes)
             return StepSession(connection, spec, schedule, (epoch, share), endless=endless, on_close=on_close)
         except BaseException:
             on_close()
             raise
-
-    def _check_room(self, spec: SessionSpec, limit_bytes: int) -> None:
-        if limit_bytes and len(self.manifest.chunk_local_bytes):
-            needed = spec.open_bytes + int(self.manifest.chunk_local_bytes.max())
-            check_window(self.spec, min(needed, self.manifest.total_bytes), limit_bytes)
 
     def schedule(self, epoch: int, share: Share) -> tuple[EpochSchedule, int]:
         """The chunks that a share needs in an epoch, by its steps, and the number of its steps."""
@@ -225,4 +218,5 @@ class Prepared:
             start=self._plans.plan(epoch).position(share.first) if share.workers == 1 else 0,
             open_bytes=open_bytes(schedule, self.manifest.chunk_local_bytes),
             stream=self._identity.stream,
+            sharers=rank.world_size // max(1, rank.nodes) * share.workers,
         )

@@ -6,13 +6,12 @@ import signal
 from collections.abc import Callable
 
 from streamer.errors import IntegrityError, WorkerError
+from streamer.loader.contracts import REREADS
 from streamer.loader.workers.handle import ExitReport
 from streamer.loader.workers.pending import Pending
 
 # A sample, or a batch, is not tried again after this many workers have crashed on it.
 MAX_CRASHES_PER_SAMPLE = 2
-# A chunk that is still wrong after this many new leases is an error.
-REREADS = 3
 # After this many crashes in a row without a finished batch, the run ends.
 _MAX_CRASHES_IN_A_ROW = 20
 _MAX_START_CRASHES = 3

@@ -422,6 +422,29 @@ def test_unreadable_chunk_is_leased_again(workers, kind, tmp_path):
         assert loader.stats().rereads == 2
 
 
+class Overwritten:
+    """Each sample of the batch is in a chunk of its own, which is wrong until it is rejected."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __call__(self, epoch: int, ordinal: int) -> object:
+        if epoch == 0 and 4 <= ordinal < 12 and not os.path.exists(f"{self.folder}/{ordinal}"):
+            raise ChunkUnreadableError(ordinal, "wrong bytes")
+        return {"x": ordinal}
+
+
+@ways
+def test_any_number_of_wrong_chunks_in_a_batch_are_leased_again(workers, kind, tmp_path):
+    """The tries are counted for each chunk: eight of a batch of eight were an error after three."""
+    dataset = FakeDataset(12, Overwritten(str(tmp_path)))
+    with StreamingDataLoader(dataset, 12, workers, worker_type=kind) as loader:
+        loader.state_dict()
+        dataset.prepared.on_reject = lambda chunk: (tmp_path / str(chunk)).touch()
+        assert [batch["x"].tolist() for batch in loader] == [list(range(12))]
+        assert {chunk for chunk, _ in dataset.prepared.sessions[0].rejected} == set(range(4, 12))
+
+
 @ways
 def test_chunk_that_stays_unreadable(workers, kind, tmp_path):
     """After three new leases it is an IntegrityError, at its place in the order."""

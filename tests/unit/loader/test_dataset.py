@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from streamer.errors import ConfigError, DecodeError, IntegrityError, ManifestError, StateError
+from streamer.loader.contracts import REREADS
 from streamer.loader.dataset import StreamingDataset
 
 
@@ -417,11 +418,11 @@ def test_a_damaged_chunk_is_leased_again(fake_engine, make_dataset, folder):
 
 
 def test_a_chunk_that_stays_damaged_is_an_error(fake_engine, make_dataset, folder):
-    """After one more try, with the reader's own error."""
+    """After three new leases of this chunk, with the reader's own error."""
     fake_engine.spoil = lambda chunk, path: _flip(path, 80) if chunk == 1 else None
     with pytest.raises(IntegrityError, match="checksum"):
         numbers(make_dataset(folder))
-    assert [chunk for chunk, _ in fake_engine.rejects] == [1]
+    assert [chunk for chunk, _ in fake_engine.rejects] == [1] * REREADS
 
 
 def test_an_undecodable_sample_is_an_error_with_its_place(make_dataset, folder):

@@ -7,7 +7,7 @@ import pytest
 
 from streamer.errors import ConfigError
 from streamer.order import EpochOrder, OrderSpec, RankPlan, explain, lane_spread, vif_bound
-from streamer.order.quality import check_sample_shuffle, check_window
+from streamer.order.quality import check_sample_shuffle
 
 MiB = 1 << 20
 
@@ -99,20 +99,6 @@ def test_without_shuffle_all_nodes_read_nearly_everything() -> None:
     spread = lane_spread(OrderSpec("m", 1, "none", 1, 1), 96, 3)
     assert (spread.store_factor, spread.cure) == (3.0, None)
     assert "without shuffle" in str(spread)
-
-
-def test_a_cache_too_small_for_the_window_names_both_settings() -> None:
-    """65 chunks of 8 MiB are open; with 256 MiB a window of 31 is offered."""
-    needed = 65 * 8 * MiB
-    check_window(_spec(8, 64), needed, needed)
-    with pytest.raises(ConfigError, match=r"cache_bytes=268\.4 MB .* 545\.3 MB .*shuffle_window=64.*shuffle_window=31"):
-        check_window(_spec(8, 64), needed, 256 * MiB)
-
-
-def test_a_window_of_one_chunk_per_lane_offers_fewer_lanes() -> None:
-    """A smaller window would change nothing."""
-    with pytest.raises(ConfigError, match="pass lanes=4"):
-        check_window(_spec(8, 8), 72 * MiB, 64 * MiB)
 
 
 def test_sample_shuffle_of_small_samples_is_refused_with_its_price() -> None:
