@@ -14,7 +14,7 @@ from streamer.errors import StreamerError
 
 # An engine of this machine answers within milliseconds; one that is stopped must not keep a list from being shown.
 ANSWER_SECONDS = 2.0
-# Somebody may want to read why last week's job failed.
+# Why last week's job failed can still be read.
 LOG_SECONDS = 7 * 86400.0
 # As `ClientSettings.engine_id` makes the names.
 _LOG_NAME = re.compile(r"[0-9a-f]{12}\.log")

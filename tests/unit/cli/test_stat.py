@@ -59,7 +59,7 @@ def test_several_engines_are_listed(settings, tmp_path, listen, monkeypatch):
     """Nothing is guessed: the message has every socket, and its options choose one."""
     monkeypatch.setattr(runtime_folder, "ANSWER_SECONDS", 0.05)
     paths = [listen(settings.socket_path), listen(tmp_path / "engine.sock")]
-    with pytest.raises(ConfigError, match="2 engines run in .*--cache-dir or --socket") as error:
+    with pytest.raises(ConfigError, match=r"2 engines run in .*--cache-dir or --socket") as error:
         found(None, None, settings)
     assert all(str(path) in str(error.value) for path in paths)
     assert found(None, settings.cache_dir, settings).socket_path == settings.socket_path
@@ -69,7 +69,7 @@ def test_several_engines_are_listed(settings, tmp_path, listen, monkeypatch):
 def test_no_engine_is_an_error_that_names_the_place(settings, tmp_path):
     """A plain file in the place of a socket is none."""
     (tmp_path / "engine.sock").write_text("")
-    with pytest.raises(EngineUnavailableError, match=f"none listens in {tmp_path}.*--socket"):
+    with pytest.raises(EngineUnavailableError, match=rf"none listens in {tmp_path}.*--socket"):
         found(None, None, settings)
     with pytest.raises(EngineUnavailableError, match="no embedded engine of the cache folder /elsewhere runs"):
         found(None, Path("/elsewhere"), settings)
