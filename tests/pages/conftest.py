@@ -29,8 +29,8 @@ except RuntimeError:
     for name in ("nms", "qnms"):
         _operators.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 """
-_AWS = '#!/bin/sh\n# aws s3 cp URL -\nexec {python} -c "{program}" "$3"\n'
-_COPY = "import sys, fsspec; sys.stdout.buffer.write(fsspec.open(sys.argv[1], 'rb').open().read())"
+# Of `aws s3 cp URL -`. The server asks for no signature.
+_AWS = '#!/bin/sh\nexec curl --silent --fail "$AWS_ENDPOINT_URL/${3#s3://}"\n'
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +98,7 @@ class Place:
     def _environment(self, python: Path) -> dict[str, str]:
         tools = self.folder / "bin"
         tools.mkdir(exist_ok=True)
-        (tools / "aws").write_text(_AWS.format(python=python, program=_COPY))
+        (tools / "aws").write_text(_AWS)
         (tools / "aws").chmod(0o755)
         kept = {name: os.environ[name] for name in ("LANG", "TMPDIR", "SSL_CERT_FILE") if name in os.environ}
         return {

@@ -54,18 +54,17 @@ def optimized(folder: Path) -> None:
     """By LitData's `optimize`."""
     from litdata import optimize
 
-    made = dict(pictures())
-    optimize(
-        fn=lambda number: _litdata_sample(made, number),
-        inputs=list(made),
-        output_dir=str(folder),
-        num_workers=1,
-        chunk_bytes="1MB",
-    )
+    optimize(fn=_Drawn(), inputs=list(range(PICTURES)), output_dir=str(folder), num_workers=1, chunk_bytes="1MB")
 
 
-def _litdata_sample(made: dict[int, Image.Image], number: int) -> dict[str, object]:
-    return {"image": made[number], "label": number}
+class _Drawn:
+    """Can be sent to a process of LitData's."""
+
+    def __init__(self) -> None:
+        self._made = dict(pictures())
+
+    def __call__(self, number: int) -> dict[str, object]:
+        return {"image": self._made[number], "label": number}
 
 
 WRITERS: dict[str, Callable[[Path], None]] = {"raw": folders, "tars": tars, "mds": mds, "optimized": optimized}
