@@ -17,6 +17,18 @@ DOCS = ROOT / "docs"
 EPILOGUE = "\nimport streamer\nassert 'site-packages' in streamer.__file__, streamer.__file__\n"
 
 
+# 300 pictures of one size.
+DRAWN = """
+import numpy as np
+from pathlib import Path
+from PIL import Image
+for number in range(300):
+    path = Path("images", ("cats", "dogs")[number % 2], f"{number:03}.jpg")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((8, 8, 3), number % 256, np.uint8)).save(path)
+"""
+
+
 def blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
@@ -46,16 +58,7 @@ def python_pages() -> set[str]:
 def test_the_readme_trains(place: Place, fresh: Path) -> None:
     """90 epochs of 8 workers, as printed; pictures of one size, as it says."""
     (block,) = blocks("README.md")
-    pictures = """
-import numpy as np
-from pathlib import Path
-from PIL import Image
-for number in range(300):
-    path = Path("images", ("cats", "dogs")[number % 2], f"{number:03}.jpg")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((8, 8, 3), number % 256, np.uint8)).save(path)
-"""
-    place.run(fresh, pictures)
+    place.run(fresh, DRAWN)
     place.upload(place.folder / "images", "train")
     defined = "def train(images, labels): print(tuple(images.shape))\ndef save(state): pass\n"
     printed = place.run(fresh, f"{defined}{block}loader.close(){EPILOGUE}")
@@ -194,11 +197,35 @@ with open(f"seen-{os.environ.get('RANK', 0)}", "a") as file:
     assert sum(numbers.count(number) == 2 for number in range(PICTURES)) >= PICTURES - repeats
 
 
-# Names that a page uses and its reader has.
-GIVEN = {
-    "docs/order.md": "",
-    "docs/tuning.md": "",
-}
+# What the reader of a page has, of which it shows a part.
+AROUND_ORDER = """
+import torch
+from torch.utils.data import DataLoader
+from streamer import StreamingDataset
+right = 0
+def predict(batch): return batch["label"]
+"""
+AROUND_TUNING = """
+from streamer import StreamingDataLoader, StreamingDataset
+class wandb:
+    log = print
+def train(batch): pass
+data = StreamingDataset("s3://bucket/val/")
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "around", "end"),
+    [
+        ("docs/order.md", AROUND_ORDER, "assert right == 300, right\n"),
+        ("docs/tuning.md", AROUND_TUNING, "assert head.ceiling.samples_per_second > 0\nloader.close()\n"),
+    ],
+)
+def test_parts_of_programs(place: Place, fresh: Path, page: str, around: str, end: str) -> None:
+    """With what is around them in their reader's program; the last, incomplete batch counts no sample twice."""
+    place.run(fresh, DRAWN)
+    place.upload(place.folder / "images", "val")
+    place.run(fresh, around + program(page) + end + EPILOGUE)
 
 
 def test_every_page_with_a_program_is_run() -> None:
