@@ -30,7 +30,7 @@ except RuntimeError:
         _operators.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 """
 # Of `aws s3 cp URL -`. The server asks for no signature.
-_AWS = '#!/bin/sh\nexec curl --silent --fail "$AWS_ENDPOINT_URL/${3#s3://}"\n'
+_AWS = '#!/bin/sh\nexec curl --silent --fail --retry 5 --retry-all-errors "$AWS_ENDPOINT_URL/${3#s3://}"\n'
 
 
 @pytest.fixture(scope="session")
@@ -109,6 +109,8 @@ class Place:
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_ENDPOINT_URL": self.endpoint,
+            # For LitData's client.
+            "AWS_ALLOW_HTTP": "true",
             # As MosaicML calls it.
             "S3_ENDPOINT_URL": self.endpoint,
             "STREAMER_RUNTIME_DIR": str(self.folder / "run"),
