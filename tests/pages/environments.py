@@ -16,6 +16,27 @@ BUILT = ROOT / "build" / "pages"
 INSTALL_SECONDS = 1500
 PEERS = Path(__file__).parent / "peers.txt"
 PEERS_ALONE = Path(__file__).parent / "peers-alone.txt"
+# torchvision from another index than torch does not find torch's operators and refuses to be imported (where torch is
+# the one for the CPU, and torchvision the index's own); none of what the pages use of it needs them.
+_OPERATORS = """
+import sys
+
+
+class TorchvisionOperators:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "torchvision":
+            sys.meta_path.remove(TorchvisionOperators)
+            import torch
+
+            global operators
+            operators = torch.library.Library("torchvision", "DEF")
+            for operator in ("nms", "qnms"):
+                operators.define(operator + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+sys.meta_path.insert(0, TorchvisionOperators)
+"""
 # What a wheel is made of.
 _PARTS = ("pyproject.toml", "README.md", "LICENSE")
 
@@ -57,10 +78,19 @@ def peers_environment(wheel: Path) -> Path:
         _run(sys.executable, "-m", "venv", folder)
         _run(pip, "install", "--quiet", f"{wheel}[torch,s3,images]", "-r", PEERS, **_pinned(wheel))
         _run(pip, "install", "--quiet", "--no-deps", "-r", PEERS_ALONE)
+        _mend_torchvision(folder)
         stamp.write_text(wanted)
     _run(pip, "install", "--quiet", "--no-deps", "--force-reinstall", wheel)
     _check_installed(folder)
     return folder / "bin" / "python"
+
+
+def _mend_torchvision(folder: Path) -> None:
+    command = [str(folder / "bin" / "python"), "-c", "import torchvision"]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        (packages,) = folder.glob("lib/python*/site-packages")
+        (packages / "sitecustomize.py").write_text(_OPERATORS)
+        subprocess.run(command, capture_output=True, check=True)
 
 
 def install_line() -> str:

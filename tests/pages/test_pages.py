@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages.conftest import OPERATORS, Place
+from tests.pages.conftest import Place
 from tests.pages.environments import ROOT
 from tests.pages.peer_data import PICTURES
 
@@ -79,9 +79,9 @@ def test_imagefolder(place: Place, fresh: Path, peers: Path) -> None:
     (place.folder / "images").mkdir()
     written.rename(place.folder / "images" / "train")
     place.upload(place.folder / "images" / "train", "train")
-    before = place.run(peers, OPERATORS + program(page, "before"))
+    before = place.run(peers, program(page, "before"))
     after = place.run(fresh, program(page, "after") + EPILOGUE)
-    stays = place.run(peers, OPERATORS + program(page, "after, with torchvision") + EPILOGUE)
+    stays = place.run(peers, program(page, "after, with torchvision") + EPILOGUE)
     assert [seen(printed) for printed in (before, after, stays)] == [PICTURES] * 3
     assert before.splitlines()[-1] == after.splitlines()[-1] == "['cats', 'dogs']"
 
@@ -103,17 +103,24 @@ def test_huggingface(place: Place, fresh: Path, peers: Path) -> None:
     assert seen(place.run(fresh, program(page, "after") + EPILOGUE)) == PICTURES
 
 
-@pytest.mark.parametrize(
-    ("page", "kind", "prefix"), [("mosaicml", "mds", "mds"), ("litdata", "optimized", "optimized")]
-)
-def test_what_is_converted_first(place: Place, fresh: Path, peers: Path, page: str, kind: str, prefix: str) -> None:
-    """The peer reads what its writer wrote; the page's conversion makes tars of it, all samples of which are read."""
-    page = f"docs/migrate/{page}.md"
-    place.upload(place.write(peers, kind), prefix)
-    assert seen(place.run(peers, OPERATORS + program(page, "before"))) >= PICTURES - PICTURES % 64
-    place.run(peers, OPERATORS + program(page, "convert"))
-    after = seen(place.run(fresh, program(page, "after") + EPILOGUE))
-    assert after == (PICTURES - PICTURES % 64 if 'last_batch="drop"' in program(page, "after") else PICTURES)
+def test_mosaicml(place: Place, fresh: Path, peers: Path) -> None:
+    """It reads what its writer wrote; the page's conversion makes tars of it, all samples of which are read."""
+    page = "docs/migrate/mosaicml.md"
+    place.upload(place.write(peers, "mds"), "mds")
+    assert seen(place.run(peers, program(page, "before"))) == PICTURES
+    place.run(peers, program(page, "convert"))
+    assert seen(place.run(fresh, program(page, "after") + EPILOGUE)) == PICTURES
+
+
+def test_litdata(place: Place, fresh: Path, peers: Path) -> None:
+    """As for MosaicML; both leave out what is left of 64. LitData 0.2.76 has https alone: its chunks are local here."""
+    page, written = "docs/migrate/litdata.md", place.write(peers, "optimized")
+    before, convert = (
+        program(page, kind).replace("s3://bucket/optimized", str(written)) for kind in ("before", "convert")
+    )
+    assert seen(place.run(peers, before)) == PICTURES - PICTURES % 64
+    place.run(peers, convert)
+    assert seen(place.run(fresh, program(page, "after") + EPILOGUE)) == PICTURES - PICTURES % 64
 
 
 def test_s3torchconnector(place: Place, fresh: Path, peers: Path) -> None:
@@ -153,7 +160,7 @@ def test_the_trainer(place: Place, peers: Path) -> None:
     """As printed: in one process by the stock loader and by ours."""
     place.upload(place.write(peers, "raw"), "train")
     text = program("docs/migrate/hf-trainer.md")
-    printed = place.run(peers, OPERATORS + text + EPILOGUE + "print(trainer.state.global_step)\n")
+    printed = place.run(peers, text + EPILOGUE + "print(trainer.state.global_step)\n")
     assert printed.splitlines()[-1] == str(2 * PICTURES // 16)
 
 
@@ -189,7 +196,7 @@ with open(f"seen-{os.environ.get('RANK', 0)}", "a") as file:
 """
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)) if ranks > 1 else ()
     for _ in range(2):
-        place.run(peers, OPERATORS + common + train + several + end + EPILOGUE, *launcher)
+        place.run(peers, common + train + several + end + EPILOGUE, *launcher)
     numbers = [int(word) for path in place.folder.glob("seen-*") for word in path.read_text().split()]
     assert sorted(set(numbers)) == list(range(PICTURES))
     repeats = 2 * (-PICTURES % (16 * ranks))
