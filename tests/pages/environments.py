@@ -78,9 +78,9 @@ def peers_environment(wheel: Path) -> Path:
         _run(sys.executable, "-m", "venv", folder)
         _run(pip, "install", "--quiet", f"{wheel}[torch,s3,images]", "-r", PEERS, **_pinned(wheel))
         _run(pip, "install", "--quiet", "--no-deps", "-r", PEERS_ALONE)
-        _mend_torchvision(folder)
         stamp.write_text(wanted)
     _run(pip, "install", "--quiet", "--no-deps", "--force-reinstall", wheel)
+    _mend_torchvision(folder)
     _check_installed(folder)
     return folder / "bin" / "python"
 
