@@ -67,6 +67,11 @@ def enough_bytes(count: int) -> str:
     return format_bytes(-(-count // tenth) * tenth)
 
 
+def counted(count: int, unit: str) -> str:
+    """Writes a number and its unit, a plural with an s, for people: 1 chunk, 2,000 chunks."""
+    return f"{count:,} {unit[:-1] if count == 1 else unit}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class FetchConfig:
     """How the fetcher uses the link."""

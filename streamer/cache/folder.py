@@ -161,6 +161,18 @@ def open_layer(path: Path) -> Folder:
     return Folder(path, root_id, Permissions())
 
 
+def is_empty(path: Path) -> bool:
+    """A folder in which no cache was made yet, or one that was cleared.
+
+    Raises:
+        CacheError: it cannot be read.
+    """
+    try:
+        return all(_harmless(entry.name) for entry in path.iterdir())
+    except OSError as error:
+        raise CacheError(f"cannot read the cache folder {path}: {error.strerror}", where=str(path)) from error
+
+
 def _cannot_use(path: Path, error: OSError) -> CacheError:
     return CacheError(
         f"cannot use the cache folder {path}: {error.strerror} ({error.filename}); choose another cache_dir"

@@ -21,6 +21,7 @@ from pathlib import Path
 from streamer import errors
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.restarts import Restarts
+from streamer.client.runtime_folder import remove_old_logs
 from streamer.client.settings import ClientSettings
 from streamer.errors import ConfigError, EngineUnavailableError
 from streamer.fork_lock import unforked
@@ -136,15 +137,30 @@ def _make_runtime_dir(path: Path) -> None:
 
 @contextlib.contextmanager
 def _spawn_lock(settings: ClientSettings) -> Iterator[None]:
-    descriptor = os.open(
-        settings.runtime_dir / f"{settings.engine_id}.spawn.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-    )
+    path = settings.runtime_dir / f"{settings.engine_id}.spawn.lock"
+    descriptor = _locked(path)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        # Before the lock goes: who waits for it finds that the file is gone, and makes another one.
+        path.unlink(missing_ok=True)
         # Closing is not enough: a child forked meanwhile would keep it locked.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> int:
+    """Opens and locks the file that is at `path` once it is locked: the one before may have been removed meanwhile."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
         os.close(descriptor)
 
 
@@ -159,6 +175,7 @@ def _start(settings: ClientSettings) -> bool:
             ready_read, ready_write = os.pipe()
             on_exit.callback(os.close, ready_read)
             try:
+                remove_old_logs(settings.runtime_dir)
                 process = _spawn(settings, ready_write)
             finally:
                 os.close(ready_write)

@@ -148,7 +148,12 @@ def _by_opencv(content: Content, decoder: ImageDecoder, out: Picture | None) -> 
 
 def _by_pillow(content: Content, decoder: ImageDecoder, out: Picture | None) -> Picture:
     image_module = _loaded("PIL.Image")
-    with image_module.open(io.BytesIO(content)) as image:
+    try:
+        opened = image_module.open(io.BytesIO(content))
+    except _loaded("PIL").UnidentifiedImageError:
+        # Its message names the object in memory.
+        raise ValueError("not a picture that Pillow reads") from None
+    with opened as image:
         if decoder.min_height or decoder.min_width:
             # draft() never goes below the requested size in either direction; other formats ignore it.
             image.draft("RGB", (max(1, decoder.min_width), max(1, decoder.min_height)))

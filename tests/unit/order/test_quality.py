@@ -128,6 +128,21 @@ def test_a_guess_is_called_a_guess() -> None:
     assert "(a guess: the batch exceeds half of the open samples)" in text
 
 
+def test_a_poor_mixture_comes_with_advice() -> None:
+    """What to set, and the room that it takes: 27.00 x alone helps no one."""
+    sizes, spec = np.full(17_100, 75), _spec(8, 8)
+    text = explain(spec, sizes, 256, 140 * 10**9)
+    assert vif_bound(spec, sizes, 256) > 30
+    assert "\nadvice   where neighbours in the dataset are alike (sorted by label), shuffle_window=256 makes it" in text
+    assert "holds 2.1 GB of the cache open" in text
+    assert vif_bound(_spec(8, 256), sizes, 256) <= 2.0 < vif_bound(_spec(8, 128), sizes, 256)
+
+
+def test_too_few_chunks_to_mix_are_called_so() -> None:
+    """A window does not help where one batch is more than half of what there is."""
+    assert "no shuffle_window mixes 200 samples in 2 chunks well" in explain(_spec(1, 1), np.full(2, 100), 128, 10**6)
+
+
 def test_without_shuffle_there_is_little_to_explain() -> None:
     """No lanes, window or mixing."""
     text = explain(OrderSpec("m", 1, "none", 1, 1), np.full(1000, 4), 256, 10**9)
