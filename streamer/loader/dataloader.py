@@ -316,8 +316,8 @@ class StreamingDataLoader(TorchAttributes):
     def _arrived(self, delivery: Delivery) -> None:
         """Delivers the next batch, unless too many samples were skipped."""
         if self._skip_rules.on_error == "skip":
-            key = self._prepare().sample_key
-            self._ledger.note([Skipped(at, key(at), cause) for at, cause in delivery.skipped], self._delivered)
+            number, key = self._prepare().sample_number, self._prepare().sample_key
+            self._ledger.note([Skipped(number(at), key(at), cause) for at, cause in delivery.skipped], self._delivered)
             self._ledger.check(self._delivered)
         self._delivered += 1
         self._position = delivery.epoch, delivery.batch + 1

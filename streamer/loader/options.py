@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
@@ -12,6 +12,7 @@ from streamer.config import MiB, parse_bytes
 from streamer.errors import ConfigError, StateError
 from streamer.loader.contracts import Collate, Loadable, LoaderSide
 from streamer.loader.ring.ring import HELD_SLOTS, Limits
+from streamer.loader.samples.generators import warn_of_generators
 from streamer.loader.skipping import OnError, SkipRules
 from streamer.loader.stall.reporter import ReportRules
 from streamer.loader.workers.imports import needed_modules
@@ -85,7 +86,7 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worker_config(
-    num_workers: int, worker_type: str, worker_start: str, user_code: Iterable[object]
+    num_workers: int, worker_type: str, worker_start: str, user_code: Sequence[object]
 ) -> WorkerConfig | None:
     """The configuration of the workers; None: there are none.
 
@@ -101,6 +102,7 @@ def worker_config(
     at_least("num_workers", num_workers, 0)
     kind = one_of("worker_type", worker_type, ("process", "thread"))
     start = one_of("worker_start", worker_start, ("forkserver", "spawn"))
+    warn_of_generators(user_code, shared=num_workers > 0 and kind == "thread")
     if num_workers == 0:
         return None
     if kind == "thread":

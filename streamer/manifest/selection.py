@@ -145,6 +145,10 @@ class Selection:
         """The manifest's ordinals of samples of this selection: int64, same shape."""
         return self.ordinals[ordinals]
 
+    def number(self, ordinal: int) -> int:
+        """The number in this selection of one of its samples, from its ordinal in the manifest."""
+        return int(np.searchsorted(self.ordinals, ordinal))
+
 
 def _name(manifest: Manifest, digest: str) -> str:
     return f"{manifest.digest}.{digest}{_SUFFIX}"

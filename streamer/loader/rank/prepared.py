@@ -110,6 +110,10 @@ class Prepared:
         """Path below the url, or container and byte range."""
         return sample_key(self.manifest, ordinal)
 
+    def sample_number(self, ordinal: int) -> int:
+        """Ordinal in the manifest -> the number that `dataset[i]` takes."""
+        return self._plans.number(ordinal)
+
     def shared_budget(self) -> SharedBudget | None:
         """Counts skipped samples over all ranks; None: one rank. Every rank must call it equally often."""
         return None if gather_for(self.rank_config) is None else StoreBudget.of_process_group()
@@ -133,7 +137,8 @@ class Prepared:
 
     def maker(self) -> SampleMaker:
         """Makes samples in this process."""
-        return SampleMaker(self.manifest, CachedBytes(self.manifest, self.roots), self._recipe.rules)
+        content = CachedBytes(self.manifest, self.roots)
+        return SampleMaker(self.manifest, content, self._recipe.rules, self.sample_number)
 
     def ordinals(self, epoch: int, batch: int) -> Integers:
         """This rank's samples of a batch, by their numbers in the manifest."""

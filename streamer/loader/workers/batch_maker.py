@@ -19,7 +19,7 @@ from streamer.loader.batch.collate import collate as collate_samples
 from streamer.loader.batch.packing import PackedBatch
 from streamer.loader.batch.placement import PredictedLayout, Rows
 from streamer.loader.contracts import BatchedSource, BatchSource, ChunkUnreadableError, Collate, StagedSource
-from streamer.loader.samples.seeding import collate_seed, run_seeded, sample_seeds
+from streamer.loader.samples.seeding import SeededCode, collate_seed, sample_seeds
 from streamer.loader.skipping import OnError, may_skip
 from streamer.loader.stages import Stages
 
@@ -91,6 +91,8 @@ class BatchMaker:
         self._predicted = PredictedLayout() if takes_rows else None
         quiet = self._batched is not None and not self._batched.draws
         self._seeds_samples = rules.seed_globals and not quiet
+        self._user_code = SeededCode(self._batched.user_code if self._batched is not None else ())
+        self._collate_code = SeededCode((rules.collate_fn,))
 
     def load(
         self,
@@ -147,7 +149,7 @@ class BatchMaker:
             return collate_fn(loaded.samples)
         seed = collate_seed(self._rules.seed, job.epoch, int(job.ordinals[0]))
         # The function may have changed the samples: they are loaded again.
-        return run_seeded(seed, collate_fn, loaded.samples, renew=lambda: self._load_job(job).samples)
+        return self._collate_code.run(seed, collate_fn, loaded.samples, renew=lambda: self._load_job(job).samples)
 
     def stages(self, load: int, before: tuple[int, int, int]) -> Stages:
         """The stages of a batch that took `load` nanoseconds since the source's clock was `before`."""
@@ -194,7 +196,8 @@ class BatchMaker:
             self._begin(made.task, ordinal, started)
         load = partial(self._load, epoch, ordinal)
         try:
-            made.samples[index] = load(index) if made.seeds is None else run_seeded(made.seeds[source], load, index)
+            seed = None if made.seeds is None else made.seeds[source]
+            made.samples[index] = load(index) if seed is None else self._user_code.run(seed, load, index)
         except ChunkUnreadableError:
             raise
         except Exception as error:

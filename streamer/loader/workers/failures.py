@@ -28,9 +28,9 @@ def unopened(error: BaseException) -> BaseException:
 
 
 def located(error: BaseException, pending: Pending, ordinal: int) -> BaseException:
-    """Adds epoch, batch and sample to an error that a worker reported."""
-    where = f"sample {ordinal} of " if ordinal >= 0 else ""
-    error.add_note(f"raised in a worker by {where}epoch {pending.epoch}, batch {pending.batch}")
+    """Adds epoch and batch to an error that a worker reported."""
+    where = "a sample" if ordinal >= 0 else "the collate function"
+    error.add_note(f"raised in a worker by {where} of epoch {pending.epoch}, batch {pending.batch}")
     return error
 
 
