@@ -141,7 +141,17 @@ class BatchMaker:
         return packed
 
     def collate(self, loaded: Loaded) -> object:
-        """Collates by the user's function or by torch's rules."""
+        """Collates by the user's function or by torch's rules.
+
+        Raises:
+            WorkerError: the function has called `sys.exit`.
+        """
+        try:
+            return self._collate(loaded)
+        except SystemExit as error:
+            raise WorkerError(f"the collate_fn has called sys.exit({error.code!r}); raise an exception") from error
+
+    def _collate(self, loaded: Loaded) -> object:
         collate_fn, job = self._rules.collate_fn, loaded.job
         if collate_fn is None:
             return collate_samples(loaded.samples)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 
 from streamer.errors import IntegrityError, WorkerError
+from streamer.loader.contracts import PreparedStream
 from streamer.loader.workers.handle import ExitReport
 from streamer.loader.workers.pending import Pending
 
@@ -40,9 +40,11 @@ def crashed_too_often(pending: Pending, report: ExitReport) -> bool:
     return doing.task == pending.task and pending.count_crash(doing.ordinal) >= MAX_CRASHES_PER_SAMPLE
 
 
-def work_name(ordinal: int, name: Callable[[int], str]) -> str:
-    """What a worker was doing: its sample with the name, or putting the batch together."""
-    return f"sample {ordinal} ({name(ordinal)})" if ordinal >= 0 else "putting the batch together"
+def work_name(ordinal: int, prepared: PreparedStream) -> str:
+    """What a worker was doing: its sample with the name and the number that `dataset[i]` takes, or the batch."""
+    if ordinal < 0:
+        return "putting the batch together"
+    return f"sample {prepared.sample_number(ordinal)} ({prepared.sample_key(ordinal)})"
 
 
 def repeated_crash(pending: Pending, what: str, report: ExitReport, timeout_seconds: float) -> WorkerError:
