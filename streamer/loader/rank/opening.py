@@ -72,6 +72,11 @@ class Opening:
     def __repr__(self) -> str:
         return f"Opening({self.options.urls}, {self.connections!r}, opened={self._opened!r})"
 
+    def part(self, choice: Choice | None, options: DatasetOptions) -> Opening:
+        """The opening of a part of this dataset, which shares what is known of it; None: of all of it."""
+        choices = self.choices if choice is None else (*self.choices, choice)
+        return Opening(options, choices, self.job, EpochCell(manifest=self.shared.manifest))
+
     def settings(self) -> tuple[DatasetOptions, tuple[Choice, ...], str]:
         """The arguments for the same opening in another process, which cannot detect its rank."""
         return self.options.with_rank(self.rank_config()), self.choices, self.job
@@ -210,7 +215,14 @@ class Opening:
         return digest
 
     def look(self, epoch: int, index: int) -> object:
-        """Makes sample number `index` of the selection, from the cache or the store."""
+        """Makes sample number `index` of the selection, from the cache or the store; negative: from the end.
+
+        Raises:
+            IndexError: no such sample.
+        """
+        if not -self.samples <= index < self.samples:
+            raise IndexError(f"sample {index} of {self.samples}")
+        index %= self.samples
         ordinals = np.array([index], np.int64)
         chosen = ordinals if self.selection is None else self.selection.to_base(ordinals)
         with self._streamed() as content:

@@ -207,6 +207,8 @@ class Prepared:
     def _adopt(self, state: Mapping[str, object]) -> State:
         """Reads a state. It replaces the parts of the order that were chosen automatically, for its global batch."""
         saved = State.from_dict(state)
+        # First: lanes and window of another shuffle are no parts of this order.
+        saved.check_given(self.spec)
         free = {part: getattr(saved.spec, part) for part in self._identity.free_parts}
         spec = msgspec.structs.replace(self.spec, **free)
         saved.check(spec)
