@@ -5,6 +5,7 @@ The same code runs in a worker process, in a worker thread and, with `num_worker
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from streamer.errors import WorkerError
 from streamer.loader.batch.buffers import Bytes
 from streamer.loader.batch.collate import collate as collate_samples
+from streamer.loader.batch.mismatch import explain
 from streamer.loader.batch.packing import PackedBatch
 from streamer.loader.batch.placement import PredictedLayout, Rows
 from streamer.loader.contracts import BatchedSource, BatchSource, ChunkUnreadableError, Collate, StagedSource
@@ -145,9 +147,17 @@ class BatchMaker:
 
         Raises:
             WorkerError: the function has called `sys.exit`.
+            ConfigError: torch's rules make no batch of these samples; names field and samples.
         """
         try:
             return self._collate(loaded)
+        except Exception as error:
+            torch = sys.modules.get("torch")
+            rules = (None,) if torch is None else (None, torch.utils.data.default_collate)
+            cause = explain(loaded.samples) if self._rules.collate_fn in rules else None
+            if cause is None:
+                raise
+            raise cause from error
         except SystemExit as error:
             raise WorkerError(f"the collate_fn has called sys.exit({error.code!r}); raise an exception") from error
 
