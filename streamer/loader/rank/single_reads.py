@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
+from torch.utils.data import get_worker_info
 
 from streamer.client.engine_client import EngineClient
 from streamer.formats.detect import find_format
@@ -32,12 +33,13 @@ class SlowReads:
 
     @contextmanager
     def read(self) -> Iterator[None]:
-        """Counts one read."""
+        """Counts one read; of the workers of a stock DataLoader, the first one warns."""
         started = time.perf_counter()
         yield
         self._seconds += time.perf_counter() - started
         self._reads += 1
-        if self._reads == _MANY_READS:
+        worker = get_worker_info()
+        if self._reads == _MANY_READS and (worker is None or worker.id == 0):
             logger.warning(
                 "%d samples were read one by one, %.0f per second: dataset[i] is for inspection, and bypasses the "
                 "cache's plan. torch's random_split, Subset and samplers read so. For a part of a dataset use "

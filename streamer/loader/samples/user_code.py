@@ -61,11 +61,13 @@ def _parts(thing: object, root: bool) -> Iterator[object]:
         yield from (thing.__self__, thing.__func__)
     elif isinstance(thing, functools.partial):
         yield from (thing.func, *thing.args, *thing.keywords.values())
-    elif isinstance(thing, list | tuple | deque):
-        yield from islice(thing, _MAX_ITEMS)
-    elif isinstance(thing, dict):
-        yield from islice(thing.values(), _MAX_ITEMS)
+    elif isinstance(thing, types.BuiltinMethodType | types.MethodWrapperType):
+        yield thing.__self__
     elif not isinstance(thing, types.ModuleType):
+        if isinstance(thing, list | tuple | deque):
+            yield from islice(thing, _MAX_ITEMS)
+        elif isinstance(thing, dict):
+            yield from islice(thing.values(), _MAX_ITEMS)
         yield from _parts_of_object(thing)
 
 
@@ -84,23 +86,28 @@ def _parts_of_function(function: types.FunctionType, root: bool) -> Iterator[obj
     for name in names:
         value = function.__globals__.get(name)
         if isinstance(value, types.ModuleType):
-            if not str(getattr(value, "__file__", None) or LIBRARIES[0]).startswith(_NOT_LOOKED_INTO):
+            if not str(vars(value).get("__file__") or LIBRARIES[0]).startswith(_NOT_LOOKED_INTO):
                 yield from (vars(value)[name] for name in names if name in vars(value))
         else:
             yield value
 
 
 def _parts_of_object(thing: object) -> Iterator[object]:
-    yield getattr(thing, "__self__", None)  # of a method that is written in C
-    attributes = getattr(thing, "__dict__", None)
-    if isinstance(attributes, dict):
-        yield from islice(attributes.values(), _MAX_ITEMS)
+    try:
+        # Not by `getattr`: a class may compute its attributes, and raise anything.
+        yield from islice(object.__getattribute__(thing, "__dict__").values(), _MAX_ITEMS)
+    except AttributeError:  # it has slots only
+        pass
     for kind in type(thing).__mro__:
         for value in kind.__dict__.values() if kind.__flags__ & _DEFINED_IN_PYTHON else ():
             if isinstance(value, types.MemberDescriptorType):
                 yield _slot(thing, value)
+            elif isinstance(value, staticmethod | classmethod):
+                yield value.__func__
+            elif isinstance(value, property):
+                yield value.fget
             elif not isinstance(value, types.GetSetDescriptorType):
-                yield getattr(value, "__func__", getattr(value, "fget", value))
+                yield value
 
 
 def _slot(thing: object, descriptor: types.MemberDescriptorType) -> object:

@@ -47,6 +47,38 @@ class Shared:
         return draw(self.kept)
 
 
+class Listed(list):
+    """A list with attributes, as some compositions are."""
+
+    def __init__(self, kept: object) -> None:
+        super().__init__([len])
+        self.kept = kept
+
+    def __call__(self, sample: object) -> object:
+        return draw(self.kept)
+
+
+class Computed(dict):
+    """Attributes that raise, as those of some configurations do."""
+
+    def __getattr__(self, name: str) -> object:
+        return self[name]
+
+    def __call__(self, sample: object) -> object:
+        return draw(self.kept)
+
+
+class ByProperty:
+    """A property that draws."""
+
+    @property
+    def shift(self) -> float:
+        return draw(_module_wide)
+
+    def __call__(self, sample: object) -> object:
+        return self.shift
+
+
 def draw(kept: object) -> float:
     if isinstance(kept, torch.Generator):
         return float(torch.rand(1, generator=kept))
@@ -85,6 +117,9 @@ KINDS = {
 PLACES = {
     "slot": lambda: Slotted(np.random.default_rng(1)),
     "class": Shared,
+    "list": lambda: Listed(np.random.default_rng(1)),
+    "computed": lambda: Computed(kept=np.random.default_rng(1)),
+    "property": ByProperty,
     "global": lambda: by_global,
     "closure": by_closure,
     "default": lambda: by_default,
