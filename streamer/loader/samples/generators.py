@@ -44,6 +44,8 @@ class OwnGenerators:
         self._user_code = tuple(user_code)
         self.found: list[Seed] = []
         self.refused: list[str] = []
+        # Kept, so that no number is used twice.
+        self._held: list[object] = []
         self._settled = not self._user_code
         self._look()
 
@@ -56,16 +58,17 @@ class OwnGenerators:
         """Whether the first call of the user code has made further generators; later calls are not considered."""
         if self._settled:
             return False
-        self._settled, before = True, len(self.found)
+        self._settled, before = True, self._held
         self._look()
-        return len(self.found) > before
+        return not {id(thing) for thing in self._held} <= {id(thing) for thing in before}
 
     def _look(self) -> None:
-        self.found, self.refused = [], []
+        self.found, self.refused, self._held = [], [], []
         things = list(reachable(self._user_code))
         known = _global_generators()
         for thing in things:
             if _is_generator(thing) and not any(thing is other for other in known):
+                self._held.append(thing)
                 self._add(_name(thing), _seed_of(thing))
         for thing in things:
             name = next((name for name in _SETTERS if callable(getattr(type(thing), name, None))), None)
@@ -97,7 +100,7 @@ def warn_of_generators(user_code: Iterable[object], *, shared: bool) -> None:
         )
     if own.refused:
         logger.warning(
-            "the transform draws from %s, which cannot be seeded for each sample: its draws are not reproducible, and "
+            "the transform holds %s, which cannot be seeded for each sample: its draws are not reproducible, and "
             "workers may draw the same. Draw from a parameter `rng` instead",
             ", ".join(sorted(set(own.refused))),
         )

@@ -169,6 +169,20 @@ def test_one_that_the_first_call_makes_is_seeded_too():
     assert drawn(Lazy(), [7, 8]) == drawn(Lazy(), [7, 8])
 
 
+def test_one_that_the_first_call_replaces_is_seeded_too():
+    """As after a test for the process: the copy that was sent is not the one that is drawn from."""
+
+    class Renewed:
+        rng, fresh = np.random.default_rng(1), False
+
+        def __call__(self, sample):
+            if not self.fresh:
+                self.rng, self.fresh = np.random.default_rng(), True
+            return self.rng.random()
+
+    assert drawn(Renewed(), [7, 8]) == drawn(Renewed(), [7, 8])
+
+
 def test_a_method_seeds_what_cannot_be_seen():
     """Generators of a C extension, for example; with the seed of the sample."""
 
