@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from streamer.decode.images import EXTENSIONS, IMAGE
+from streamer.decode.images import IMAGE
 from streamer.errors import ConfigError
+from streamer.formats.names import PICTURES
 from streamer.loader.batch.collate import collate
 
 # Kinds of samples that are listed.
@@ -43,7 +44,7 @@ def _of_mappings(place: str, samples: Sequence[Mapping[object, object]], names: 
     if any(field not in sample for field in samples[0] for sample in samples):
         fields = [sorted(map(str, sample)) for sample in samples]
         advice = "return the same fields for every sample in the transform"
-        if any(name.rpartition(".")[2].lower() in EXTENSIONS for some in fields for name in some):
+        if any(name.rpartition(".")[2].lower() in PICTURES for some in fields for name in some):
             advice += f' (OnField("{IMAGE}", ...) delivers the picture as {IMAGE!r}, whatever its extension)'
         what = f"a batch has samples of different fields{f' at {place!r}' if place else ''}"
         return _text(what, [", ".join(some) for some in fields], names, advice)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from torch.utils.data import get_worker_info
 
 from streamer.client.engine_client import EngineClient
 from streamer.formats.detect import find_format
@@ -38,7 +38,8 @@ class SlowReads:
         yield
         self._seconds += time.perf_counter() - started
         self._reads += 1
-        worker = get_worker_info()
+        data = sys.modules.get("torch.utils.data")
+        worker = None if data is None else data.get_worker_info()
         if self._reads == _MANY_READS and (worker is None or worker.id == 0):
             logger.warning(
                 "%d samples were read one by one, %.0f per second: dataset[i] is for inspection, and bypasses the "
