@@ -456,7 +456,7 @@ def test_an_empty_file_is_an_error_with_its_own_name(make_dataset, tmp_path):
         (tmp_path / "a" / f"{number}.npy").write_bytes(b"")
     dataset = make_dataset(tmp_path / "a")
     for number in range(6):
-        with pytest.raises(DecodeError, match=rf"sample '{number}\.npy'.* \(sample \d, \S*/{number}\.npy \[0, 0\)\)"):
+        with pytest.raises(DecodeError, match=rf"sample '{number}\.npy'.* \(dataset\[\d\], \S*/{number}\.npy \[0, 0\)\)"):
             dataset.get(f"{number}.npy")
 
 
