@@ -74,6 +74,11 @@ class BatchedSource(Protocol):
         ...
 
     @property
+    def user_code(self) -> Sequence[object]:
+        """The code that runs for a sample; its own generators are seeded."""
+        ...
+
+    @property
     def takes_rows(self) -> bool:
         """Whether it can write arrays to the rows of the slot."""
         ...
@@ -211,6 +216,10 @@ class PreparedStream(Protocol):
 
     def sample_key(self, ordinal: int) -> str:
         """A readable name of a sample."""
+        ...
+
+    def sample_number(self, ordinal: int) -> int:
+        """The number that `dataset[i]` takes for a sample."""
         ...
 
     def shared_budget(self) -> SharedBudget | None:

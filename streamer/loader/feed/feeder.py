@@ -351,7 +351,7 @@ class Feeder:
     def _what(self, ordinal: int) -> str:
         """What a worker was doing, with the name of its sample."""
         assert self._configured is not None
-        return failures.work_name(ordinal, self._configured[0].sample_key)
+        return failures.work_name(ordinal, self._configured[0])
 
     def _end_stuck(self, handle: WorkerHandle) -> None:
         if handle.process is None:

@@ -263,7 +263,7 @@ class InlineSupply:
                 loaded = self._maker.load(epoch, batch)
             except SampleFailedError as error:
                 cause = error.__cause__ or error
-                cause.add_note(f"raised by sample {error.ordinal} of epoch {epoch}, batch {batch}")
+                cause.add_note(f"raised by a sample of epoch {epoch}, batch {batch}")
                 raise cause from cause.__cause__
             except ChunkUnreadableError as error:
                 self._reject(error, rereads)

@@ -14,6 +14,7 @@ from streamer.config import Environment, RankConfig, parse_bytes
 from streamer.decode.dispatch import DecodeRule, check_rule
 from streamer.errors import ConfigError
 from streamer.formats.names import field_name
+from streamer.loader import checks
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError
 from streamer.order.plan import LastBatch
@@ -27,6 +28,16 @@ FORMATS = ("auto", "folder", "webdataset")
 
 # "s3:/bucket"; a folder of such a name is "./s3:".
 _ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?|file):/", re.IGNORECASE)
+
+_LEAST = {
+    "batch_size": 1,
+    "lanes": 1,
+    "shuffle_window": 1,
+    "seed": 0,
+    "error_budget": 0,
+    "rank": 0,
+    "world_size": 1,
+}
 # shuffle="sample" needs one chunk per sample; the builder makes no smaller chunks than this.
 _LEAST_CHUNK_BYTES = 1024
 
@@ -65,18 +76,18 @@ class DatasetOptions:
         _check_urls(self.urls)
         shuffle_mode(self.shuffle)
         check_rule(self.decode)
-        _one_of("format", self.format, FORMATS)
-        _one_of("on_error", self.on_error, ("raise", "skip"))
-        _one_of("on_change", self.on_change, ("raise", "refresh"))
-        _one_of("index_errors", self.index_errors, ("raise", "skip"))
+        checks.one_of("format", self.format, FORMATS)
+        checks.one_of("on_error", self.on_error, ("raise", "skip"))
+        checks.one_of("index_errors", self.index_errors, ("raise", "skip"))
         self.sample_extensions()
-        for name in ("batch_size", "lanes", "shuffle_window"):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("seed", "error_budget", "index_limit"):
-            _at_least(name, getattr(self, name), 0)
+        checks.one_of("on_change", self.on_change, ("raise", "refresh"))
+        for name, least in _LEAST.items():
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, checks.at_least(name, getattr(self, name), least))
+        checks.flag("allow_pickle", self.allow_pickle)
+        checks.seconds("index_limit", self.index_limit)
+        checks.function("transform", self.transform)
         self._check_manifest()
-        if self.transform is not None and not callable(self.transform):
-            raise ConfigError(f"transform={self.transform!r} cannot be called", field="transform")
         self.limit_bytes()
 
     def _check_manifest(self) -> None:
@@ -155,6 +166,22 @@ class DatasetOptions:
         )
 
 
+class FixedArguments:
+    """Refuses to set attributes of a dataset where that would have no effect."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in DatasetOptions.__dataclass_fields__ or name == "url":
+            advice = "dataset.select(transform=...) returns a dataset with another one"
+            raise AttributeError(
+                f"{name} of a StreamingDataset is fixed when it is constructed: "
+                f"{advice if name == 'transform' else 'construct another dataset'}"
+            )
+        # A class that is made from it may have attributes of its own.
+        if type(self).__module__.startswith("streamer.") and not name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r} that can be set")
+        super().__setattr__(name, value)
+
+
 def as_urls(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
     """One url or several, as texts.
 
@@ -191,17 +218,3 @@ def _check_urls(urls: tuple[str, ...]) -> None:
         raise ConfigError(f"url={list(urls)!r}: give a prefix, or a list of them", field="url")
     for url in urls:
         absolute(url)
-
-
-def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name}={value!r} is not one of {', '.join(allowed)}", field=name)
-
-
-def _at_least(name: str, value: object, least: int) -> None:
-    if value is None:
-        return
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r} is not a number", field=name)
-    if not value >= least:
-        raise ConfigError(f"{name}={value!r} must be at least {least}", field=name)

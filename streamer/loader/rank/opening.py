@@ -15,6 +15,7 @@ from torch.utils.data import get_worker_info
 from streamer.client.engine_client import EngineClient
 from streamer.client.launcher import log_path
 from streamer.config import Environment, RankConfig
+from streamer.decode.transforms import as_transform
 from streamer.errors import Detail, StreamerError
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.rank.agreement import agree, detect, gather_for
@@ -70,6 +71,11 @@ class Opening:
 
     def __repr__(self) -> str:
         return f"Opening({self.options.urls}, {self.connections!r}, opened={self._opened!r})"
+
+    def part(self, choice: Choice | None, options: DatasetOptions) -> Opening:
+        """The opening of a part of this dataset, which shares what is known of it; None: of all of it."""
+        choices = self.choices if choice is None else (*self.choices, choice)
+        return Opening(options, choices, self.job, EpochCell(manifest=self.shared.manifest))
 
     def settings(self) -> tuple[DatasetOptions, tuple[Choice, ...], str]:
         """The arguments for the same opening in another process, which cannot detect its rank."""
@@ -209,11 +215,18 @@ class Opening:
         return digest
 
     def look(self, epoch: int, index: int) -> object:
-        """Makes sample number `index` of the selection, from the cache or the store."""
+        """Makes sample number `index` of the selection, from the cache or the store; negative: from the end.
+
+        Raises:
+            IndexError: no such sample.
+        """
+        if not -self.samples <= index < self.samples:
+            raise IndexError(f"sample {index} of {self.samples}")
+        index %= self.samples
         ordinals = np.array([index], np.int64)
         chosen = ordinals if self.selection is None else self.selection.to_base(ordinals)
         with self._streamed() as content:
-            maker = SampleMaker(self.manifest, content, self._rules())
+            maker = SampleMaker(self.manifest, content, self._rules(), lambda _: index)
             return maker.make(epoch, maker.places(chosen)[0])
 
     def find(self, key: str) -> int:
@@ -224,7 +237,7 @@ class Opening:
         """
         with self._streamed() as content:
             ordinal = find_key(self.manifest, self.selection, content, key)
-        return ordinal if self.selection is None else int(np.searchsorted(self.selection.ordinals, ordinal))
+        return ordinal if self.selection is None else self.selection.number(ordinal)
 
     def close(self) -> None:
         """Closes the connections: readers get a ClosedError. The next use connects again. Idempotent."""
@@ -306,7 +319,10 @@ class Opening:
     def _rules(self) -> SampleRules:
         options = self.options
         return SampleRules(
-            decode=options.decode, transform=options.transform, allow_pickle=options.allow_pickle, seed=options.seed
+            decode=options.decode,
+            transform=as_transform(options.transform),
+            allow_pickle=options.allow_pickle,
+            seed=options.seed,
         )
 
     @contextmanager

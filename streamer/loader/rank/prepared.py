@@ -109,6 +109,10 @@ class Prepared:
         """Path below the url, or container and byte range."""
         return sample_key(self.manifest, ordinal)
 
+    def sample_number(self, ordinal: int) -> int:
+        """Ordinal in the manifest -> the number that `dataset[i]` takes."""
+        return self._plans.number(ordinal)
+
     def shared_budget(self) -> SharedBudget | None:
         """Counts skipped samples over all ranks; None: one rank. Every rank must call it equally often."""
         return None if gather_for(self.rank_config) is None else StoreBudget.of_process_group()
@@ -132,7 +136,8 @@ class Prepared:
 
     def maker(self) -> SampleMaker:
         """Makes samples in this process."""
-        return SampleMaker(self.manifest, CachedBytes(self.manifest, self.roots), self._recipe.rules)
+        content = CachedBytes(self.manifest, self.roots)
+        return SampleMaker(self.manifest, content, self._recipe.rules, self.sample_number)
 
     def ordinals(self, epoch: int, batch: int) -> Integers:
         """This rank's samples of a batch, by their numbers in the manifest."""
@@ -195,6 +200,8 @@ class Prepared:
     def _adopt(self, state: Mapping[str, object]) -> State:
         """Reads a state. It replaces the parts of the order that were chosen automatically, for its global batch."""
         saved = State.from_dict(state)
+        # First: lanes and window of another shuffle are no parts of this order.
+        saved.check_given(self.spec)
         free = {part: getattr(saved.spec, part) for part in self._identity.free_parts}
         spec = msgspec.structs.replace(self.spec, **free)
         saved.check(spec)

@@ -167,7 +167,8 @@ class SampleIterator(Iterator[object]):
 
     def _skip_place(self, place: SampleLocation, error: Exception) -> None:
         cause = f"{type(error).__name__}: {error}"
-        self._ledger.note([Skipped(place.ordinal, self._prepared.sample_key(place.ordinal), cause)])
+        number, key = self._prepared.sample_number(place.ordinal), self._prepared.sample_key(place.ordinal)
+        self._ledger.note([Skipped(number, key, cause)])
         self._ledger.check()
 
     def _leased(self, place: SampleLocation) -> object:

@@ -93,6 +93,10 @@ class Plans:
         """Ordinals in the selection -> ordinals in the manifest."""
         return ordinals if self._selection is None else self._selection.to_base(ordinals)
 
+    def number(self, ordinal: int) -> int:
+        """Ordinal in the manifest -> number in the selection, which `dataset[i]` takes."""
+        return ordinal if self._selection is None else self._selection.number(ordinal)
+
     def _build(self, epoch: int) -> RankPlan:
         recipe = self._recipe
         start = recipe.entry[1] if epoch == recipe.entry[0] else 0
@@ -118,7 +122,7 @@ class SampleReader:
         manifest = open_held(recipe.manifest_path)
         content = CachedBytes(manifest, recipe.roots)
         self._plans = Plans(recipe, manifest)
-        self._maker = SampleMaker(manifest, content, recipe.rules)
+        self._maker = SampleMaker(manifest, content, recipe.rules, self._plans.number)
         self._scatter = ScatterReader(content, self._maker.decoder)
         self._whole = WholeReader(content)
         self._places: list[SampleLocation] = []
@@ -140,6 +144,11 @@ class SampleReader:
     def draws(self) -> bool:
         """Whether user code runs for a sample."""
         return self._maker.draws
+
+    @property
+    def user_code(self) -> tuple[object, ...]:
+        """Transform and decoders."""
+        return self._maker.user_code
 
     @property
     def takes_rows(self) -> bool:
@@ -171,7 +180,7 @@ class SampleReader:
             place = self._maker.places(np.array([ordinal], np.int64))[0]
         row = NO_ROW if self._rows is None else self._rows.row(index)
         if not self._maker.decodes_into_rows:
-            return self._maker.transform(epoch, ordinal, self._maker.sample(place), row)
+            return self._maker.transform(epoch, place, self._maker.sample(place), row)
         return self._in_place(place, index) or self._untransformed(place, index, row)
 
     def _untransformed(self, place: SampleLocation, index: int, row: Row) -> Sample:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 
 from streamer.errors import IntegrityError, WorkerError
-from streamer.loader.contracts import REREADS
+from streamer.loader.contracts import REREADS, PreparedStream
 from streamer.loader.workers.handle import ExitReport
 from streamer.loader.workers.pending import Pending
 
@@ -27,9 +26,9 @@ def unopened(error: BaseException) -> BaseException:
 
 
 def located(error: BaseException, pending: Pending, ordinal: int) -> BaseException:
-    """Adds epoch, batch and sample to an error that a worker reported."""
-    where = f"sample {ordinal} of " if ordinal >= 0 else ""
-    error.add_note(f"raised in a worker by {where}epoch {pending.epoch}, batch {pending.batch}")
+    """Adds epoch and batch to an error that a worker reported."""
+    where = "a sample" if ordinal >= 0 else "the collate function"
+    error.add_note(f"raised in a worker by {where} of epoch {pending.epoch}, batch {pending.batch}")
     return error
 
 
@@ -39,9 +38,11 @@ def crashed_too_often(pending: Pending, report: ExitReport) -> bool:
     return doing.task == pending.task and pending.count_crash(doing.ordinal) >= MAX_CRASHES_PER_SAMPLE
 
 
-def work_name(ordinal: int, name: Callable[[int], str]) -> str:
-    """What a worker was doing: its sample with the name, or putting the batch together."""
-    return f"sample {ordinal} ({name(ordinal)})" if ordinal >= 0 else "putting the batch together"
+def work_name(ordinal: int, prepared: PreparedStream) -> str:
+    """What a worker was doing: its sample with the name and the number that `dataset[i]` takes, or the batch."""
+    if ordinal < 0:
+        return "putting the batch together"
+    return f"sample {prepared.sample_number(ordinal)} ({prepared.sample_key(ordinal)})"
 
 
 def repeated_crash(pending: Pending, what: str, report: ExitReport, timeout_seconds: float) -> WorkerError:

@@ -322,7 +322,7 @@ def test_error_in_a_transform(workers, kind):
         assert next(batches)["x"].tolist() == [0, 1, 2, 3]
         with pytest.raises(KeyError, match="no such field") as caught:
             next(batches)
-        assert "sample 5 of epoch 0, batch 1" in caught.value.__notes__[0]
+        assert "a sample of epoch 0, batch 1" in caught.value.__notes__[0]
         if workers:
             assert "in broken" in str(caught.value.__cause__)
         assert next(batches)["x"].tolist() == [8, 9, 10, 11]
