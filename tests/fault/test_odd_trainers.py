@@ -47,7 +47,9 @@ def run(command: list[str], folder: Path, text: str | None = None) -> str:
     done = subprocess.run(
         command, input=text, capture_output=True, text=True, cwd=folder, env=environment, timeout=240, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    # On a busy machine the workers may need more than the 1.5 s after which the loader says what it waits for.
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("waiting for ")]
+    assert (done.returncode, errors) == (0, [])
     return done.stdout.strip()
 
 
