@@ -18,7 +18,8 @@ from streamer.loader.rank.agreement import agree, detect, gather_for
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.dataset_options import DatasetOptions
 from streamer.loader.rank.epoch_cell import EpochCell
-from streamer.loader.rank.prepared import Identity, Prepared
+from streamer.loader.rank.prepared import Prepared
+from streamer.loader.rank.rank_stream import Identity
 from streamer.loader.rank.selections import Choice, choose
 from streamer.loader.rank.single_reads import StreamedBytes, find_key
 from streamer.loader.samples.maker import SampleMaker, SampleRules

@@ -10,7 +10,7 @@ import msgspec
 
 from streamer.errors import StateError
 from streamer.loader.contracts import ChunkUnreadableError
-from streamer.loader.rank.prepared import Prepared
+from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.step_session import Share, StepSession
 from streamer.loader.samples.maker import SampleLocation
 from streamer.loader.skipping import SkipLedger, Skipped, may_skip
@@ -31,7 +31,7 @@ class Progress(msgspec.Struct):
     share: Share
     delivered: int = 0
 
-    def state(self, prepared: Prepared) -> dict[str, object]:
+    def state(self, prepared: RankStream) -> dict[str, object]:
         """Plain values for a checkpoint.
 
         For a single process the position is sufficient, and any number of ranks may resume. With several workers each
@@ -61,7 +61,7 @@ class SampleIterator(Iterator[object]):
     _session: StepSession | None
 
     def __init__(
-        self, prepared: Prepared, progress: Progress, ledger: SkipLedger, resumed: Callable[[int], None]
+        self, prepared: RankStream, progress: Progress, ledger: SkipLedger, resumed: Callable[[int], None]
     ) -> None:
         self._prepared = prepared
         self._maker = prepared.maker()

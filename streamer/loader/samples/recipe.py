@@ -76,9 +76,8 @@ class Plans:
         self._order = EpochOrder(recipe.spec, chunk_samples, recipe.entry[0])
         self._kept: OrderedDict[int, RankPlan] = OrderedDict()
 
-    @property
-    def samples(self) -> int:
-        """Number of selected samples."""
+    def samples(self, epoch: int) -> int:
+        """Number of samples of an epoch, the same in all of them."""
         return self._order.samples
 
     def plan(self, epoch: int) -> RankPlan:
