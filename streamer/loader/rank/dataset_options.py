@@ -57,13 +57,13 @@ class DatasetOptions:
         _check_urls(self.urls)
         shuffle_mode(self.shuffle)
         check_rule(self.decode)
-        _one_of("format", self.format, FORMATS)
-        _one_of("on_error", self.on_error, ("raise", "skip"))
-        _one_of("on_change", self.on_change, ("raise", "refresh"))
+        one_of("format", self.format, FORMATS)
+        one_of("on_error", self.on_error, ("raise", "skip"))
+        one_of("on_change", self.on_change, ("raise", "refresh"))
         for name in ("batch_size", "lanes", "shuffle_window"):
-            _at_least(name, getattr(self, name), 1)
+            at_least(name, getattr(self, name), 1)
         for name in ("seed", "error_budget", "index_limit"):
-            _at_least(name, getattr(self, name), 0)
+            at_least(name, getattr(self, name), 0)
         self._check_manifest()
         if self.transform is not None and not callable(self.transform):
             raise ConfigError(f"transform={self.transform!r} cannot be called", field="transform")
@@ -149,12 +149,22 @@ def _check_urls(urls: tuple[str, ...]) -> None:
         raise ConfigError(f"url={list(urls)!r}: give a prefix, or a list of them", field="url")
 
 
-def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
+def one_of(name: str, value: object, allowed: Sequence[str | None]) -> None:
+    """Checks that an option has one of the allowed values.
+
+    Raises:
+        ConfigError: it has not.
+    """
     if value not in allowed:
-        raise ConfigError(f"{name}={value!r} is not one of {', '.join(allowed)}", field=name)
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(str, allowed))}", field=name)
 
 
-def _at_least(name: str, value: object, least: int) -> None:
+def at_least(name: str, value: object, least: int) -> None:
+    """Checks that an option is None or a number from `least` up.
+
+    Raises:
+        ConfigError: it is not.
+    """
     if value is None:
         return
     if not isinstance(value, int | float) or isinstance(value, bool):
