@@ -17,6 +17,8 @@ datasets                                      one entry per dataset in use in th
 sessions                                      one entry per session: consumer, epoch, progress, hits per epoch,
                                               waiting_seconds of age_seconds; what its loader reports of itself:
                                               loader_waiting_share, bottleneck, advice, report_age_seconds (or None)
+parts                                         one entry per part of the sessions over several datasets: name, dataset,
+                                              needs, hits, needed_bytes, hit_bytes since its session began, hit_bound
 """
 
 from __future__ import annotations
