@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args
+from typing import get_args
+
+import msgspec
 
 from streamer.config import RankConfig
 from streamer.errors import ConfigError
 from streamer.loader.rank.dataset_options import DatasetOptions, at_least, one_of
 from streamer.loader.skipping import OnError
+from streamer.order.mix import Batching, MixRequest, Shares
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import MAX_PARTS
 
-Batching = Literal["stratified", "random", "homogeneous"]
-Stop = Literal["first_exhausted", "all_exhausted"]
-Weights = Mapping[str, float]
-# (first epoch, weights)
-Stage = tuple[int, Weights]
-
-# What the mix sets for all members, and what all members must have in common.
+# Set for the whole mix, and refused on a member.
 _OF_THE_MIX = (
     *("batch_size", "drop_last", "rank", "world_size", "on_error", "error_budget", "stream", "lanes"),
     "shuffle_window",
 )
+# Equal in all members: they are read through one engine.
 _IN_COMMON = ("engine", "cache_dir", "cache_bytes")
 
 
@@ -34,17 +31,11 @@ class MixOptions:
 
     Attributes:
         names: of the members, in order.
-        stages: (first epoch, weights), ascending, the first of epoch 0; () if the mix has other rules.
-        repeat, choose: by name, or {}.
+        shares: how much of each member.
     """
 
     names: tuple[str, ...]
-    stages: tuple[Stage, ...] = ()
-    repeat: Mapping[str, float]
-    choose: Mapping[str, int]
-    temperature: float | None = None
-    epoch_samples: int | None = None
-    stop: Stop | None = None
+    shares: Shares
     batching: Batching = "stratified"
     seed: int = 17
     source_key: str | None = "__source__"
@@ -60,54 +51,26 @@ class MixOptions:
 
     def __post_init__(self) -> None:
         one_of("batching", self.batching, get_args(Batching))
-        one_of("stop", self.stop, (None, *get_args(Stop)))
         one_of("on_error", self.on_error, ("raise", "skip"))
-        for name in ("epoch_samples", "batch_size", "lanes", "shuffle_window"):
+        for name in ("batch_size", "lanes", "shuffle_window"):
             at_least(name, getattr(self, name), 1)
         for name in ("seed", "error_budget"):
             at_least(name, getattr(self, name), 0)
         if self.source_key == "":
-            raise ConfigError(f"source_key={self.source_key!r} is not a text; None adds no key", field="source_key")
-        self._check_rules()
-
-    def _check_rules(self) -> None:
-        """How much of each member: one rule at most; a length where the rule leaves it open."""
-        rules = {"weights": self.stages, "repeat": self.repeat, "choose": self.choose}
-        given = [name for name, value in rules.items() if value]
-        if self.temperature is not None:
-            given.append("temperature")
-            _positive("temperature", self.temperature)
-        if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)} are given; pass one of them", field=given[1])
-        lengths = [name for name in ("epoch_samples", "stop") if getattr(self, name) is not None]
-        if lengths and not self.relative:
-            rule = given[0] if given else "repeat=1, the default,"
-            raise ConfigError(
-                f"{lengths[0]}= is given, but {rule} fixes the length of an epoch; pass weights= or temperature= "
-                "with it",
-                field=lengths[0],
-            )
-        if len(lengths) > 1:
-            raise ConfigError("epoch_samples and stop are given; pass one of them", field="stop")
+            raise ConfigError("source_key='' is no name of a field; None adds no field", field="source_key")
 
     @property
-    def relative(self) -> bool:
-        """Whether the rule gives shares only, and not the number of samples."""
-        return bool(self.stages) or self.temperature is not None
+    def request(self) -> MixRequest:
+        """The order that is asked for, without the sizes of the members."""
+        return MixRequest(self.shares, self.seed, self.batching, self.lanes, self.shuffle_window)
 
     def with_rank(self, rank_config: RankConfig) -> MixOptions:
         """The same options with this rank and world size."""
         return replace(self, rank=rank_config.rank, world_size=rank_config.world_size)
 
     def without_choose(self) -> MixOptions:
-        """The same options for a selection, for which numbers of samples make no sense."""
-        return replace(self, choose={})
-
-    @property
-    def free_parts(self) -> frozenset[str]:
-        """The parts of the order that are chosen automatically."""
-        given = {"lanes": self.lanes, "window": self.shuffle_window}
-        return frozenset(part for part, value in given.items() if value is None)
+        """The same options for selections of the members, for which numbers of samples are wrong."""
+        return replace(self, shares=msgspec.structs.replace(self.shares, choose={}))
 
 
 def check_names(names: Sequence[object]) -> tuple[str, ...]:
@@ -138,113 +101,22 @@ def check_members(members: Mapping[str, DatasetOptions]) -> None:
                     f"member {name}: {option}={getattr(options, option)!r} is an option of the whole; pass it to "
                     "MixedDataset",
                     field=option,
+                    member=name,
                 )
     first_name, first = next(iter(members.items()))
     for name, options in members.items():
         for option in _IN_COMMON:
-            _check_common(option, (first_name, getattr(first, option)), (name, getattr(options, option)))
-        ordered = [shuffle_mode(each.shuffle) == "none" for each in (first, options)]
-        if ordered[0] != ordered[1]:
-            _check_common("shuffle", (first_name, first.shuffle), (name, options.shuffle))
+            if getattr(first, option) != getattr(options, option):
+                raise _differ(option, (first_name, first), (name, options))
+        if (shuffle_mode(first.shuffle) == "none") != (shuffle_mode(options.shuffle) == "none"):
+            raise _differ("shuffle", (first_name, first), (name, options))
 
 
-def weights_by_stage(names: Sequence[str], given: object) -> tuple[Stage, ...]:
-    """Weights as users write them: a mapping, or stages of (first epoch, mapping).
-
-    Raises:
-        ConfigError: an invalid weight, name or epoch.
-    """
-    if given is None:
-        return ()
-    if isinstance(given, Mapping):
-        return ((0, _weights(names, given)),)
-    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
-        raise ConfigError(
-            f"weights={given!r}: give name -> weight, or stages [(0, {{...}}), (10, {{...}})]", field="weights"
-        )
-    return tuple(_stages(names, given))
-
-
-def numbers_by_name(option: str, names: Sequence[str], given: object) -> dict[str, float]:
-    """`repeat` or `choose` as users write them: a number for all, or by name.
-
-    Raises:
-        ConfigError: an invalid number or name.
-    """
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        _positive(option, given)
-        return _numbers(option, names, dict.fromkeys(names, given))
-    return _numbers(option, names, given)
-
-
-def whole_numbers_by_name(option: str, names: Sequence[str], given: object) -> dict[str, int]:
-    """As `numbers_by_name`, whole ones only."""
-    found = numbers_by_name(option, names, given)
-    for name, value in found.items():
-        if value != int(value):
-            raise ConfigError(f"{option}: {value!r} of {name} is not a whole number", field=option)
-    return {name: int(value) for name, value in found.items()}
-
-
-def _stages(names: Sequence[str], given: Sequence[object]) -> list[Stage]:
-    found: list[Stage] = []
-    for stage in given:
-        if not isinstance(stage, Sequence) or len(stage) != 2 or not isinstance(stage[1], Mapping):
-            raise ConfigError(f"weights: the stage {stage!r} is not (first epoch, name -> weight)", field="weights")
-        epoch = stage[0]
-        least = found[-1][0] + 1 if found else 0
-        if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < least or (not found and epoch > 0):
-            raise ConfigError(
-                f"weights: a stage begins at epoch {epoch!r}; the first one begins at 0, each other one after the "
-                "stage before it",
-                field="weights",
-            )
-        found.append((epoch, _weights(names, stage[1])))
-    return found
-
-
-def _weights(names: Sequence[str], given: Mapping[str, object]) -> dict[str, float]:
-    return _numbers("weights", names, given)
-
-
-def _numbers(option: str, names: Sequence[str], given: Mapping[str, object]) -> dict[str, float]:
-    unknown, missing = [name for name in given if name not in names], [name for name in names if name not in given]
-    if unknown or missing:
-        raise ConfigError(
-            f"{option} and members do not have the same names: without a member: {_listed(unknown)}; without a "
-            f"number in {option}: {_listed(missing)}",
-            field=option,
-        )
-    found = {}
-    for name in names:
-        value = given[name]
-        if not _is_number(value) or not 0 <= float(str(value)) < math.inf:
-            raise ConfigError(f"{option}: {value!r} of {name} is not a number from 0 up", field=option)
-        found[name] = value
-    if not any(found.values()):
-        raise ConfigError(f"{option}: all are 0", field=option)
-    return found  # type: ignore[return-value]
-
-
-def _positive(option: str, value: object) -> None:
-    if not _is_number(value) or not 0 < float(str(value)) < math.inf:
-        raise ConfigError(f"{option}={value!r} is not a number above 0", field=option)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _listed(names: Sequence[object]) -> str:
-    return ", ".join(map(str, names)) or "none"
-
-
-def _check_common(option: str, first: tuple[str, object], other: tuple[str, object]) -> None:
-    if first[1] != other[1]:
-        raise ConfigError(
-            f"members {first[0]} and {other[0]} differ in {option}: {first[1]!r} and {other[1]!r}; a mix reads "
-            "through one engine, in one order: give them the same",
-            field=option,
-        )
+def _differ(option: str, first: tuple[str, DatasetOptions], other: tuple[str, DatasetOptions]) -> ConfigError:
+    values = f"{getattr(first[1], option)!r} and {getattr(other[1], option)!r}"
+    return ConfigError(
+        f"members {first[0]} and {other[0]} differ in {option}: {values}; a mix is read through one engine and in one "
+        "order, so give both the same",
+        field=option,
+        members=f"{first[0]}, {other[0]}",
+    )
