@@ -241,6 +241,32 @@ class PreparedStream(Protocol):
         ...
 
 
+@runtime_checkable
+class MixedStream(Protocol):
+    """A prepared stream of several datasets."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the datasets."""
+        ...
+
+    def adopt(self, state: Mapping[str, object]) -> tuple[int, int]:
+        """As `resume`, but the mix may be changed; the epoch after the saved one begins."""
+        ...
+
+    def follow(self, before: PreparedStream, epoch: int) -> None:
+        """Continues at `epoch` where the mix was before its data changed: `before` has delivered all epochs before."""
+        ...
+
+    def sources(self, epoch: int, batch: int) -> npt.NDArray[np.int16]:
+        """(samples,) number of the dataset of each sample of this rank's batch."""
+        ...
+
+    def drawn(self, epoch: int, batch: int) -> npt.NDArray[np.int64]:
+        """(datasets,) samples of each dataset in the first `batch` batches of an epoch, over all ranks."""
+        ...
+
+
 class Loadable(Protocol):
     """A dataset for `StreamingDataLoader`."""
 

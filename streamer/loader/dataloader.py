@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from streamer.errors import ClosedError, StreamerError
-from streamer.loader.contracts import Collate, Loadable, PreparedStream
+from streamer.errors import ClosedError, ConfigError, StreamerError
+from streamer.loader.contracts import Collate, Loadable, MixedStream, PreparedStream
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.prefetcher import check_device
 from streamer.loader.epoch_iterator import EpochIterator
@@ -136,6 +136,8 @@ class StreamingDataLoader:
         self._failure: StreamerError | None = None
         self._compared = False
         self._prepared: PreparedStream | None = None
+        # The stream before the data changed.
+        self._before: PreparedStream | None = None
         self._edition = 0
         self._supply_owner = SupplyOwner(self._settings)
         self._clock = TrainerClock()
@@ -212,8 +214,12 @@ class StreamingDataLoader:
         """The position after the last delivered batch. O(1)."""
         return self._prepare().state(*self._position)
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
+    def load_state_dict(self, state: Mapping[str, object], strict: bool = True) -> None:
         """Continues where the state was saved, on any number of ranks with a matching batch size.
+
+        Args:
+            state: of an earlier run.
+            strict: the order must be the same; False, for a `MixedDataset`: see its `load_state_dict`.
 
         Raises:
             StateError: the state is of another dataset, order or seed. With several ranks, the next `iter()` raises it,
@@ -225,7 +231,7 @@ class StreamingDataLoader:
         self._compared, self._failure = False, None
         try:
             self._supply_owner.start_workers()
-            self._start = self._position = self._prepare().resume(state)
+            self._start = self._position = _resumed(self._prepare(), state, strict)
         except StreamerError as error:
             if not self._source.compares:
                 raise
@@ -321,6 +327,7 @@ class StreamingDataLoader:
         # Also if `refresh` was called elsewhere: by the user, or by another loader of this dataset.
         if self._prepared is not None and self._edition != self._source.edition:
             self._end_supply()
+            self._before = self._prepared
             self._prepared, self._compared = None, False
 
     def _make_ready(self) -> None:
@@ -367,6 +374,9 @@ class StreamingDataLoader:
         if self._prepared is None:
             self._edition = self._source.edition
             self._prepared = self._source.prepare(self._settings.batch_size, self._settings.drop_last)
+            before, self._before = self._before, None
+            if before is not None and isinstance(self._prepared, MixedStream):
+                self._prepared.follow(before, self._start[0])
         return self._prepared
 
     def _check_usable(self) -> None:
@@ -374,6 +384,14 @@ class StreamingDataLoader:
             raise ClosedError("this StreamingDataLoader is closed")
         if self._pid != os.getpid():
             raise ClosedError("this StreamingDataLoader belongs to the process that made it; make one after the fork")
+
+
+def _resumed(prepared: PreparedStream, state: Mapping[str, object], strict: bool) -> tuple[int, int]:
+    if strict:
+        return prepared.resume(state)
+    if not isinstance(prepared, MixedStream):
+        raise ConfigError("strict=False is for a MixedDataset; the order of one dataset is fixed", field="strict")
+    return prepared.adopt(state)
 
 
 class _EpochOwner:

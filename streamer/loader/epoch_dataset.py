@@ -75,9 +75,15 @@ class EpochDataset(IterableDataset[object]):
         progress = Progress(self.epoch, Share()) if self._progress is None else self._progress
         return progress.state(self._plain())
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Makes the next `iter()` continue from a state; it is checked then."""
-        self._resume = dict(state)
+    def load_state_dict(self, state: Mapping[str, object], strict: bool = True) -> None:
+        """Makes the next `iter()` continue from a state; it is checked then.
+
+        Args:
+            state: of an earlier run.
+            strict: the order must be the same. False, for a mix: members, weights or batching may be changed; members
+                that were there continue where they were, with the next epoch.
+        """
+        self._resume, self._resume_strict = dict(state), strict
 
     # ------------------------------------------------------------ reading
 
@@ -118,6 +124,7 @@ class EpochDataset(IterableDataset[object]):
         self._side = side
         self._ledger = SkipLedger(error_budget)
         self._resume = None
+        self._resume_strict = True
         self._progress = None
         self._rounds = (0, -1)
 
@@ -150,7 +157,7 @@ class EpochDataset(IterableDataset[object]):
         if self._resume is None:
             return None
         state, self._resume = self._resume, None
-        epoch, first = prepared.resume(state)
+        epoch, first = prepared.resume(state) if self._resume_strict else prepared.adopt(state)
         self._set_next_epoch(epoch)
         share, delivered = resumed_share(state, share, first, prepared.local_batch)
         return Progress(epoch, share, delivered)

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamer.loader.samples.maker import SampleRules
+from streamer.loader.samples.maker import SampleRules, sample_key
 from streamer.loader.samples.recipe import open_selection
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
@@ -63,6 +63,11 @@ class Member:
         return f"Member({self.manifest!r}, {self.selection!r})"
 
     @property
+    def selection_file(self) -> tuple[str, Path] | None:
+        """Digest of the selection, and the folder of its file; None: all samples."""
+        return None if self.selection is None else (self.selection.digest, self.selection.path.parent)
+
+    @property
     def samples(self) -> int:
         """Number of selected samples."""
         return self.manifest.samples if self.selection is None else self.selection.samples
@@ -81,6 +86,10 @@ class Member:
     def chunk_first(self) -> Integers:
         """(M+1,) selected samples before each chunk."""
         return self.manifest.chunk_first if self.selection is None else _prefix(self.selection.chunk_samples)
+
+    def sample_key(self, ordinal: int) -> str:
+        """A readable name of a sample."""
+        return sample_key(self.manifest, int(self.to_manifest(np.array([ordinal], np.int64))[0]))
 
     def to_manifest(self, ordinals: Integers) -> Integers:
         """Ordinals in the selection -> ordinals in the manifest."""
@@ -150,32 +159,30 @@ class MixPlans:
     def __init__(self, geometry: MixGeometry, members: Members) -> None:
         self._geometry = geometry
         self._order = members.order(geometry.spec, max(geometry.entry[0], geometry.spec.origin_epoch))
-        self._kept: OrderedDict[int, RankPlan] = OrderedDict()
-
-    def samples(self, epoch: int) -> int:
-        """Number of samples of an epoch, over all ranks."""
-        return self._geometry.spec.samples(epoch)
+        self._kept: OrderedDict[int, tuple[MixOrder, RankPlan]] = OrderedDict()
 
     def order(self, epoch: int) -> MixOrder:
         """The order of an epoch."""
-        # From the order of the last epoch, which has computed the parts that are equal in all epochs.
-        if self._order.epoch != epoch:
-            self._order = self._order.at(epoch)
-        return self._order
+        return self._of(epoch)[0]
 
     def plan(self, epoch: int) -> RankPlan:
         """The rank's plan of an epoch."""
+        return self._of(epoch)[1]
+
+    def _of(self, epoch: int) -> tuple[MixOrder, RankPlan]:
         if epoch not in self._kept:
             self._kept[epoch] = self._build(epoch)
             while len(self._kept) > _PLANS_KEPT:
                 self._kept.popitem(last=False)
         return self._kept[epoch]
 
-    def _build(self, epoch: int) -> RankPlan:
+    def _build(self, epoch: int) -> tuple[MixOrder, RankPlan]:
+        # From the order of the last epoch, which has computed the parts that are equal in all epochs.
+        self._order = self._order.at(epoch)
         geometry = self._geometry
         start = geometry.entry[1] if epoch == geometry.entry[0] else 0
         batch, world, rank = geometry.global_batch, geometry.world_size, geometry.rank
-        return RankPlan(self.order(epoch), batch, world, rank, geometry.drop_last, start=start)
+        return self._order, RankPlan(self._order, batch, world, rank, geometry.drop_last, start=start)
 
 
 def _prefix(sizes: Integers) -> Integers:

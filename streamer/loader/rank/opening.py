@@ -12,9 +12,9 @@ import numpy as np
 
 from streamer.client.engine_client import EngineClient
 from streamer.config import Environment, RankConfig
-from streamer.errors import Detail, StreamerError
+from streamer.errors import StreamerError
 from streamer.loader.contracts import PreparedStream
-from streamer.loader.rank.agreement import agree, detect, gather_for
+from streamer.loader.rank.agreement import agree, compared, detect, gather_for
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.dataset_options import DatasetOptions
 from streamer.loader.rank.epoch_cell import EpochCell
@@ -110,7 +110,7 @@ class Opening:
             global_batch=batch_size * rank_config.world_size,
             drop_last=drop_last,
             roots=roots,
-            rules=self._rules(),
+            rules=self.rules(),
             selection=None if selection is None else (selection.digest, selection.path.parent),
         )
         stream = self._stream(batch_size, plain)
@@ -148,20 +148,7 @@ class Opening:
             StreamerError: of the first rank that failed, on every rank.
             StateError: the ranks disagree.
         """
-        gather = gather_for(self.rank_config())
-        if gather is None:
-            return prepare()
-        prepared: Stream | None = None
-        facts: dict[str, Detail] = {}
-        failure: StreamerError | None = None
-        try:
-            prepared = prepare()
-            facts = {**prepared.facts(), "resume": place}
-        except StreamerError as error:
-            failure = error
-        agree(gather, facts, failure)
-        assert prepared is not None, "agree raises where this rank failed"
-        return prepared
+        return compared(self.rank_config(), prepare, place)
 
     def refresh(self) -> bool:
         """Lists the objects again; collective. True: they have changed, and the new manifest is used from now on.
@@ -200,12 +187,12 @@ class Opening:
             return ""
         return digest
 
-    def look(self, epoch: int, index: int) -> object:
-        """Makes sample number `index` of the selection, from the cache or the store."""
+    def look(self, epoch: int, index: int, rules: SampleRules | None = None) -> object:
+        """Makes sample number `index` of the selection, from the cache or the store; `rules` replace the dataset's."""
         ordinals = np.array([index], np.int64)
         chosen = ordinals if self.selection is None else self.selection.to_base(ordinals)
         with self._streamed() as content:
-            maker = SampleMaker(self.manifest, content, self._rules())
+            maker = SampleMaker(self.manifest, content, rules or self.rules())
             return maker.make(epoch, maker.places(chosen)[0])
 
     def find(self, key: str) -> int:
@@ -278,7 +265,8 @@ class Opening:
             if spread.crossing:
                 logger.warning("%s", str(spread))
 
-    def _rules(self) -> SampleRules:
+    def rules(self) -> SampleRules:
+        """The rules of making samples."""
         options = self.options
         return SampleRules(
             decode=options.decode, transform=options.transform, allow_pickle=options.allow_pickle, seed=options.seed

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import msgspec
 
 from streamer.client.session import EpochSchedule, SessionSpec
-from streamer.errors import Detail
+from streamer.errors import ConfigError, Detail
 from streamer.loader.rank.connections import EngineConnections
-from streamer.loader.rank.rank_stream import Identity, RankStream
+from streamer.loader.rank.rank_stream import Identity, RankStream, SavedPlace
 from streamer.loader.rank.step_session import Integers, Share, open_bytes
 from streamer.loader.samples.maker import CachedBytes, SampleMaker, sample_key
 from streamer.loader.samples.recipe import Plans, SampleRecipe
@@ -93,14 +93,16 @@ class Prepared(RankStream):
         position = self._plans.plan(epoch).position(batch)
         return dict(State(self.spec, epoch, position, self.global_batch).to_dict())
 
-    def _adopt(self, state: Mapping[str, object]) -> State:
-        """Reads a state. It replaces the parts of the order that were chosen automatically, for its global batch."""
+    def _adopt(self, state: Mapping[str, object], strict: bool) -> SavedPlace:
+        if not strict:
+            raise ConfigError("strict=False is for a MixedDataset; the order of one dataset is fixed", field="strict")
         saved = State.from_dict(state)
         free = {part: getattr(saved.spec, part) for part in self._identity.free_parts}
         spec = msgspec.structs.replace(self.spec, **free)
         saved.check(spec)
         self._recipe = msgspec.structs.replace(self._recipe, spec=spec)
-        return saved
+        resume = saved.resume(self._plans.samples, self.global_batch, self.drop_last)
+        return SavedPlace(saved.epoch, saved.position, resume)
 
     def _enter_at(self, epoch: int, start: int) -> None:
         self._recipe = msgspec.structs.replace(self._recipe, entry=(epoch, start))

@@ -61,22 +61,18 @@ class Geometry(Protocol):
         ...
 
 
-class SavedPlace(Protocol):
-    """A state that has been read and checked."""
+class SavedPlace(msgspec.Struct, frozen=True):
+    """The place of a state that has been read and checked.
 
-    @property
-    def epoch(self) -> int:
-        """The running epoch."""
-        ...
+    Attributes:
+        epoch: the running epoch.
+        position: samples of the epoch delivered over all ranks.
+        resume: where to continue; after a finished epoch in the next one.
+    """
 
-    @property
-    def position(self) -> int:
-        """Samples delivered over all ranks."""
-        ...
-
-    def resume(self, samples: int, global_batch: int, drop_last: bool = False) -> Resume:
-        """Where to continue; see `State.resume`."""
-        ...
+    epoch: int
+    position: int
+    resume: Resume
 
 
 class EpochPlans(Protocol):
@@ -84,10 +80,6 @@ class EpochPlans(Protocol):
 
     def plan(self, epoch: int) -> RankPlan:
         """The rank's plan of an epoch."""
-        ...
-
-    def samples(self, epoch: int) -> int:
-        """Number of samples of an epoch, over all ranks."""
         ...
 
 
@@ -156,12 +148,20 @@ class RankStream(ABC):
         """The state to save after `batch` batches of `epoch`."""
 
     @abstractmethod
-    def _adopt(self, state: Mapping[str, object]) -> SavedPlace:
-        """Reads and checks a state; it replaces the parts of the order that were chosen automatically."""
+    def _adopt(self, state: Mapping[str, object], strict: bool) -> SavedPlace:
+        """Reads and checks a state; it replaces the parts of the order that were chosen automatically.
+
+        Raises:
+            StateError: it does not fit, which `strict=False` allows in a mix.
+        """
 
     @abstractmethod
     def _enter_at(self, epoch: int, start: int) -> None:
         """Numbers the batches of `epoch` from position `start` on."""
+
+    def _values(self, epoch: int) -> tuple[float, ...]:  # noqa: ARG002 - of a mix, by epoch
+        """Passes over each member of a mix in an epoch; (): one dataset."""
+        return ()
 
     @abstractmethod
     def _check_room(self, spec: SessionSpec, limit_bytes: int) -> None:
@@ -217,11 +217,12 @@ class RankStream(ABC):
         """The chunks that a share needs in an epoch, by its steps, and the number of its steps."""
         plan = self._plans.plan(epoch)
         steps = share.steps(plan.batches)
-        whole = plan.schedule(share.first)
+        whole, values = plan.schedule(share.first), self._values(epoch)
         first, last = share.steps_from(whole.first), np.minimum(share.steps_until(whole.last), steps - 1)
-        mine = first <= last
-        order = np.argsort(first[mine], kind="stable")
-        return EpochSchedule(epoch, whole.chunk[mine][order], first[mine][order], last[mine][order]), steps
+        mine = np.flatnonzero(first <= last)
+        mine = mine[np.argsort(first[mine], kind="stable")]
+        passes = whole.passes[mine].astype(np.uint32) if values else None
+        return EpochSchedule(epoch, whole.chunk[mine], first[mine], last[mine], passes, values), steps
 
     def resume(self, state: Mapping[str, object]) -> tuple[int, int]:
         """Restores a saved state; after a finished epoch the next one begins.
@@ -232,12 +233,20 @@ class RankStream(ABC):
         Raises:
             StateError: the state is of another dataset, order or seed.
         """
-        saved = self._adopt(state)
-        return self._continue(saved.resume(self._plans.samples(saved.epoch), self.global_batch, self.drop_last))
+        return self._continue(self._adopt(state, strict=True).resume)
+
+    def adopt(self, state: Mapping[str, object]) -> tuple[int, int]:
+        """As `resume`, but a mix may be changed; the epoch after the saved one begins.
+
+        Raises:
+            ConfigError: this is no mix.
+            StateError: the state is of another dataset.
+        """
+        return self._continue(self._adopt(state, strict=False).resume)
 
     def reenter(self, state: Mapping[str, object]) -> tuple[int, int]:
         """Like `resume`, but a finished epoch stays finished: its next batch is one past the last."""
-        saved = self._adopt(state)
+        saved = self._adopt(state, strict=True)
         batch, start = divmod(saved.position, self.global_batch)
         return self._continue(Resume(saved.epoch, start, batch))
 

@@ -72,8 +72,9 @@ class Plans:
         self._order = EpochOrder(recipe.spec, chunk_samples, recipe.entry[0])
         self._kept: OrderedDict[int, RankPlan] = OrderedDict()
 
-    def samples(self, epoch: int) -> int:
-        """Number of samples of an epoch, the same in all of them."""
+    @property
+    def samples(self) -> int:
+        """Number of selected samples."""
         return self._order.samples
 
     def plan(self, epoch: int) -> RankPlan:
