@@ -255,7 +255,7 @@ class Engine:
         limit = self.cache.limit_bytes
         # Of all live data: a small validation set would fit alone, and took the room of the training's chunks for a
         # look-ahead over all of it.
-        live_bytes = self.policy.live_bytes(session.dataset.manifest.digest)
+        live_bytes = self.policy.live_bytes({session.dataset.manifest.digest})
         missing = max(0.0, 1.0 - limit / max(1, live_bytes))
         affordable = self.config.lookahead_bytes
         if missing:
