@@ -37,14 +37,14 @@ class MixUses(msgspec.Struct):
     """What a mix uses in order, and the result: one entry per use.
 
     Attributes:
-        at: when, in epochs. member: whose. chunk: its number in the member. turn: the member's pass.
+        at: when, in epochs. member: whose. chunk: its number in the member. pass_number: the member's pass.
         missed: it was fetched for this use.
     """
 
     at: NDArray[np.float64]
     member: NDArray[np.int64]
     chunk: NDArray[np.int64]
-    turn: NDArray[np.int64]
+    pass_number: NDArray[np.int64]
     missed: NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -65,9 +65,9 @@ def draw_uses(members: Sequence[MixMember], epochs: int, seed: int = 0) -> MixUs
     """Each member's passes are fresh permutations, spread evenly over the time; pass boundaries go on over epochs."""
     random = np.random.default_rng(seed)
     columns = [_member_uses(index, member, epochs, random) for index, member in enumerate(members)]
-    at, member, chunk, turn = (np.concatenate(column) for column in zip(*columns, strict=True))
+    at, member, chunk, pass_number = (np.concatenate(column) for column in zip(*columns, strict=True))
     order = np.argsort(at, kind="stable")
-    return MixUses(at[order], member[order], chunk[order], turn[order], np.zeros(len(at), np.bool_))
+    return MixUses(at[order], member[order], chunk[order], pass_number[order], np.zeros(len(at), np.bool_))
 
 
 def _member_uses(
@@ -116,7 +116,7 @@ class MixSimulation:
         self._fetching: deque[tuple[int, bytes]] = deque()
         self._asked = self._announced = self._place = 0
         self._open: list[deque[int]] = [deque() for _ in members]
-        self._turn = [-1] * len(members)
+        self._pass = [-1] * len(members)
         policy.open_sessions("mix", self._openings(values, chunk_bytes))
 
     def _openings(self, values: Sequence[float] | None, chunk_bytes: int) -> list[Opening]:
@@ -149,10 +149,10 @@ class MixSimulation:
     def _start_pass(self) -> None:
         """The member's pass begins with its first use."""
         place, uses = self._place, self._uses
-        member, turn = int(uses.member[place]), int(uses.turn[place])
-        if turn != self._turn[member]:
-            self._turn[member] = turn
-            ahead = (uses.member[place:] == member) & (uses.turn[place:] == turn)
+        member, pass_number = int(uses.member[place]), int(uses.pass_number[place])
+        if pass_number != self._pass[member]:
+            self._pass[member] = pass_number
+            ahead = (uses.member[place:] == member) & (uses.pass_number[place:] == pass_number)
             self._policy.start_epoch(f"mix/{member}", uses.chunk[place:][ahead])
 
     def _ask_ahead(self) -> None:
