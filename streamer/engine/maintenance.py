@@ -104,7 +104,8 @@ async def remove_unused_once(engine: Engine) -> None:
     Raises:
         OSError: the disk refused to remove a manifest; the next call tries again.
     """
-    held = {session.dataset.manifest.digest: session.dataset for session in engine.sessions.values()}
+    used = (dataset for session in engine.sessions.values() for dataset in session.collection.datasets)
+    held = {dataset.manifest.digest: dataset for dataset in used}
     held |= {dataset.manifest.digest: dataset for dataset in engine.in_flight.datasets()}
     engine.datasets.drop_idle(held)
     engine.fetchers.close_idle({options_key(dataset.options) for dataset in held.values()})

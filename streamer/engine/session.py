@@ -10,14 +10,29 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamer.engine.datasets import Dataset
-from streamer.engine.session_progress import Columns, SessionProgress
-from streamer.errors import StateError, StreamerError
+from streamer.engine.collection import Collection
+from streamer.engine.session_progress import SessionProgress
+from streamer.engine.uses import Columns, Passes, Use
+from streamer.errors import ProtocolError, StateError, StreamerError
 
 # Weight of the newest measurement in the mean time of a step.
 _STEP_WEIGHT = 0.2
 # The running epoch, the next one in look-ahead, and a few earlier ones for statistics that are read late.
 _EPOCHS_COUNTED = 8
+
+
+class PartRequest(msgspec.Struct, frozen=True):
+    """One dataset of a session over several; see `wire.messages.Part`."""
+
+    dataset: str
+    name: str = ""
+    options: Mapping[str, object] = msgspec.field(default_factory=dict)
+    value: float = 1.0
+    open_bytes: int = 0
+
+    def __repr__(self) -> str:
+        # Not the options: they may be secret.
+        return f"PartRequest({self.name!r}, dataset={self.dataset}, value={self.value})"
 
 
 class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +48,12 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
     start: int = 0
     open_bytes: int = 0
     stream: str = ""
+    parts: tuple[PartRequest, ...] = ()
+
+    @property
+    def all_parts(self) -> tuple[PartRequest, ...]:
+        """The parts; a lone dataset is one without a name."""
+        return self.parts or (PartRequest(self.dataset, "", self.options, 1.0, self.open_bytes),)
 
     def __repr__(self) -> str:
         # Not the options: they may be secret.
@@ -69,13 +90,21 @@ class LoaderReport(msgspec.Struct, frozen=True):
     at: float
 
 
-class EpochCount(msgspec.Struct):
-    """Needs and hits of one session in one epoch."""
+class UseCount(msgspec.Struct):
+    """Needs and hits of one session, in one epoch or of one part."""
 
     needs: int = 0
     hits: int = 0
     needed_bytes: int = 0
     hit_bytes: int = 0
+
+    def add(self, size_bytes: int, hit: bool) -> None:
+        """One need."""
+        self.needs += 1
+        self.needed_bytes += size_bytes
+        if hit:
+            self.hits += 1
+            self.hit_bytes += size_bytes
 
 
 class Waiting:
@@ -134,6 +163,10 @@ class SessionHost(Protocol):
         """The first complete schedule of a session is known."""
         ...
 
+    def extended(self, session: EngineSession) -> None:
+        """Running passes of a session go on in another epoch's schedule."""
+        ...
+
     def reject(self, session: EngineSession, chunk: int, reason: str) -> None:
         """The session's reader found a chunk corrupt."""
         ...
@@ -162,14 +195,22 @@ class EngineSession:
         host: SessionHost,
         name: str,
         request: SessionRequest,
-        dataset: Dataset,
+        collection: Collection,
         callbacks: tuple[Callable[[int, int], None], Callable[[StreamerError], None]],
     ) -> None:
         self.name = name
         self.request = request
-        self.dataset = dataset
-        self.progress = SessionProgress(dataset.file_bytes)
-        self.keys: dict[bytes, int] = {}
+        self.collection = collection
+        self.progress = SessionProgress(collection.file_bytes)
+        # The policy has one session for each part. A lone dataset: its name.
+        self.policy_names = [f"{name}/{part}" for part in range(len(collection))] if request.parts else [name]
+        self.values: tuple[float, ...] = tuple(part.value for part in request.all_parts)
+        # By the epoch that they begin with.
+        self.next_values: dict[int, tuple[float, ...]] = {}
+        self.running_pass: list[int | None] = [None] * len(collection)
+        self.mean_bytes = collection.mean_bytes(self.values)
+        # The numbers that have a key: more than one where parts share chunks.
+        self.keys: dict[bytes, tuple[int, ...]] = {}
         self.deferred: set[int] = set()
         self.unfounded: Counter[int] = Counter()
         self.lookahead_bytes = 0
@@ -177,7 +218,8 @@ class EngineSession:
         self.running_epoch: int | None = None
         self.admitted = False
         self.failed: StreamerError | None = None
-        self.counts: dict[int, EpochCount] = {}
+        self.counts: dict[int, UseCount] = {}
+        self.part_counts = [UseCount() for _ in request.parts]
         self.last_message_at = host.now()
         self.loader_report: LoaderReport | None = None
         self.waiting = Waiting(host.now())
@@ -193,11 +235,36 @@ class EngineSession:
 
     # ------------------------------------------------------------ messages of the consumer
 
-    def extend(self, epoch: int, columns: Columns, complete: bool) -> None:
-        """The schedule of one epoch, or a part of it."""
-        self.progress.extend(epoch, columns, complete)
+    def extend(
+        self,
+        epoch: int,
+        columns: Columns,
+        complete: bool,
+        *,
+        passes: Passes | None = None,
+        values: tuple[float, ...] = (),
+    ) -> None:
+        """The schedule of one epoch, or a part of it.
+
+        Args:
+            epoch: its number.
+            columns: chunks, first and last steps.
+            complete: no more of this epoch follows.
+            passes: of each use; None: the epoch is one pass.
+            values: of the parts from this epoch on; empty: as before.
+
+        Raises:
+            ProtocolError: not a schedule of this collection.
+        """
+        if values and len(values) != len(self.collection):
+            raise ProtocolError(f"{len(values)} values for {len(self.collection)} parts")
+        self.progress.extend(epoch, columns, complete, passes)
+        if values:
+            self.next_values[epoch] = values
         if complete:
             self._host.admit(self, columns)
+            if passes is not None:
+                self._host.extended(self)
         self._host.wake()
 
     def advance(self, done: int, want: int) -> None:
@@ -230,11 +297,11 @@ class EngineSession:
     @property
     def fill(self) -> float:
         """The bytes of its chunks that are local or in flight, as a share of `planned_bytes`."""
-        return self.progress.granted_chunks() * self.dataset.mean_bytes / max(1, self.planned_bytes)
+        return self.progress.granted_chunks() * self.mean_bytes / max(1, self.planned_bytes)
 
     def open_bytes(self) -> float:
         """Bytes its reader may read now, at the mean size of its chunks."""
-        return self.progress.open_chunks() * self.dataset.mean_bytes
+        return self.progress.open_chunks() * self.mean_bytes
 
     @property
     def owner(self) -> str:
@@ -274,16 +341,36 @@ class EngineSession:
         self.waiting.update(self.waits, self._host.now())
         return self.progress.through()
 
-    def count(self, epoch: int, size_bytes: int, *, hit: bool) -> None:
+    def count(self, use: Use, *, hit: bool) -> None:
         """One need."""
-        if epoch not in self.counts:
+        if use.epoch not in self.counts:
             self.counts = {known: self.counts[known] for known in list(self.counts)[-_EPOCHS_COUNTED:]}
-        count = self.counts.setdefault(epoch, EpochCount())
-        count.needs += 1
-        count.needed_bytes += size_bytes
-        if hit:
-            count.hits += 1
-            count.hit_bytes += size_bytes
+        size_bytes = int(self.collection.file_bytes[use.chunk])
+        self.counts.setdefault(use.epoch, UseCount()).add(size_bytes, hit)
+        if self.part_counts:
+            self.part_counts[self.collection.locate(use.chunk)[0]].add(size_bytes, hit)
+
+    def begin_epoch(self, epoch: int) -> bool:
+        """The consumer is in another epoch; True: with other values of the parts."""
+        self.running_epoch = epoch
+        values = self.values
+        for begun in sorted(known for known in self.next_values if known <= epoch):
+            values = self.next_values.pop(begun)
+        changed, self.values = values != self.values, values
+        self.mean_bytes = self.collection.mean_bytes(values)
+        return changed
+
+    def remember(self, key: bytes, chunk: int) -> None:
+        """The policy may take the chunk of this key away."""
+        known = self.keys.get(key, ())
+        if chunk not in known:
+            self.keys[key] = (*known, chunk)
+
+    def forget(self, key: bytes, chunk: int) -> None:
+        """The session does not hold the chunk any more."""
+        left = tuple(one for one in self.keys.pop(key, ()) if one != chunk)
+        if left:
+            self.keys[key] = left
 
     def due_at(self, step: int) -> float:
         """When the consumer will read `step`, on the loop's clock, at its present pace."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from streamer.config import EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.session import EngineSession, LoaderReport, SessionRequest
+from streamer.engine.session import EngineSession, LoaderReport, PartRequest, SessionRequest
 from streamer.engine.statistics import Values, engine_statistics
 from streamer.errors import (
     EngineUnavailableError,
@@ -39,6 +39,7 @@ from streamer.wire.messages import (
     Hello,
     Opened,
     OpenSession,
+    Part,
     Read,
     Ready,
     Reject,
@@ -220,6 +221,7 @@ class Server:
                     start=request.start,
                     open_bytes=request.open_bytes,
                     stream=request.stream,
+                    parts=tuple(self._part(peer, state, part) for part in request.parts),
                 ),
                 on_ready=lambda through, rejects: peer.send(Ready(number, through, rejects)),
                 on_error=lambda error: peer.fail(error, session=number),
@@ -227,6 +229,10 @@ class Server:
             peer.send(Opened(number))
         except StreamerError as error:
             peer.fail(error, session=number)
+
+    def _part(self, peer: Peer, state: _PeerState, part: Part) -> PartRequest:
+        options = self._long_requests.options(peer, state.requests, part.options)
+        return PartRequest(part.dataset, one_line(part.name), options, part.value, part.open_bytes)
 
     def _step(self, peer: Peer, state: _PeerState, request: Extend | Advance | Reject) -> None:
         session = state.sessions.get(request.session)
@@ -239,7 +245,10 @@ class Server:
                 session.reject(request.chunk, one_line(request.reason))
             case Extend():
                 self._check_room_for(request)
-                session.extend(request.epoch, _columns(request), request.complete)
+                values = tuple(request.values)
+                session.extend(
+                    request.epoch, _columns(request), request.complete, passes=_passes(request), values=values
+                )
 
     def _loader_report(self, sender: Peer, request: ReportFinding) -> None:
         """A loader's report, over a connection of its own: it applies to sessions of the same user and name only."""
@@ -256,7 +265,7 @@ class Server:
 
     def _check_room_for(self, request: Extend) -> None:
         held = sum(session.progress.schedule_bytes() for session in self._engine.sessions.values())
-        wanted = len(request.chunk) + len(request.first) + len(request.last)
+        wanted = sum(map(len, (request.chunk, request.first, request.last, request.passes)))
         if held + wanted > self._limits.schedule_bytes:
             raise ServiceError(
                 f"the schedules of all sessions take {held} bytes, {wanted} more exceed the "
@@ -289,6 +298,12 @@ class Server:
 def one_line(text: str) -> str:
     """A client's text for the log: short, without control characters or line breaks."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:_MOST_LETTERS])
+
+
+def _passes(request: Extend) -> np.ndarray | None:
+    if len(request.passes) % 4:
+        raise ProtocolError("the column of passes is cut short")
+    return np.frombuffer(request.passes, "<u4").astype(np.uint32, copy=False) if request.passes else None
 
 
 def _columns(request: Extend) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
