@@ -16,7 +16,7 @@ import numpy.typing as npt
 from streamer.config import RankConfig
 from streamer.errors import Detail
 from streamer.loader.batch.placement import Rows
-from streamer.loader.skipping import SharedBudget, SkipRules
+from streamer.loader.skipping import SharedBudget, Skipped, SkipRules
 
 
 class ChunkUnreadableError(Exception):
@@ -205,7 +205,15 @@ class PreparedStream(Protocol):
         ...
 
     def sample_key(self, ordinal: int) -> str:
-        """A readable name of a sample."""
+        """A readable name of a sample: its path, or container and byte range."""
+        ...
+
+    def sample_label(self, ordinal: int) -> str:
+        """The number of a sample for messages; in a mix with the name of its dataset."""
+        ...
+
+    def skipped(self, ordinal: int, cause: str) -> Skipped:
+        """The record of a sample that was replaced."""
         ...
 
     def shared_budget(self) -> SharedBudget | None:
@@ -250,6 +258,15 @@ class MixedStream(Protocol):
         """The names of the datasets."""
         ...
 
+    @property
+    def member_samples(self) -> Sequence[int]:
+        """Number of samples of each dataset."""
+        ...
+
+    def ordinals(self, epoch: int, batch: int) -> npt.NDArray[np.int64]:
+        """(samples,) the samples of this rank's batch, by the numbers that workers use."""
+        ...
+
     def adopt(self, state: Mapping[str, object]) -> tuple[int, int]:
         """As `resume`, but the mix may be changed; the epoch after the saved one begins."""
         ...
@@ -263,7 +280,7 @@ class MixedStream(Protocol):
         ...
 
     def drawn(self, epoch: int, batch: int) -> npt.NDArray[np.int64]:
-        """(datasets,) samples of each dataset in the first `batch` batches of an epoch, over all ranks."""
+        """(datasets,) samples of each dataset before batch `batch` of an epoch, over all epochs and ranks."""
         ...
 
 

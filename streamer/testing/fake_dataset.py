@@ -18,7 +18,7 @@ import numpy.typing as npt
 from streamer.errors import Detail, StateError, StreamerError
 from streamer.loader.batch.placement import Rows
 from streamer.loader.contracts import PreparedStream, StepSession
-from streamer.loader.skipping import SharedBudget, SkipRules
+from streamer.loader.skipping import SharedBudget, Skipped, SkipRules
 
 # (epoch, ordinal) -> sample
 MakeSample = Callable[[int, int], object]
@@ -201,6 +201,14 @@ class FakePrepared:
     def sample_key(self, ordinal: int) -> str:
         """Its number."""
         return f"#{ordinal}"
+
+    def sample_label(self, ordinal: int) -> str:
+        """Its number."""
+        return str(ordinal)
+
+    def skipped(self, ordinal: int, cause: str) -> Skipped:
+        """The record of a sample that was replaced."""
+        return Skipped(ordinal, self.sample_key(ordinal), cause)
 
     def shared_budget(self) -> SharedBudget | None:
         """The test's budget; None: there are no other ranks."""

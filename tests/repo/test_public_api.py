@@ -63,7 +63,14 @@ def test_without_torch_the_error_says_what_to_install():
 
 def test_the_names_are_these():
     """Frozen: a change here is a change for every user."""
-    assert streamer.__all__ == ["DevicePrefetcher", "MixedDataset", "StreamingDataLoader", "StreamingDataset", "__version__", "errors"]
+    assert streamer.__all__ == [
+        "DevicePrefetcher",
+        "MixedDataset",
+        "StreamingDataLoader",
+        "StreamingDataset",
+        "__version__",
+        "errors",
+    ]
     assert dir(streamer) == sorted(streamer.__all__)
     for name in streamer.__all__:
         assert getattr(streamer, name) is not None

@@ -307,7 +307,9 @@ class Feeder:
         elif isinstance(message, Unreadable):
             self._reread(pending, message.chunk, message.reason)
         else:
-            self._fail(pending, failures.located(deserialize_error(message.error), pending, message.ordinal))
+            self._fail(
+                pending, failures.located(deserialize_error(message.error), pending, self._label(message.ordinal))
+            )
 
     def not_opened(self, error: bytes) -> None:
         """See `Listener`."""
@@ -326,19 +328,25 @@ class Feeder:
         pending.timeline.crashed()
         if pending.abandoned:
             self._release(pending)
-        elif (error := failures.error_after_crash(pending, report, self._skips)) is not None:
+        elif (error := self._error_after_crash(pending, report)) is not None:
             self._fail(pending, error)
         else:
             self._run_state.window.repeat(pending)
 
-    @property
-    def _skips(self) -> bool:
+    def _error_after_crash(self, pending: Pending, report: ExitReport) -> BaseException | None:
         assert self._configured is not None
-        return self._configured[1].on_error == "skip"
+        skips = self._configured[1].on_error == "skip"
+        return failures.error_after_crash(pending, report, skips, self._label(report.doing.ordinal))
+
+    def _label(self, ordinal: int) -> str:
+        """The name of a sample in messages; "" for no sample."""
+        assert self._configured is not None
+        return self._configured[0].sample_label(ordinal) if ordinal >= 0 else ""
 
     def _end_stuck(self, handle: WorkerHandle) -> None:
         if handle.process is None:
-            self._run_state.stop(failures.overdue(self._timeouts.ordinal(handle), self._plan.timeout_seconds))
+            ordinal = self._timeouts.ordinal(handle)
+            self._run_state.stop(failures.overdue(ordinal, self._plan.timeout_seconds, self._label(ordinal)))
             return
         handle.kill()
         self._supervisor.replace(handle)

@@ -236,8 +236,8 @@ class InlineSupply:
             try:
                 loaded = self._maker.load(epoch, batch)
             except SampleFailedError as error:
-                cause = error.__cause__ or error
-                cause.add_note(f"raised by sample {error.ordinal} of epoch {epoch}, batch {batch}")
+                cause, label = error.__cause__ or error, self._prepared.sample_label(error.ordinal)
+                cause.add_note(f"raised by sample {label} of epoch {epoch}, batch {batch}")
                 raise cause from cause.__cause__
             except ChunkUnreadableError as error:
                 self._reject(error, attempt)

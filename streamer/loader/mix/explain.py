@@ -22,8 +22,9 @@ def explain_mix(spec: MixSpec, members: Members, global_batch: int, limit_bytes:
     epoch = spec.origin_epoch
     samples, quotas, passes = spec.samples(epoch), spec.quotas(epoch), spec.passes(epoch)
     width = max(8, *(len(member.name) for member in spec.members))
+    batches = batch_count(samples, global_batch, False)
     rows = [
-        f"{'mix':<{width}} {spec.batching}, {spec.lanes} lanes, {batch_count(samples, global_batch, False):,} batches of "
+        f"{'mix':<{width}} {spec.batching}, {spec.lanes} lanes, {batches:,} batches of "
         f"{global_batch:,} in an epoch of {samples:,} samples, order {spec.order_id}"
     ]
     sizes = [int(member.manifest.chunk_local_bytes.sum()) for member in members.each]

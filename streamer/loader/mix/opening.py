@@ -178,7 +178,9 @@ class MixOpening:
 
     def _open_all(self) -> list[Member]:
         # The same dataset may be a member twice; an opening is for one thread.
-        distinct = {id(opening): (name, opening) for name, opening in zip(self.options.names, self.openings)}
+        distinct = {
+            id(opening): (name, opening) for name, opening in zip(self.options.names, self.openings, strict=True)
+        }
         with ThreadPoolExecutor(min(_OPENED_AT_ONCE, len(distinct)), "streamer-open") as pool:
             found = dict(zip(distinct, pool.map(_open, distinct.values()), strict=True))
         return [found[id(opening)] for opening in self.openings]

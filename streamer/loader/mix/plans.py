@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamer.loader.samples.maker import SampleRules, sample_key
+from streamer.loader.samples.maker import SampleRules
 from streamer.loader.samples.recipe import open_selection
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
@@ -86,10 +86,6 @@ class Member:
     def chunk_first(self) -> Integers:
         """(M+1,) selected samples before each chunk."""
         return self.manifest.chunk_first if self.selection is None else _prefix(self.selection.chunk_samples)
-
-    def sample_key(self, ordinal: int) -> str:
-        """A readable name of a sample."""
-        return sample_key(self.manifest, int(self.to_manifest(np.array([ordinal], np.int64))[0]))
 
     def to_manifest(self, ordinals: Integers) -> Integers:
         """Ordinals in the selection -> ordinals in the manifest."""

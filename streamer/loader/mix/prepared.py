@@ -19,6 +19,8 @@ from streamer.loader.mix.samples import MixMaker, MixRecipe
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.rank_stream import Identity, RankStream, SavedPlace
 from streamer.loader.rank.step_session import Share
+from streamer.loader.samples.maker import sample_key
+from streamer.loader.skipping import Skipped
 from streamer.order.mix import MixRequest, MixSource, MixSpec, MixState, SampleCodes, adopt
 
 logger = logging.getLogger(__name__)
@@ -83,26 +85,35 @@ class MixPrepared(RankStream):
         return [source.name for source in self._inputs.sources]
 
     @property
+    def member_samples(self) -> list[int]:
+        """Number of samples of each member."""
+        return [member.samples for member in self._members.each]
+
+    @property
     def seed(self) -> int:
         """The seed of the mixing."""
         return self.spec.seed
 
     def sample_key(self, ordinal: int) -> str:
-        """Member, and path below its url or container and byte range."""
-        number = self._member_of(ordinal)
-        return f"{self.names[number]}: {self._members.each[number].sample_key(self._number_of(ordinal))}"
+        """Path below the url of the member; for samples in containers, object and byte range."""
+        member, number = self._locate(ordinal)
+        return sample_key(self._members.each[member].manifest, number)
 
     def sample_label(self, ordinal: int) -> str:
-        """Member and number of a sample."""
-        number = self._member_of(ordinal)
-        own = self._members.each[number].to_manifest(np.array([self._number_of(ordinal)], np.int64))
-        return f"{self.names[number]}/{own[0]}"
+        """Member, and number in its manifest."""
+        member, number = self._locate(ordinal)
+        return f"{self.names[member]}/{number}"
 
-    def _member_of(self, code: int) -> int:
-        return int(self.codes.members(np.array([code], np.int64))[0])
+    def skipped(self, ordinal: int, cause: str) -> Skipped:
+        """The record of a sample that was replaced."""
+        member, number = self._locate(ordinal)
+        return Skipped(number, self.sample_key(ordinal), cause, self.names[member])
 
-    def _number_of(self, code: int) -> int:
-        return int(self.codes.ordinals(np.array([code], np.int64))[0])
+    def _locate(self, code: int) -> tuple[int, int]:
+        """Number of the member, and ordinal in its manifest."""
+        codes = np.array([code], np.int64)
+        member = int(self.codes.members(codes)[0])
+        return member, int(self._members.each[member].to_manifest(self.codes.ordinals(codes))[0])
 
     def facts(self) -> dict[str, Detail]:
         """The values that must be equal on all ranks."""
@@ -126,9 +137,10 @@ class MixPrepared(RankStream):
         return self.plan(epoch).batch(batch).ordinals
 
     def drawn(self, epoch: int, batch: int) -> Integers:
-        """(members,) samples of each member in the first `batch` batches of an epoch, over all ranks."""
+        """(members,) samples of each member before batch `batch` of an epoch, over all epochs and ranks."""
         order = self._plans.order(epoch)
-        return order.drawn(min(self.plan(epoch).position(batch), order.samples))
+        here = order.drawn(min(self.plan(epoch).position(batch), order.samples))
+        return np.array(self.spec.drawn(epoch), np.int64) + here
 
     # ------------------------------------------------------------ state
 

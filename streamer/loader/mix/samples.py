@@ -6,7 +6,7 @@ Samples are numbered by codes, see `streamer.order.mix.codes`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from streamer.loader.batch.placement import Rows
 from streamer.loader.mix.plans import Integers, MemberRecipe, Members, MixGeometry, MixPlans
-from streamer.loader.samples.maker import CachedBytes, SampleLocation, SampleMaker, sample_key
+from streamer.loader.samples.maker import CachedBytes, SampleLocation, SampleMaker
 from streamer.loader.samples.row_reader import RowReader
 from streamer.order.mix import MixSpec, SampleCodes
 from streamer.unique import unique
@@ -199,9 +199,8 @@ class MixReader:
         for index, place in enumerate(self._places):
             found.setdefault(place.member, {})[index] = place
         for member, places in found.items():
-            codes = {place.own.ordinal: place.ordinal for place in places.values()}
             own = {index: place.own for index, place in places.items()}
-            self._maker.of(member).reader.begin(own, rows if own else None, lambda number, to=codes: at(to[number]))
+            self._maker.of(member).reader.begin(own, rows if own else None, _coded(at, places))
         self._begun = {member for member, places in found.items() if places}
         self._maker.spent_reading(started)
 
@@ -221,3 +220,9 @@ class MixReader:
 
     def close(self) -> None:
         """Does nothing: no descriptor and no mapping is kept between samples."""
+
+
+def _coded(at: Callable[[int], None], places: Mapping[int, MixLocation]) -> Callable[[int], None]:
+    """Calls `at` with the code of a sample instead of its ordinal in the member."""
+    codes = {place.own.ordinal: place.ordinal for place in places.values()}
+    return lambda ordinal: at(codes[ordinal])

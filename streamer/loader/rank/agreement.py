@@ -125,20 +125,20 @@ def compared(config: RankConfig, prepare: Callable[[], Stream], place: str) -> S
         StreamerError: of the first rank that failed, on every rank.
         StateError: the ranks disagree.
     """
-        gather = gather_for(config)
-        if gather is None:
-            return prepare()
-        prepared: Stream | None = None
-        facts: dict[str, Detail] = {}
-        failure: StreamerError | None = None
-        try:
-            prepared = prepare()
-            facts = {**prepared.facts(), "resume": place}
-        except StreamerError as error:
-            failure = error
-        agree(gather, facts, failure)
-        assert prepared is not None, "agree raises where this rank failed"
-        return prepared
+    gather = gather_for(config)
+    if gather is None:
+        return prepare()
+    prepared: Stream | None = None
+    facts: dict[str, Detail] = {}
+    failure: StreamerError | None = None
+    try:
+        prepared = prepare()
+        facts = {**prepared.facts(), "resume": place}
+    except StreamerError as error:
+        failure = error
+    agree(gather, facts, failure)
+    assert prepared is not None, "agree raises where this rank failed"
+    return prepared
 
 
 class StoreBudget:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -21,7 +21,7 @@ from streamer.loader.rank.agreement import StoreBudget, gather_for
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.step_session import Integers, Share, StepSession
 from streamer.loader.samples.maker import SampleLocation
-from streamer.loader.skipping import SharedBudget, SkipRules
+from streamer.loader.skipping import SharedBudget, Skipped, SkipRules
 from streamer.order.plan import RankPlan
 from streamer.order.state import Resume
 
@@ -86,7 +86,7 @@ class EpochPlans(Protocol):
 class Maker(Protocol):
     """Makes the samples of an iterator in this process."""
 
-    def places(self, ordinals: npt.NDArray[np.int64]) -> list[SampleLocation]:
+    def places(self, ordinals: npt.NDArray[np.int64]) -> Sequence[SampleLocation]:
         """Locates samples."""
         ...
 
@@ -159,7 +159,7 @@ class RankStream(ABC):
     def _enter_at(self, epoch: int, start: int) -> None:
         """Numbers the batches of `epoch` from position `start` on."""
 
-    def _values(self, epoch: int) -> tuple[float, ...]:  # noqa: ARG002 - of a mix, by epoch
+    def _values(self, epoch: int) -> tuple[float, ...]:
         """Passes over each member of a mix in an epoch; (): one dataset."""
         return ()
 
@@ -177,6 +177,14 @@ class RankStream(ABC):
     def local_batch(self) -> int:
         """Samples of this rank in a batch."""
         return self.global_batch // self.rank_config.world_size
+
+    def sample_label(self, ordinal: int) -> str:
+        """The number of a sample for messages."""
+        return str(ordinal)
+
+    def skipped(self, ordinal: int, cause: str) -> Skipped:
+        """The record of a sample that was replaced."""
+        return Skipped(ordinal, self.sample_key(ordinal), cause)
 
     @property
     def skip_rules(self) -> SkipRules:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -13,7 +13,7 @@ from streamer.loader.contracts import ChunkUnreadableError
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.step_session import Share, StepSession
 from streamer.loader.samples.maker import SampleLocation
-from streamer.loader.skipping import SkipLedger, Skipped, may_skip
+from streamer.loader.skipping import SkipLedger, may_skip
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class SampleIterator(Iterator[object]):
         self._steps = range(max(0, share.steps(self._prepared.plan(epoch).batches) - first))
         self._rest = Share(share.worker, share.workers, share.first + first * share.workers)
         self._step = -1
-        self._places: list[SampleLocation] = []
+        self._places: Sequence[SampleLocation] = []
         self._index = 0
         self._session = None
 
@@ -157,7 +157,7 @@ class SampleIterator(Iterator[object]):
 
     def _skip_place(self, place: SampleLocation, error: Exception) -> None:
         cause = f"{type(error).__name__}: {error}"
-        self._ledger.note([Skipped(place.ordinal, self._prepared.sample_key(place.ordinal), cause)])
+        self._ledger.note([self._prepared.skipped(place.ordinal, cause)])
         self._ledger.check()
 
     def _leased(self, place: SampleLocation) -> object:

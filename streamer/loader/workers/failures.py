@@ -26,20 +26,21 @@ def unopened(error: BaseException) -> BaseException:
     return error
 
 
-def located(error: BaseException, pending: Pending, ordinal: int) -> BaseException:
-    """Adds epoch, batch and sample to an error that a worker reported."""
-    where = f"sample {ordinal} of " if ordinal >= 0 else ""
+def located(error: BaseException, pending: Pending, label: str) -> BaseException:
+    """Adds epoch, batch and sample ("": none) to an error that a worker reported."""
+    where = f"sample {label} of " if label else ""
     error.add_note(f"raised in a worker by {where}epoch {pending.epoch}, batch {pending.batch}")
     return error
 
 
-def error_after_crash(pending: Pending, report: ExitReport, skip: bool) -> WorkerError | None:
+def error_after_crash(pending: Pending, report: ExitReport, skip: bool, label: str) -> WorkerError | None:
     """Decides whether a batch is made again after its worker has ended.
 
     Args:
         pending: the batch.
         report: how the worker ended.
         skip: a sample that crashes every worker is left out.
+        label: of the sample; "": none.
 
     Returns:
         None if it is made again, else the error with which it fails.
@@ -47,7 +48,7 @@ def error_after_crash(pending: Pending, report: ExitReport, skip: bool) -> Worke
     doing = report.doing
     if doing.task != pending.task or pending.count_crash(doing.ordinal) < MAX_CRASHES_PER_SAMPLE:
         return None
-    error = repeated_crash(pending, doing.ordinal, report)
+    error = repeated_crash(pending, doing.ordinal, report, label)
     if doing.ordinal < 0 or not skip:
         return error
     pending.left_out.add(doing.ordinal)
@@ -55,9 +56,9 @@ def error_after_crash(pending: Pending, report: ExitReport, skip: bool) -> Worke
     return None
 
 
-def repeated_crash(pending: Pending, ordinal: int, report: ExitReport) -> WorkerError:
+def repeated_crash(pending: Pending, ordinal: int, report: ExitReport, label: str) -> WorkerError:
     """The error for a sample, or a batch, on which every worker crashes."""
-    what = f"sample {ordinal}" if ordinal >= 0 else "putting the batch together"
+    what = f"sample {label}" if ordinal >= 0 else "putting the batch together"
     return WorkerError(
         f"{what} (epoch {pending.epoch}, batch {pending.batch}) crashed {MAX_CRASHES_PER_SAMPLE} workers; the last: "
         f"{report.cause}, {report.peak_bytes >> 20} MiB at its peak. A SIGKILL that was not sent on purpose "
@@ -70,10 +71,10 @@ def repeated_crash(pending: Pending, ordinal: int, report: ExitReport) -> Worker
     )
 
 
-def overdue(ordinal: int, timeout_seconds: float) -> WorkerError:
+def overdue(ordinal: int, timeout_seconds: float, label: str) -> WorkerError:
     """The error for a sample that exceeds the timeout in a worker thread, which cannot be killed."""
     return WorkerError(
-        f"sample {ordinal} has taken longer than timeout={timeout_seconds:g} s in a worker thread, which cannot be "
+        f"sample {label} has taken longer than timeout={timeout_seconds:g} s in a worker thread, which cannot be "
         "killed; use worker_type='process' to have it replaced",
         ordinal=ordinal,
     )

@@ -52,12 +52,10 @@ class MixOrder:
 
     def at(self, epoch: int) -> MixOrder:
         """The order of another epoch, sharing what does not change from epoch to epoch."""
-        ...
 
     @property
     def samples(self) -> int:
         """Positions of the epoch, without padding."""
-        ...
 
     @property
     def lanes(self) -> int:
@@ -67,20 +65,15 @@ class MixOrder:
     @property
     def block_samples(self) -> int:
         """Positions that are best computed at once: a member's tables cost the same for any small number."""
-        ...
 
     def ordinals(self, positions: Integers) -> Integers:
         """(N,) sample codes at some positions; those from `samples` on repeat the end of their lane."""
-        ...
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
         """The chunks that a rank uses in a run of batches, by member, lane and pass."""
-        ...
 
     def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
         """Chunk (counted through the mix) and pass of some sample codes."""
-        ...
 
     def drawn(self, position: int) -> Integers:
         """(M,) samples of each member among the first `position` positions of the epoch, exact."""
-        ...

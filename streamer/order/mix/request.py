@@ -62,4 +62,3 @@ class MixRequest(msgspec.Struct, frozen=True):
             ConfigError: a value outside its rule; names the member.
             ManifestError: a member without samples.
         """
-        ...

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import msgspec
-
-from streamer.errors import ConfigError
 
 Stop: TypeAlias = Literal["first_exhausted", "all_exhausted"]
 Amounts: TypeAlias = Mapping[str, float]
@@ -72,7 +69,6 @@ class Shares(msgspec.Struct, frozen=True):
             ConfigError: names the argument: an unknown or missing member, a number that is no share, all shares zero,
                 two of the four, a length where they fix it.
         """
-        ...
 
     def amounts(self, samples: Mapping[str, int]) -> tuple[Amount, ...]:
         """What members of these sizes get, by stages of epochs.
@@ -80,4 +76,3 @@ class Shares(msgspec.Struct, frozen=True):
         Args:
             samples: n by name, in the order of the mix.
         """
-        ...

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cached_property
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import msgspec
 
-from streamer.errors import ConfigError
-from streamer.order.mix.quotas import Stage, drawn_units
+from streamer.order.mix.quotas import Stage
 from streamer.order.spec import OrderSpec
 
 Batching: TypeAlias = Literal["stratified", "random", "homogeneous"]
@@ -91,7 +90,6 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
 
     def drawn(self, epoch: int) -> tuple[int, ...]:
         """Stream position of each member at the start of an epoch: samples taken from it in all epochs before."""
-        ...
 
     def quotas(self, epoch: int) -> tuple[int, ...]:
         """Samples of each member in an epoch."""
@@ -111,7 +109,6 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
 
     def turns(self, epoch: int) -> tuple[int, ...]:
         """Of each member: stream position Q lies in lane (Q + turn) mod L."""
-        ...
 
     # ------------------------------------------------------------- identity
 
@@ -123,8 +120,6 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
 
     def parts(self) -> dict[str, object]:
         """All parts as plain values: what a state keeps."""
-        ...
 
     def facts(self) -> dict[str, str | int]:
         """The same, flat, with readable names: what ranks compare."""
-        ...

@@ -31,7 +31,6 @@ class MixState(msgspec.Struct, frozen=True):
 
     def to_dict(self) -> dict[str, object]:
         """Plain values, for any checkpoint format; `kind` is "mix"."""
-        ...
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, object]) -> MixState:
@@ -41,7 +40,6 @@ class MixState(msgspec.Struct, frozen=True):
             StateError: of a single dataset, another format, a field missing or of another type, parts that do not
                 agree with the order_id.
         """
-        ...
 
     def check(self, spec: MixSpec) -> None:
         """Makes sure that the mix in hand has the order of this state.
@@ -49,11 +47,9 @@ class MixState(msgspec.Struct, frozen=True):
         Raises:
             StateError: names the first part that differs, its member, both values and what to do.
         """
-        ...
 
     def resume(self, global_batch: int, drop_last: bool = False) -> Resume:
         """Where to go on: exactly the samples not delivered, in batches of `global_batch`."""
-        ...
 
 
 class Adopted(msgspec.Struct, frozen=True):
@@ -84,4 +80,3 @@ def adopt(saved: Mapping[str, object], request: MixRequest, sources: Sequence[Mi
     Raises:
         StateError: no state of a mix or dataset; a single dataset's that is no member.
     """
-    ...
