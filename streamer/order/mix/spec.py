@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
-from streamer.order.mix.quotas import Stage
+from streamer.errors import ConfigError
+from streamer.order.mix.quotas import Stage, drawn_units
 from streamer.order.spec import OrderSpec
 
 Batching: TypeAlias = Literal["stratified", "random", "homogeneous"]
@@ -41,11 +42,10 @@ class MixMember(msgspec.Struct, frozen=True):
     turn: int = 0
 
     def parts(self) -> dict[str, str | int]:
-        """The parts by name, plain values."""
+        """The parts by name, but for those of the mix."""
         order = self.order.parts()
         del order["lanes"]
         return {
-            "name": self.name,
             **order,
             "samples": self.samples,
             "passes": self.passes,
@@ -81,6 +81,17 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
     window: int
     origin_epoch: int = 0
 
+    def __post_init__(self) -> None:
+        _check_members(self)
+        _check_stages(self)
+        if self.batching not in get_args(Batching):
+            raise ConfigError(f"batching={self.batching!r} is not one of {get_args(Batching)}", field="batching")
+        if min(self.lanes, self.slots, self.window) < 1 or self.window & (self.window - 1):
+            raise ConfigError(
+                f"lanes={self.lanes} and slots={self.slots} must be at least 1, window={self.window} a power of two",
+                field="lanes",
+            )
+
     # ------------------------------------------------------------- what an epoch takes
 
     @property
@@ -89,26 +100,49 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         return self.lanes * (self.slots if self.batching == "homogeneous" else 1)
 
     def drawn(self, epoch: int) -> tuple[int, ...]:
-        """Stream position of each member at the start of an epoch: samples taken from it in all epochs before."""
+        """Stream position of each member at the start of an epoch: samples taken from it in all epochs before.
+
+        Raises:
+            ConfigError: an epoch before `origin_epoch`.
+        """
+        if epoch < self.origin_epoch:
+            raise ConfigError(
+                f"epoch={epoch} comes before epoch {self.origin_epoch}, in which this mix began", field="epoch"
+            )
+        epochs = epoch - self.origin_epoch
+        units = drawn_units(self.stages, epoch)
+        return tuple(
+            member.origin + (epochs * member.passes * member.samples if member.passes else share * self.unit)
+            for member, share in zip(self.members, units, strict=True)
+        )
 
     def quotas(self, epoch: int) -> tuple[int, ...]:
         """Samples of each member in an epoch."""
-        return tuple(b - a for a, b in zip(self.drawn(epoch), self.drawn(epoch + 1), strict=True))
+        return tuple(stop - start for start, stop in zip(self.drawn(epoch), self.drawn(epoch + 1), strict=True))
 
     def samples(self, epoch: int) -> int:
         """Samples of an epoch over all members and ranks, without padding."""
         return sum(self.quotas(epoch))
 
     def first_passes(self, epoch: int) -> tuple[int, ...]:
-        """The first pass of each member that an epoch touches; the passes in sample codes count from there."""
-        return tuple(q // m.samples for q, m in zip(self.drawn(epoch), self.members, strict=True))
+        """The first pass of each member that an epoch touches; the turns of sample codes count from there."""
+        return tuple(start // m.samples for start, m in zip(self.drawn(epoch), self.members, strict=True))
 
     def passes(self, epoch: int) -> tuple[float, ...]:
-        """Passes over each member in an epoch: what a cached byte of it saves."""
-        return tuple(q / m.samples for q, m in zip(self.quotas(epoch), self.members, strict=True))
+        """Passes over each member in an epoch: the fetches that a cached byte of it saves."""
+        return tuple(quota / m.samples for quota, m in zip(self.quotas(epoch), self.members, strict=True))
 
     def turns(self, epoch: int) -> tuple[int, ...]:
-        """Of each member: stream position Q lies in lane (Q + turn) mod L."""
+        """Of each member: its stream position Q lies in lane (Q + turn) mod L.
+
+        Members with whole passes need not fill the lanes evenly. The next one begins in the lane after the last one of
+        the member before, so that the lanes of the mix stay equal; such a turn changes only between two passes.
+        """
+        turns, before = [], 0
+        for member, start in zip(self.members, self.drawn(epoch), strict=True):
+            turns.append((before - start) % self.lanes if member.passes else member.turn)
+            before += member.passes * member.samples
+        return tuple(turns)
 
     # ------------------------------------------------------------- identity
 
@@ -120,6 +154,46 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
 
     def parts(self) -> dict[str, object]:
         """All parts as plain values: what a state keeps."""
+        parts: dict[str, object] = msgspec.to_builtins(self)
+        return parts
 
     def facts(self) -> dict[str, str | int]:
-        """The same, flat, with readable names: what ranks compare."""
+        """All parts, flat, by readable names ("member books: seed"): what ranks and states are compared by."""
+        found: dict[str, str | int] = {"members": ", ".join(member.name for member in self.members)}
+        for name in ("batching", "seed", "lanes", "slots", "window", "origin_epoch"):
+            found[name] = getattr(self, name)
+        for member in self.members:
+            found |= {f"member {member.name}: {part}": value for part, value in member.parts().items()}
+        for stage in self.stages:
+            for member, weight in zip(self.members, stage.weights, strict=True):
+                share = f"{weight / max(1, sum(stage.weights)):.6%}"
+                found[f"member {member.name}: weight from epoch {stage.epoch}"] = share
+            found[f"samples of an epoch, from epoch {stage.epoch}"] = stage.units * self.unit
+        return found
+
+
+def _check_members(spec: MixSpec) -> None:
+    names = [member.name for member in spec.members]
+    if not 1 <= len(names) <= MOST_MEMBERS or len(set(names)) < len(names):
+        raise ConfigError(f"a mix has 1 to {MOST_MEMBERS} members of different names, not {names[:9]}", field="members")
+    for member in spec.members:
+        if member.order.lanes != spec.lanes:
+            raise ConfigError(
+                f"member {member.name}: lanes={member.order.lanes} is not the mix's {spec.lanes}", field="lanes"
+            )
+        if member.samples < 1 or min(member.passes, member.origin, member.turn) < 0:
+            raise ConfigError(f"member {member.name}: a number of {member} is too small", field="members")
+        if member.passes and (member.origin % member.samples or spec.batching == "homogeneous"):
+            raise ConfigError(f"member {member.name}: passes need a pass's begin, and mixed batches", field="repeat")
+
+
+def _check_stages(spec: MixSpec) -> None:
+    epochs = [stage.epoch for stage in spec.stages]
+    if not epochs or epochs[0] != spec.origin_epoch or sorted(set(epochs)) != epochs:
+        raise ConfigError(f"stages from epochs {epochs} do not ascend from {spec.origin_epoch}", field="weights")
+    for stage in spec.stages:
+        weights = stage.weights
+        if len(weights) != len(spec.members) or min(weights) < 0 or (stage.units > 0) != any(weights):
+            raise ConfigError(
+                f"{stage} must have a weight for each of {len(spec.members)} members, and units", field="weights"
+            )

@@ -1,0 +1,208 @@
+"""The places of an epoch: which member, and which of its samples in the lane, is at which place of a lane.
+
+T batches form a window. The tree (`tree.py`) says how many samples each member has in the window; inside, they are
+split evenly over the batches ("stratified") or not at all ("random"), and the places of a lane are permuted. Every
+window can be computed on its own, so any place costs one window, wherever it is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import msgspec
+import numpy as np
+
+from streamer.order.bijection import permute
+from streamer.order.hashing import Integers, fold, fold_each
+from streamer.order.mix.halving import split_evenly
+from streamer.order.mix.tree import LaneShares
+from streamer.unique import unique
+
+TAG_SPLIT = 33
+TAG_PLACE = 34
+
+# A block of a rank's samples walks through them in order; two would do.
+_WINDOWS_KEPT = 4
+# How far the first parts of a window may be from an even split, see `split_evenly`.
+_SLACK = 2
+
+
+class _Window(msgspec.Struct, frozen=True, eq=False):
+    """The counts of a window as runs of one line: of part 0, lane 0, member 0; of part 0, lane 0, member 1; and so on.
+
+    Attributes:
+        slot: the first place of the window in each lane.
+        stops: (P L M,) where each run ends.
+        ahead: (P L M,) what turns a place on the line into a count of the member in the lane.
+        starts: (P, L) where a lane of a part begins on the line.
+        sizes: (P, L) its places.
+        state: of the hash that permutes them.
+    """
+
+    slot: int
+    stops: Integers
+    ahead: Integers
+    starts: Integers
+    sizes: Integers
+    state: int
+
+
+class LaneWindows:
+    """The windows of one epoch.
+
+    Args:
+        shares: the counts of the lanes.
+        shape: W, places of a lane in a batch; T, batches of a window, a power of two.
+        place: seed of the mix, and the epoch.
+        stratified: whether each batch of a window has every member's share.
+
+    Attributes:
+        lane_samples: (L,) places of each lane.
+    """
+
+    def __init__(self, shares: LaneShares, shape: tuple[int, int], place: tuple[int, int], *, stratified: bool) -> None:
+        slots, window = shape
+        seed, epoch = place
+        self._shares = shares
+        self.lane_samples: Integers = shares.lane_samples
+        self._slots = slots
+        self._window = window
+        self._stratified = stratified
+        self._split = fold(seed, TAG_SPLIT, epoch)
+        self._place = fold(seed, TAG_PLACE, epoch)
+        # The last window of an epoch is cut into 8, 4, 2, 1 batches as needed, and an incomplete batch.
+        self._batches = int(shares.lane_samples.min()) // slots
+        whole = self._batches // window * window
+        rest = self._batches - whole
+        sizes = [size for size in (1 << bit for bit in range(window.bit_length() - 1, -1, -1)) if rest & size]
+        self._tail_sizes = np.array([*sizes, 1], np.int64)
+        self._tail_first = whole + np.cumsum([0, *sizes])
+        self._kept: OrderedDict[int, _Window] = OrderedDict()
+
+    def find(self, lanes: Integers, slots: Integers) -> tuple[Integers, Integers]:
+        """Member and its count in the lane at some places, both (N,)."""
+        members, counts = np.empty(len(lanes), np.int64), np.empty(len(lanes), np.int64)
+        first, size = self._window_of(slots)
+        for batch in unique(first).tolist():
+            mine = np.flatnonzero(first == batch)
+            window = self._open(batch, int(size[mine[0]]))
+            members[mine], counts[mine] = self._look_up(window, lanes[mine], slots[mine])
+        return members, counts
+
+    def counts(self, slots: Integers) -> Integers:
+        """(M, L) samples of each member among the first (L,) `slots` of the lanes."""
+        begun = self._window_of(slots)[0] * self._slots
+        found = self._shares.counts(begun)
+        open_slots = slots - begun
+        lanes = np.repeat(np.arange(len(slots)), open_slots)
+        inside = np.arange(len(lanes)) - np.repeat(np.cumsum(open_slots) - open_slots, open_slots)
+        members, _ = self.find(lanes, begun[lanes] + inside)
+        np.add.at(found, (members, lanes), 1)
+        return found
+
+    def span(self, member: int, lanes: Integers, begin: Integers, end: Integers) -> tuple[Integers, Integers]:
+        """(N,) half-open counts of a member in lanes, of all windows that a run of places of the lane touches."""
+        first, _ = self._window_of(begin)
+        last, size = self._window_of(np.maximum(end - 1, begin))
+        stops = self._stops(lanes, last, size)
+        return self._shares.count(member, lanes, first * self._slots), self._shares.count(member, lanes, stops)
+
+    def bounds(self, member: int, lanes: Integers, counts: Integers) -> tuple[Integers, Integers]:
+        """(N,) the first and the last place at which a member's c-th sample of a lane can be, both inclusive."""
+        first, size = self._window_of(self._shares.slots(member, lanes, counts))
+        stops = self._stops(lanes, first, size)
+        if not self._stratified:
+            return first * self._slots, stops - 1
+        before = self._shares.count(member, lanes, first * self._slots)
+        many = self._shares.count(member, lanes, stops) - before
+        rank = counts - before
+        low = first + np.maximum(0, (rank - _SLACK) * size // many)
+        high = first + np.minimum(size, (rank + _SLACK) * size // many + 1)
+        return low * self._slots, np.minimum(np.where(first < self._batches, high * self._slots, stops), stops) - 1
+
+    def _window_of(self, slots: Integers) -> tuple[Integers, Integers]:
+        """First batch of the window that each place lies in, and its batches."""
+        batch = np.minimum(slots // self._slots, self._batches)
+        first = batch // self._window * self._window
+        size = np.full(len(slots), self._window)
+        tail = np.flatnonzero(batch >= self._tail_first[0])
+        which = np.searchsorted(self._tail_first, batch[tail], side="right") - 1
+        first[tail], size[tail] = self._tail_first[which], self._tail_sizes[which]
+        return first, size
+
+    def _stops(self, lanes: Integers, first: Integers, size: Integers) -> Integers:
+        """One past the last place of windows in lanes; the incomplete batch ends with its lane."""
+        return np.where(first < self._batches, (first + size) * self._slots, self.lane_samples[lanes])
+
+    def _open(self, first: int, size: int) -> _Window:
+        if first not in self._kept:
+            self._kept[first] = self._make(first, size)
+            if len(self._kept) > _WINDOWS_KEPT:
+                self._kept.popitem(last=False)
+        return self._kept[first]
+
+    def _make(self, first: int, size: int) -> _Window:
+        every = np.arange(len(self.lane_samples))
+        stops = self._stops(every, np.full_like(every, first), np.full_like(every, size))
+        before = self._shares.counts(np.full_like(every, first * self._slots))
+        counts = self._shares.counts(stops) - before
+        parts = split_evenly(counts, size, fold(self._split, first)) if self._stratified else counts[None]
+        starts = before + np.cumsum(parts, axis=0) - parts
+        line = parts.transpose(0, 2, 1).ravel()
+        ends = np.cumsum(line)
+        ahead = starts.transpose(0, 2, 1).ravel() - (ends - line)
+        sizes = parts.sum(axis=1)
+        lane_starts = (np.cumsum(sizes) - sizes.ravel()).reshape(sizes.shape)
+        return _Window(first * self._slots, ends, ahead, lane_starts, sizes, fold(self._place, first))
+
+    def _look_up(self, window: _Window, lanes: Integers, slots: Integers) -> tuple[Integers, Integers]:
+        place = slots - window.slot
+        part = place // self._slots if self._stratified else np.zeros_like(place)
+        place -= part * self._slots
+        keys = fold_each(fold_each(window.state, part), lanes)
+        target = window.starts[part, lanes] + permute(place, window.sizes[part, lanes], keys)
+        run = np.searchsorted(window.stops, target, side="right")
+        members = len(window.stops) // window.sizes.size
+        return run % members, target + window.ahead[run]
+
+
+class BatchWindows:
+    """The places of an epoch whose batches are of one member each: the windows of a single lane of whole batches.
+
+    Args:
+        batches: of the epoch, as places of one lane.
+        lanes: L.
+        slots: W, places of a lane in a batch.
+    """
+
+    def __init__(self, batches: LaneWindows, lanes: int, slots: int) -> None:
+        self._batches = batches
+        self._slots = slots
+        self.lane_samples = np.repeat(batches.lane_samples * slots, lanes)
+
+    def find(self, lanes: Integers, slots: Integers) -> tuple[Integers, Integers]:
+        """As of `LaneWindows`."""
+        batch, inside = np.divmod(slots, self._slots)
+        members, counts = self._batches.find(np.zeros_like(lanes), batch)
+        return members, counts * self._slots + inside
+
+    def counts(self, slots: Integers) -> Integers:
+        """As of `LaneWindows`."""
+        batches, inside = np.divmod(slots, self._slots)
+        found = np.stack([self._batches.counts(batches[lane : lane + 1])[:, 0] for lane in range(len(slots))], axis=1)
+        running = np.flatnonzero(inside)
+        members, _ = self._batches.find(np.zeros_like(running), batches[running])
+        found *= self._slots
+        found[members, running] += inside[running]
+        return found
+
+    def span(self, member: int, lanes: Integers, begin: Integers, end: Integers) -> tuple[Integers, Integers]:
+        """As of `LaneWindows`."""
+        ends = (begin // self._slots, -(-end // self._slots))
+        low, high = self._batches.span(member, np.zeros_like(lanes), *ends)
+        return low * self._slots, high * self._slots
+
+    def bounds(self, member: int, lanes: Integers, counts: Integers) -> tuple[Integers, Integers]:
+        """As of `LaneWindows`."""
+        low, high = self._batches.bounds(member, np.zeros_like(lanes), counts // self._slots)
+        return low * self._slots, (high + 1) * self._slots - 1
