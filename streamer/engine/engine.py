@@ -268,7 +268,9 @@ class Engine:
         try:
             return self.datasets.get(part.dataset, part.options)
         except StreamerError as error:
-            raise (error.of_member(part.name) if part.name else error) from error
+            if not part.name:
+                raise
+            raise error.of_member(part.name) from error
 
     def _openings(self, session: EngineSession, columns: Columns) -> list[Opening]:
         """The policy's sessions, one for each part: its open bytes, and its share of the look-ahead."""

@@ -231,8 +231,12 @@ class Server:
             peer.fail(error, session=number)
 
     def _part(self, peer: Peer, state: _PeerState, part: Part) -> PartRequest:
-        options = self._long_requests.options(peer, state.requests, part.options)
-        return PartRequest(part.dataset, one_line(part.name), options, part.value, part.open_bytes)
+        name = one_line(part.name)
+        try:
+            options = self._long_requests.options(peer, state.requests, part.options)
+        except StreamerError as error:
+            raise error.of_member(name) from error
+        return PartRequest(part.dataset, name, options, part.value, part.open_bytes)
 
     def _step(self, peer: Peer, state: _PeerState, request: Extend | Advance | Reject) -> None:
         session = state.sessions.get(request.session)

@@ -74,7 +74,7 @@ def _member_uses(
     index: int, member: MixMember, epochs: int, random: np.random.Generator
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     uses = round(member.chunks * member.passes * epochs)
-    passes = -(-uses // member.chunks)
+    passes = max(1, -(-uses // member.chunks))
     chunk = np.concatenate([random.permutation(member.chunks) for _ in range(passes)])[:uses]
     at = (np.arange(uses) + random.random(uses)) / (member.chunks * member.passes)
     return at, np.full(uses, index), chunk, np.arange(uses) // member.chunks
