@@ -96,6 +96,15 @@ class BatchedSource(Protocol):
 
 
 @runtime_checkable
+class MixedSource(Protocol):
+    """A source of the samples of several datasets."""
+
+    def members(self, ordinals: npt.NDArray[np.int64]) -> list[str]:
+        """The name of the dataset of each sample."""
+        ...
+
+
+@runtime_checkable
 class StagedSource(Protocol):
     """A source that measures its stages."""
 

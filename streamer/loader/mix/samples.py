@@ -155,6 +155,7 @@ class MixReader:
         members = Members([member.open() for member in recipe.members])
         self._plans = MixPlans(recipe.geometry, members)
         self._maker = MixMaker(members, recipe)
+        self._codes = SampleCodes([member.samples for member in members.each])
         self._places: list[MixLocation] = []
         self._begun: set[int] = set()
 
@@ -170,6 +171,11 @@ class MixReader:
     def load(self, epoch: int, ordinal: int) -> object:
         """One sample from its code."""
         return self._maker.make(epoch, self._locate(ordinal))
+
+    def members(self, ordinals: npt.NDArray[np.int64]) -> list[str]:
+        """The name of the member of each sample."""
+        names = self._recipe.geometry.spec.members
+        return [names[number].name for number in self._codes.members(ordinals).tolist()]
 
     @property
     def draws(self) -> bool:
