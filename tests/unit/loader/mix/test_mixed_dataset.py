@@ -505,13 +505,13 @@ def test_sources_is_for_mixes(make_mix):
         _ = loader.sources
 
 
-def test_a_damaged_chunk_of_the_second_member_is_leased_again(fake_engine, make_mix):
+def test_a_damaged_chunk_of_the_second_member_is_leased_again(fake_engine, make_mix, folders):
     """Its number counts after those of the first."""
     spoilt: list[int] = []
 
     def spoil(chunk, path):
-        if not spoilt and chunk >> 16 == 1:
-            spoilt.append(chunk)
+        if not spoilt and fake_engine.locate(chunk)[0] is fake_engine.manifests[str(folders["b"])]:
+            spoilt.append(chunk & 0xFFFF)
             path.write_bytes(path.read_bytes()[:-40])
 
     fake_engine.spoil = spoil
@@ -519,5 +519,5 @@ def test_a_damaged_chunk_of_the_second_member_is_leased_again(fake_engine, make_
         assert sorted(number for batch in loader for number in batch["npy"][:, 0].tolist()) == sorted(
             number for number in ALL if number < 2000
         )
-    (manifest, _) = fake_engine.manifests.values()
-    assert [chunk - manifest.chunks for chunk, _ in fake_engine.rejects] == [spoilt[0] & 0xFFFF]
+    before = fake_engine.manifests[str(folders["a"])].chunks
+    assert [chunk - before for chunk, _ in fake_engine.rejects] == spoilt
