@@ -9,13 +9,14 @@ order.py    positions to samples
 state.py    where a run is; going on with a changed mix
 """
 
+from streamer.order.mix.adopt import Adopted, adopt
 from streamer.order.mix.codes import SampleCodes
 from streamer.order.mix.order import MixOrder
 from streamer.order.mix.quotas import Stage
 from streamer.order.mix.request import MixRequest, MixSource
 from streamer.order.mix.shares import Shares
 from streamer.order.mix.spec import Batching, MixMember, MixSpec
-from streamer.order.mix.state import Adopted, MixState, adopt
+from streamer.order.mix.state import MixState
 from streamer.order.mix.streams import MemberChunks
 
 __all__ = [

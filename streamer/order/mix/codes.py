@@ -46,8 +46,10 @@ class SampleCodes:
 
     def turns(self, codes: Integers) -> Integers:
         """(N,) the pass of each code, less the member's first pass of the epoch (`MixSpec.first_passes`)."""
-        return (codes & _MASK) // self._samples[codes >> _SHIFT]
+        turns: Integers = (codes & _MASK) // self._samples[codes >> _SHIFT]
+        return turns
 
     def ordinals(self, codes: Integers) -> Integers:
         """(N,) the sample of each code in its member."""
-        return (codes & _MASK) % self._samples[codes >> _SHIFT]
+        ordinals: Integers = (codes & _MASK) % self._samples[codes >> _SHIFT]
+        return ordinals

@@ -23,8 +23,8 @@ class MixOrder:
     """The order of one epoch of a mix: an `Order` whose ordinals are sample codes.
 
     Position p is place p div L of lane p mod L. The place has a member, and a count c: it is the member's c-th sample
-    of the epoch in this lane. The c-th stream position of that lane, in the member's stream, gives the sample. Each lane
-    of the mix draws from the same lane of every member, so a node needs its own part of each.
+    of the epoch in this lane. The c-th stream position of that lane, in the member's stream, gives the sample. Each
+    lane of the mix draws from the same lane of every member, so a node needs its own part of each.
 
     Owned by one thread: tables are filled on first use.
 
@@ -129,7 +129,9 @@ class MixOrder:
 
     def drawn(self, position: int) -> Integers:
         """(M,) samples of each member among the first `position` positions of the epoch, exact."""
-        return self._places.counts(lane_ends(min(position, self.samples), self.lanes)).sum(axis=1)
+        counts = self._places.counts(lane_ends(min(position, self.samples), self.lanes))
+        drawn: Integers = counts.sum(axis=1)
+        return drawn
 
     def _draw(self, member: int) -> Draw:
         return Draw(member, self._streams[member], int(self._starts[member]), int(self._turns[member]))

@@ -143,7 +143,8 @@ class MixRequest(msgspec.Struct, frozen=True):
     def _lanes(self, sources: Sequence[MixSource], batch_size: int, start: Start, ordered: bool) -> int:
         if ordered and (self.lanes, self.window) != (None, None):
             raise ConfigError(
-                f"lanes={self.lanes} and shuffle_window={self.window} have no meaning with shuffle=False; leave them out",
+                f"lanes={self.lanes} and shuffle_window={self.window} have no meaning with shuffle=False; leave them "
+                "out",
                 field="lanes",
             )
         if ordered:
@@ -236,5 +237,3 @@ def _check_sources(sources: Sequence[MixSource], batch_size: int) -> None:
                 f"{len(source.chunk_samples)} chunks; check its url and selection, or leave it out",
                 manifest=source.manifest_digest,
             )
-
-

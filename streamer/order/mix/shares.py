@@ -72,6 +72,15 @@ class Shares(msgspec.Struct, frozen=True):
     ) -> Shares:
         """Checks the arguments of a mix.
 
+        Args:
+            names: of the members, in their order.
+            weights: by name, of any scale; or stages, see `WeightStages`. 0 leaves a member out.
+            repeat: by name, or one number for all.
+            choose: by name.
+            temperature: 1: by size; large: equal.
+            epoch_samples: rounded to whole batches.
+            stop: see the class.
+
         Raises:
             ConfigError: names the argument: an unknown or missing member, a number that is no share, all shares zero,
                 two of the four, a length where they fix it.
@@ -140,30 +149,29 @@ def _weight_stages(
 ) -> tuple[tuple[int, dict[str, float]], ...]:
     if weights is None:
         return ()
-    stages = [(0, weights)] if isinstance(weights, Mapping) else list(weights)
-    epochs = [stage[0] if len(stage) == 2 else None for stage in stages]
-    if not epochs or epochs[0] != 0 or any(not isinstance(e, int) or e < 0 for e in epochs) or not _ascend(epochs):
+    stages: list[tuple[object, ...]] = [(0, weights)] if isinstance(weights, Mapping) else [tuple(s) for s in weights]
+    epochs = [stage[0] for stage in stages if len(stage) == 2 and isinstance(stage[0], int)]
+    if len(epochs) < len(stages) or epochs[:1] != [0] or any(a >= b for a, b in pairwise(epochs)):
         raise ConfigError(
             f"weights={weights!r} must be a mapping, or [(0, mapping), (epoch, mapping), ...] with ascending epochs",
             field="weights",
         )
-    return tuple((epoch, _checked("weights", names, by_name)) for epoch, by_name in stages)
+    return tuple((epoch, _checked("weights", names, stage[1])) for epoch, stage in zip(epochs, stages, strict=True))
 
 
-def _ascend(epochs: Sequence[int | None]) -> bool:
-    return all(a is not None and b is not None and a < b for a, b in pairwise(epochs))
-
-
-def _checked(field: str, names: Sequence[str], values: Mapping[str, float] | None) -> dict[str, float]:
+def _checked(field: str, names: Sequence[str], values: object) -> dict[str, float]:
     """The values in the order of the members, each a share."""
     if values is None:
         return {}
     if not isinstance(values, Mapping):
         raise ConfigError(f"{field}={values!r} is not a mapping from the names of the members", field=field)
-    if unknown := [name for name in values if name not in names]:
-        raise ConfigError(f"{field} names {unknown}, which are no members; members: {list(names)}", field=field)
-    if missing := [name for name in names if name not in values]:
-        raise ConfigError(f"{field} has no value for the members {missing}; 0 leaves a member out", field=field)
+    unknown, missing = [name for name in values if name not in names], [name for name in names if name not in values]
+    if unknown or missing:
+        raise ConfigError(
+            f"{field} has values for {unknown}, which are no members, and none for the members {missing} (0 leaves a "
+            f"member out); members: {list(names)}",
+            field=field,
+        )
     for name, value in values.items():
         if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
             raise ConfigError(f"{field}: {name}={value!r} is not a number of at least 0", field=field)

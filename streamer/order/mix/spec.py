@@ -162,13 +162,13 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         found: dict[str, str | int] = {"members": ", ".join(member.name for member in self.members)}
         for name in ("batching", "seed", "lanes", "slots", "window", "origin_epoch"):
             found[name] = getattr(self, name)
-        for stage in self.stages:
-            found[f"from epoch {stage.epoch}: samples"] = stage.units * self.unit
-        for number, member in enumerate(self.members):
-            for stage in self.stages:
-                share = f"{stage.weights[number] / max(1, sum(stage.weights)):.6%}"
-                found[f"member {member.name}: weight from epoch {stage.epoch}"] = share
+        for member in self.members:
             found |= {f"member {member.name}: {part}": value for part, value in member.parts().items()}
+        for stage in self.stages:
+            for member, weight in zip(self.members, stage.weights, strict=True):
+                share = f"{weight / max(1, sum(stage.weights)):.6%}"
+                found[f"member {member.name}: weight from epoch {stage.epoch}"] = share
+            found[f"samples of an epoch, from epoch {stage.epoch}"] = stage.units * self.unit
         return found
 
 

@@ -1,8 +1,8 @@
 """The places of an epoch: which member, and which of its samples in the lane, is at which place of a lane.
 
-T batches form a window. The tree (`tree.py`) says how many samples each member has in the window; inside, they are split
-evenly over the batches ("stratified") or not at all ("random"), and the places of a lane are permuted. Every window can
-be computed on its own, so any place costs one window, wherever it is.
+T batches form a window. The tree (`tree.py`) says how many samples each member has in the window; inside, they are
+split evenly over the batches ("stratified") or not at all ("random"), and the places of a lane are permuted. Every
+window can be computed on its own, so any place costs one window, wherever it is.
 """
 
 from __future__ import annotations
@@ -55,14 +55,16 @@ class LaneWindows:
         shape: W, places of a lane in a batch; T, batches of a window, a power of two.
         place: seed of the mix, and the epoch.
         stratified: whether each batch of a window has every member's share.
+
+    Attributes:
+        lane_samples: (L,) places of each lane.
     """
 
-    def __init__(
-        self, shares: LaneShares, shape: tuple[int, int], place: tuple[int, int], *, stratified: bool
-    ) -> None:
+    def __init__(self, shares: LaneShares, shape: tuple[int, int], place: tuple[int, int], *, stratified: bool) -> None:
         slots, window = shape
         seed, epoch = place
         self._shares = shares
+        self.lane_samples: Integers = shares.lane_samples
         self._slots = slots
         self._window = window
         self._stratified = stratified
@@ -76,11 +78,6 @@ class LaneWindows:
         self._tail_sizes = np.array([*sizes, 1], np.int64)
         self._tail_first = whole + np.cumsum([0, *sizes])
         self._kept: OrderedDict[int, _Window] = OrderedDict()
-
-    @property
-    def lane_samples(self) -> Integers:
-        """(L,) places of each lane."""
-        return self._shares.lane_samples
 
     def find(self, lanes: Integers, slots: Integers) -> tuple[Integers, Integers]:
         """Member and its count in the lane at some places, both (N,)."""
