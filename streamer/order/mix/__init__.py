@@ -4,13 +4,22 @@ shares.py   proportions as a user says them
 request.py  from these and the members' sizes to the spec
 spec.py     what fixes the order of a mix
 quotas.py   how much of each member an epoch takes
+tree.py     how the places of a lane are shared between the members
+halving.py  counts split evenly over batches
+windows.py  the places of some batches: member, and count in the lane
+places.py   the places of an epoch, by batching
+streams.py  a member's passes: from a stream position to the sample
 codes.py    one number for member, pass and sample
 order.py    positions to samples
-state.py    where a run is; going on with a changed mix
+needs.py    chunks to batches
+state.py    where a run is
+adopt.py    going on with a changed mix
+explain.py  the mix in words
 """
 
 from streamer.order.mix.adopt import Adopted, adopt
 from streamer.order.mix.codes import SampleCodes
+from streamer.order.mix.explain import MemberSize, cautions, explain, hit_bound, kept_bytes
 from streamer.order.mix.order import MixOrder
 from streamer.order.mix.quotas import Stage
 from streamer.order.mix.request import MixRequest, MixSource
@@ -23,6 +32,7 @@ __all__ = [
     "Adopted",
     "Batching",
     "MemberChunks",
+    "MemberSize",
     "MixMember",
     "MixOrder",
     "MixRequest",
@@ -33,4 +43,8 @@ __all__ = [
     "Shares",
     "Stage",
     "adopt",
+    "cautions",
+    "explain",
+    "hit_bound",
+    "kept_bytes",
 ]

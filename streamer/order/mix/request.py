@@ -171,24 +171,23 @@ class MixRequest(msgspec.Struct, frozen=True):
         The largest share of all stages, for a member keeps its window for the run.
         """
         whole = self.window or auto_window(sum(source.chunks for source in sources), batch_size)
+        shares = [max(of_stages) for of_stages in zip(*(_shares(amount, sources) for amount in amounts), strict=True)]
         windows = []
-        for number, source in enumerate(sources):
-            if self.window is None and source.name in start.windows:
-                windows.append(start.windows[source.name])
-                continue
-            share = max(_share(amount, number, sources) for amount in amounts)
+        for source, share in zip(sources, shares, strict=True):
             limit = whole if self.window else source.chunks // 16
-            windows.append(max(lanes, min(int(whole * share), limit) // lanes * lanes))
+            window = max(lanes, min(int(whole * share), limit) // lanes * lanes)
+            windows.append(window if self.window else start.windows.get(source.name, window))
         return windows
 
 
-def _share(amount: Amount, number: int, sources: Sequence[MixSource]) -> float:
-    """A member's part of the samples of an epoch; only used for windows, which a state keeps."""
-    whole = sum(passes * source.samples for passes, source in zip(amount.passes, sources, strict=True))
-    own = amount.passes[number] * sources[number].samples
-    if weight := amount.weights[number]:
-        own = amount.samples * weight // sum(amount.weights)
-    return own / (whole + amount.samples)
+def _shares(amount: Amount, sources: Sequence[MixSource]) -> list[float]:
+    """Each member's part of the samples of an epoch; only used for windows, which a state keeps."""
+    weights = max(1, sum(amount.weights))
+    own = [
+        passes * source.samples + amount.samples * weight // weights
+        for source, passes, weight in zip(sources, amount.passes, amount.weights, strict=True)
+    ]
+    return [samples / max(1, sum(own)) for samples in own]
 
 
 def _stage(amount: Amount, unit: int, batch: int) -> Stage:

@@ -112,14 +112,22 @@ class LaneShares:
         self._paths = _paths(self._levels, self._members)
 
     def counts(self, slots: Integers) -> Integers:
-        """(M, L) samples of each member among the first (L,) `slots` of the lanes."""
-        found = np.zeros_like(self._totals)
+        """Samples of each member among the first `slots` of the lanes.
+
+        Args:
+            slots: (..., L).
+
+        Returns:
+            (M, ..., L).
+        """
+        found = np.zeros((len(self._totals), *slots.shape), np.int64)
         found[self._members if self._members > 1 else 0] = slots
+        flat = found.reshape(len(found), -1, slots.shape[-1])
         for level in self._levels:
             number, left, right = (list(column) for column in zip(*level, strict=True))
-            line = found[number] * self._totals[left] + self._phases[number]
-            found[left] = line // np.maximum(self._totals[number], 1)
-            found[right] = found[number] - found[left]
+            line = flat[number] * self._totals[left][:, None] + self._phases[number][:, None]
+            flat[left] = line // np.maximum(self._totals[number], 1)[:, None]
+            flat[right] = flat[number] - flat[left]
         return found[: self._members]
 
     def count(self, member: int, lanes: Integers, slots: Integers) -> Integers:

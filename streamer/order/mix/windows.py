@@ -7,13 +7,11 @@ window can be computed on its own, so any place costs one window, wherever it is
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import msgspec
 import numpy as np
 
 from streamer.order.bijection import permute
-from streamer.order.hashing import Integers, fold, fold_each
+from streamer.order.hashing import Integers, Words, fold, fold_each
 from streamer.order.mix.halving import split_evenly
 from streamer.order.mix.tree import LaneShares
 from streamer.unique import unique
@@ -21,30 +19,32 @@ from streamer.unique import unique
 TAG_SPLIT = 33
 TAG_PLACE = 34
 
-# A block of a rank's samples walks through them in order; two would do.
-_WINDOWS_KEPT = 4
+# Counts of windows that are computed together: 1 MB, more does not stay in the cache.
+_CELLS = 1 << 17
 # How far the first parts of a window may be from an even split, see `split_evenly`.
 _SLACK = 2
 
 
-class _Window(msgspec.Struct, frozen=True, eq=False):
-    """The counts of a window as runs of one line: of part 0, lane 0, member 0; of part 0, lane 0, member 1; and so on.
+class _Windows(msgspec.Struct, frozen=True, eq=False):
+    """The counts of some windows of one size, as runs of one line.
+
+    The runs follow each other by window, part, lane and member.
 
     Attributes:
-        slot: the first place of the window in each lane.
-        stops: (P L M,) where each run ends.
-        ahead: (P L M,) what turns a place on the line into a count of the member in the lane.
-        starts: (P, L) where a lane of a part begins on the line.
-        sizes: (P, L) its places.
-        state: of the hash that permutes them.
+        first: (V,) first batch of each window, ascending.
+        stops: (V P L M,) where each run ends.
+        ahead: (V P L M,) what turns a place on the line into a count of the member in the lane.
+        starts: (V, P, L) where a lane of a part begins on the line.
+        sizes: (V, P, L) its places.
+        states: (V,) of the hashes that permute them.
     """
 
-    slot: int
+    first: Integers
     stops: Integers
     ahead: Integers
     starts: Integers
     sizes: Integers
-    state: int
+    states: Words
 
 
 class LaneWindows:
@@ -77,16 +77,17 @@ class LaneWindows:
         sizes = [size for size in (1 << bit for bit in range(window.bit_length() - 1, -1, -1)) if rest & size]
         self._tail_sizes = np.array([*sizes, 1], np.int64)
         self._tail_first = whole + np.cumsum([0, *sizes])
-        self._kept: OrderedDict[int, _Window] = OrderedDict()
+        self._kept: dict[int, _Windows] = {}
+        self._cells = shares.quotas.size
 
     def find(self, lanes: Integers, slots: Integers) -> tuple[Integers, Integers]:
         """Member and its count in the lane at some places, both (N,)."""
         members, counts = np.empty(len(lanes), np.int64), np.empty(len(lanes), np.int64)
         first, size = self._window_of(slots)
-        for batch in unique(first).tolist():
-            mine = np.flatnonzero(first == batch)
-            window = self._open(batch, int(size[mine[0]]))
-            members[mine], counts[mine] = self._look_up(window, lanes[mine], slots[mine])
+        for batches in unique(size).tolist():
+            for mine in self._groups(np.flatnonzero(size == batches), first):
+                windows = self._open(unique(first[mine]), batches)
+                members[mine], counts[mine] = self._look_up(windows, first[mine], lanes[mine], slots[mine])
         return members, counts
 
     def counts(self, slots: Integers) -> Integers:
@@ -134,36 +135,48 @@ class LaneWindows:
         """One past the last place of windows in lanes; the incomplete batch ends with its lane."""
         return np.where(first < self._batches, (first + size) * self._slots, self.lane_samples[lanes])
 
-    def _open(self, first: int, size: int) -> _Window:
-        if first not in self._kept:
-            self._kept[first] = self._make(first, size)
-            if len(self._kept) > _WINDOWS_KEPT:
-                self._kept.popitem(last=False)
-        return self._kept[first]
+    def _groups(self, mine: Integers, first: Integers) -> list[Integers]:
+        """Cuts places so that those of each part lie in few enough windows to be computed together."""
+        most = max(1, _CELLS // (self._window * self._cells))
+        group = np.searchsorted(unique(first[mine]), first[mine]) // most
+        return [mine] if not mine.size or group.max() == 0 else [mine[group == g] for g in range(int(group.max()) + 1)]
 
-    def _make(self, first: int, size: int) -> _Window:
-        every = np.arange(len(self.lane_samples))
-        stops = self._stops(every, np.full_like(every, first), np.full_like(every, size))
-        before = self._shares.counts(np.full_like(every, first * self._slots))
-        counts = self._shares.counts(stops) - before
-        parts = split_evenly(counts, size, fold(self._split, first)) if self._stratified else counts[None]
-        starts = before + np.cumsum(parts, axis=0) - parts
-        line = parts.transpose(0, 2, 1).ravel()
-        ends = np.cumsum(line)
-        ahead = starts.transpose(0, 2, 1).ravel() - (ends - line)
-        sizes = parts.sum(axis=1)
-        lane_starts = (np.cumsum(sizes) - sizes.ravel()).reshape(sizes.shape)
-        return _Window(first * self._slots, ends, ahead, lane_starts, sizes, fold(self._place, first))
+    def _open(self, first: Integers, size: int) -> _Windows:
+        kept = self._kept.get(size)
+        if kept is None or not np.isin(first, kept.first).all():
+            kept = self._kept[size] = self._make(first, size)
+        return kept
 
-    def _look_up(self, window: _Window, lanes: Integers, slots: Integers) -> tuple[Integers, Integers]:
-        place = slots - window.slot
+    def _make(self, first: Integers, size: int) -> _Windows:
+        begin, lane = np.broadcast_arrays(first[:, None], np.arange(len(self.lane_samples)))
+        before = self._shares.counts(begin * self._slots)
+        counts = (self._shares.counts(self._stops(lane, begin, np.full_like(begin, size))) - before).swapaxes(0, 1)
+        parts = split_evenly(counts, size, fold_each(self._split, first)) if self._stratified else counts[:, None]
+        starts = before.swapaxes(0, 1)[:, None] + np.cumsum(parts, axis=1) - parts
+        line = parts.swapaxes(2, 3).ravel()
+        stops = np.cumsum(line)
+        sizes = parts.sum(axis=2)
+        return _Windows(
+            first=first,
+            stops=stops,
+            ahead=starts.swapaxes(2, 3).ravel() - (stops - line),
+            starts=(np.cumsum(sizes) - sizes.ravel()).reshape(sizes.shape),
+            sizes=sizes,
+            states=fold_each(self._place, first),
+        )
+
+    def _look_up(
+        self, windows: _Windows, first: Integers, lanes: Integers, slots: Integers
+    ) -> tuple[Integers, Integers]:
+        which = np.searchsorted(windows.first, first)
+        place = slots - first * self._slots
         part = place // self._slots if self._stratified else np.zeros_like(place)
         place -= part * self._slots
-        keys = fold_each(fold_each(window.state, part), lanes)
-        target = window.starts[part, lanes] + permute(place, window.sizes[part, lanes], keys)
-        run = np.searchsorted(window.stops, target, side="right")
-        members = len(window.stops) // window.sizes.size
-        return run % members, target + window.ahead[run]
+        keys = fold_each(fold_each(windows.states[which], part), lanes)
+        target = windows.starts[which, part, lanes] + permute(place, windows.sizes[which, part, lanes], keys)
+        run = np.searchsorted(windows.stops, target, side="right")
+        members = len(windows.stops) // windows.sizes.size
+        return run % members, target + windows.ahead[run]
 
 
 class BatchWindows:
