@@ -30,6 +30,9 @@ class Peer:
     def fail(self, error: StreamerError, request: int = -1, session: int = -1) -> None:
         self.failures.append(error)
 
+    def close(self) -> None:
+        """Nothing to close."""
+
 
 @pytest.fixture
 async def parts(server: Server, tmp_path: Path) -> list[Part]:
