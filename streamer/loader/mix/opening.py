@@ -15,7 +15,6 @@ from streamer.client.engine_client import EngineClient
 from streamer.config import Environment, RankConfig
 from streamer.errors import StreamerError
 from streamer.loader.contracts import PreparedStream
-from streamer.loader.mix.explain import cautions, explain_mix
 from streamer.loader.mix.options import MixOptions
 from streamer.loader.mix.plans import Member, MemberRecipe, Members, MixGeometry
 from streamer.loader.mix.prepared import MixInputs, MixPrepared
@@ -28,6 +27,8 @@ from streamer.loader.rank.rank_stream import Identity
 from streamer.loader.samples.maker import SampleRules
 from streamer.loader.skipping import SkipRules
 from streamer.order.mix import MixSource
+from streamer.order.mix.explain import cautions, explain
+from streamer.order.quality import lane_spread
 from streamer.order.spec import shuffle_mode
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ class MixOpening:
         spec = self.options.request.spec(self.sources(), global_batch)
         with self.connections.for_requests() as connection:
             limit_bytes = connection.limit_bytes
-        return explain_mix(spec, self.members, global_batch, limit_bytes, nodes)
+        return explain(spec, self.members.sizes, global_batch, cache_bytes=limit_bytes or None, nodes=nodes)
 
     def _recipes(self) -> tuple[MemberRecipe, ...]:
         return tuple(
@@ -187,13 +188,31 @@ class MixOpening:
 
     def _explain(self, prepared: MixPrepared) -> None:
         """Logs the order and its cost once, on the first rank."""
-        spec = prepared.spec
+        spec, batch, nodes = prepared.spec, prepared.global_batch, prepared.rank_config.nodes
         if prepared.rank_config.rank or spec.order_id in self._explained:
             return
         self._explained.add(spec.order_id)
-        logger.info("%s", explain_mix(spec, self.members, prepared.global_batch, nodes=prepared.rank_config.nodes))
-        for caution in cautions(spec, prepared.global_batch):
+        logger.info("%s", explain(spec, self.members.sizes, batch, nodes=nodes))
+        for caution in (*cautions(spec, batch, self.options.shares.epoch_samples), *_in_step(prepared)):
             logger.warning("%s", caution)
+        if nodes > 1 and batch % nodes == 0:
+            spread = lane_spread(spec.members[0].order, batch, nodes)
+            if spread.crossing:
+                logger.warning("%s", str(spread))
+
+
+def _in_step(prepared: MixPrepared) -> list[str]:
+    """The members that have the same samples and the same seed."""
+    first: dict[tuple[str, int], str] = {}
+    found = []
+    for member in prepared.spec.members:
+        name = first.setdefault((member.order.manifest_digest, member.order.seed), member.name)
+        if name != member.name:
+            found.append(
+                f"members {name} and {member.name} have the same samples and the same seed: both come in the same "
+                "order; give one of them another seed"
+            )
+    return found
 
 
 def _open(member: tuple[str, Opening]) -> Member:

@@ -17,6 +17,7 @@ from streamer.loader.samples.recipe import open_selection
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
 from streamer.order.mix import MemberChunks, MixOrder, MixSpec
+from streamer.order.mix.explain import MemberSize
 from streamer.order.plan import RankPlan
 
 if TYPE_CHECKING:
@@ -73,6 +74,13 @@ class Member:
         return self.manifest.samples if self.selection is None else self.selection.samples
 
     @property
+    def size(self) -> MemberSize:
+        """Chunks with selected samples, and the bytes of the selected samples, by their share."""
+        share = self.samples / max(1, self.manifest.samples)
+        chunks = int(np.count_nonzero(self.chunk_samples))
+        return MemberSize(chunks, int(self.manifest.chunk_local_bytes.sum() * share))
+
+    @property
     def digest(self) -> str:
         """Identity of the selected samples."""
         return self.manifest.digest if self.selection is None else self.selection.digest
@@ -115,6 +123,11 @@ class Members:
     def chunk_bytes(self) -> Integers:
         """Bytes of each chunk, over all members."""
         return np.concatenate([member.manifest.chunk_local_bytes for member in self.each])
+
+    @property
+    def sizes(self) -> list[MemberSize]:
+        """Chunks and bytes of each member, as far as they are selected."""
+        return [member.size for member in self.each]
 
     def order(self, spec: MixSpec, epoch: int) -> MixOrder:
         """The order of an epoch."""
