@@ -101,6 +101,12 @@ class LaneWindows:
         np.add.at(found, (members, lanes), 1)
         return found
 
+    def settled(self, slots: Integers) -> Integers:
+        """As `counts`, but of whole batches or windows: inside one, samples do not come in the order of the stream."""
+        if self._stratified:
+            return self.counts(slots // self._slots * self._slots)
+        return self._shares.counts(self._window_of(slots)[0] * self._slots)
+
     def span(self, member: int, lanes: Integers, begin: Integers, end: Integers) -> tuple[Integers, Integers]:
         """(N,) half-open counts of a member in lanes, of all windows that a run of places of the lane touches."""
         first, _ = self._window_of(begin)
@@ -208,6 +214,11 @@ class BatchWindows:
         found *= self._slots
         found[members, running] += inside[running]
         return found
+
+    def settled(self, slots: Integers) -> Integers:
+        """As of `LaneWindows`."""
+        batches = self._batches.settled(slots[:1] // self._slots)
+        return np.repeat(batches * self._slots, len(slots), axis=1)
 
     def span(self, member: int, lanes: Integers, begin: Integers, end: Integers) -> tuple[Integers, Integers]:
         """As of `LaneWindows`."""
