@@ -116,7 +116,7 @@ def _check_epochs(case: Case) -> None:
 @QUICK
 @given(cases())
 def test_every_epoch_goes_on_with_each_member_where_the_last_one_ended(case: Case) -> None:
-    """Each epoch has exactly its quotas, all samples are used equally often or once more, any place can be asked first."""
+    """Each epoch has its quotas, all samples are used equally often or once more, any place can be asked first."""
     _check_epochs(case)
 
 

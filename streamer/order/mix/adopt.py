@@ -54,7 +54,7 @@ def adopt(saved: Mapping[str, object], request: MixRequest, sources: Sequence[Mi
     The epoch after the saved one begins. A member with the same name and the same order goes on where it was; if its
     data or its order has changed, with its next pass; a new one begins at 0. At an epoch's end that is exact: no sample
     of a member was used more than once more than any other. In the middle of an epoch the lanes of a member are not at
-    the same place: up to 4 samples per lane come twice in that pass, and up to a window of batches if not stratified.
+    the same place: in that pass up to 4 samples per lane of a stratified mix come twice, else more; see the notes.
 
     Args:
         saved: the state of a mix, or of a single dataset, which is then that member's.
@@ -94,9 +94,9 @@ def _continued(source: MixSource, left: _Left | None, order: OrderSpec) -> tuple
         changed = [part for part, value in order.parts().items() if value != left.order.parts()[part]]
         return Place(number * source.samples), f"begins pass {number} anew: {', '.join(changed)} changed"
     number, place = divmod(left.place.origin, left.samples)
-    if not left.inside:
-        return Place(number * source.samples), f"goes on with pass {number}"
     again = f"; {left.beyond} samples come again" if left.beyond else ""
+    if not left.inside:
+        return Place(number * source.samples), f"goes on with pass {number}{again}"
     return left.place, f"goes on in pass {number} after {place} of {left.samples} samples{again}"
 
 
@@ -112,9 +112,8 @@ def _left_by_mix(state: MixState) -> dict[str, _Left]:
     elif state.position == 0:
         least = used = [0] * len(drawn)
     else:
-        places, ends = epoch_places(spec, epoch), lane_ends(state.position, spec.lanes)
-        least = (spec.lanes * places.settled(ends).min(axis=1)).tolist()
-        used = places.counts(ends).sum(axis=1).tolist()
+        counts = epoch_places(spec, epoch).counts(lane_ends(state.position, spec.lanes))
+        least, used = (spec.lanes * counts.min(axis=1)).tolist(), counts.sum(axis=1).tolist()
     turns = spec.turns(epoch)
     return {
         member.name: _Left(member.order, member.samples, Place(start + low, turn), many - low)

@@ -28,10 +28,6 @@ class Places(Protocol):
         """(M, L) samples of each member among the first (L,) `slots` of the lanes."""
         ...
 
-    def settled(self, slots: Integers) -> Integers:
-        """(M, L) counts below which, in each lane, all of a member's samples are among the first `slots`."""
-        ...
-
     def span(self, member: int, lanes: Integers, begin: Integers, end: Integers) -> tuple[Integers, Integers]:
         """(N,) half-open counts of a member in lanes that include all in a run of places of the lane."""
         ...

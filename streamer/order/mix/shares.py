@@ -149,14 +149,21 @@ def _weight_stages(
 ) -> tuple[tuple[int, dict[str, float]], ...]:
     if weights is None:
         return ()
-    stages: list[tuple[object, ...]] = [(0, weights)] if isinstance(weights, Mapping) else [tuple(s) for s in weights]
-    epochs = [stage[0] for stage in stages if len(stage) == 2 and isinstance(stage[0], int)]
-    if len(epochs) < len(stages) or epochs[:1] != [0] or any(a >= b for a, b in pairwise(epochs)):
+    stages = [(0, weights)] if isinstance(weights, Mapping) else weights
+    epochs = _stage_epochs(stages)
+    if epochs[:1] != [0] or any(a >= b for a, b in pairwise(epochs)):
         raise ConfigError(
             f"weights={weights!r} must be a mapping, or [(0, mapping), (epoch, mapping), ...] with ascending epochs",
             field="weights",
         )
     return tuple((epoch, _checked("weights", names, stage[1])) for epoch, stage in zip(epochs, stages, strict=True))
+
+
+def _stage_epochs(stages: object) -> list[int]:
+    """The epochs of stages; none if one is not (epoch, weights)."""
+    rows = list(stages) if isinstance(stages, list | tuple) else []
+    good = [row for row in rows if isinstance(row, list | tuple) and len(row) == 2 and isinstance(row[0], int)]
+    return [row[0] for row in good] if len(good) == len(rows) else []
 
 
 def _checked(field: str, names: Sequence[str], values: object) -> dict[str, float]:
