@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import msgspec
 import numpy as np
 import pytest
@@ -130,3 +132,26 @@ def test_a_run_that_has_not_begun_an_epoch_begins_it_changed() -> None:
     """Nothing of it was used."""
     _, state = _saved(0)
     assert adopt(state, request(list(SIZES), weights=EVEN), sources(SIZES), 48).spec.origin_epoch == 2
+
+
+@pytest.mark.parametrize(
+    "said", [{}, {"repeat": {"web": 2, "books": 0.5}}, {"weights": [(0, EVEN), (4, {"web": 1, "books": 0})]}]
+)
+def test_a_continued_mix_is_resumed_like_any_other(said: dict[str, object]) -> None:
+    """The state of the changed mix holds where it began: the same request gives the same spec."""
+    _, state = _saved(960)
+    asked = request(list(SIZES), **said)
+    new = adopt(state, asked, sources(SIZES), 48).spec
+    saved = MixState.from_dict(MixState(new, 4, 480, 48).to_dict())
+    saved.check(asked.spec(sources(SIZES), 48, like=saved.spec))
+    again = adopt(saved.to_dict(), asked, sources(SIZES), 48).spec
+    assert again.origin_epoch == 5
+
+
+def test_a_spec_and_a_request_travel_to_other_processes() -> None:
+    """Equal there, with the same id."""
+    spec, _ = _saved(0)
+    asked = request(list(SIZES), weights=EVEN)
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    assert pickle.loads(pickle.dumps(spec)).order_id == spec.order_id
+    assert pickle.loads(pickle.dumps(asked)).spec(sources(SIZES), 48) == asked.spec(sources(SIZES), 48)
