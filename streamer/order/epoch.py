@@ -34,8 +34,8 @@ class EpochOrder:
         chunk_samples: (M,) samples per chunk; kept, not copied.
         epoch: from 0.
         chunk_first: (M+1,) their prefix sum, if the caller has it; saves 8 bytes per chunk.
-        shift: position p lies in lane (p + shift) mod L. Not 0 for a pass of a mix's member, whose stream of passes
-            goes round the lanes without a break.
+        shift: position p lies in lane (p + shift) mod L. Not 0 only for a pass of a mix's member, whose stream of
+            passes goes round the lanes without a break; ranks share epochs without a shift.
 
     Raises:
         ManifestError: no samples.
@@ -127,11 +127,10 @@ class EpochOrder:
     def _lane_needs(self, lane: int, run: Batches) -> Iterator[Needs]:
         lanes, length = self.spec.lanes, int(self.lane_start[lane + 1] - self.lane_start[lane])
         ends = (run.first_position, run.stop_position)
-        offset = (lane - self.shift) % lanes
-        begin, end = (min(max(-(-(position - offset) // lanes), 0), length) for position in ends)
+        begin, end = (min(max(-(-(position - lane) // lanes), 0), length) for position in ends)
         if begin < end:
             pieces, first, stop = piece_runs(self.deal, lane, (begin, end))
-            batches = (run.number(offset + lanes * first), run.number(offset + lanes * (stop - 1)))
+            batches = (run.number(lane + lanes * first), run.number(lane + lanes * (stop - 1)))
             yield self._as_needs(self.piece_chunks[pieces], *batches)
 
     def _as_needs(self, chunks: Chunks, first: Integers, last: Integers) -> Needs:

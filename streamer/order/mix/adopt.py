@@ -54,7 +54,7 @@ def adopt(saved: Mapping[str, object], request: MixRequest, sources: Sequence[Mi
     The epoch after the saved one begins. A member with the same name and the same order goes on where it was; if its
     data or its order has changed, with its next pass; a new one begins at 0. At an epoch's end that is exact: no sample
     of a member was used more than once more than any other. In the middle of an epoch the lanes of a member are not at
-    the same place, and up to 4 samples per lane come twice in that pass.
+    the same place: in that pass up to 4 samples per lane of a stratified mix come twice, else more; see the notes.
 
     Args:
         saved: the state of a mix, or of a single dataset, which is then that member's.
@@ -94,9 +94,9 @@ def _continued(source: MixSource, left: _Left | None, order: OrderSpec) -> tuple
         changed = [part for part, value in order.parts().items() if value != left.order.parts()[part]]
         return Place(number * source.samples), f"begins pass {number} anew: {', '.join(changed)} changed"
     number, place = divmod(left.place.origin, left.samples)
-    if not left.inside:
-        return Place(number * source.samples), f"goes on with pass {number}"
     again = f"; {left.beyond} samples come again" if left.beyond else ""
+    if not left.inside:
+        return Place(number * source.samples), f"goes on with pass {number}{again}"
     return left.place, f"goes on in pass {number} after {place} of {left.samples} samples{again}"
 
 
@@ -108,16 +108,16 @@ def _left_by_mix(state: MixState) -> dict[str, _Left]:
     spec, epoch = state.spec, state.epoch
     drawn, quotas = spec.drawn(epoch), spec.quotas(epoch)
     if state.position >= sum(quotas):
-        least = even = list(quotas)
+        least = used = list(quotas)
     elif state.position == 0:
-        least = even = [0] * len(drawn)
+        least = used = [0] * len(drawn)
     else:
         counts = epoch_places(spec, epoch).counts(lane_ends(state.position, spec.lanes))
-        least, even = (spec.lanes * counts.min(axis=1)).tolist(), counts.sum(axis=1).tolist()
+        least, used = (spec.lanes * counts.min(axis=1)).tolist(), counts.sum(axis=1).tolist()
     turns = spec.turns(epoch)
     return {
-        member.name: _Left(member.order, member.samples, Place(start + low, turn), all_used - low)
-        for member, start, turn, low, all_used in zip(spec.members, drawn, turns, least, even, strict=True)
+        member.name: _Left(member.order, member.samples, Place(start + low, turn), many - low)
+        for member, start, turn, low, many in zip(spec.members, drawn, turns, least, used, strict=True)
     }
 
 

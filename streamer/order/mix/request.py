@@ -11,7 +11,7 @@ from streamer.errors import ConfigError, ManifestError
 from streamer.order.hashing import Integers
 from streamer.order.mix.quotas import Stage
 from streamer.order.mix.shares import Amount, Shares, whole_passes_as_weights
-from streamer.order.mix.spec import Batching, MixMember, MixSpec
+from streamer.order.mix.spec import MOST_MEMBERS, Batching, MixMember, MixSpec
 from streamer.order.spec import Cut, OrderSpec, Shuffle, auto_lanes, auto_window
 
 # Batches that are mixed together: with 16 the counts of 100 members stray by less than 2 per batch (2026-11-22).
@@ -149,6 +149,9 @@ class MixRequest(msgspec.Struct, frozen=True):
             )
         if ordered:
             return 1
+        for field, value in (("lanes", self.lanes), ("shuffle_window", self.window)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{field}={value} must be at least 1", field=field)
         return self.lanes or start.lanes or auto_lanes(sum(source.chunks for source in sources), batch_size)
 
     def _amounts(self, sources: Sequence[MixSource], start: Start) -> list[Amount]:
@@ -227,8 +230,9 @@ def _ordered(sources: Sequence[MixSource]) -> bool:
 def _check_sources(sources: Sequence[MixSource], batch_size: int) -> None:
     if batch_size < 1:
         raise ConfigError(f"batch_size={batch_size} must be at least 1", field="batch_size")
-    if not sources:
-        raise ConfigError("a mix needs at least one member", field="members")
+    names = [source.name for source in sources]
+    if not 1 <= len(names) <= MOST_MEMBERS or len(set(names)) < len(names):
+        raise ConfigError(f"a mix has 1 to {MOST_MEMBERS} members of different names, not {names[:9]}", field="members")
     for source in sources:
         if source.samples == 0:
             raise ManifestError(

@@ -86,10 +86,10 @@ class Shares(msgspec.Struct, frozen=True):
                 two of the four, a length where they fix it.
         """
         given = {"weights": weights, "repeat": repeat, "choose": choose, "temperature": temperature}
-        said = [name for name, value in given.items() if value is not None]
-        if len(said) > 1:
-            raise ConfigError(f"{' and '.join(said)} both fix the shares of the members: pass one", field=said[1])
-        _check_length(said, epoch_samples, stop)
+        chosen = [name for name, value in given.items() if value is not None]
+        if len(chosen) > 1:
+            raise ConfigError(f"{' and '.join(chosen)} both fix the shares of the members: pass one", field=chosen[1])
+        _check_length(chosen, epoch_samples, stop)
         if isinstance(repeat, int | float):
             repeat = dict.fromkeys(names, float(repeat))
         if temperature is not None and not (temperature > 0 and math.isfinite(temperature)):
@@ -149,14 +149,21 @@ def _weight_stages(
 ) -> tuple[tuple[int, dict[str, float]], ...]:
     if weights is None:
         return ()
-    stages: list[tuple[object, ...]] = [(0, weights)] if isinstance(weights, Mapping) else [tuple(s) for s in weights]
-    epochs = [stage[0] for stage in stages if len(stage) == 2 and isinstance(stage[0], int)]
-    if len(epochs) < len(stages) or epochs[:1] != [0] or any(a >= b for a, b in pairwise(epochs)):
+    stages = [(0, weights)] if isinstance(weights, Mapping) else weights
+    epochs = _stage_epochs(stages)
+    if epochs[:1] != [0] or any(a >= b for a, b in pairwise(epochs)):
         raise ConfigError(
             f"weights={weights!r} must be a mapping, or [(0, mapping), (epoch, mapping), ...] with ascending epochs",
             field="weights",
         )
     return tuple((epoch, _checked("weights", names, stage[1])) for epoch, stage in zip(epochs, stages, strict=True))
+
+
+def _stage_epochs(stages: object) -> list[int]:
+    """The epochs of stages; none if one is not (epoch, weights)."""
+    rows = list(stages) if isinstance(stages, list | tuple) else []
+    good = [row for row in rows if isinstance(row, list | tuple) and len(row) == 2 and isinstance(row[0], int)]
+    return [row[0] for row in good] if len(good) == len(rows) else []
 
 
 def _checked(field: str, names: Sequence[str], values: object) -> dict[str, float]:
@@ -182,7 +189,7 @@ def _checked(field: str, names: Sequence[str], values: object) -> dict[str, floa
     return {name: values[name] for name in names}
 
 
-def _check_length(said: Sequence[str], epoch_samples: int | None, stop: str | None) -> None:
+def _check_length(chosen: Sequence[str], epoch_samples: int | None, stop: str | None) -> None:
     if epoch_samples is not None and epoch_samples < 1:
         raise ConfigError(f"epoch_samples={epoch_samples} must be at least 1", field="epoch_samples")
     if stop is not None and stop not in get_args(Stop):
@@ -190,9 +197,9 @@ def _check_length(said: Sequence[str], epoch_samples: int | None, stop: str | No
     if epoch_samples is not None and stop is not None:
         raise ConfigError("epoch_samples and stop both fix the length of an epoch: pass one", field="stop")
     length = "epoch_samples" if epoch_samples is not None else "stop"
-    if (epoch_samples or stop) and (not said or said[0] in ("repeat", "choose")):
+    if (epoch_samples or stop) and (not chosen or chosen[0] in ("repeat", "choose")):
         raise ConfigError(
-            f"{length} goes with weights or temperature; {said[0] if said else 'repeat=1, the default,'} already "
+            f"{length} goes with weights or temperature; {chosen[0] if chosen else 'repeat=1, the default,'} already "
             "fixes the length of an epoch",
             field=length,
         )

@@ -19,32 +19,30 @@ from streamer.unique import unique
 TAG_SPLIT = 33
 TAG_PLACE = 34
 
-# Counts of windows that are computed together: 1 MB, more does not stay in the cache.
+# Counts or places of windows that are computed together: 1 MB, more does not stay in the processor's cache.
 _CELLS = 1 << 17
 # How far the first parts of a window may be from an even split, see `split_evenly`.
 _SLACK = 2
 
 
 class _Windows(msgspec.Struct, frozen=True, eq=False):
-    """The counts of some windows of one size, as runs of one line.
-
-    The runs follow each other by window, part, lane and member.
+    """The places of some windows of one size in some lanes; a part is a batch if stratified, else the window.
 
     Attributes:
         first: (V,) first batch of each window, ascending.
-        stops: (V P L M,) where each run ends.
-        ahead: (V P L M,) what turns a place on the line into a count of the member in the lane.
-        starts: (V, P, L) where a lane of a part begins on the line.
-        sizes: (V, P, L) its places.
-        states: (V,) of the hashes that permute them.
+        lanes: (K,) lanes, ascending.
+        members: (V, P, K, S) the member at each place of a part.
+        counts: (V, P, K, S) its count in the lane.
     """
 
     first: Integers
-    stops: Integers
-    ahead: Integers
-    starts: Integers
-    sizes: Integers
-    states: Words
+    lanes: Integers
+    members: Integers
+    counts: Integers
+
+    def has(self, first: Integers, lanes: Integers) -> bool:
+        """Whether it has these windows and lanes."""
+        return bool(np.isin(first, self.first).all() and np.isin(lanes, self.lanes).all())
 
 
 class LaneWindows:
@@ -69,7 +67,7 @@ class LaneWindows:
         self._window = window
         self._stratified = stratified
         self._split = fold(seed, TAG_SPLIT, epoch)
-        self._place = fold(seed, TAG_PLACE, epoch)
+        self._states = fold(seed, TAG_PLACE, epoch)
         # The last window of an epoch is cut into 8, 4, 2, 1 batches as needed, and an incomplete batch.
         self._batches = int(shares.lane_samples.min()) // slots
         whole = self._batches // window * window
@@ -78,7 +76,7 @@ class LaneWindows:
         self._tail_sizes = np.array([*sizes, 1], np.int64)
         self._tail_first = whole + np.cumsum([0, *sizes])
         self._kept: dict[int, _Windows] = {}
-        self._cells = shares.quotas.size
+        self._cells = max(shares.quotas.size, slots * len(shares.lane_samples))
 
     def find(self, lanes: Integers, slots: Integers) -> tuple[Integers, Integers]:
         """Member and its count in the lane at some places, both (N,)."""
@@ -86,8 +84,9 @@ class LaneWindows:
         first, size = self._window_of(slots)
         for batches in unique(size).tolist():
             for mine in self._groups(np.flatnonzero(size == batches), first):
-                windows = self._open(unique(first[mine]), batches)
-                members[mine], counts[mine] = self._look_up(windows, first[mine], lanes[mine], slots[mine])
+                windows = self._open(unique(first[mine]), unique(lanes[mine]), batches)
+                at = self._index(windows, first[mine], lanes[mine], slots[mine])
+                members[mine], counts[mine] = windows.members[at], windows.counts[at]
         return members, counts
 
     def counts(self, slots: Integers) -> Integers:
@@ -139,44 +138,73 @@ class LaneWindows:
         """Cuts places so that those of each part lie in few enough windows to be computed together."""
         most = max(1, _CELLS // (self._window * self._cells))
         group = np.searchsorted(unique(first[mine]), first[mine]) // most
-        return [mine] if not mine.size or group.max() == 0 else [mine[group == g] for g in range(int(group.max()) + 1)]
+        return [mine] if group.max() == 0 else [mine[group == number] for number in range(int(group.max()) + 1)]
 
-    def _open(self, first: Integers, size: int) -> _Windows:
+    def _index(self, windows: _Windows, first: Integers, lanes: Integers, slots: Integers) -> tuple[Integers, ...]:
+        place = slots - first * self._slots
+        part = place // self._slots if self._stratified else np.zeros_like(place)
+        return (
+            np.searchsorted(windows.first, first),
+            part,
+            np.searchsorted(windows.lanes, lanes),
+            place - part * self._slots,
+        )
+
+    def _open(self, first: Integers, lanes: Integers, size: int) -> _Windows:
         kept = self._kept.get(size)
-        if kept is None or not np.isin(first, kept.first).all():
-            kept = self._kept[size] = self._make(first, size)
+        if kept is None or not kept.has(first, lanes):
+            before, parts = self._parts(first, size)
+            kept = self._kept[size] = self._place(first, lanes, before, parts)
         return kept
 
-    def _make(self, first: Integers, size: int) -> _Windows:
+    def _parts(self, first: Integers, size: int) -> tuple[Integers, Integers]:
+        """Counts (V, P, M, L) of each part of some windows, and those of the lanes before it."""
         begin, lane = np.broadcast_arrays(first[:, None], np.arange(len(self.lane_samples)))
         before = self._shares.counts(begin * self._slots)
         counts = (self._shares.counts(self._stops(lane, begin, np.full_like(begin, size))) - before).swapaxes(0, 1)
         parts = split_evenly(counts, size, fold_each(self._split, first)) if self._stratified else counts[:, None]
-        starts = before.swapaxes(0, 1)[:, None] + np.cumsum(parts, axis=1) - parts
-        line = parts.swapaxes(2, 3).ravel()
-        stops = np.cumsum(line)
-        sizes = parts.sum(axis=2)
-        return _Windows(
-            first=first,
-            stops=stops,
-            ahead=starts.swapaxes(2, 3).ravel() - (stops - line),
-            starts=(np.cumsum(sizes) - sizes.ravel()).reshape(sizes.shape),
-            sizes=sizes,
-            states=fold_each(self._place, first),
-        )
+        return before.swapaxes(0, 1)[:, None] + np.cumsum(parts, axis=1) - parts, parts
 
-    def _look_up(
-        self, windows: _Windows, first: Integers, lanes: Integers, slots: Integers
-    ) -> tuple[Integers, Integers]:
-        which = np.searchsorted(windows.first, first)
-        place = slots - first * self._slots
-        part = place // self._slots if self._stratified else np.zeros_like(place)
-        place -= part * self._slots
-        keys = fold_each(fold_each(windows.states[which], part), lanes)
-        target = windows.starts[which, part, lanes] + permute(place, windows.sizes[which, part, lanes], keys)
-        run = np.searchsorted(windows.stops, target, side="right")
-        members = len(windows.stops) // windows.sizes.size
-        return run % members, target + windows.ahead[run]
+    def _place(self, first: Integers, lanes: Integers, before: Integers, parts: Integers) -> _Windows:
+        """Deals the counts of each part of a lane to its places, at random; a member's samples stay in their order."""
+        # One line of runs: of the first window, part and lane the first member, the second one, and so on.
+        runs = parts[..., lanes].swapaxes(2, 3)
+        sizes = runs.sum(axis=3)
+        keys = fold_each(fold_each(self._states, first)[:, None, None], np.arange(sizes.shape[1])[:, None])
+        cells, place, run = _drawn_runs(runs.reshape(-1, runs.shape[3]), fold_each(keys, lanes).ravel())
+        members, counts = np.zeros((2, sizes.size, int(sizes.max())), np.int64)
+        members[cells, place] = run % runs.shape[3]
+        # Sorted by run the places follow the line again, those of a run in their order.
+        arranged = _sort(cells, members[cells, place])
+        ahead = before[..., lanes].swapaxes(2, 3) - (np.cumsum(runs).reshape(runs.shape) - runs)
+        counts[cells[arranged], place[arranged]] = np.arange(len(cells)) + ahead.ravel()[run[arranged]]
+        shape = (*sizes.shape, -1)
+        return _Windows(first, lanes, members.reshape(shape), counts.reshape(shape))
+
+
+def _drawn_runs(runs: Integers, keys: Words) -> tuple[Integers, Integers, Integers]:
+    """Permutes the places of each cell, and counts them through the runs of the cell.
+
+    Args:
+        runs: (C, M) samples.
+        keys: (C,) of the permutations.
+
+    Returns:
+        Cell, place in the cell, and run on the line of all runs, of each sample.
+    """
+    sizes = runs.sum(axis=1)
+    cells = np.repeat(np.arange(len(sizes)), sizes)
+    starts = np.cumsum(sizes) - sizes
+    place = np.arange(len(cells)) - starts[cells]
+    drawn = starts[cells] + permute(place, sizes[cells], keys[cells])
+    return cells, place, np.searchsorted(np.cumsum(runs), drawn, side="right")
+
+
+def _sort(cells: Integers, members: Integers) -> Integers:
+    """Arranges by cell, then by member, else as it was; 16-bit words are sorted by radix, faster than longer ones."""
+    order = np.argsort(members.astype(np.uint16), kind="stable")
+    cell = cells[order]
+    return order[np.argsort(cell.astype(np.uint16) if cells[-1] < 1 << 16 else cell, kind="stable")]
 
 
 class BatchWindows:
