@@ -80,3 +80,16 @@ class EpochUses:
         chunk = self.chunk[self.cursor :]
         begun = self.epoch <= last_pass if self.passes is None else self.passes[self.cursor :] <= last_pass
         return chunk[(chunk >= span[0]) & (chunk < span[1]) & begun]
+
+
+def open_bytes(columns: Columns, file_bytes: npt.NDArray[np.int64]) -> int:
+    """The most bytes that the uses of a schedule have open at one step."""
+    chunk, first, last = columns
+    if not len(chunk):
+        return 0
+    size = file_bytes[chunk]
+    steps = np.concatenate([first, last + 1])
+    change = np.concatenate([size, -size])
+    # Within one step, closing comes before opening.
+    order = np.lexsort((change, steps))
+    return int(np.cumsum(change[order]).max())
