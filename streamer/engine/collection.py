@@ -59,6 +59,7 @@ class Collection:
     def __init__(self, datasets: Sequence[Dataset], names: Sequence[str]) -> None:
         self.datasets = tuple(datasets)
         self.names = tuple(names)
+        self._lone = len(self.datasets) == 1
         counts = [dataset.manifest.chunks for dataset in datasets]
         self.starts: list[int] = [0, *np.cumsum(counts).tolist()][:-1]
         self.file_bytes: npt.NDArray[np.int64] = (
@@ -73,6 +74,8 @@ class Collection:
 
     def locate(self, chunk: int) -> tuple[int, int]:
         """The part of a chunk and its number there."""
+        if self._lone:
+            return 0, chunk
         part = bisect_right(self.starts, chunk) - 1
         return part, chunk - self.starts[part]
 
@@ -99,8 +102,8 @@ class Collection:
         part, local = self.locate(chunk)
         return f"chunk {local} of member {self.names[part]}" if self.names[part] else f"chunk {local}"
 
-    def said_of(self, chunk: int, error: StreamerError) -> StreamerError:
-        """An error over a chunk, with the name of its part."""
+    def name_error(self, chunk: int, error: StreamerError) -> StreamerError:
+        """The error over a chunk, with the name of its part."""
         name = self.names[self.locate(chunk)[0]]
         return error.of_member(name) if name else error
 

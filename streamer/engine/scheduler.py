@@ -255,7 +255,7 @@ class Scheduler:
         """A reader that waits gets the error; a look-ahead, or a chunk that found no room, is tried again."""
         session, chunk = waiter.session, waiter.chunk
         if pause is None and session.progress.is_wanted(chunk):
-            session.fail(session.collection.said_of(chunk, error))
+            session.fail(session.collection.name_error(chunk, error))
             return
         label = session.collection.label(chunk)
         logger.warning("%s of %s is tried again: %s", label, session.request.consumer, error)

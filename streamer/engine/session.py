@@ -310,15 +310,17 @@ class EngineSession:
 
     def remember(self, key: bytes, chunk: int) -> None:
         """The policy may take the chunk of this key away."""
-        known = self.keys.get(key, ())
-        if chunk not in known:
+        known = self.keys.get(key)
+        if known is None:
+            self.keys[key] = (chunk,)
+        elif chunk not in known:
             self.keys[key] = (*known, chunk)
 
     def forget(self, key: bytes, chunk: int) -> None:
         """The session does not hold the chunk any more."""
-        left = tuple(one for one in self.keys.pop(key, ()) if one != chunk)
-        if left:
-            self.keys[key] = left
+        known = self.keys.pop(key, ())
+        if known not in ((), (chunk,)):
+            self.keys[key] = tuple(one for one in known if one != chunk)
 
     def due_at(self, step: int) -> float:
         """When the consumer will read `step`, on the loop's clock, at its present pace."""

@@ -71,10 +71,6 @@ class EpochUses:
             column.nbytes for column in (self.chunk, self.first, self.last, self.passes) if column is not None
         )
 
-    def pass_at(self, place: int) -> int:
-        """The pass of the use at a place."""
-        return self.epoch if self.passes is None else int(self.passes[place])
-
     def ahead(self, span: tuple[int, int], last_pass: int) -> npt.NDArray[np.uint32]:
         """Chunks of a span that are not held yet, in the passes up to `last_pass`."""
         chunk = self.chunk[self.cursor :]
