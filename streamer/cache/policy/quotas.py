@@ -4,9 +4,10 @@ A session over several datasets (a mix) uses them at different rates: of dataset
 of it that stays saves `rho_i` bytes of fetch per epoch. With `x_i <= D_i` bytes of each kept, the hits are
 `sum rho_i x_i` of `sum rho_i D_i` bytes; so `sum x_i = C - S` bytes save most when they go to the datasets of the
 highest `rho_i` first (a fractional knapsack). Inside a dataset the selected chunks stay the top of the ranks, so its
-hits are level. No rule that ignores where each dataset is in its pass does better; one that knows it gains at most 1.9
-points of hits in mixes of a large and some small datasets, and 4.9 with two equal ones of 1.0 and 1.3 passes, and its
-misses come in peaks of up to 2.9 times the mean (simulated, 2026-11-22).
+hits are level. No rule that ignores where each dataset is in its pass does better. One that knows all uses (Belady's
+MIN) gains at most 1.7 points of hits in mixes of a large and some small datasets, and 4.3 with two equal ones of 1.0
+and 1.3 passes; its misses come in peaks of up to 2.8 times the mean, those of this rule of 1.4 (`benchmarks/cache.py`,
+2026-11-23).
 
 The datasets of a mix share one *pool*; a dataset that is read alone is a pool of its own. Pools have equal shares, but
 none more than its data, and what is left over is shared again. So the values of one mix do not compete with those of
