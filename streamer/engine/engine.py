@@ -30,7 +30,7 @@ from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.cache.policy.sessions import Opening
 from streamer.cache.policy.table import charged_bytes
 from streamer.config import EngineConfig, format_bytes
-from streamer.engine.collection import Collection
+from streamer.engine.collection import Collection, PartRequest
 from streamer.engine.corruption_reports import CorruptionReports
 from streamer.engine.datasets import Dataset, Datasets
 from streamer.engine.fetchers import Fetchers
@@ -39,10 +39,10 @@ from streamer.engine.index_cost import Report
 from streamer.engine.manifests import ManifestRequest, Manifests
 from streamer.engine.page_cache import PageCache
 from streamer.engine.scheduler import Scheduler
-from streamer.engine.session import EngineSession, PartRequest, SessionRequest, open_bytes
+from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.settling import Settling
 from streamer.engine.url_allowlist import UrlAllowlist
-from streamer.engine.uses import Columns
+from streamer.engine.uses import Columns, open_bytes
 from streamer.errors import CacheFullError, ConfigError, StreamerError
 
 logger = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ class Engine:
             return
         self.in_flight.leave(session)
         if session.admitted:
-            self.scheduler.freed(self.policy.close_session(*session.policy_names))
+            self.scheduler.freed(self.policy.close_session(*session.parts.names))
         self.wake()
 
     def admit(self, session: EngineSession, columns: Columns) -> None:
@@ -275,17 +275,17 @@ class Engine:
     def _openings(self, session: EngineSession, columns: Columns) -> list[Opening]:
         """The policy's sessions, one for each part: its open bytes, and its share of the look-ahead."""
         collection, sizes = session.collection, charged_bytes(session.collection.file_bytes)
-        values, rates = collection.relative_values(session.values), collection.byte_rates(session.values)
+        values, rates = session.parts.relative_values(), collection.byte_rates(session.parts.values)
         part_of = collection.parts_of(columns[0])
         return [
             Opening(
-                session.policy_names[index],
+                name,
                 part.dataset,
                 max(part.open_bytes, open_bytes(tuple(column[part_of == index] for column in columns), sizes)),
                 int(rates[index] * session.lookahead_bytes),
-                values[index],
+                values[name],
             )
-            for index, part in enumerate(session.request.all_parts)
+            for index, (name, part) in enumerate(zip(session.parts.names, session.request.all_parts, strict=True))
         ]
 
     def _lookahead_bytes(self, session: EngineSession) -> int:

@@ -79,7 +79,8 @@ class SilenceWatch:
         elif any(session.progress.has_requests() for session in engine.sessions.values()):
             for session in engine.sessions.values():
                 if session.admitted and session.silent:
-                    engine.scheduler.freed(engine.policy.silence(session.name))
+                    for part in session.parts.names:
+                        engine.scheduler.freed(engine.policy.silence(part))
             engine.wake()
 
     def _forgive(self, absent_seconds: float) -> None:

@@ -73,7 +73,7 @@ class Scheduler:
 
     def extended(self, session: EngineSession) -> None:
         """Running passes go on in another epoch's schedule."""
-        for part, number in enumerate(session.running_pass):
+        for part, number in enumerate(session.parts.running_pass):
             if number is not None:
                 self._start_pass(session, part, number)
 
@@ -141,7 +141,7 @@ class Scheduler:
             key = session.collection.datasets[part].key(local)
             if not session.progress.holds(use.chunk):
                 session.forget(key, use.chunk)
-            self.freed(self._policy.release(session.policy_names[part], local))
+            self.freed(self._policy.release(session.parts.names[part], local))
             self._page_cache.dont_need(key)
 
     def _ask_ahead(self, session: EngineSession) -> None:
@@ -159,9 +159,9 @@ class Scheduler:
             if session.running_epoch is None:
                 self._begin_epoch(session, use.epoch)
             part, local = session.collection.locate(use.chunk)
-            if session.running_pass[part] is None:
+            if session.parts.running_pass[part] is None:
                 self._start_pass(session, part, use.pass_number)
-            self._policy.look_ahead(session.policy_names[part], local)
+            self._policy.look_ahead(session.parts.names[part], local)
             progress.hold(use)
             # Local by an earlier use that is not finished yet: a hit, and counted as one.
             if progress.is_local(use.chunk) and not self._ask(session, use):
@@ -174,7 +174,7 @@ class Scheduler:
         key = session.collection.datasets[part].key(local)
         session.remember(key, use.chunk)
         try:
-            answer = self._policy.need(session.policy_names[part], local, blocking=progress.is_blocking(use))
+            answer = self._policy.need(session.parts.names[part], local, blocking=progress.is_blocking(use))
         except CacheFullError as error:
             if not self._others_can_release(session):
                 session.fail(error)
@@ -221,10 +221,10 @@ class Scheduler:
         part, local = session.collection.locate(use.chunk)
         if use.epoch != session.running_epoch:
             self._begin_epoch(session, use.epoch)
-        running = session.running_pass[part]
+        running = session.parts.running_pass[part]
         if running is None or use.pass_number > running:
             self._start_pass(session, part, use.pass_number)
-        if self._policy.opened(session.policy_names[part], local):
+        if self._policy.opened(session.parts.names[part], local):
             session.progress.opened(use)
         else:
             session.progress.lost(use.chunk)
@@ -232,15 +232,15 @@ class Scheduler:
 
     def _begin_epoch(self, session: EngineSession, epoch: int) -> None:
         """The first epoch begins with its first use, later ones when the reader reaches them."""
-        if session.begin_epoch(epoch):
-            values = session.collection.relative_values(session.values)
-            self.freed(self._policy.set_values(dict(zip(session.policy_names, values, strict=True))))
+        session.running_epoch = epoch
+        if session.parts.begin_epoch(epoch):
+            self.freed(self._policy.set_values(session.parts.relative_values()))
 
     def _start_pass(self, session: EngineSession, part: int, number: int) -> None:
         """As `_begin_epoch`, for a pass over one part: to the policy an epoch is a pass."""
-        session.running_pass[part] = number
+        session.parts.running_pass[part] = number
         remaining = session.progress.remaining(session.collection.span(part), number)
-        self._policy.start_epoch(session.policy_names[part], remaining - np.uint32(session.collection.starts[part]))
+        self._policy.start_epoch(session.parts.names[part], remaining - np.uint32(session.collection.starts[part]))
 
     # ------------------------------------------------------------ failures
 
@@ -255,7 +255,7 @@ class Scheduler:
         """A reader that waits gets the error; a look-ahead, or a chunk that found no room, is tried again."""
         session, chunk = waiter.session, waiter.chunk
         if pause is None and session.progress.is_wanted(chunk):
-            session.fail(session.collection.said_of(chunk, error))
+            session.fail(session.collection.name_error(chunk, error))
             return
         label = session.collection.label(chunk)
         logger.warning("%s of %s is tried again: %s", label, session.request.consumer, error)

@@ -7,32 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
-from streamer.engine.collection import Collection
+from streamer.engine.collection import Collection, PartRequest, Parts, UseCount
 from streamer.engine.session_progress import SessionProgress
 from streamer.engine.uses import Columns, Passes, Use
-from streamer.errors import ProtocolError, StateError, StreamerError
+from streamer.errors import StateError, StreamerError
 
 # Weight of the newest measurement in the mean time of a step.
 _STEP_WEIGHT = 0.2
 # The running epoch, the next one in look-ahead, and a few earlier ones for statistics that are read late.
 _EPOCHS_COUNTED = 8
-
-
-class PartRequest(msgspec.Struct, frozen=True):
-    """One dataset of a session over several; see `wire.messages.Part`."""
-
-    dataset: str
-    name: str = ""
-    options: Mapping[str, object] = msgspec.field(default_factory=dict)
-    value: float = 1.0
-    open_bytes: int = 0
-
-    def __repr__(self) -> str:
-        # Not the options: they may be secret.
-        return f"PartRequest({self.name!r}, dataset={self.dataset}, value={self.value})"
 
 
 class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,23 +72,6 @@ class LoaderReport(msgspec.Struct, frozen=True):
     bottleneck: str
     advice: str
     at: float
-
-
-class UseCount(msgspec.Struct):
-    """Needs and hits of one session, in one epoch or of one part."""
-
-    needs: int = 0
-    hits: int = 0
-    needed_bytes: int = 0
-    hit_bytes: int = 0
-
-    def add(self, size_bytes: int, hit: bool) -> None:
-        """One need."""
-        self.needs += 1
-        self.needed_bytes += size_bytes
-        if hit:
-            self.hits += 1
-            self.hit_bytes += size_bytes
 
 
 class Waiting:
@@ -202,13 +169,7 @@ class EngineSession:
         self.request = request
         self.collection = collection
         self.progress = SessionProgress(collection.file_bytes)
-        # The policy has one session for each part. A lone dataset: its name.
-        self.policy_names = [f"{name}/{part}" for part in range(len(collection))] if request.parts else [name]
-        self.values: tuple[float, ...] = tuple(part.value for part in request.all_parts)
-        # By the epoch that they begin with.
-        self.next_values: dict[int, tuple[float, ...]] = {}
-        self.running_pass: list[int | None] = [None] * len(collection)
-        self.mean_bytes = collection.mean_bytes(self.values)
+        self.parts = Parts(name, collection, request.all_parts)
         # The numbers that have a key: more than one where parts share chunks.
         self.keys: dict[bytes, tuple[int, ...]] = {}
         self.deferred: set[int] = set()
@@ -219,7 +180,6 @@ class EngineSession:
         self.admitted = False
         self.failed: StreamerError | None = None
         self.counts: dict[int, UseCount] = {}
-        self.part_counts = [UseCount() for _ in request.parts]
         self.last_message_at = host.now()
         self.loader_report: LoaderReport | None = None
         self.waiting = Waiting(host.now())
@@ -256,11 +216,9 @@ class EngineSession:
         Raises:
             ProtocolError: not a schedule of this collection.
         """
-        if values and len(values) != len(self.collection):
-            raise ProtocolError(f"{len(values)} values for {len(self.collection)} parts")
-        self.progress.extend(epoch, columns, complete, passes)
         if values:
-            self.next_values[epoch] = values
+            self.parts.expect_values(epoch, values)
+        self.progress.extend(epoch, columns, complete, passes)
         if complete:
             self._host.admit(self, columns)
             if passes is not None:
@@ -297,11 +255,11 @@ class EngineSession:
     @property
     def fill(self) -> float:
         """The bytes of its chunks that are local or in flight, as a share of `planned_bytes`."""
-        return self.progress.granted_chunks() * self.mean_bytes / max(1, self.planned_bytes)
+        return self.progress.granted_chunks() * self.parts.mean_bytes / max(1, self.planned_bytes)
 
     def open_bytes(self) -> float:
         """Bytes its reader may read now, at the mean size of its chunks."""
-        return self.progress.open_chunks() * self.mean_bytes
+        return self.progress.open_chunks() * self.parts.mean_bytes
 
     @property
     def owner(self) -> str:
@@ -347,30 +305,22 @@ class EngineSession:
             self.counts = {known: self.counts[known] for known in list(self.counts)[-_EPOCHS_COUNTED:]}
         size_bytes = int(self.collection.file_bytes[use.chunk])
         self.counts.setdefault(use.epoch, UseCount()).add(size_bytes, hit)
-        if self.part_counts:
-            self.part_counts[self.collection.locate(use.chunk)[0]].add(size_bytes, hit)
-
-    def begin_epoch(self, epoch: int) -> bool:
-        """The consumer is in another epoch; True: with other values of the parts."""
-        self.running_epoch = epoch
-        values = self.values
-        for begun in sorted(known for known in self.next_values if known <= epoch):
-            values = self.next_values.pop(begun)
-        changed, self.values = values != self.values, values
-        self.mean_bytes = self.collection.mean_bytes(values)
-        return changed
+        if self.request.parts:
+            self.parts.counts[self.collection.locate(use.chunk)[0]].add(size_bytes, hit)
 
     def remember(self, key: bytes, chunk: int) -> None:
         """The policy may take the chunk of this key away."""
-        known = self.keys.get(key, ())
-        if chunk not in known:
+        known = self.keys.get(key)
+        if known is None:
+            self.keys[key] = (chunk,)
+        elif chunk not in known:
             self.keys[key] = (*known, chunk)
 
     def forget(self, key: bytes, chunk: int) -> None:
         """The session does not hold the chunk any more."""
-        left = tuple(one for one in self.keys.pop(key, ()) if one != chunk)
-        if left:
-            self.keys[key] = left
+        known = self.keys.pop(key, ())
+        if known not in ((), (chunk,)):
+            self.keys[key] = tuple(one for one in known if one != chunk)
 
     def due_at(self, step: int) -> float:
         """When the consumer will read `step`, on the loop's clock, at its present pace."""
@@ -391,16 +341,3 @@ class EngineSession:
     def silent(self) -> bool:
         """No message for long: its consumer hangs."""
         return self._host.now() - self.last_message_at > self._host.silent_seconds
-
-
-def open_bytes(columns: Columns, file_bytes: npt.NDArray[np.int64]) -> int:
-    """The most bytes that the uses of a schedule have open at one step."""
-    chunk, first, last = columns
-    if not len(chunk):
-        return 0
-    size = file_bytes[chunk]
-    steps = np.concatenate([first, last + 1])
-    change = np.concatenate([size, -size])
-    # Within one step, closing comes before opening.
-    order = np.lexsort((change, steps))
-    return int(np.cumsum(change[order]).max())

@@ -40,6 +40,7 @@ class SessionProgress:
         self._chunk_bytes = chunk_bytes
         self._numbers = 0
         self._epochs: deque[EpochUses] = deque()
+        self._next: Use | None = None
         self._known_step = -1
         self._ahead: deque[Use] = deque()
         self._urgent: dict[int, Use] = {}
@@ -92,6 +93,11 @@ class SessionProgress:
 
     def next_use(self) -> Use | None:
         """The first use that is not held yet; uses that the consumer has skipped are left out."""
+        if (known := self._next) is None or known.last < self.done:
+            self._next = self._find_next()
+        return self._next
+
+    def _find_next(self) -> Use | None:
         while self._epochs and self._epochs[0].complete:
             uses = self._epochs[0]
             while not uses.exhausted and int(uses.last[uses.cursor]) < self.done:
@@ -99,7 +105,8 @@ class SessionProgress:
             if not uses.exhausted:
                 i = uses.cursor
                 first, last, chunk = int(uses.first[i]), int(uses.last[i]), int(uses.chunk[i])
-                return Use(first, self._numbers, last, uses.epoch, chunk, uses.pass_at(i))
+                of_pass = uses.epoch if uses.passes is None else int(uses.passes[i])
+                return Use(first, self._numbers, last, uses.epoch, chunk, of_pass)
             self._epochs.popleft()
         return None
 
@@ -107,6 +114,7 @@ class SessionProgress:
         """The session now holds `next_use()`; the cursor advances."""
         self._epochs[0].cursor += 1
         self._numbers += 1
+        self._next = None
         self._held[use.chunk] += 1
         self._ahead.append(use)
         self.ahead_bytes += int(self._chunk_bytes[use.chunk])

@@ -129,7 +129,7 @@ def _session(session: EngineSession) -> Table:
 
 
 def _parts(engine: Engine, session: EngineSession) -> Iterator[Table]:
-    for part, count in zip(session.request.parts, session.part_counts, strict=True):
+    for part, count in zip(session.request.parts, session.parts.counts, strict=False):
         yield {
             "consumer": session.request.consumer[:_SHOWN_LETTERS],
             "job": session.request.job[:_SHOWN_LETTERS],

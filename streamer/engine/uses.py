@@ -71,12 +71,21 @@ class EpochUses:
             column.nbytes for column in (self.chunk, self.first, self.last, self.passes) if column is not None
         )
 
-    def pass_at(self, place: int) -> int:
-        """The pass of the use at a place."""
-        return self.epoch if self.passes is None else int(self.passes[place])
-
     def ahead(self, span: tuple[int, int], last_pass: int) -> npt.NDArray[np.uint32]:
         """Chunks of a span that are not held yet, in the passes up to `last_pass`."""
         chunk = self.chunk[self.cursor :]
         begun = self.epoch <= last_pass if self.passes is None else self.passes[self.cursor :] <= last_pass
         return chunk[(chunk >= span[0]) & (chunk < span[1]) & begun]
+
+
+def open_bytes(columns: Columns, file_bytes: npt.NDArray[np.int64]) -> int:
+    """The most bytes that the uses of a schedule have open at one step."""
+    chunk, first, last = columns
+    if not len(chunk):
+        return 0
+    size = file_bytes[chunk]
+    steps = np.concatenate([first, last + 1])
+    change = np.concatenate([size, -size])
+    # Within one step, closing comes before opening.
+    order = np.lexsort((change, steps))
+    return int(np.cumsum(change[order]).max())

@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 
 from streamer.config import EngineConfig
+from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
-from streamer.engine.session import EngineSession, LoaderReport, PartRequest, SessionRequest
+from streamer.engine.session import EngineSession, LoaderReport, SessionRequest
 from streamer.engine.statistics import Values, engine_statistics
 from streamer.errors import (
     EngineUnavailableError,

@@ -25,9 +25,10 @@ from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.client.settings import ClientSettings
 from streamer.config import CacheConfig, EngineConfig
+from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
 from streamer.engine.manifests import ManifestRequest
-from streamer.engine.session import PartRequest, SessionRequest
+from streamer.engine.session import SessionRequest
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import StreamerError
 from streamer.manifest.table import Manifest

@@ -11,9 +11,10 @@ import pytest
 
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig, FetchConfig
 from streamer.engine import fetchers
+from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
 from streamer.engine.manifests import ManifestRequest
-from streamer.engine.session import EngineSession, PartRequest, SessionRequest
+from streamer.engine.session import EngineSession, SessionRequest
 from streamer.errors import AccessDeniedError, StreamerError, ThrottledError
 from streamer.manifest.model import ObjectRecord
 from streamer.store.base import Take
@@ -115,7 +116,7 @@ async def test_each_member_is_read_with_its_own_credentials(world: World) -> Non
         await reader.read()
         assert not reader.errors
         assert len(engine.fetchers) == 2
-        assert [count.needs for count in reader.session.part_counts] == [CHUNKS, CHUNKS]
+        assert [count.needs for count in reader.session.parts.counts] == [CHUNKS, CHUNKS]
 
 
 async def test_the_wrong_credentials_of_one_member_name_it(world: World) -> None:

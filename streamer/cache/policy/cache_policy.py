@@ -220,14 +220,9 @@ class CachePolicy:
         self._plan()
 
     def open_session(self, session: str, job: str, dataset_id: str, open_bytes: int, lookahead_bytes: int) -> Freed:
-        """A consumer begins; its sums enter the staging area S.
+        """A consumer of one dataset begins (see `Opening`); its sums enter the staging area S.
 
-        Args:
-            session: any unique name.
-            job: sessions and connections of one job belong together.
-            dataset_id: added before.
-            open_bytes: the most it has open (between `opened` and `release`) at once.
-            lookahead_bytes: what it asks for beyond that.
+        Sessions and connections of one job belong together.
 
         Raises:
             CacheFullError: the open chunks of all sessions plus one each do not fit into the limit; nothing changed.
@@ -267,9 +262,7 @@ class CachePolicy:
         if not closed:
             return Freed()
         for gone in closed:
-            gone.set_scheduled(self._table, np.zeros_like(gone.scheduled))
-            for row, count in gone.open.items():
-                take(self._table.open, row, count)
+            gone.end_leases(self._table)
             self._unreference(gone.open, outcome)
             if not gone.silent:
                 self._unreference(gone.ahead, outcome)

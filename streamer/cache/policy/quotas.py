@@ -4,9 +4,10 @@ A session over several datasets (a mix) uses them at different rates: of dataset
 of it that stays saves `rho_i` bytes of fetch per epoch. With `x_i <= D_i` bytes of each kept, the hits are
 `sum rho_i x_i` of `sum rho_i D_i` bytes; so `sum x_i = C - S` bytes save most when they go to the datasets of the
 highest `rho_i` first (a fractional knapsack). Inside a dataset the selected chunks stay the top of the ranks, so its
-hits are level. No rule that ignores where each dataset is in its pass does better; one that knows it gains at most 1.9
-points of hits in mixes of a large and some small datasets, and 4.9 with two equal ones of 1.0 and 1.3 passes, and its
-misses come in peaks of up to 2.9 times the mean (simulated, 2026-11-22).
+hits are level. No rule that ignores where each dataset is in its pass does better. One that knows all uses (Belady's
+MIN) gains at most 1.7 points of hits in mixes of a large and some small datasets, and 4.3 with two equal ones of 1.0
+and 1.3 passes; its misses come in peaks of up to 2.8 times the mean, those of this rule of 1.4 (`benchmarks/cache.py`,
+2026-11-23).
 
 The datasets of a mix share one *pool*; a dataset that is read alone is a pool of its own. Pools have equal shares, but
 none more than its data, and what is left over is shared again. So the values of one mix do not compete with those of
@@ -38,23 +39,32 @@ def share_out(live: Iterable[Group], room_bytes: int) -> None:
 
 
 def staging_bytes(live: list[Group], limit_bytes: int, window_bytes: Mapping[int, int]) -> int:
-    """S: the misses of all windows, with a margin. Sets the quotas to those of the whole limit.
+    """S: the misses of all windows, with a margin.
+
+    How many miss depends on the quotas, and these on S. For one dataset the margin covers what S itself costs. With
+    several, S may be much of C and take most of the quota of one: a second pass sees that. (Without it a modest job
+    beside three greedy ones waited in 8 of 24 steps, with it in 3, 2026-11-23.)
 
     Args:
         live: the datasets of live jobs.
         limit_bytes: C.
         window_bytes: open and in look-ahead over all sessions, by index of the dataset.
     """
-    if not live:
-        return 0
-    share_out(live, limit_bytes)
+    staging = 0
+    for _ in live[:2]:
+        share_out(live, limit_bytes - staging)
+        staging = min(limit_bytes, _misses(live, window_bytes))
+    return staging
+
+
+def _misses(live: list[Group], window_bytes: Mapping[int, int]) -> int:
     mean = variance = 0.0
     for group in live:
         hits, window = group.quota_share, window_bytes.get(group.index, 0)
         mean += (1.0 - hits) * window
         variance += hits * (1.0 - hits) * window * group.largest_bytes
     least = int(STAGING_MARGIN * mean) + STAGING_CHUNKS * max(group.largest_bytes for group in live)
-    return min(limit_bytes, max(least, int(mean + STAGING_DEVIATIONS * math.sqrt(variance))))
+    return max(least, int(mean + STAGING_DEVIATIONS * math.sqrt(variance)))
 
 
 def hit_bound(groups: list[Group]) -> float:

@@ -83,6 +83,12 @@ class Session(msgspec.Struct):
             for row, count in self.ahead.items():
                 table.referenced[row] = table.referenced.get(row, 0) + count
 
+    def end_leases(self, table: ChunkTable) -> None:
+        """Nothing is open or scheduled any more."""
+        self.set_scheduled(table, np.zeros_like(self.scheduled))
+        for row, count in self.open.items():
+            take(table.open, row, count)
+
     def set_scheduled(self, table: ChunkTable, scheduled: NDArray[np.bool_]) -> None:
         """Replaces the bitmap of the running epoch; chunks that are not scheduled any more become evictable."""
         before = self.group.rows[self.scheduled]

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig
+from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
 from streamer.engine.manifests import ManifestRequest
-from streamer.engine.session import EngineSession, PartRequest, SessionRequest
+from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import AccessDeniedError, ManifestError, ProtocolError, StreamerError
 
@@ -115,7 +116,7 @@ async def test_each_part_is_fetched_once_and_counted(engine: Engine) -> None:
     found = rows(engine)
     assert [(found[name]["needs"], found[name]["hits"]) for name in ("web", "books")] == [(40, 0), (36, 24)]
     assert found["books"]["needed_bytes"] == 3 * (found["books"]["needed_bytes"] - found["books"]["hit_bytes"])
-    assert reader.session.running_pass == [0, 2]
+    assert reader.session.parts.running_pass == [0, 2]
     values = engine_statistics(engine)
     assert (values["needs"], values["hits"]) == (76, 24)
     assert [row["sessions"] for row in values["datasets"]] == [1, 1]
@@ -176,10 +177,10 @@ async def test_a_pass_goes_on_in_the_next_epoch(engine: Engine) -> None:
     reader.extend(0, [(0, 0, 0), (1, 0, 0), (0, 1, 0)])
     await reader.read(1)
     reader.extend(1, [(0, 2, 0), (1, 1, 0), (0, 3, 0), (0, 0, 1)])
-    scheduled = [engine.policy._sessions[name].scheduled for name in reader.session.policy_names]
+    scheduled = [engine.policy._sessions[name].scheduled for name in reader.session.parts.names]
     assert np.flatnonzero(scheduled[0]).tolist() == [1, 2, 3]
     await reader.read(7)
-    assert reader.session.running_pass == [1, 0]
+    assert reader.session.parts.running_pass == [1, 0]
     assert [vars_of(count) for count in reader.session.counts.values()] == [(3, 0), (4, 1)]
 
 
@@ -203,7 +204,7 @@ async def test_a_schedule_without_passes_is_one_pass_an_epoch(engine: Engine) ->
         chunks, steps = np.array([0, reader.number(1, 3)], np.uint32), np.arange(2) + 2 * epoch
         reader.session.extend(epoch, (chunks, steps, steps), True)
     await reader.read(4)
-    assert reader.session.running_pass == [1, 1]
+    assert reader.session.parts.running_pass == [1, 1]
     assert [vars_of(count) for count in reader.session.counts.values()] == [(2, 0), (2, 2)]
 
 

@@ -73,7 +73,7 @@ async def test_passes_and_values_reach_the_session(server: Server, parts: list[P
     assert session.progress.remaining((0, 3), 5).tolist() == [0]
     assert session.progress.remaining((3, 6), 5).tolist() == []
     assert session.progress.remaining((3, 6), 6).tolist() == [4]
-    assert session.next_values == {0: (1.0, 3.0)}
+    assert session.parts._next_values == {0: (1.0, 3.0)}
     with pytest.raises(ProtocolError, match="cut short"):
         server.take(peer, Extend(1, 1, chunk.tobytes(), steps, steps, True, b"abc"))  # type: ignore[arg-type]
     session.close()

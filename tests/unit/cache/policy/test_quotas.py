@@ -61,11 +61,22 @@ def test_mixes_with_a_common_dataset_are_one_pool() -> None:
     assert [one.pool for one in groups] == [0, 0, 0, 0, 0]
 
 
-def test_staging_is_the_misses_of_each_dataset() -> None:
-    """A tenth more, and two chunks: of what is kept whole no miss passes through."""
+def test_staging_of_one_dataset_has_two_deviations() -> None:
+    """The misses of 50 bytes at half of the data, in chunks of one byte; a tenth and two chunks if that is more."""
+    (one,) = live = [group(0, 1000)]
+    assert staging_bytes(live, 500, {0: 50}) == 25 + 7
+    assert staging_bytes(live, 500, {0: 500}) == 250 + 25 + 2
+    assert staging_bytes(live, 1000, {0: 50}) == 2
+    assert staging_bytes([], 500, {}) == 0
+    assert one.quota_share == 1.0
+
+
+def test_staging_counts_the_misses_of_each_dataset() -> None:
+    """Of what is kept whole no miss passes through; what S takes from the other one's quota is more misses."""
     small, large = group(0, 100, 1.0, 0), group(1, 1000, 0.5, 0)
-    assert staging_bytes([small, large], 600, {0: 50, 1: 1000}) == int(1.1 * 0.5 * 1000) + 2
-    assert (small.quota_share, large.quota_share) == (1.0, 0.5)
+    first = 25 + 7  # with 500 of 1,000 kept
+    assert staging_bytes([small, large], 600, {0: 50, 1: 50}) == int(26.6 + 2 * (0.468 * 0.532 * 50) ** 0.5) == 33
+    assert (small.quota_share, large.quota_share) == (1.0, (500 - first) / 1000)
 
 
 def policy_of(limit_chunks: int, *chunks: int) -> CachePolicy:
