@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_cache_dir, add_storage_options, size_or_auto
+from streamer.cli.options import (
+    add_cache_dir,
+    add_sample_choice,
+    add_storage_options,
+    size_or_auto,
+    with_sample_choice,
+)
 from streamer.cli.terminal import Progress, Terminal
 from streamer.config import format_bytes
 from streamer.errors import ConfigError
@@ -50,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("auto", "folder", "webdataset"), default="auto", help="default: from the names"
     )
+    add_sample_choice(parser)
     parser.add_argument(
         "--chunk-bytes",
         type=size_or_auto,
@@ -73,8 +80,11 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from streamer.client.engine_client import EngineClient
 
     settings = _settings(arguments)
+    notes: list[str] = []
     with terminal.progress("indexing", "bytes") as bar, EngineClient(settings) as client:
-        folder = client.manifest(_request(arguments), lambda step: _show(step, bar))
+        folder = client.manifest(_request(arguments), lambda step: _show(step, bar), notes.append)
+    for note in notes:
+        terminal.note(note)
     manifest = _opened(folder)
     if arguments.out:
         _export(manifest, _absolute(arguments.out), arguments.storage_options)
@@ -112,13 +122,14 @@ def _settings(arguments: argparse.Namespace) -> ClientSettings:
 def _request(arguments: argparse.Namespace) -> GetManifest:
     from streamer.wire.messages import GetManifest
 
-    return GetManifest(
+    request = GetManifest(
         0,
         [_absolute(url) for url in arguments.urls],
         arguments.format,
         chunk_bytes=arguments.chunk_bytes or 0,
         limit_seconds=_NO_LIMIT_SECONDS,
     )
+    return with_sample_choice(request, arguments)
 
 
 def _absolute(url: str) -> str:

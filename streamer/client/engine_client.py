@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Self, TypeVar
 
+from msgspec.structs import replace
+
 from streamer import errors
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.launcher import connect, pause_before_restart
@@ -76,8 +78,18 @@ class EngineClient:
 
     # ------------------------------------------------------------ requests
 
-    def manifest(self, request: GetManifest, progress: Callable[[IndexProgress], None] | None = None) -> Path:
+    def manifest(
+        self,
+        request: GetManifest,
+        progress: Callable[[IndexProgress], None] | None = None,
+        on_note: Callable[[str], None] | None = None,
+    ) -> Path:
         """Finds or builds a manifest (`request.request` and `request.options` are filled in).
+
+        Args:
+            request: which manifest.
+            progress: called while it is built.
+            on_note: called with each line about objects that were left out.
 
         Returns:
             The manifest's folder as this process sees it.
@@ -86,20 +98,13 @@ class EngineClient:
             ManifestError, StoreError, ConfigError: as the engine reports.
         """
         answer = self._ask(
-            lambda number: GetManifest(
-                number,
-                request.urls,
-                request.format,
-                self.settings.encoded_options(),
-                request.manifest,
-                request.build,
-                request.chunk_bytes,
-                request.limit_seconds,
-                request.wait_seconds,
-            ),
+            lambda number: replace(request, request=number, options=self.settings.encoded_options()),
             ManifestReady,
             progress,
         )
+        if on_note is not None:
+            for note in answer.notes:
+                on_note(note)
         folder = self.roots()[0] / "manifests" / answer.digest
         if not folder.is_dir():
             raise ManifestError(
@@ -199,6 +204,11 @@ class EngineClient:
     def forget(self, session: Session) -> None:
         """The session is closed."""
         self._sessions.pop(session.number, None)
+
+    @property
+    def connected(self) -> bool:
+        """Whether an engine has answered; any thread."""
+        return self._connection is not None
 
     @property
     def closed(self) -> bool:

@@ -29,27 +29,6 @@ from streamer.errors import ConfigError
 Picture = NDArray[np.uint8]
 Content = bytes | bytearray | memoryview
 
-EXTENSIONS = frozenset(
-    [
-        "jpg",
-        "jpeg",
-        "jpe",
-        "jfif",
-        "png",
-        "webp",
-        "bmp",
-        "gif",
-        "tif",
-        "tiff",
-        "ppm",
-        "pgm",
-        "pbm",
-        "pnm",
-        "avif",
-        "jp2",
-    ]
-)
-
 _JPEG_MAGIC = b"\xff\xd8\xff"
 _JPEG_END = b"\xff\xd9"
 # OpenCV 4 fills a truncated JPEG with grey and only prints a warning; the end mark must be near the end

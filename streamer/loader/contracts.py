@@ -17,6 +17,7 @@ from streamer.config import RankConfig
 from streamer.errors import Detail
 from streamer.loader.batch.placement import Rows
 from streamer.loader.skipping import SharedBudget, Skipped, SkipRules
+from streamer.order.plan import LastBatch
 
 
 class ChunkUnreadableError(Exception):
@@ -309,7 +310,7 @@ class LoaderSide(Protocol):
         """User code that runs in workers; the modules that it needs are imported before they start."""
         ...
 
-    def prepare(self, batch_size: int, drop_last: bool) -> PreparedStream:
+    def prepare(self, batch_size: int, last_batch: LastBatch | None) -> PreparedStream:
         """Does the I/O of this rank only: finds the manifest and fixes the order."""
         ...
 

@@ -14,7 +14,7 @@ from streamer.errors import ClosedError, StreamerError
 from streamer.loader.contracts import Collate, Loadable, MixedStream, PreparedStream
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.prefetcher import check_device
-from streamer.loader.epoch_iterator import EpochIterator
+from streamer.loader.epoch_iterator import EpochIterator, EpochOwner
 from streamer.loader.headspace import Headspace, detached
 from streamer.loader.lifecycle import SupplyOwner
 from streamer.loader.loader_views import LoaderViews
@@ -36,15 +36,17 @@ from streamer.loader.skipping import OnError, SkipLedger, SkipRules
 from streamer.loader.stall.report import Snapshot
 from streamer.loader.stall.reporter import OnReport, StallReporter, rank_of, report_rules
 from streamer.loader.stall.stats import TrainerClock
-from streamer.loader.torch_arguments import check_torch_arguments
+from streamer.loader.torch_arguments import check_torch_arguments, last_batch_of
+from streamer.loader.torch_attributes import TorchAttributes
 from streamer.loader.workers.fork_server import fork_server
 from streamer.loader.workers.pool import WorkerStart, WorkerType
+from streamer.order.plan import LastBatch
 
 if TYPE_CHECKING:
     import torch
 
 
-class StreamingDataLoader(LoaderViews):
+class StreamingDataLoader(LoaderViews, TorchAttributes):
     """Iterates over a `StreamingDataset` in batches, made by worker processes, delivered in order.
 
     The batches are those of `default_collate` over the dataset's own order, for any number of workers. Their tensors
@@ -62,7 +64,9 @@ class StreamingDataLoader(LoaderViews):
         batch_size: samples per batch of this rank.
         num_workers: worker processes; 0: everything happens in `next()`. One starts at once, each further one when a
             batch could be made and all workers are busy.
-        drop_last: leave out the last, incomplete batch; otherwise it is filled with repeats (`repeated` marks them).
+        drop_last: torch's word for last_batch="drop".
+        last_batch: if it is incomplete: "fill" it with repeats (`repeated` marks them); leave it "short", on one rank
+            only; "drop" it. None: "short" on one rank, "fill" on several, which make the same number of steps.
         device: the target of the batches; copies run on a separate stream, two batches ahead. None: no copies.
         device_transform: called with each batch on the device, e.g. `streamer.loader.device.Normalize`.
         collate_fn: list of samples -> batch; default: like `default_collate`. Runs in the workers.
@@ -92,6 +96,7 @@ class StreamingDataLoader(LoaderViews):
         num_workers: int = 0,
         *,
         drop_last: bool = False,
+        last_batch: LastBatch | None = None,
         device: str | torch.device | None = None,
         device_transform: Callable[[object], object] | None = None,
         collate_fn: Collate | None = None,
@@ -116,7 +121,7 @@ class StreamingDataLoader(LoaderViews):
         self._settings = LoaderSettings(
             batch_size=at_least("batch_size", batch_size, 1),
             workers=workers,
-            drop_last=drop_last,
+            last_batch=last_batch_of(last_batch, drop_last),
             device=check_device(device),
             device_transform=device_transform,
             collate_fn=collate_fn,
@@ -191,7 +196,8 @@ class StreamingDataLoader(LoaderViews):
             # After the first request for a batch: with all cores busy a thread takes 6 ms to start (2026-11-22).
             reporter.start()
         s, left = self._settings, self._batches(epoch) - batch
-        self._epoch = EpochIterator(_EpochOwner(self), left, self._clock, self._supply_owner.mover, s.device_transform)
+        owner = EpochOwner(self._ready, self._take, self._arrived, self._finished)
+        self._epoch = EpochIterator(owner, left, self._clock, self._supply_owner.mover, s.device_transform)
         return self._epoch
 
     def _beginning(self) -> tuple[int, int]:
@@ -275,6 +281,16 @@ class StreamingDataLoader(LoaderViews):
         self._supply_owner.until_end(reporter.stop)
         return reporter
 
+    def _ready(self) -> int:
+        self._check_usable()
+        return supply.ready if (supply := self._supply) is not None else 0
+
+    def _take(self) -> Delivery:
+        return self._supply_owner.take(self._clock)
+
+    def _finished(self) -> None:
+        self._position = self._position[0] + 1, 0
+
     def _arrived(self, delivery: Delivery) -> None:
         """Delivers the next batch, unless too many samples were skipped."""
         if self._skip_rules.on_error == "skip":
@@ -334,7 +350,7 @@ class StreamingDataLoader(LoaderViews):
             raise self._failure.with_traceback(None)
         prepared = self._prepare()
         if not self._batches(self._start[0]):
-            raise no_batch(self._settings.batch_size, self._settings.drop_last)
+            raise no_batch(self._settings.batch_size)
         return prepared
 
     def _batches(self, epoch: int) -> int:
@@ -346,7 +362,7 @@ class StreamingDataLoader(LoaderViews):
         self._check_usable()
         if self._prepared is None:
             self._edition = self._source.edition
-            self._prepared = self._source.prepare(self._settings.batch_size, self._settings.drop_last)
+            self._prepared = self._source.prepare(self._settings.batch_size, self._settings.last_batch)
             before, self._before = self._before, None
             if before is not None and isinstance(self._prepared, MixedStream):
                 self._prepared.follow(before, self._start[0])
@@ -357,27 +373,3 @@ class StreamingDataLoader(LoaderViews):
             raise ClosedError("this StreamingDataLoader is closed")
         if self._pid != os.getpid():
             raise ClosedError("this StreamingDataLoader belongs to the process that made it; make one after the fork")
-
-
-class _EpochOwner:
-    """The loader from the side of its epoch iterator."""
-
-    def __init__(self, loader: StreamingDataLoader) -> None:
-        self._loader = loader
-
-    def ready(self) -> int:
-        """See `EpochOwner`."""
-        self._loader._check_usable()
-        return supply.ready if (supply := self._loader._supply) is not None else 0
-
-    def next_delivery(self) -> Delivery:
-        """See `EpochOwner`."""
-        return self._loader._supply_owner.take(self._loader._clock)
-
-    def delivered(self, delivery: Delivery) -> None:
-        """See `EpochOwner`."""
-        self._loader._arrived(delivery)
-
-    def finished(self) -> None:
-        """See `EpochOwner`."""
-        self._loader._position = self._loader._position[0] + 1, 0

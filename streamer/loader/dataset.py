@@ -9,7 +9,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from streamer.decode.dispatch import DecodeRule
 from streamer.loader.epoch_dataset import EpochDataset
-from streamer.loader.rank.dataset_options import DatasetOptions, OnChange, as_urls
+from streamer.loader.rank.dataset_options import DatasetOptions, OnChange, OnDamage, as_urls
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.loader_side import DatasetSide
 from streamer.loader.rank.opening import Opening
@@ -17,8 +17,9 @@ from streamer.loader.rank.prepared import Prepared
 from streamer.loader.rank.selections import Indices
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError
+from streamer.loader.torch_arguments import last_batch_of
 from streamer.manifest.selection import Where
-from streamer.order.plan import batch_count
+from streamer.order.plan import LastBatch
 
 Url = str | os.PathLike[str]
 
@@ -38,8 +39,7 @@ class StreamingDataset(EpochDataset):
     Several loaders and loops may read from one dataset at the same time, each at its own pace; they share the fetched
     chunks.
 
-    The last batch is filled with repeats, so that all ranks make the same number of steps, or left out with
-    `drop_last`.
+    All ranks make the same number of steps: on several, the last batch is filled with repeats, see `last_batch`.
 
     Args:
         url: a prefix or an object, or several; any fsspec url, or a local path.
@@ -48,7 +48,8 @@ class StreamingDataset(EpochDataset):
         cache_dir: the folder of the chunks on this machine; None: $STREAMER_CACHE_DIR, else the XDG cache folder.
         cache_bytes: limit, as bytes or "200GB"; "auto": 80 % of the free space. For an engine that this process starts.
         storage_options: as for fsspec.
-        shuffle: True or "block", "sample" (see the docs for its price), False.
+        shuffle: True or "block", "sample" (see the docs for its price), False (in the order of the urls, of the keys
+            below each, and of the members of a tar).
         seed: fixes the order, and the `rng` of transforms.
         batch_size: samples of a batch on one rank, for plain DataLoaders.
         lanes, shuffle_window: override the automatic choice (chunks open over all nodes).
@@ -58,7 +59,9 @@ class StreamingDataset(EpochDataset):
             seed, epoch and sample; one called `out` a dict with the rows of the sample's arrays in the batch, by
             field, possibly empty: arrays that are written there and returned are not copied again.
         allow_pickle: decode .pt and .pkl fields, which runs code that they contain.
-        drop_last: leave out the last, incomplete batch; for plain DataLoaders.
+        drop_last: torch's word for last_batch="drop".
+        last_batch: of plain DataLoaders, if it is incomplete: "fill" it with repeats, which `repeated` marks; leave it
+            "short", on one rank only; "drop" it. None: "short" on one rank, "fill" on several.
         rank, world_size: override torch.distributed and the environment (torchrun, SLURM); both or neither.
         on_error: "raise", or "skip": another sample of the batch replaces one that cannot be decoded or
             transformed, marked as a repeat.
@@ -67,6 +70,9 @@ class StreamingDataset(EpochDataset):
         index_limit: seconds; a manifest that would take longer is not built at first use.
         stream: distinguishes two datasets of one job with the same data and shuffle but different batches; loaders of
             one dataset need none.
+        extensions: of the raw files that are samples, as ["jpg", "png"]; capitals do not matter, jpeg is jpg. None:
+            where most files are in class folders, the commonest (all pictures count as one); else all.
+        index_errors: "raise", or "skip": damaged tars are left out; a warning names them.
         on_change: "raise": the dataset is fixed at first use, and an object that changes later is an
             ObjectChangedError. "refresh": the objects are listed again before each epoch, see `refresh`; within an
             epoch a changed object is still an error.
@@ -97,6 +103,7 @@ class StreamingDataset(EpochDataset):
         transform: Transform | None = None,
         allow_pickle: bool = False,
         drop_last: bool = False,
+        last_batch: LastBatch | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         on_error: OnError = "raise",
@@ -105,6 +112,8 @@ class StreamingDataset(EpochDataset):
         index_limit: float = 600.0,
         stream: str = "",
         on_change: OnChange = "raise",
+        extensions: str | Sequence[str] | None = None,
+        index_errors: OnDamage = "raise",
     ) -> None:
         options = DatasetOptions(
             urls=as_urls(url),
@@ -121,7 +130,7 @@ class StreamingDataset(EpochDataset):
             decode=decode,
             transform=transform,
             allow_pickle=allow_pickle,
-            drop_last=drop_last,
+            last_batch=last_batch_of(last_batch, drop_last),
             rank=rank,
             world_size=world_size,
             on_error=on_error,
@@ -130,6 +139,8 @@ class StreamingDataset(EpochDataset):
             index_limit=index_limit,
             stream=stream,
             on_change=on_change,
+            extensions=extensions,
+            index_errors=index_errors,
         )
         # One job for this process and its workers, where torchrun or SLURM name none.
         self._start(Opening(options, (), f"pid-{os.getpid()}", EpochCell()))
@@ -141,9 +152,8 @@ class StreamingDataset(EpochDataset):
     # ------------------------------------------------------------ contents
 
     def __len__(self) -> int:
-        """Samples of this rank per epoch, over all its workers: padded, or without the last batch."""
-        prepared = self._plain()
-        return batch_count(self.samples, prepared.global_batch, prepared.drop_last) * prepared.local_batch
+        """Samples of this rank per epoch, over all its workers; repeats that fill the last batch count."""
+        return self._plain().rank_samples(self.epoch)
 
     @property
     def samples(self) -> int:
@@ -164,7 +174,8 @@ class StreamingDataset(EpochDataset):
         """Reads one sample by a small ranged read. For inspection, not for training: it bypasses the cache's plan.
 
         Args:
-            index: 0..samples-1 in the order of the manifest, or negative from the end.
+            index: 0..samples-1 in the order of the manifest (of raw files by key with shuffle=False, else by a hash),
+                or negative from the end.
 
         Raises:
             IndexError: no such sample.
@@ -260,5 +271,5 @@ class StreamingDataset(EpochDataset):
         edition = self._side.edition
         if self._prepared is None or self._prepared[0] != edition:
             options = self._opening.options
-            self._prepared = edition, self._opening.prepare(options.batch_size or 1, options.drop_last, plain=True)
+            self._prepared = edition, self._opening.prepare(options.batch_size or 1, options.last_batch, plain=True)
         return self._prepared[1]

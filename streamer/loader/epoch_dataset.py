@@ -6,6 +6,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
 from streamer.errors import ConfigError
@@ -19,10 +21,24 @@ from streamer.loader.skipping import SkipLedger, Skipped
 Stream = TypeVar("Stream", bound=PreparedStream)
 
 
+class PlainOptions(Protocol):
+    """The part of the options that both use."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of a batch on one rank, for plain DataLoaders."""
+        ...
+
+
 class Opened(Protocol):
     """The part of an opening that both use."""
 
     shared: EpochCell
+
+    @property
+    def options(self) -> PlainOptions:
+        """The user's."""
+        ...
 
     def compared(self, prepare: Callable[[], Stream], place: str) -> Stream:
         """Prepares on all ranks together. Collective."""
@@ -64,6 +80,24 @@ class EpochDataset(IterableDataset[object]):
         self._epochs.set(epoch)
         self._side.requested_epoch = epoch
         self._resume = None
+
+    def repeated(self, step: int) -> npt.NDArray[np.bool_]:
+        """Which samples of a batch are repeats that only fill it: bool (samples,). For plain DataLoaders.
+
+        `StreamingDataLoader.repeated` is its own. Samples that replace skipped ones are not marked.
+
+        Args:
+            step: number of the batch, counted from the start of the epoch, for plain DataLoaders whose batch size the
+                dataset was given.
+
+        Raises:
+            ConfigError: the dataset was not given `batch_size`.
+            IndexError: no such batch.
+        """
+        if self._opening.options.batch_size is None:
+            message = "repeated(step) needs the batches: give the dataset the batch_size of the DataLoader"
+            raise ConfigError(message, field="batch_size")
+        return self._plain().plan(max(0, self.epoch - 1)).repeated(step)
 
     def state_dict(self) -> dict[str, object]:
         """The position of the last `iter()` of this process, or the start of the next one.

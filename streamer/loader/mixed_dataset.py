@@ -17,9 +17,10 @@ from streamer.loader.mix.options import MixOptions, check_members, check_names
 from streamer.loader.mix.prepared import MixPrepared
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.skipping import OnError
+from streamer.loader.torch_arguments import last_batch_of
 from streamer.order.mix import Batching, Shares
 from streamer.order.mix.shares import Amounts, Stop, WeightStages
-from streamer.order.plan import batch_count
+from streamer.order.plan import LastBatch
 
 
 class MixedDataset(EpochDataset):
@@ -44,8 +45,8 @@ class MixedDataset(EpochDataset):
             "homogeneous": each batch is of one member.
         seed: of the mixing; members have their own.
         source_key: field of each sample with the name of its member; None: not added.
-        batch_size, drop_last, lanes, shuffle_window, rank, world_size, on_error, error_budget, stream: of the whole,
-            as of a `StreamingDataset`; the members have none of them.
+        batch_size, drop_last, last_batch, lanes, shuffle_window, rank, world_size, on_error, error_budget, stream: of
+            the whole, as of a `StreamingDataset`; the members have none of them.
 
     Raises:
         ConfigError: an invalid argument, or members that do not go together.
@@ -71,6 +72,7 @@ class MixedDataset(EpochDataset):
         source_key: str | None = "__source__",
         batch_size: int | None = None,
         drop_last: bool = False,
+        last_batch: LastBatch | None = None,
         lanes: int | None = None,
         shuffle_window: int | None = None,
         rank: int | None = None,
@@ -96,7 +98,7 @@ class MixedDataset(EpochDataset):
             seed=seed,
             source_key=source_key,
             batch_size=batch_size,
-            drop_last=drop_last,
+            last_batch=last_batch_of(last_batch, drop_last),
             lanes=lanes,
             shuffle_window=shuffle_window,
             rank=rank,
@@ -114,9 +116,8 @@ class MixedDataset(EpochDataset):
     # ------------------------------------------------------------ contents
 
     def __len__(self) -> int:
-        """Samples of this rank in the next epoch, over all its workers: padded, or without the last batch."""
-        prepared = self._plain()
-        return batch_count(self.samples, prepared.global_batch, prepared.drop_last) * prepared.local_batch
+        """Samples of this rank in the next epoch, over all its workers; repeats that fill the last batch count."""
+        return self._plain().rank_samples(self.epoch)
 
     @property
     def samples(self) -> int:
@@ -240,7 +241,7 @@ class MixedDataset(EpochDataset):
         edition = self._side.edition
         if self._prepared is None or self._prepared[0] != edition:
             options = self._opening.options
-            self._prepared = edition, self._opening.prepare(options.batch_size or 1, options.drop_last, plain=True)
+            self._prepared = edition, self._opening.prepare(options.batch_size or 1, options.last_batch, plain=True)
         return self._prepared[1]
 
 

@@ -16,6 +16,7 @@ from streamer.loader.skipping import OnError, SkipRules
 from streamer.loader.stall.reporter import ReportRules
 from streamer.loader.workers.imports import needed_modules
 from streamer.loader.workers.pool import WorkerConfig
+from streamer.order.plan import LastBatch
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +42,7 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     batch_size: int
     workers: WorkerConfig | None
-    drop_last: bool
+    last_batch: LastBatch | None
     device: torch.device | None
     device_transform: Callable[[object], object] | None
     collate_fn: Collate | None
@@ -145,11 +146,11 @@ def check_state(state: object) -> None:
         raise StateError(f"state: {type(state).__name__} is no dict that state_dict() has returned", field="state")
 
 
-def no_batch(batch_size: int, drop_last: bool) -> ConfigError:
+def no_batch(batch_size: int) -> ConfigError:
     """The error of an epoch without a batch, which would be waited for without an end."""
     return ConfigError(
         f"an epoch has no batch: the samples are fewer than one batch of all ranks (batch_size={batch_size} on each), "
-        f"and drop_last={drop_last}; lower batch_size, or pass drop_last=False",
+        "and drop_last=True leaves the incomplete one out; lower batch_size, or leave drop_last=True out",
         field="batch_size",
     )
 

@@ -211,6 +211,17 @@ class Manifest:
             version=_text(table, "version", row),
         )
 
+    def extent_of(self, ordinal: int) -> Extent:
+        """The object and the byte range of a sample; the range of an empty file is empty.
+
+        Raises:
+            IndexError: no such sample.
+        """
+        chunk, start, stop = (int(column[0]) for column in self.locate(np.array([ordinal], np.int64)))
+        if self.whole_objects:
+            return Extent(self.object(ordinal), 0, stop - start)
+        return self.chunk(chunk).extents_of(start, stop)[0]
+
     def _whole_extents(self, first: int, samples: int) -> tuple[Extent, ...]:
         records = map(self.object, range(first, first + samples))
         return tuple(Extent(record, 0, record.size) for record in records if record.size)

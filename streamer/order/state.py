@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from streamer.errors import ConfigError, StateError
-from streamer.order.plan import batch_count
+from streamer.order.plan import LastBatch, batch_count
 from streamer.order.spec import OrderSpec
 
 _log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class State(msgspec.Struct, frozen=True):
                     found=theirs[name],
                 )
 
-    def resume(self, samples: int, global_batch: int, drop_last: bool = False) -> Resume:
+    def resume(self, samples: int, global_batch: int, last_batch: LastBatch = "fill") -> Resume:
         """Where to go on: exactly the samples not delivered, in batches of `global_batch`.
 
         Any number of ranks may go on, and another global batch, which is logged. A finished epoch
@@ -129,12 +129,12 @@ class State(msgspec.Struct, frozen=True):
         Args:
             samples: n.
             global_batch: the batch of the run that goes on.
-            drop_last: as in `RankPlan`.
+            last_batch: as in `RankPlan`.
         """
-        return resume_at((self.epoch, self.position, self.global_batch), samples, global_batch, drop_last)
+        return resume_at((self.epoch, self.position, self.global_batch), samples, global_batch, last_batch)
 
 
-def resume_at(place: tuple[int, int, int], samples: int, global_batch: int, drop_last: bool) -> Resume:
+def resume_at(place: tuple[int, int, int], samples: int, global_batch: int, last_batch: LastBatch) -> Resume:
     """Where to go on from a saved (epoch, position, global batch); see `State.resume`."""
     epoch, position, saved_batch = place
     if global_batch != saved_batch:
@@ -146,7 +146,7 @@ def resume_at(place: tuple[int, int, int], samples: int, global_batch: int, drop
             global_batch,
             saved_batch,
         )
-    if batch_count(samples - position, global_batch, drop_last) <= 0:
+    if batch_count(samples - position, global_batch, last_batch) <= 0:
         return Resume(epoch + 1, 0, 0)
     batch, start = divmod(position, global_batch)
     return Resume(epoch, start, batch)

@@ -90,6 +90,7 @@ class FsspecStore:
                 f"{urls.shown(url)}: nothing there; check the bucket and the prefix", url=urls.shown(url)
             )
         kept = [record for record in records if pattern.matches(record.url)]
+        pattern.require(record.url for record in kept)
         for first in range(0, len(kept), PAGE_OBJECTS):
             yield kept[first : first + PAGE_OBJECTS]
 

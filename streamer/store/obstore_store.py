@@ -109,11 +109,14 @@ class ObstoreStore:
         if may_be_object and (record := await self._head(url)) is not None:
             yield [record]
             return
-        found = False
+        found, named = False, set[str]()
         async for page in self._pages(pattern.folder):
             found = True
             if kept := [record for record in page if pattern.matches(record.url)]:
+                if pattern.urls:
+                    named.update(record.url for record in kept)
                 yield kept
+        pattern.require(named)
         if may_be_object and not found:
             raise failures.error_of(url, failures.Answer(404))
 

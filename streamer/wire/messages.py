@@ -62,6 +62,9 @@ class GetManifest(Message, tag=2, frozen=True):
         build: this node may build; otherwise it waits for `manifest` to appear.
         limit_seconds: an index that would take longer is refused.
         wait_seconds: how long to wait for a manifest that another node builds.
+        extensions: of the raw files that are samples; None: chosen by what is there.
+        skip_damaged: leave out tars that cannot be read, instead of an error.
+        in_key_order: raw files in the order of their keys, for reading without shuffle.
     """
 
     request: Count
@@ -73,6 +76,9 @@ class GetManifest(Message, tag=2, frozen=True):
     chunk_bytes: Count = 0
     limit_seconds: Annotated[float, Meta(ge=0)] = 600.0
     wait_seconds: Annotated[float, Meta(ge=0)] = 1800.0
+    extensions: Annotated[list[Name], Meta(max_length=1000)] | None = None
+    skip_damaged: bool = False
+    in_key_order: bool = False
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -234,10 +240,15 @@ class IndexProgress(Message, tag=65, frozen=True):
 
 
 class ManifestReady(Message, tag=66, frozen=True):
-    """The manifest lies in `manifests/<digest>` below the root."""
+    """The manifest lies in `manifests/<digest>` below the root.
+
+    Attributes:
+        notes: what the user is to know of objects that were left out; a line each.
+    """
 
     request: Count
     digest: Name
+    notes: list[str] = []
 
 
 class Opened(Message, tag=67, frozen=True):

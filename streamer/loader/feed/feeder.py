@@ -20,6 +20,7 @@ from streamer.errors import BrokenError, StreamerError
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.feed.counters import FeedCounters
 from streamer.loader.feed.run import FailedBatch, Finished, Run, RunState
+from streamer.loader.feed.waits import waited_for
 from streamer.loader.feed.wakeup import Wakeup
 from streamer.loader.ring.ring import Limits, Registrar, Ring
 from streamer.loader.stall.causes import MADE, RING, START, WORK, BatchTimeline
@@ -107,6 +108,10 @@ class Feeder:
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
         """The engine's counters, over a separate connection, on any thread; None: no answer."""
         return self._run_state.engine_values(timeout_seconds)
+
+    def waited_for(self) -> str:
+        """What the batch that the trainer gets next waits for, in words; any thread."""
+        return waited_for(self._run_state.window.head, self._pool, self._plan.workers.modules, self._what)
 
     # ------------------------------------------------------------ the trainer's side
 
@@ -307,9 +312,9 @@ class Feeder:
         elif isinstance(message, Unreadable):
             self._reread(pending, message.chunk, message.reason)
         else:
-            self._fail(
-                pending, failures.located(deserialize_error(message.error), pending, self._label(message.ordinal))
-            )
+            assert self._configured is not None
+            error = deserialize_error(message.error)
+            self._fail(pending, failures.located(error, pending, message.ordinal, self._configured[0]))
 
     def not_opened(self, error: bytes) -> None:
         """See `Listener`."""
@@ -328,26 +333,34 @@ class Feeder:
         pending.timeline.crashed()
         if pending.abandoned:
             self._release(pending)
-        elif (error := self._error_after_crash(pending, report)) is not None:
-            self._fail(pending, error)
+        elif failures.crashed_too_often(pending, report):
+            self._give_up(pending, report)
         else:
             self._run_state.window.repeat(pending)
 
-    def _error_after_crash(self, pending: Pending, report: ExitReport) -> BaseException | None:
+    def _give_up(self, pending: Pending, report: ExitReport) -> None:
+        """Fails the batch of a sample that ends every worker, or leaves the sample out."""
         assert self._configured is not None
-        skips = self._configured[1].on_error == "skip"
-        return failures.error_after_crash(pending, report, skips, self._label(report.doing.ordinal))
+        ordinal = report.doing.ordinal
+        error = failures.repeated_crash(pending, self._what(ordinal), report, self._plan.timeout_seconds)
+        if ordinal < 0 or self._configured[1].on_error != "skip":
+            self._fail(pending, error)
+            return
+        pending.left_out.add(ordinal)
+        pending.skipped[ordinal] = str(error)
+        self._run_state.window.repeat(pending)
 
-    def _label(self, ordinal: int) -> str:
-        """The name of a sample in messages; "" for no sample."""
+    def _what(self, ordinal: int) -> str:
+        """What a worker was doing, with the name of its sample."""
         assert self._configured is not None
-        return self._configured[0].sample_label(ordinal) if ordinal >= 0 else ""
+        return failures.work_name(ordinal, self._configured[0])
 
     def _end_stuck(self, handle: WorkerHandle) -> None:
         if handle.process is None:
-            ordinal = self._timeouts.ordinal(handle)
-            self._run_state.stop(failures.overdue(ordinal, self._plan.timeout_seconds, self._label(ordinal)))
+            what = self._what(self._timeouts.ordinal(handle))
+            self._run_state.stop(failures.overdue(what, self._timeouts.ordinal(handle), self._plan.timeout_seconds))
             return
+        handle.timed_out = True
         handle.kill()
         self._supervisor.replace(handle)
 

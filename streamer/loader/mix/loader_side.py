@@ -7,6 +7,7 @@ from collections.abc import Callable
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.mix.opening import MixOpening
 from streamer.loader.mix.prepared import MixPrepared
+from streamer.order.plan import LastBatch
 
 
 class MixSide:
@@ -42,9 +43,9 @@ class MixSide:
         self.edition += changed
         return changed
 
-    def prepare(self, batch_size: int, drop_last: bool = False) -> MixPrepared:
+    def prepare(self, batch_size: int, last_batch: LastBatch | None = None) -> MixPrepared:
         """Does the I/O of this rank only: opens the members, fixes the order for this batch size."""
-        return self._opening.prepare(batch_size, drop_last)
+        return self._opening.prepare(batch_size, last_batch)
 
     @property
     def compares(self) -> bool:

@@ -28,6 +28,7 @@ from streamer.loader.samples.maker import SampleRules
 from streamer.loader.skipping import SkipRules
 from streamer.order.mix import MixSource
 from streamer.order.mix.explain import cautions, explain
+from streamer.order.plan import LastBatch, check_last_batch
 from streamer.order.quality import lane_spread
 from streamer.order.spec import shuffle_mode
 
@@ -89,7 +90,7 @@ class MixOpening:
             for shuffle in [shuffle_mode(opening.options.shuffle)]
         )
 
-    def prepare(self, batch_size: int, drop_last: bool, *, plain: bool = False) -> MixPrepared:
+    def prepare(self, batch_size: int, last_batch: LastBatch | None, *, plain: bool = False) -> MixPrepared:
         """Fixes the order for batches of `batch_size` samples on each rank; see `Opening.prepare`."""
         rank_config, options, members, sources = self.rank_config(), self.options, self.members, self.sources()
         global_batch = batch_size * rank_config.world_size
@@ -98,7 +99,7 @@ class MixOpening:
             rank=rank_config.rank,
             world_size=rank_config.world_size,
             global_batch=global_batch,
-            drop_last=drop_last,
+            last_batch=check_last_batch(last_batch, rank_config.world_size),
         )
         with self.connections.for_requests() as connection:
             roots = tuple(connection.roots())

@@ -13,12 +13,13 @@ from streamer.errors import ConfigError
 from streamer.loader.rank.dataset_options import DatasetOptions, at_least, one_of
 from streamer.loader.skipping import OnError
 from streamer.order.mix import Batching, MixRequest, Shares
+from streamer.order.plan import LastBatch
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import MAX_PARTS
 
 # Set for the whole mix, and refused on a member.
 _OF_THE_MIX = (
-    *("batch_size", "drop_last", "rank", "world_size", "on_error", "error_budget", "stream", "lanes"),
+    *("batch_size", "last_batch", "rank", "world_size", "on_error", "error_budget", "stream", "lanes"),
     "shuffle_window",
 )
 # Equal in all members: they are read through one engine.
@@ -40,7 +41,7 @@ class MixOptions:
     seed: int = 17
     source_key: str | None = "__source__"
     batch_size: int | None = None
-    drop_last: bool = False
+    last_batch: LastBatch | None = None
     lanes: int | None = None
     shuffle_window: int | None = None
     rank: int | None = None

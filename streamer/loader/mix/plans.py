@@ -18,7 +18,7 @@ from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
 from streamer.order.mix import MemberChunks, MixOrder, MixSpec
 from streamer.order.mix.explain import MemberSize
-from streamer.order.plan import RankPlan
+from streamer.order.plan import LastBatch, RankPlan
 
 if TYPE_CHECKING:
     from streamer.manifest.selection import Selection
@@ -145,7 +145,7 @@ class MixGeometry(msgspec.Struct, frozen=True, kw_only=True):
         spec: the order.
         rank, world_size: of this rank.
         global_batch: samples of a batch over all ranks.
-        drop_last: leave out the last, incomplete batch instead of filling it with repeats.
+        last_batch: what becomes of an incomplete last batch.
         entry: epoch and position at which a resumed run began: the batches of that epoch are numbered from there.
     """
 
@@ -153,7 +153,7 @@ class MixGeometry(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     world_size: int
     global_batch: int
-    drop_last: bool
+    last_batch: LastBatch
     entry: tuple[int, int] = (0, 0)
 
 
@@ -191,7 +191,7 @@ class MixPlans:
         geometry = self._geometry
         start = geometry.entry[1] if epoch == geometry.entry[0] else 0
         batch, world, rank = geometry.global_batch, geometry.world_size, geometry.rank
-        return self._order, RankPlan(self._order, batch, world, rank, geometry.drop_last, start=start)
+        return self._order, RankPlan(self._order, batch, world, rank, geometry.last_batch, start=start)
 
 
 def _prefix(sizes: Integers) -> Integers:

@@ -89,6 +89,10 @@ class MixPrepared(RankStream):
         """Number of samples of each member."""
         return [member.samples for member in self._members.each]
 
+    def samples_in(self, epoch: int) -> int:
+        """Number of samples of an epoch, over all ranks, without repeats."""
+        return self.spec.samples(epoch)
+
     @property
     def seed(self) -> int:
         """The seed of the mixing."""
@@ -121,7 +125,7 @@ class MixPrepared(RankStream):
             **self.spec.facts(),
             "world_size": self.rank_config.world_size,
             "global_batch": self.global_batch,
-            "drop_last": self.drop_last,
+            "last_batch": self.last_batch,
         }
 
     def recipe(self) -> MixRecipe:
@@ -168,7 +172,7 @@ class MixPrepared(RankStream):
                 logger.warning("%s", note)
             saved = MixState(adopted.spec, adopted.spec.origin_epoch, 0, self.global_batch)
         self._replace_geometry(spec=saved.spec)
-        resume = saved.resume(self.global_batch, self.drop_last)
+        resume = saved.resume(self.global_batch, self.last_batch)
         return SavedPlace(saved.epoch, saved.position, resume)
 
     def _enter_at(self, epoch: int, start: int) -> None:

@@ -18,6 +18,7 @@ from streamer.loader.mix.plans import Integers, MemberRecipe, Members, MixGeomet
 from streamer.loader.samples.maker import CachedBytes, SampleLocation, SampleMaker
 from streamer.loader.samples.row_reader import RowReader
 from streamer.order.mix import MixSpec, SampleCodes
+from streamer.order.plan import LastBatch
 from streamer.unique import unique
 
 
@@ -40,9 +41,9 @@ class MixRecipe(msgspec.Struct, frozen=True, kw_only=True):
         return self.geometry.global_batch
 
     @property
-    def drop_last(self) -> bool:
-        """Leave out the last, incomplete batch."""
-        return self.geometry.drop_last
+    def last_batch(self) -> LastBatch:
+        """What becomes of an incomplete last batch."""
+        return self.geometry.last_batch
 
     def open(self) -> MixReader:
         """Opens the manifests in this process."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -12,12 +12,15 @@ from streamer.client.settings import ClientSettings
 from streamer.config import Environment, RankConfig, parse_bytes
 from streamer.decode.dispatch import DecodeRule, check_rule
 from streamer.errors import ConfigError
+from streamer.formats.names import field_name
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError
+from streamer.order.plan import LastBatch
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import GetManifest
 
 OnChange = Literal["raise", "refresh"]
+OnDamage = Literal["raise", "skip"]
 
 FORMATS = ("auto", "folder", "webdataset")
 
@@ -43,7 +46,7 @@ class DatasetOptions:
     decode: DecodeRule = "auto"
     transform: Transform | None = None
     allow_pickle: bool = False
-    drop_last: bool = False
+    last_batch: LastBatch | None = None
     rank: int | None = None
     world_size: int | None = None
     on_error: OnError = "raise"
@@ -52,6 +55,8 @@ class DatasetOptions:
     index_limit: float = 600.0
     stream: str = ""
     on_change: OnChange = "raise"
+    extensions: str | Sequence[str] | None = None
+    index_errors: OnDamage = "raise"
 
     def __post_init__(self) -> None:
         _check_urls(self.urls)
@@ -60,6 +65,8 @@ class DatasetOptions:
         one_of("format", self.format, FORMATS)
         one_of("on_error", self.on_error, ("raise", "skip"))
         one_of("on_change", self.on_change, ("raise", "refresh"))
+        one_of("index_errors", self.index_errors, ("raise", "skip"))
+        self.sample_extensions()
         for name in ("batch_size", "lanes", "shuffle_window"):
             at_least(name, getattr(self, name), 1)
         for name in ("seed", "error_budget", "index_limit"):
@@ -83,6 +90,25 @@ class DatasetOptions:
     def with_rank(self, rank_config: RankConfig) -> DatasetOptions:
         """The same options with this rank and world size."""
         return replace(self, rank=rank_config.rank, world_size=rank_config.world_size)
+
+    def sample_extensions(self) -> list[str] | None:
+        """The extensions of the raw files that are samples, in one spelling, sorted; None: chosen by what is there.
+
+        Raises:
+            ConfigError: no extensions, or containers.
+        """
+        given: object = self.extensions
+        if given is None:
+            return None
+        several = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else []
+        names = [name.lstrip(".") if isinstance(name, str) else "" for name in several]
+        if not names or not all(names):
+            raise ConfigError(f"extensions={given!r}: give a list as ['jpg', 'png']", field="extensions")
+        if self.format not in {"auto", "folder"}:
+            raise ConfigError(
+                f"extensions={given!r} is for raw files, not for format={self.format!r}", field="extensions"
+            )
+        return sorted(set(map(field_name, names)))
 
     def limit_bytes(self) -> int | None:
         """The cache's limit; None: the engine chooses.
@@ -120,6 +146,9 @@ class DatasetOptions:
             build=rank_config.node == 0,
             chunk_bytes=_LEAST_CHUNK_BYTES if shuffle_mode(self.shuffle) == "sample" else 0,
             limit_seconds=self.index_limit,
+            extensions=self.sample_extensions(),
+            skip_damaged=self.index_errors == "skip",
+            in_key_order=shuffle_mode(self.shuffle) == "none",
         )
 
 

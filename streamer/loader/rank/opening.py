@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from torch.utils.data import get_worker_info
 
 from streamer.client.engine_client import EngineClient
+from streamer.client.launcher import log_path
 from streamer.config import Environment, RankConfig
 from streamer.errors import StreamerError
 from streamer.loader.contracts import PreparedStream
@@ -25,9 +28,11 @@ from streamer.loader.rank.single_reads import StreamedBytes, find_key
 from streamer.loader.samples.maker import SampleMaker, SampleRules
 from streamer.loader.samples.recipe import SampleRecipe
 from streamer.loader.skipping import SkipRules
+from streamer.loader.waiting import NOTICE_SECONDS, watched
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
+from streamer.order.plan import LastBatch, check_last_batch
 from streamer.order.quality import check_sample_shuffle, explain, lane_spread
 from streamer.order.spec import OrderSpec, shuffle_mode
 from streamer.wire.messages import IndexProgress
@@ -62,6 +67,7 @@ class Opening:
         self._usual_batch = 0
         self._opened: tuple[Manifest, Selection | None] | None = None
         self._explained: set[str] = set()
+        self._announcer = _Announcer(0)
 
     def __repr__(self) -> str:
         return f"Opening({self.options.urls}, {self.connections!r}, opened={self._opened!r})"
@@ -89,15 +95,17 @@ class Opening:
         """Number of selected samples."""
         return self.manifest.samples if self.selection is None else self.selection.samples
 
-    def prepare(self, batch_size: int, drop_last: bool, *, plain: bool = False) -> Prepared:
+    def prepare(self, batch_size: int, last_batch: LastBatch | None, *, plain: bool = False) -> Prepared:
         """Fixes the order for batches of `batch_size` samples on each rank.
 
         Args:
             batch_size: of one rank.
-            drop_last: leave out the last, incomplete batch.
+            last_batch: what becomes of an incomplete last batch; None: short on one rank, filled on several.
             plain: for a bare loop or torch's DataLoader; otherwise for a StreamingDataLoader.
         """
-        rank_config, options, selection = self.rank_config(), self.options, self.selection
+        rank_config = self.rank_config()
+        last_batch = check_last_batch(last_batch, rank_config.world_size)
+        options, selection = self.options, self.selection
         spec = self._order(batch_size * rank_config.world_size)
         self._explain(spec, batch_size * rank_config.world_size, rank_config)
         with self.connections.for_requests() as connection:
@@ -108,7 +116,7 @@ class Opening:
             rank=rank_config.rank,
             world_size=rank_config.world_size,
             global_batch=batch_size * rank_config.world_size,
-            drop_last=drop_last,
+            last_batch=last_batch,
             roots=roots,
             rules=self.rules(),
             selection=None if selection is None else (selection.digest, selection.path.parent),
@@ -162,7 +170,8 @@ class Opening:
         digest, failure = "", None
         try:
             # A rank that has not opened the manifest takes part too: another one may have opened it for len().
-            digest = self.manifest.digest if self._opened is None else self._listed().name
+            with watched(logger, self._waited_for):
+                digest = self.manifest.digest if self._opened is None else self._listed().name
         except StreamerError as error:
             failure = error
         digest = self._common(digest, failure)
@@ -211,7 +220,8 @@ class Opening:
 
     def _open(self) -> tuple[Manifest, Selection | None]:
         if self._opened is None:
-            manifest = self._settled() or self._found()
+            with watched(logger, self._waited_for):
+                manifest = self._settled() or self._found()
             with self.connections.for_requests() as connection:
                 place = connection.settings.runtime_dir / "selections"
             self._opened = manifest, choose(manifest, self.choices, place)
@@ -226,7 +236,23 @@ class Opening:
         """The folder of the current manifest."""
         rank_config = self.rank_config()
         with self.connections.for_requests() as connection:
-            return connection.manifest(self.options.manifest_request(rank_config), _Announcer(rank_config.rank))
+            self._announcer = _Announcer(rank_config.rank)
+            request = self.options.manifest_request(rank_config)
+            return connection.manifest(request, self._announcer, self._announcer.note)
+
+    def _waited_for(self) -> str:
+        """What the opening waits for, in words; any thread. "": another process says it."""
+        options, rank, worker = self.options, self.rank_config(), get_worker_info()
+        if rank.rank % max(1, rank.world_size // rank.nodes) or (worker is not None and worker.id):
+            return ""
+        if not self.connections.connected:
+            settings = options.client_settings(Environment.read(), self.job)
+            # The client says itself that an external engine does not answer.
+            return "" if settings.external else f"the engine of {settings.cache_dir} to start; log {log_path(settings)}"
+        return (
+            f"the engine to list and index {', '.join(options.urls)}{self._announcer.so_far}; an index that would take "
+            f"longer than index_limit={options.index_limit:g} s is refused"
+        )
 
     def _settled(self) -> Manifest | None:
         """The manifest that another process of this dataset has found; None: there is none, or its folder is gone."""
@@ -280,11 +306,26 @@ class Opening:
 
 
 class _Announcer:
-    """Logs the progress of an index: its cost as a warning, the rest as information."""
+    """Logs the progress of an index: its cost as a warning if it takes long, the rest as information; and its notes.
+
+    Attributes:
+        so_far: the last text, in brackets; "" before the first one.
+    """
 
     def __init__(self, rank: int) -> None:
-        self._announced = rank != 0
+        self.so_far = ""
+        self._first_rank = rank == 0
+        self._warned = rank != 0
+        self._begun = time.monotonic()
+
+    def note(self, text: str) -> None:
+        """What was left out."""
+        if self._first_rank:
+            logger.warning("%s", text)
 
     def __call__(self, progress: IndexProgress) -> None:
-        logger.log(logging.INFO if self._announced else logging.WARNING, "indexing: %s", progress.text)
-        self._announced = True
+        self.so_far = f" ({progress.text})"
+        # What is known before is in the line about the wait.
+        warns = not self._warned and time.monotonic() - self._begun > NOTICE_SECONDS
+        logger.log(logging.WARNING if warns else logging.INFO, "indexing: %s", progress.text)
+        self._warned = self._warned or warns

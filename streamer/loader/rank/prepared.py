@@ -53,6 +53,10 @@ class Prepared(RankStream):
         """The order; a resumed state may replace lanes and window."""
         return self._recipe.spec
 
+    def samples_in(self, epoch: int) -> int:
+        """Number of samples of an epoch, over all ranks, without repeats."""
+        return self._plans.samples
+
     @property
     def seed(self) -> int:
         """The seed of the order and of each sample's randomness."""
@@ -68,7 +72,7 @@ class Prepared(RankStream):
             **self.spec.parts(),
             "world_size": self.rank_config.world_size,
             "global_batch": self.global_batch,
-            "drop_last": self.drop_last,
+            "last_batch": self.last_batch,
         }
 
     def recipe(self) -> SampleRecipe:
@@ -101,7 +105,7 @@ class Prepared(RankStream):
         spec = msgspec.structs.replace(self.spec, **free)
         saved.check(spec)
         self._recipe = msgspec.structs.replace(self._recipe, spec=spec)
-        resume = saved.resume(self._plans.samples, self.global_batch, self.drop_last)
+        resume = saved.resume(self._plans.samples, self.global_batch, self.last_batch)
         return SavedPlace(saved.epoch, saved.position, resume)
 
     def _enter_at(self, epoch: int, start: int) -> None:

@@ -22,7 +22,8 @@ from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.step_session import Integers, Share, StepSession
 from streamer.loader.samples.maker import SampleLocation
 from streamer.loader.skipping import SharedBudget, Skipped, SkipRules
-from streamer.order.plan import RankPlan
+from streamer.order.plan import LastBatch, RankPlan, sample_count
+from streamer.order.rank_split import RankSplit
 from streamer.order.state import Resume
 
 
@@ -51,8 +52,8 @@ class Geometry(Protocol):
         ...
 
     @property
-    def drop_last(self) -> bool:
-        """Leave out the last, incomplete batch."""
+    def last_batch(self) -> LastBatch:
+        """What becomes of an incomplete last batch."""
         ...
 
     @property
@@ -101,7 +102,7 @@ class RankStream(ABC):
     Attributes:
         rank_config: rank and world size.
         global_batch: samples of a batch over all ranks.
-        drop_last: leave out the last, incomplete batch.
+        last_batch: what becomes of an incomplete last batch.
         roots: cache folders as this process sees them.
     """
 
@@ -113,7 +114,7 @@ class RankStream(ABC):
         self._identity = identity
         self.rank_config = identity.rank_config
         self.global_batch = geometry.global_batch
-        self.drop_last = geometry.drop_last
+        self.last_batch = geometry.last_batch
         self.roots = list(geometry.roots)
 
     # ------------------------------------------------------------ what differs
@@ -122,6 +123,10 @@ class RankStream(ABC):
     @abstractmethod
     def seed(self) -> int:
         """The seed of the order."""
+
+    @abstractmethod
+    def samples_in(self, epoch: int) -> int:
+        """Number of samples of an epoch, over all ranks, without repeats."""
 
     @abstractmethod
     def facts(self) -> dict[str, Detail]:
@@ -177,6 +182,12 @@ class RankStream(ABC):
     def local_batch(self) -> int:
         """Samples of this rank in a batch."""
         return self.global_batch // self.rank_config.world_size
+
+    def rank_samples(self, epoch: int) -> int:
+        """Samples of this rank in a whole epoch, repeats that fill the last batch included."""
+        rank = self.rank_config
+        split = RankSplit(1, self.global_batch, rank.world_size, rank.rank)
+        return sample_count(self.samples_in(epoch), split, self.last_batch)
 
     def sample_label(self, ordinal: int) -> str:
         """The number of a sample for messages."""

@@ -292,9 +292,9 @@ class SampleMaker:
         return f"{self._rules.member}/{ordinal}" if self._rules.member else str(ordinal)
 
     def _located(self, error: DecodeError, place: SampleLocation) -> DecodeError:
-        where = _where(self._manifest, place.chunk, place.start, place.stop)
+        where = _where(self._manifest, place.ordinal)
         return DecodeError(
-            f"{error.message} (sample {self._label(place.ordinal)}, {where or 'no bytes'})",
+            f"{error.message} (sample {self._label(place.ordinal)}, {where})",
             **{**error.details, "ordinal": place.ordinal, "object": where},
         )
 
@@ -303,19 +303,13 @@ def sample_key(manifest: Manifest, ordinal: int) -> str:
     """A readable name of a sample: its path below the url; for samples in containers, object and byte range."""
     if manifest.whole_objects:
         return manifest.name(ordinal).object_key
-    chunk, start, stop = (int(column[0]) for column in manifest.locate(np.array([ordinal], np.int64)))
-    return _where(manifest, chunk, start, stop) or f"chunk {chunk}"
+    return _where(manifest, ordinal)
 
 
-def _where(manifest: Manifest, chunk: int, start: int, stop: int) -> str:
-    """Object and byte range of chunk-local bytes; "" where there are none."""
-    offset = 0
-    for extent in manifest.chunk(chunk).extents:
-        if start < offset + extent.length:
-            at = extent.start + start - offset
-            return f"{extent.object.url} [{at}, {at + stop - start})"
-        offset += extent.length
-    return ""
+def _where(manifest: Manifest, ordinal: int) -> str:
+    """Object and byte range of a sample."""
+    extent = manifest.extent_of(ordinal)
+    return f"{extent.object.url} [{extent.start}, {extent.stop})"
 
 
 def takes(transform: Transform | None, name: str) -> bool:

@@ -21,7 +21,7 @@ from streamer.loader.samples.row_reader import RowReader
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
 from streamer.order.epoch import EpochOrder
-from streamer.order.plan import RankPlan
+from streamer.order.plan import LastBatch, RankPlan
 from streamer.order.spec import OrderSpec
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class SampleRecipe(msgspec.Struct, frozen=True, kw_only=True):
         spec: the order.
         rank, world_size: of this rank.
         global_batch: samples of a batch over all ranks.
-        drop_last: leave out the last, incomplete batch instead of filling it with repeats.
+        last_batch: what becomes of an incomplete last batch.
         roots: cache folders.
         rules: of making samples.
         selection: digest of the selection, and the folder of its file; None: all samples.
@@ -51,7 +51,7 @@ class SampleRecipe(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     world_size: int
     global_batch: int
-    drop_last: bool
+    last_batch: LastBatch
     roots: tuple[Path, ...]
     rules: SampleRules
     selection: tuple[str, Path] | None = None
@@ -94,7 +94,9 @@ class Plans:
         start = recipe.entry[1] if epoch == recipe.entry[0] else 0
         # From the order of the last epoch, which has computed the parts that are equal in all epochs.
         self._order = self._order.at(epoch)
-        return RankPlan(self._order, recipe.global_batch, recipe.world_size, recipe.rank, recipe.drop_last, start=start)
+        return RankPlan(
+            self._order, recipe.global_batch, recipe.world_size, recipe.rank, recipe.last_batch, start=start
+        )
 
 
 class SampleReader:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 from streamer.errors import IntegrityError, WorkerError
+from streamer.loader.contracts import PreparedStream
 from streamer.loader.workers.handle import ExitReport
 from streamer.loader.workers.pending import Pending
 
@@ -26,44 +27,51 @@ def unopened(error: BaseException) -> BaseException:
     return error
 
 
-def located(error: BaseException, pending: Pending, label: str) -> BaseException:
-    """Adds epoch, batch and sample ("": none) to an error that a worker reported."""
-    where = f"sample {label} of " if label else ""
+def located(error: BaseException, pending: Pending, ordinal: int, prepared: PreparedStream) -> BaseException:
+    """Adds epoch, batch and sample to an error that a worker reported."""
+    where = f"sample {prepared.sample_label(ordinal)} of " if ordinal >= 0 else ""
     error.add_note(f"raised in a worker by {where}epoch {pending.epoch}, batch {pending.batch}")
     return error
 
 
-def error_after_crash(pending: Pending, report: ExitReport, skip: bool, label: str) -> WorkerError | None:
-    """Decides whether a batch is made again after its worker has ended.
+def crashed_too_often(pending: Pending, report: ExitReport) -> bool:
+    """Counts the crash of a worker on a batch; returns whether the batch is not made again in the same way."""
+    doing = report.doing
+    return doing.task == pending.task and pending.count_crash(doing.ordinal) >= MAX_CRASHES_PER_SAMPLE
+
+
+def work_name(ordinal: int, prepared: PreparedStream) -> str:
+    """What a worker was doing: its sample with the name, or putting the batch together."""
+    if ordinal < 0:
+        return "putting the batch together"
+    return f"sample {prepared.sample_label(ordinal)} ({prepared.sample_key(ordinal)})"
+
+
+def repeated_crash(pending: Pending, what: str, report: ExitReport, timeout_seconds: float) -> WorkerError:
+    """The error for a sample, or a batch, on which every worker crashes or exceeds the timeout.
 
     Args:
         pending: the batch.
-        report: how the worker ended.
-        skip: a sample that crashes every worker is left out.
-        label: of the sample; "": none.
-
-    Returns:
-        None if it is made again, else the error with which it fails.
+        what: the worker was doing.
+        report: of the last crash.
+        timeout_seconds: the loader's.
     """
-    doing = report.doing
-    if doing.task != pending.task or pending.count_crash(doing.ordinal) < MAX_CRASHES_PER_SAMPLE:
-        return None
-    error = repeated_crash(pending, doing.ordinal, report, label)
-    if doing.ordinal < 0 or not skip:
-        return error
-    pending.left_out.add(doing.ordinal)
-    pending.skipped[doing.ordinal] = str(error)
-    return None
-
-
-def repeated_crash(pending: Pending, ordinal: int, report: ExitReport, label: str) -> WorkerError:
-    """The error for a sample, or a batch, on which every worker crashes."""
-    what = f"sample {label}" if ordinal >= 0 else "putting the batch together"
+    where = f"{what}, epoch {pending.epoch}, batch {pending.batch},"
+    if report.timed_out:
+        text = (
+            f"{where} took longer than timeout={timeout_seconds:g} s in {MAX_CRASHES_PER_SAMPLE} workers, which were "
+            "ended for it: raise timeout= if such samples may take longer, look for what blocks (a lock, the network) "
+            "if they may not, or continue without the sample by on_error='skip'"
+        )
+    else:
+        text = (
+            f"{where} crashed {MAX_CRASHES_PER_SAMPLE} workers; the last: {report.cause}, "
+            f"{report.peak_bytes >> 20} MiB at its peak. A SIGKILL that was not sent on purpose means out of memory: "
+            "use fewer workers, or on_error='skip' to continue without the sample"
+        )
     return WorkerError(
-        f"{what} (epoch {pending.epoch}, batch {pending.batch}) crashed {MAX_CRASHES_PER_SAMPLE} workers; the last: "
-        f"{report.cause}, {report.peak_bytes >> 20} MiB at its peak. A SIGKILL that was not sent on purpose "
-        "means out of memory: use fewer workers, or on_error='skip' to continue without the sample",
-        ordinal=ordinal,
+        text,
+        ordinal=report.doing.ordinal,
         epoch=pending.epoch,
         batch=pending.batch,
         cause=report.cause,
@@ -71,10 +79,10 @@ def repeated_crash(pending: Pending, ordinal: int, report: ExitReport, label: st
     )
 
 
-def overdue(ordinal: int, timeout_seconds: float, label: str) -> WorkerError:
+def overdue(what: str, ordinal: int, timeout_seconds: float) -> WorkerError:
     """The error for a sample that exceeds the timeout in a worker thread, which cannot be killed."""
     return WorkerError(
-        f"sample {label} has taken longer than timeout={timeout_seconds:g} s in a worker thread, which cannot be "
+        f"{what} has taken longer than timeout={timeout_seconds:g} s in a worker thread, which cannot be "
         "killed; use worker_type='process' to have it replaced",
         ordinal=ordinal,
     )

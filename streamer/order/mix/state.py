@@ -8,6 +8,7 @@ import msgspec
 
 from streamer.errors import StateError
 from streamer.order.mix.spec import MixSpec
+from streamer.order.plan import LastBatch
 from streamer.order.state import STATE_FORMAT, Resume, check_format, check_place, resume_at
 
 _CURES = {
@@ -99,10 +100,10 @@ class MixState(msgspec.Struct, frozen=True):
                     found=found.get(name),
                 )
 
-    def resume(self, global_batch: int, drop_last: bool = False) -> Resume:
+    def resume(self, global_batch: int, last_batch: LastBatch = "fill") -> Resume:
         """Where to go on: exactly the samples not delivered, in batches of `global_batch`; see `State.resume`."""
         place = (self.epoch, self.position, self.global_batch)
-        return resume_at(place, self.spec.samples(self.epoch), global_batch, drop_last)
+        return resume_at(place, self.spec.samples(self.epoch), global_batch, last_batch)
 
 
 def _shown(value: object) -> str:

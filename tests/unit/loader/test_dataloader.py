@@ -82,7 +82,7 @@ def test_batches_are_those_of_default_collate():
                 batches = list(loader)
                 assert len(batches) == 6
                 assert all(map(same, batches, expected(23, 4, epoch)))
-            assert loader.repeated.tolist() == [False, False, False, True]
+            assert loader.repeated.tolist() == [False, False, False]
         del batches
 
 
@@ -94,6 +94,20 @@ def test_constructing_does_nothing():
     assert dataset.prepared is None
     loader.close()
     loader.close()
+
+
+@ways
+def test_the_last_batch(workers, kind):
+    """10 samples by 4: short on one rank, filled with marked repeats where asked for; epoch after epoch."""
+    for last_batch, sizes, repeats in ((None, [4, 4, 2], 0), ("short", [4, 4, 2], 0), ("fill", [4, 4, 4], 2)):
+        dataset = FakeDataset(10, sample)
+        with StreamingDataLoader(dataset, 4, workers, worker_type=kind, last_batch=last_batch) as loader:
+            for _ in range(3):
+                assert [batch["x"].shape[0] for batch in loader] == sizes
+                assert (len(loader.repeated), loader.repeated.sum()) == (sizes[-1], repeats)
+            assert loader.stats().samples == 3 * sum(sizes)
+    with pytest.raises(ConfigError, match="contradicts"):
+        StreamingDataLoader(FakeDataset(10, sample), 4, drop_last=True, last_batch="short")
 
 
 @ways

@@ -77,7 +77,7 @@ def test_batches_are_the_same_through_the_loader_and_a_bare_loop(make_mix):
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_the_global_batches_do_not_depend_on_the_ranks(make_mix, world_size):
     """Each rank's samples together are those of one rank."""
-    whole = make_mix(batch_size=12)
+    whole = make_mix(batch_size=12, last_batch="fill")
     ranks = [make_mix(batch_size=12 // world_size, rank=rank, world_size=world_size) for rank in range(world_size)]
     expected = np.array(numbers(whole)).reshape(-1, 12)
     found = np.concatenate([np.array(numbers(rank)).reshape(-1, 12 // world_size) for rank in ranks], axis=1)
@@ -383,7 +383,7 @@ def test_wrong_names_are_listed(make_mix):
     "option",
     [
         {"batch_size": 2},
-        {"drop_last": True},
+        {"last_batch": "drop"},
         {"rank": 0, "world_size": 2},
         {"on_error": "skip"},
         {"error_budget": 7},

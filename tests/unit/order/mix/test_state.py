@@ -37,7 +37,7 @@ def test_a_resume_goes_on_with_the_samples_left() -> None:
     assert state.resume(48) == Resume(3, 0, 10)
     assert msgspec.structs.replace(state, position=5904).resume(48) == Resume(4, 0, 0)
     assert msgspec.structs.replace(state, position=490).resume(32) == Resume(3, 10, 15)
-    assert msgspec.structs.replace(state, position=5880).resume(48, drop_last=True) == Resume(4, 0, 0)
+    assert msgspec.structs.replace(state, position=5880).resume(48, last_batch="drop") == Resume(4, 0, 0)
 
 
 @pytest.mark.parametrize(
