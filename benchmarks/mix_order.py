@@ -4,7 +4,7 @@
 
 Prints a table and keeps it in benchmarks/results/mix_order-<date>.txt. The aims: a state loaded and the first batch of
 5 members of 1e7 samples in 50 ms, anywhere; 1e9 samples in 1e6 chunks in 0.3 s and 24 MB; 2.5 us per own sample up to
-100 members; a schedule of 1e5 pieces in 100 ms; every stratified batch within 2 samples of the shares.
+100 members; a schedule of 1e5 pieces in 50 ms; every stratified batch within 2 samples of the shares.
 """
 
 from __future__ import annotations
