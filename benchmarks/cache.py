@@ -101,7 +101,7 @@ def orders(chunks: int) -> dict[str, Order]:
     spec = OrderSpec.auto("0" * 32, samples, 64, 17, True)
 
     def block(epoch: int) -> NDArray[np.int64]:
-        schedule = RankPlan(EpochOrder(spec, samples, epoch), 64, 1, 0, False).schedule()
+        schedule = RankPlan(EpochOrder(spec, samples, epoch), 64, 1, 0).schedule()
         _, first = np.unique(schedule.chunk, return_index=True)
         return schedule.chunk[np.sort(first)].astype(np.int64)
 

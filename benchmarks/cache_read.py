@@ -221,7 +221,7 @@ class Consumer:
                     raise self._error
 
     def _plan(self, epoch: int) -> RankPlan:
-        return RankPlan(EpochOrder(self._spec, self._manifest.chunk_samples, epoch), BATCH, 1, 0, False)
+        return RankPlan(EpochOrder(self._spec, self._manifest.chunk_samples, epoch), BATCH, 1, 0)
 
     def _extend(self, epoch: int) -> None:
         plan = self._plan(epoch)

@@ -97,7 +97,7 @@ class Training:
         self.train = StreamingDataLoader(
             train, per_rank, arguments.workers, device=self.device, device_transform=normalize, drop_last=True
         )
-        # Nothing is dropped here: the last batch is filled with repeats, which are left out of the score.
+        # Nothing is dropped here: the last batch may be filled with repeats, which are left out of the score.
         self.val = StreamingDataLoader(val, per_rank, 0, device=self.device, device_transform=normalize)
         self.epoch = self.steps = 0
 

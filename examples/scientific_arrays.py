@@ -38,7 +38,7 @@ def moments(loader: StreamingDataLoader) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and deviation per channel over one epoch."""
     count, total, squares = 0, torch.zeros(CHANNELS, dtype=torch.float64), torch.zeros(CHANNELS, dtype=torch.float64)
     for batch in loader:
-        # The last batch is filled with repeats: statistics must leave them out.
+        # On several ranks the last batch is filled with repeats: statistics must leave them out.
         fresh = torch.from_numpy(~loader.repeated)
         blocks = batch["npy"][fresh]
         count += blocks.numel() // CHANNELS

@@ -49,6 +49,15 @@ class Cgroup(msgspec.Struct, frozen=True):
         quotas = ((quota, period) for quota, period in chain(newer, older) if quota.isdecimal())
         return min((int(quota) / int(period) for quota, period in quotas), default=None)
 
+    def unused_cpu_seconds(self, now: float) -> float | None:
+        """CPU seconds of its tightest quota that it has not taken until `now`; only differences have a meaning.
+
+        None: no quota but the machine's, or a version 1 group.
+        """
+        groups = ((folder / "cpu.max", folder / "cpu.stat") for folder in self._folders(""))
+        found = (_unused_cpu_seconds(limit, used, now) for limit, used in groups)
+        return min((pair for pair in found if pair is not None), default=(0.0, None))[1]
+
     def _texts(self, controller: str, name: str) -> Iterator[str]:
         """What a file says in each group of a controller that has it; "" is version 2 with its one tree."""
         for folder in self._folders(controller):
@@ -83,6 +92,16 @@ def _left_bytes(folder: Path, limit: str, used: str) -> int | None:
         return None
 
 
+def _unused_cpu_seconds(limit: Path, used: Path, now: float) -> tuple[float, float] | None:
+    """CPU seconds per second of one group, and those that it has not taken; None: no quota."""
+    try:
+        quota, period = map(int, limit.read_text().split())
+        taken = int(used.read_text().split()[1])
+    except (OSError, ValueError):  # no such files here, or "max": no limit
+        return None
+    return quota / period, quota / period * now - taken / 1e6
+
+
 def usable_memory_bytes(cgroup: Cgroup | None = None) -> int:
     """How much memory this process may have: the machine's, or the tightest limit of its cgroups."""
     limit = (cgroup or Cgroup()).memory_bytes()
@@ -95,3 +114,26 @@ def usable_cores(cgroup: Cgroup | None = None) -> int:
     quota = (cgroup or Cgroup()).cpus()
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(allowed, math.ceil(quota) if quota is not None else allowed))
+
+
+def idle_core_seconds(now: float, cgroup: Cgroup | None = None, machine: Path = Path("/proc/stat")) -> float | None:
+    """CPU seconds until `now` that this process could have taken and nothing took; only differences have a meaning.
+
+    Args:
+        now: seconds on a clock that only goes forward.
+        cgroup: of this process.
+        machine: the times of the CPUs (proc_stat(5)).
+
+    Returns:
+        What is left of the cgroup's quota, else the idle time of the CPUs that this process may run on; None: unknown.
+    """
+    if (left := (cgroup or Cgroup()).unused_cpu_seconds(now)) is not None:
+        return left
+    try:
+        lines = [line.split() for line in machine.read_text().splitlines() if line.startswith("cpu")]
+        allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        # user, nice, system, idle, iowait, ...: a CPU that waits for a disk is idle.
+        ticks = sum(int(line[4]) + int(line[5]) for line in lines if line[0] in allowed)
+    except (OSError, ValueError, IndexError, AttributeError):  # no /proc, or no affinity: not Linux
+        return None
+    return ticks / os.sysconf("SC_CLK_TCK")

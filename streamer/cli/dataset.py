@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from streamer.cli.options import with_sample_choice
 from streamer.cli.terminal import Terminal
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
@@ -39,6 +40,13 @@ def open_manifest(client: EngineClient, arguments: argparse.Namespace, terminal:
         manifest=absolute(arguments.manifest) if arguments.manifest else "",
         limit_seconds=_NO_LIMIT_SECONDS,
     )
+    notes: list[str] = []
     with terminal.progress("indexing", "bytes") as bar:
-        folder = client.manifest(request, lambda step: bar.update(step.done, step.total or None, step.text))
+        folder = client.manifest(
+            with_sample_choice(request, arguments),
+            lambda step: bar.update(step.done, step.total or None, step.text),
+            notes.append,
+        )
+    for note in notes:
+        terminal.note(note)
     return Manifest.open(folder)

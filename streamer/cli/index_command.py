@@ -10,9 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_cache_dir, add_storage_options, size_or_auto
+from streamer.cli.options import (
+    add_cache_dir,
+    add_sample_choice,
+    add_storage_options,
+    size_or_auto,
+    with_sample_choice,
+)
 from streamer.cli.terminal import Progress, Terminal
-from streamer.config import format_bytes
+from streamer.config import counted, format_bytes
 from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("auto", "folder", "webdataset"), default="auto", help="default: from the names"
     )
+    add_sample_choice(parser)
     parser.add_argument(
         "--chunk-bytes",
         type=size_or_auto,
@@ -73,8 +80,11 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from streamer.client.engine_client import EngineClient
 
     settings = _settings(arguments)
+    notes: list[str] = []
     with terminal.progress("indexing", "bytes") as bar, EngineClient(settings) as client:
-        folder = client.manifest(_request(arguments), lambda step: _show(step, bar))
+        folder = client.manifest(_request(arguments), lambda step: _show(step, bar), notes.append)
+    for note in notes:
+        terminal.note(note)
     manifest = _opened(folder)
     if arguments.out:
         _export(manifest, _absolute(arguments.out), arguments.storage_options)
@@ -112,19 +122,21 @@ def _settings(arguments: argparse.Namespace) -> ClientSettings:
 def _request(arguments: argparse.Namespace) -> GetManifest:
     from streamer.wire.messages import GetManifest
 
-    return GetManifest(
+    request = GetManifest(
         0,
         [_absolute(url) for url in arguments.urls],
         arguments.format,
         chunk_bytes=arguments.chunk_bytes or 0,
         limit_seconds=_NO_LIMIT_SECONDS,
     )
+    return with_sample_choice(request, arguments)
 
 
 def _absolute(url: str) -> str:
-    """A local path means the same to the engine, which runs elsewhere."""
-    if "://" in url:
-        return url
+    """A local path means the same to the engine, which runs elsewhere; a scheme is in lower case."""
+    scheme, separator, rest = url.partition("://")
+    if separator:
+        return f"{scheme.lower()}://{rest}"
     ending = "/" if url.endswith("/") else ""
     return os.path.abspath(url).rstrip("/") + ending
 
@@ -162,12 +174,15 @@ async def _copy(manifest: Manifest, url: str, options: Mapping[str, object]) -> 
 
 def _summary(manifest: Manifest, where: str, terminal: Terminal) -> None:
     terminal.line(
-        f"{manifest.samples:,} samples in {manifest.objects:,} objects, {format_bytes(manifest.total_bytes)}, "
-        f"{manifest.chunks:,} chunks of {format_bytes(manifest.chunk_bytes)}"
+        f"{counted(manifest.samples, 'samples')} in {counted(manifest.objects, 'objects')}, "
+        f"{format_bytes(manifest.total_bytes)}, "
+        f"{counted(manifest.chunks, 'chunks')} of up to {format_bytes(manifest.chunk_bytes)}"
     )
     terminal.line(f"format {manifest.format}, digest {manifest.digest}")
     terminal.line(f"manifest: {where}")
     if manifest.classes:
         shown = ", ".join(manifest.classes[:_CLASSES_SHOWN])
         more = " ..." if len(manifest.classes) > _CLASSES_SHOWN else ""
-        terminal.line(f"{len(manifest.classes):,} classes: {shown}{more}")
+        terminal.line(
+            f"{len(manifest.classes):,} {'class' if len(manifest.classes) == 1 else 'classes'}: {shown}{more}"
+        )

@@ -6,10 +6,14 @@ import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError
+from streamer.formats.names import field_name
+
+if TYPE_CHECKING:
+    from streamer.wire.messages import GetManifest
 
 _Value = TypeVar("_Value")
 
@@ -46,6 +50,45 @@ def add_dataset(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("auto", "folder", "webdataset"), default="auto", help="default: from the names"
     )
+    add_sample_choice(parser)
+
+
+def add_sample_choice(parser: argparse.ArgumentParser) -> None:
+    """What StreamingDataset calls extensions=, index_errors= and shuffle=False: each has a manifest of its own."""
+    parser.add_argument(
+        "--extensions",
+        type=_extensions,
+        metavar="JPG,PNG",
+        help="of the raw files that are samples (default: in class folders the commonest, else all)",
+    )
+    parser.add_argument(
+        "--index-errors",
+        choices=("raise", "skip"),
+        default="raise",
+        help="skip: leave damaged tars out, and name them (default: raise)",
+    )
+    parser.add_argument(
+        "--no-shuffle", action="store_true", help="raw files in the order of their keys, as for jobs with shuffle=False"
+    )
+
+
+def with_sample_choice(request: GetManifest, arguments: argparse.Namespace) -> GetManifest:
+    """The request for what the options of `add_sample_choice` say."""
+    from msgspec.structs import replace
+
+    return replace(
+        request,
+        extensions=arguments.extensions,
+        skip_damaged=arguments.index_errors == "skip",
+        in_key_order=arguments.no_shuffle,
+    )
+
+
+def _extensions(text: str) -> list[str]:
+    names = [name.strip().lstrip(".") for name in text.split(",")]
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list as jpg,png")
+    return sorted(set(map(field_name, names)))
 
 
 def add_storage_options(parser: argparse.ArgumentParser) -> None:

@@ -79,7 +79,7 @@ def described(sample: dict[str, object], place: SampleLocation, manifest: Manife
     width = max((len(name) for name in rest), default=0)
     return [
         f"sample {place.ordinal:,} of {manifest.samples:,}: {sample['__key__']}",
-        *_lies(place, manifest),
+        _lies(place, manifest),
         *(f"  {name:<{width}}  {value_text(value)}{_class_of(name, value, manifest)}" for name, value in rest.items()),
     ]
 
@@ -127,16 +127,10 @@ def _ordinal(number: int, samples: int) -> int:
     return number % samples
 
 
-def _lies(place: SampleLocation, manifest: Manifest) -> list[str]:
-    """The object and the bytes; nothing for a sample of no bytes."""
-    offset = 0
-    for extent in manifest.chunk(place.chunk).extents:
-        if place.start < offset + extent.length:
-            at = extent.start + place.start - offset
-            size = place.stop - place.start
-            return [f"  in {extent.object.url}, {size:,} bytes from {at:,} on, chunk {place.chunk:,}"]
-        offset += extent.length
-    return []
+def _lies(place: SampleLocation, manifest: Manifest) -> str:
+    """The object and the bytes."""
+    extent = manifest.extent_of(place.ordinal)
+    return f"  in {extent.object.url}, {extent.length:,} bytes from {extent.start:,} on, chunk {place.chunk:,}"
 
 
 def _class_of(name: str, value: object, manifest: Manifest) -> str:

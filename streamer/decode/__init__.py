@@ -2,14 +2,17 @@
 
 | extension | value |
 | --- | --- |
-| jpg jpeg png webp bmp gif tif ... | uint8 array, height x width x RGB (decode/images.py: unusual ones) |
+| jpg png webp bmp gif tif ... | uint8 array, height x width x RGB (decode/images.py: unusual ones) |
 | cls cls2 index inx id | int |
 | json jsn, jsonl | the JSON document; list of the lines |
 | txt text transcript | str |
 | npy, npz, safetensors | numpy array; dict of arrays |
 | numbers without a header | with `decode={"bin": ArrayDecoder("<f4", (64, 64))}`: numpy array |
 | pt pth, pkl pickle | refused unless `allow_pickle=True` |
+| txt.gz, json.gz, ... | unpacked (at most 1 GiB), then as the extension before .gz; others: the unpacked bytes |
 | any other | bytes |
+
+`jpeg` counts as `jpg`, in rules and in names of fields.
 
 Imports neither torch nor any decoder until a field needs it.
 """

@@ -9,8 +9,10 @@ import numpy as np
 
 from streamer.decode import arrays, images, texts
 from streamer.decode.arrays import NO_ROW, Array, ArrayDecoder, PlainArray, Row
+from streamer.decode.gzipped import unpacking
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field
+from streamer.formats.names import PICTURES, field_name
 
 FieldDecoder = Callable[[bytes], object]
 # "auto": by extension. None: bytes. A mapping: overrides for some extensions (None: bytes). A callable gets
@@ -18,6 +20,9 @@ FieldDecoder = Callable[[bytes], object]
 DecodeRule = Literal["auto"] | None | Mapping[str, FieldDecoder | None] | Callable[[str, bytes], object]
 
 _Reader = Callable[[memoryview], object]
+
+# Its decoder is that of the extension before it, unless a rule names this one.
+_PACKED = "gz"
 
 
 class Raw:
@@ -40,7 +45,7 @@ _PICKLES: dict[str, _Reader] = {
     "pickle": arrays.decode_pickle,
 }
 _AUTO: dict[str, _Reader] = {
-    **dict.fromkeys(images.EXTENSIONS, images.decode_image),
+    **dict.fromkeys(PICTURES, images.decode_image),
     # The integers that WebDataset decodes too (webdataset.autodecode, "basichandlers").
     **dict.fromkeys(["cls", "cls2", "index", "inx", "id"], texts.decode_class),
     **dict.fromkeys(["txt", "text", "transcript"], texts.decode_text),
@@ -128,7 +133,11 @@ class SampleDecoder:
         if callable(self.rule):
             call = self.rule
             return lambda content: call(name, bytes(content))
-        return self._readers.get(extension(name), bytes)
+        ending = extension(name)
+        if ending == _PACKED and _PACKED not in self._readers:
+            inner = self._readers.get(extension(name.rpartition(".")[0]), bytes)
+            return unpacking(inner, _name_of(inner))
+        return self._readers.get(ending, bytes)
 
 
 def _value(key: str, field: Field, reader: _Reader, place: Array | None) -> object:
@@ -143,8 +152,8 @@ def _value(key: str, field: Field, reader: _Reader, place: Array | None) -> obje
 
 
 def extension(name: str) -> str:
-    """The extension of a field's name in lower case ("seg.png" -> "png"), which chooses the decoder."""
-    return name.rpartition(".")[2].lower()
+    """The extension of a field's name ("seg.PNG" -> "png", "jpeg" -> "jpg"), which chooses the decoder."""
+    return field_name(name).rpartition(".")[2]
 
 
 def check_rule(rule: DecodeRule) -> None:

@@ -1,7 +1,8 @@
 """The manifests of a cache folder: which answer belongs to which request, and what may leave the disk.
 
     manifests/<digest>/        a manifest; the folder's time is that of its last use
-    manifests/sources/<name>   "<listing> <digest>": the newest answer to one request, for that listing
+    manifests/sources/<name>   "<listing> <digest>": the newest answer to one request, for that listing; then a line for
+                               each note about objects that were left out
     manifests/logs/<name>/     what an unfinished index for that request has found; gone with the answer
 
 A manifest that no source names was superseded: the bucket has changed since. It is removed once it is unused. The
@@ -17,7 +18,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,20 +51,29 @@ class ManifestStore:
     def __repr__(self) -> str:
         return f"ManifestStore({str(self._root)!r})"
 
-    def find(self, request: tuple[object, ...], listing: str) -> str | None:
-        """Digest of the manifest that the same listing has made; None: there is none here."""
+    def find(self, request: tuple[object, ...], listing: str) -> Manifest | None:
+        """The manifest that the same listing has made; None: there is none here."""
         with suppress(OSError, ManifestError, ValueError):
-            known, digest = self._source(request).read_text().split()
+            known, digest = self._source(request).read_text().partition("\n")[0].split()
             if known == listing:
-                return Manifest.open(self._root / digest).digest
+                return Manifest.open(self._root / digest)
         return None
 
-    def remember(self, request: tuple[object, ...], listing: str, digest: str) -> None:
+    def notes(self, request: tuple[object, ...], digest: str) -> list[str]:
+        """What is to be known of the objects that this answer to a request leaves out."""
+        with suppress(OSError, ValueError):
+            answer, *notes = self._source(request).read_text(errors="replace").splitlines()
+            if answer.endswith(f" {digest}"):
+                return notes
+        return []
+
+    def remember(self, request: tuple[object, ...], listing: str, digest: str, notes: Sequence[str] = ()) -> None:
         """This is the answer from now on: the same listing is not read again."""
         source = self._source(request)
         source.parent.mkdir(exist_ok=True)
         temporary = source.with_suffix(".new")
-        temporary.write_text(f"{listing} {digest}")
+        lines = (" ".join(note.splitlines()) for note in notes)
+        temporary.write_text("\n".join([f"{listing} {digest}", *lines]), errors="replace")
         temporary.rename(source)
         shutil.rmtree(self.log_folder(request), ignore_errors=True)
 
@@ -132,7 +142,7 @@ class ManifestStore:
             yield from list(self._sources.iterdir())
 
     def _digest_of(self, source: Path) -> str | None:
-        words = source.read_text(errors="replace").split() if _NAME.fullmatch(source.name) else []
+        words = source.read_text(errors="replace").partition("\n")[0].split() if _NAME.fullmatch(source.name) else []
         if len(words) == 2 and _NAME.fullmatch(words[1]) and (self._root / words[1]).is_dir():
             return words[1]
         source.unlink()

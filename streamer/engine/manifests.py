@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 ROOT_NAME = "root.json"
 # Another node's manifest can only be polled for: no store reports that an object appeared.
 _LOOK_SECONDS = 2.0
+# Raised when other files become samples of the same listing: what was found before is not looked for.
+_FILE_RULES = "files 2"
 
 
 class ManifestRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +48,9 @@ class ManifestRequest(msgspec.Struct, frozen=True, kw_only=True):
     chunk_bytes: int | None = None
     limit_seconds: float = 600.0
     wait_seconds: float = 1800.0
+    extensions: tuple[str, ...] | None = None
+    skip_damaged: bool = False
+    in_key_order: bool = False
 
     def __repr__(self) -> str:
         # Not the options: they may be secret.
@@ -54,12 +59,23 @@ class ManifestRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def identity(self) -> tuple[object, ...]:
         """Equal for requests that have the same answer."""
-        return (self.urls, self.format, self.manifest, self.chunk_bytes)
+        return (self.urls, self.format, self.manifest, self.chunk_bytes, *self._choices)
 
     @property
-    def source(self) -> tuple[object, ...]:
-        """Equal for requests for which the same manifest is built."""
-        return (self.urls, self.format, self.chunk_bytes)
+    def container_source(self) -> tuple[object, ...]:
+        """Equal for requests for which the same manifest of containers is built."""
+        choices = ("skip damaged",) if self.skip_damaged else ()
+        return (self.urls, self.format, self.chunk_bytes, *choices)
+
+    @property
+    def file_source(self) -> tuple[object, ...]:
+        """Equal for requests for which the same manifest of raw files is built."""
+        return (self.urls, self.format, self.chunk_bytes, _FILE_RULES, self.extensions, self.in_key_order)
+
+    @property
+    def _choices(self) -> tuple[object, ...]:
+        chosen = (self.extensions, self.skip_damaged, self.in_key_order)
+        return chosen if any(choice not in {None, False} for choice in chosen) else ()
 
 
 class WarmTarget(Protocol):
@@ -114,6 +130,14 @@ class Manifests:
             return await self._answer(request, report, asked)
         finally:
             self._asking -= 1
+
+    def notes(self, request: ManifestRequest, digest: str) -> list[str]:
+        """What is to be known of the objects that a manifest leaves out, where it was built here."""
+        return [
+            note
+            for source in (request.file_source, request.container_source)
+            for note in self.store.notes(source, digest)
+        ]
 
     async def remove_unused(self, used: Collection[str], most_bytes: int) -> list[str]:
         """As `ManifestStore.remove_unused`, in a thread; does nothing while a request runs.
@@ -173,7 +197,7 @@ class Manifests:
         """Copies a built manifest into the folder; None: there is none."""
         records: list[ObjectRecord] = []
         with suppress(ObjectNotFoundError):
-            records = [record async for page in fetcher.store(url).list(url) for record in page]
+            records = [record for page in await fetcher.list(url) for record in page]
         if not any(record.url.endswith(f"/{ROOT_NAME}") for record in records):
             return None
         files = [
@@ -185,7 +209,7 @@ class Manifests:
         """Copies a manifest to a url, its root last: a reader that finds the root finds all of it."""
         files = sorted(export_files(Manifest.open(self._root / digest)), key=lambda item: item[0] == ROOT_NAME)
         for name, content in files:
-            await fetcher.store(url).put(f"{url.rstrip('/')}/{name}", content)
+            await fetcher.put(f"{url.rstrip('/')}/{name}", content)
 
     # ------------------------------------------------------------ built here
 
@@ -198,7 +222,7 @@ class Manifests:
             (record.url for record in lister.records), allowlist.options(request.urls, request.options)
         )
         listing = lister.digest(request)
-        if (known := self.store.find(request.source, listing)) is not None:
+        if (known := self._known(request, listing)) is not None:
             return known
         # Only here: an engine that finds its manifests starts 8 ms sooner.
         from streamer.formats.detect import chooser
@@ -206,27 +230,37 @@ class Manifests:
         from streamer.manifest.index_log import IndexLogs
 
         cost = IndexCost(request.urls[0], request.limit_seconds, report, time.monotonic)
-        warmed, digest = Warmed(self._target), ""
+        warmed, notes = Warmed(self._target), list[str]()
+        manifest: Manifest | None = None
         try:
             manifest = await build(
                 request.urls,
                 self._root,
                 lister=lister,
                 reader=_Counted(fetcher, self),
-                choose_format=chooser(request.format),
+                choose_format=chooser(request.format, request.extensions, notes.append),
                 options=BuildOptions(
                     chunk_bytes=request.chunk_bytes or "auto",
                     on_estimate=cost.estimated,
                     on_progress=cost.progressed,
                     on_chunk=warmed.keep,
-                    logs=IndexLogs(self.store.log_folder(request.source)),
+                    logs=IndexLogs(self.store.log_folder(request.container_source)),
+                    in_key_order=request.in_key_order,
+                    on_damage=notes.append if request.skip_damaged else None,
                 ),
             )
-            digest = manifest.digest
         finally:
-            warmed.hand_off(digest)
-        self.store.remember(request.source, listing, digest)
-        return digest
+            warmed.hand_off(manifest)
+        source = request.file_source if manifest.whole_objects else request.container_source
+        self.store.remember(source, listing, manifest.digest, [f"{request.urls[0]}: {note}" for note in notes])
+        return manifest.digest
+
+    def _known(self, request: ManifestRequest, listing: str) -> str | None:
+        for source, whole_objects in ((request.file_source, True), (request.container_source, False)):
+            found = self.store.find(source, listing)
+            if found is not None and found.whole_objects is whole_objects:
+                return found.digest
+        return None
 
 
 class Warmed:
@@ -249,10 +283,13 @@ class Warmed:
         except CacheError as error:
             logger.info("chunk %s is not kept from the index: %s", chunk.key.hex(), error)
 
-    def hand_off(self, digest: str) -> None:
-        """Adds the kept chunks to the policy; without a manifest ("") they have no owner, as after a kill."""
-        if self._kept:
-            self._target.adopt(digest, self._kept)
+    def hand_off(self, manifest: Manifest | None) -> None:
+        """Adds the kept chunks to the policy; those of no manifest (a damaged tar's) have no owner, as after a kill."""
+        own = set[bytes]() if manifest is None else {key.tobytes() for key in manifest.chunk_keys}
+        digest = "" if manifest is None else manifest.digest
+        for owner, kept in ((digest, self._kept.keys() & own), ("", self._kept.keys() - own)):
+            if kept:
+                self._target.adopt(owner, {key: self._kept[key] for key in kept})
 
 
 class _Recorder:
@@ -266,7 +303,7 @@ class _Recorder:
     async def record(self, url: str) -> None:
         """Lists one url."""
         if url not in self._pages:
-            self._pages[url] = [page async for page in self._fetcher.store(url).list(url)]
+            self._pages[url] = await self._fetcher.list(url)
             self.records += [record for page in self._pages[url] for record in page]
 
     async def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:

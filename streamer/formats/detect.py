@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from streamer.errors import ConfigError
 from streamer.formats.base import Format
-from streamer.formats.folder import Folder
+from streamer.formats.folder import Folder, class_folders, counted
+from streamer.formats.foreign import refuse_foreign
+from streamer.formats.names import is_common, is_hidden
 from streamer.formats.webdataset import WebDataset
 
 FORMATS: dict[str, Format] = {kind.name: kind for kind in (Folder(), WebDataset())}
@@ -28,47 +29,58 @@ def find_format(name: str) -> Format:
     return found
 
 
-def chooser(name: str) -> Callable[[Iterable[str]], Format]:
+def chooser(
+    name: str, extensions: Iterable[str] | None = None, on_note: Callable[[str], None] = lambda note: None
+) -> Callable[[Iterable[str]], Format]:
     """The builder's choice of the format: `name` as given, or found from the object names if "auto".
+
+    Args:
+        name: of the format.
+        extensions: of the files that are samples (raw files only); None: see `folder.class_folders`.
+        on_note: takes a line about files that are no samples.
 
     Raises:
         ConfigError: no such format.
     """
-    if name == AUTO:
-        return lambda keys: FORMATS[detect(keys)]
-    found = find_format(name)
-    return lambda keys: found
+    fixed = None if name == AUTO else find_format(name)
+
+    def choose(keys: Iterable[str]) -> Format:
+        names = list(keys)
+        if extensions is not None:
+            return _named_files(names, Folder(extensions=frozenset(extensions)))
+        found = fixed or FORMATS[detect(names)]
+        return class_folders(names, on_note) if isinstance(found, Folder) else found
+
+    return choose
 
 
-def detect(keys: Iterable[str]) -> str:
+def detect(keys: Sequence[str]) -> str:
     """Finds the format from object names: only tars are "webdataset", no tars are "folder".
 
     Hidden files and folder markers do not count.
 
     Raises:
-        ConfigError: tars and other files together; says how many of which.
+        ConfigError: tars and other files together, or a dataset of another kind; says how many of which.
     """
-    folder, tars = FORMATS["folder"], FORMATS["webdataset"]
-    endings: Counter[str] = Counter()
-    tar_count = 0
-    for key in keys:
-        if tars.accepts(key):
-            tar_count += 1
-        elif folder.accepts(key):
-            endings[_ending(key)] += 1
-    if tar_count and endings:
-        found = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(5))
+    refuse_foreign(keys)
+    tars = FORMATS["webdataset"]
+    tar_keys = [key for key in keys if not is_common(key) and tars.accepts(key)]
+    others = [key for key in keys if not is_hidden(key) and not tars.accepts(key)] if tar_keys else []
+    if others:
         raise ConfigError(
-            f"format='auto' found {tar_count} tars and other files ({found}); "
-            "name the format: 'webdataset' takes the tars only, 'folder' takes every file as a sample",
+            f"format='auto' found {len(tar_keys)} tars and other files ({counted(others)}); name the format: "
+            "'webdataset' takes the tars only, 'folder' the files; extensions= says which of them",
             field="format",
-            tars=tar_count,
-            others=endings.total(),
+            tars=len(tar_keys),
+            others=len(others),
         )
-    return "webdataset" if tar_count else "folder"
+    return "webdataset" if tar_keys else "folder"
 
 
-def _ending(key: str) -> str:
-    basename = key.rsplit("/", 1)[-1]
-    _, dot, ending = basename.rpartition(".")
-    return f".{ending.lower()}" if dot else "without extension"
+def _named_files(keys: Sequence[str], chosen: Folder) -> Folder:
+    if not any(map(chosen.accepts, keys)):
+        wanted = ", ".join(sorted(chosen.extensions or ()))
+        raise ConfigError(
+            f"extensions={wanted}: none of the {len(keys)} files has one ({counted(keys)})", field="extensions"
+        )
+    return chosen

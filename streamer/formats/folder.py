@@ -2,38 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from streamer.formats.base import Field, Indexing, SampleName, Span
+from streamer.formats.names import AUDIO, COMPANIONS, PICTURES, VIDEO, base_name, extension, is_hidden
 from streamer.manifest.model import ObjectRecord
-
-# The field of a file whose name has no extension.
-NO_EXTENSION = "bin"
 
 
 class Folder(msgspec.Struct, frozen=True):
-    """Raw files."""
+    """Raw files.
+
+    Attributes:
+        extensions: of the files that are samples, as `names.extension` gives them; None: all files.
+    """
 
     name: str = "folder"
     whole_objects: bool = True
+    extensions: frozenset[str] | None = None
 
     def accepts(self, key: str) -> bool:
-        """All files but hidden ones (`.DS_Store`, `._a.jpg`) and the markers of empty folders."""
-        basename = key.rsplit("/", 1)[-1]
-        return bool(basename) and not basename.startswith(".")
+        """The files of these extensions, but hidden ones and the markers of empty folders."""
+        return not is_hidden(key) and (self.extensions is None or extension(key) in self.extensions)
 
     def index(self, target: ObjectRecord, start: int = 0) -> Indexing:
         """The object is the sample; needs no byte of it."""
         yield Span(0, target.size)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
-        """One field, named by the extension in lower case; the key is the path below the dataset's url."""
+        """One field, named by the extension (see `names`); the key is the path below the dataset's url."""
         return name.object_key, [Field(extension(name.object_key), content)]
 
 
-def extension(key: str) -> str:
-    """The last extension of a path in lower case: "jpg" of "a/b.c.JPG"."""
-    stem, dot, ending = key.rsplit("/", 1)[-1].rpartition(".")
-    return ending.lower() if dot and stem and ending else NO_EXTENSION
+_MEDIA = (PICTURES, AUDIO, VIDEO)
+
+
+def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder:
+    """The format where most files are in class folders: those of the commonest extension are samples; else all are.
+
+    All pictures count as one extension, and so do all sounds and all films; beside these, documents do not count.
+
+    Args:
+        keys: of all objects.
+        on_note: takes a line about the visible files that are no samples.
+    """
+    files = [key for key in keys if not is_hidden(key)]
+    if 2 * sum("/" in key for key in files) <= len(files):
+        return Folder()
+    endings = Counter(map(extension, files))
+    chosen = _commonest(endings)
+    if not endings.keys() <= chosen:
+        others = [key for key in files if extension(key) not in chosen]
+        on_note(
+            f"{len(others)} of {len(files)} files are no samples ({counted(others)}): those in the class folders are "
+            f".{', .'.join(sorted(endings.keys() & chosen))}; extensions= chooses others"
+        )
+    return Folder(extensions=chosen)
+
+
+def _commonest(endings: Counter[str]) -> frozenset[str]:
+    groups: Counter[frozenset[str]] = Counter()
+    for ending, count in endings.items():
+        groups[next((kind for kind in _MEDIA if ending in kind), frozenset([ending]))] += count
+    if any(kind in groups for kind in _MEDIA):
+        groups = Counter({kind: count for kind, count in groups.items() if not kind <= COMPANIONS})
+    # Pictures where as many files are something else; then by name, so that the choice follows from the listing alone.
+    return max(groups, key=lambda kind: (groups[kind], kind is PICTURES, sorted(kind)))
+
+
+def counted(keys: Iterable[str]) -> str:
+    """The commonest extensions of files: "12 .json, 1 without extension"."""
+    endings = Counter(f".{extension(key)}" if "." in base_name(key)[1:] else "without extension" for key in keys)
+    return ", ".join(f"{count} {ending}" for ending, count in endings.most_common(5))

@@ -1,8 +1,8 @@
 """WebDataset: tars in which consecutive members with the same key are one sample.
 
 The key is the member's path up to the first dot of its basename, the field is the rest in lower case, as the
-`webdataset` library has it. Hidden files, names without a dot and `__metadata__` members are no samples; a key
-that comes back later in the tar is another sample. A sample's bytes are its members with their headers.
+`webdataset` library has it, but "jpg" for "jpeg". Hidden files, names without a dot and `__metadata__` members are no
+samples; a key that comes back later in the tar is another sample. A sample's bytes are its members with their headers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 
 from streamer.errors import DecodeError, ManifestError
 from streamer.formats.base import Field, Indexing, Need, SampleName, Span
+from streamer.formats.names import field_name
 from streamer.formats.tar import Member, TarError, members_of, read_members
 from streamer.manifest.model import ObjectRecord
 
@@ -49,14 +50,15 @@ class WebDataset(msgspec.Struct, frozen=True):
         """Finds the samples of one tar, from the sample that begins at byte `start`.
 
         Raises:
-            ManifestError: compressed, cut off or broken; names object and offset.
+            ManifestError: compressed, cut off or broken; names object and offset. With a "reason" among its details it
+                is damaged.
         """
         if target.url.lower().endswith(COMPRESSED_SUFFIXES):
             raise _refusal(target, "is compressed; unpack it to a plain .tar", 0)
         try:
             yield from _group(_sniff(target, start))
         except TarError as error:
-            raise _refusal(target, f"cannot be read: {error.reason}", error.offset) from error
+            raise _damage(target, error) from error
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
         """Takes the members of one sample apart.
@@ -77,6 +79,8 @@ class WebDataset(msgspec.Struct, frozen=True):
                 fields.append(Field(parts[1], content[member.content_start : member.content_stop]))
         except TarError as error:
             raise DecodeError(f"not a WebDataset sample: {error}", offset=error.offset) from error
+        if any(field.name.endswith("jpeg") for field in fields):
+            fields = _one_spelling(fields)
         if key is None:
             raise DecodeError(f"no file among the {len(content)} bytes of a sample")
         return key, fields
@@ -89,6 +93,13 @@ def split_name(name: str) -> tuple[str, str] | None:
     if dot <= slash + 1 or (name.startswith("__") and _META_NAME.match(name)):
         return None
     return name[:dot], name[dot + 1 :].lower()
+
+
+def _one_spelling(fields: list[Field]) -> list[Field]:
+    """Fields with "jpg" for "jpeg"; a sample that has both keeps both."""
+    taken = {field.name for field in fields}
+    names = [field_name(field.name) for field in fields]
+    return [field if name in taken else Field(name, field.content) for name, field in zip(names, fields, strict=True)]
 
 
 def _sniff(target: ObjectRecord, start: int) -> Generator[Need | Member, memoryview | None, None]:
@@ -143,6 +154,18 @@ def _group(walk: Generator[Need | Member, memoryview | None, None]) -> Indexing:
         stop, gap_start = item.stop, None
     if key is not None:
         yield Span(start, stop)
+
+
+def _damage(target: ObjectRecord, error: TarError) -> ManifestError:
+    reason = f"{error.reason} (at byte {error.offset} of {target.size})"
+    return ManifestError(
+        f"{target.url} is damaged: {reason}. To repair it, unpack it with `tar -xif`, delete the file that is cut off "
+        "and pack the rest with `tar --sort=name`; index_errors='skip' leaves damaged tars out",
+        url=target.url,
+        offset=error.offset,
+        size=target.size,
+        reason=reason,
+    )
 
 
 def _refusal(target: ObjectRecord, what: str, offset: int) -> ManifestError:

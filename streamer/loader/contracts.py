@@ -17,6 +17,11 @@ from streamer.config import RankConfig
 from streamer.errors import Detail
 from streamer.loader.batch.placement import Rows
 from streamer.loader.skipping import SharedBudget, SkipRules
+from streamer.order.plan import LastBatch
+
+# A chunk that is still missing or wrong after this many new leases is an error. Counted for each chunk: a program that
+# overwrites the cache damages many of one batch.
+REREADS = 3
 
 
 class ChunkUnreadableError(Exception):
@@ -66,6 +71,11 @@ class BatchedSource(Protocol):
     @property
     def draws(self) -> bool:
         """Whether user code runs for a sample, which may draw from the global generators."""
+        ...
+
+    @property
+    def user_code(self) -> Sequence[object]:
+        """The code that runs for a sample; its own generators are seeded."""
         ...
 
     @property
@@ -208,6 +218,10 @@ class PreparedStream(Protocol):
         """A readable name of a sample."""
         ...
 
+    def sample_number(self, ordinal: int) -> int:
+        """The number that `dataset[i]` takes for a sample."""
+        ...
+
     def shared_budget(self) -> SharedBudget | None:
         """Counts skipped samples over all ranks, one per loader; None: there is one rank."""
         ...
@@ -257,7 +271,7 @@ class LoaderSide(Protocol):
         """User code that runs in workers; the modules that it needs are imported before they start."""
         ...
 
-    def prepare(self, batch_size: int, drop_last: bool) -> PreparedStream:
+    def prepare(self, batch_size: int, last_batch: LastBatch | None) -> PreparedStream:
         """Does the I/O of this rank only: finds the manifest and fixes the order."""
         ...
 

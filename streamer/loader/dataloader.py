@@ -12,23 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.errors import ClosedError, StreamerError
+from streamer.loader.checks import at_least, function, one_of, saved_state, seconds
 from streamer.loader.contracts import Collate, Loadable, PreparedStream
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.prefetcher import check_device
-from streamer.loader.epoch_iterator import EpochIterator
+from streamer.loader.epoch_iterator import EpochIterator, EpochOwner
 from streamer.loader.feed.supply import Supply
 from streamer.loader.headspace import Headspace, detached
 from streamer.loader.lifecycle import SupplyOwner
 from streamer.loader.options import (
     LoaderSettings,
     Pin,
-    at_least,
-    check_state,
     loader_side,
     no_batch,
-    one_of,
     ring_bytes_of,
-    seconds,
     span_of,
     worker_config,
 )
@@ -36,15 +33,17 @@ from streamer.loader.skipping import OnError, SkipLedger, Skipped, SkipRules
 from streamer.loader.stall.report import Snapshot, StallReport, compare
 from streamer.loader.stall.reporter import OnReport, StallReporter, engine_view, named, rank_of, report_rules, snapshot
 from streamer.loader.stall.stats import LoaderStats, TrainerClock
-from streamer.loader.torch_arguments import check_torch_arguments
+from streamer.loader.torch_arguments import check_torch_arguments, last_batch_of
+from streamer.loader.torch_attributes import TorchAttributes
 from streamer.loader.workers.fork_server import fork_server
 from streamer.loader.workers.pool import WorkerStart, WorkerType
+from streamer.order.plan import LastBatch
 
 if TYPE_CHECKING:
     import torch
 
 
-class StreamingDataLoader:
+class StreamingDataLoader(TorchAttributes):
     """Iterates over a `StreamingDataset` in batches, made by worker processes, delivered in order.
 
     The batches are those of `default_collate` over the dataset's own order, for any number of workers. Their tensors
@@ -62,7 +61,9 @@ class StreamingDataLoader:
         batch_size: samples per batch of this rank.
         num_workers: worker processes; 0: everything happens in `next()`. One starts at once, each further one when a
             batch could be made and all workers are busy.
-        drop_last: leave out the last, incomplete batch; otherwise it is filled with repeats (`repeated` marks them).
+        drop_last: torch's word for last_batch="drop".
+        last_batch: if it is incomplete: "fill" it with repeats (`repeated` marks them); leave it "short", on one rank
+            only; "drop" it. None: "short" on one rank, "fill" on several, which make the same number of steps.
         device: the target of the batches; copies run on a separate stream, two batches ahead. None: no copies.
         device_transform: called with each batch on the device, e.g. `streamer.loader.device.Normalize`.
         collate_fn: list of samples -> batch; default: like `default_collate`. Runs in the workers.
@@ -92,6 +93,7 @@ class StreamingDataLoader:
         num_workers: int = 0,
         *,
         drop_last: bool = False,
+        last_batch: LastBatch | None = None,
         device: str | torch.device | None = None,
         device_transform: Callable[[object], object] | None = None,
         collate_fn: Collate | None = None,
@@ -116,14 +118,14 @@ class StreamingDataLoader:
         self._settings = LoaderSettings(
             batch_size=at_least("batch_size", batch_size, 1),
             workers=workers,
-            drop_last=drop_last,
+            last_batch=last_batch_of(last_batch, drop_last),
             device=check_device(device),
-            device_transform=device_transform,
-            collate_fn=collate_fn,
+            device_transform=function("device_transform", device_transform),
+            collate_fn=function("collate_fn", collate_fn),
             span=span_of(prefetch_batches, workers),
             ring_bytes=ring_bytes_of(ring_bytes),
             timeout=seconds("timeout", timeout),
-            pin=pin,
+            pin=one_of("pin", pin, ("auto", True, False)),
             on_error=None if on_error is None else one_of("on_error", on_error, ("raise", "skip")),
             error_budget=None if error_budget is None else at_least("error_budget", error_budget, 0),
             reports=report_rules(report_seconds, on_report),
@@ -188,7 +190,8 @@ class StreamingDataLoader:
             # After the first request for a batch: with all cores busy a thread takes 6 ms to start (2026-11-22).
             reporter.start()
         s, left = self._settings, self._batches(epoch) - batch
-        self._epoch = EpochIterator(_EpochOwner(self), left, self._clock, self._supply_owner.mover, s.device_transform)
+        owner = EpochOwner(self._ready, self._take, self._arrived, self._finished)
+        self._epoch = EpochIterator(owner, left, self._clock, self._supply_owner.mover, s.device_transform)
         return self._epoch
 
     def _beginning(self) -> tuple[int, int]:
@@ -204,6 +207,7 @@ class StreamingDataLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next `iter()`; a loaded state inside it is kept."""
+        epoch = at_least("epoch", epoch, 0)
         if epoch != self._start[0]:
             self._start = (epoch, 0)
         self._epoch_requested = True
@@ -220,7 +224,7 @@ class StreamingDataLoader:
                 on all of them.
         """
         self._check_usable()
-        check_state(state)
+        saved_state(state)
         self._end_supply()
         self._compared, self._failure = False, None
         try:
@@ -297,11 +301,21 @@ class StreamingDataLoader:
         self._supply_owner.until_end(reporter.stop)
         return reporter
 
+    def _ready(self) -> int:
+        self._check_usable()
+        return supply.ready if (supply := self._supply) is not None else 0
+
+    def _take(self) -> Delivery:
+        return self._supply_owner.take(self._clock)
+
+    def _finished(self) -> None:
+        self._position = self._position[0] + 1, 0
+
     def _arrived(self, delivery: Delivery) -> None:
         """Delivers the next batch, unless too many samples were skipped."""
         if self._skip_rules.on_error == "skip":
-            key = self._prepare().sample_key
-            self._ledger.note([Skipped(at, key(at), cause) for at, cause in delivery.skipped], self._delivered)
+            number, key = self._prepare().sample_number, self._prepare().sample_key
+            self._ledger.note([Skipped(number(at), key(at), cause) for at, cause in delivery.skipped], self._delivered)
             self._ledger.check(self._delivered)
         self._delivered += 1
         self._position = delivery.epoch, delivery.batch + 1
@@ -354,7 +368,7 @@ class StreamingDataLoader:
             raise self._failure.with_traceback(None)
         prepared = self._prepare()
         if not self._batches(self._start[0]):
-            raise no_batch(self._settings.batch_size, self._settings.drop_last)
+            raise no_batch(self._settings.batch_size)
         return prepared
 
     def _batches(self, epoch: int) -> int:
@@ -366,7 +380,7 @@ class StreamingDataLoader:
         self._check_usable()
         if self._prepared is None:
             self._edition = self._source.edition
-            self._prepared = self._source.prepare(self._settings.batch_size, self._settings.drop_last)
+            self._prepared = self._source.prepare(self._settings.batch_size, self._settings.last_batch)
         return self._prepared
 
     def _check_usable(self) -> None:
@@ -374,27 +388,3 @@ class StreamingDataLoader:
             raise ClosedError("this StreamingDataLoader is closed")
         if self._pid != os.getpid():
             raise ClosedError("this StreamingDataLoader belongs to the process that made it; make one after the fork")
-
-
-class _EpochOwner:
-    """The loader from the side of its epoch iterator."""
-
-    def __init__(self, loader: StreamingDataLoader) -> None:
-        self._loader = loader
-
-    def ready(self) -> int:
-        """See `EpochOwner`."""
-        self._loader._check_usable()
-        return supply.ready if (supply := self._loader._supply) is not None else 0
-
-    def next_delivery(self) -> Delivery:
-        """See `EpochOwner`."""
-        return self._loader._supply_owner.take(self._loader._clock)
-
-    def delivered(self, delivery: Delivery) -> None:
-        """See `EpochOwner`."""
-        self._loader._arrived(delivery)
-
-    def finished(self) -> None:
-        """See `EpochOwner`."""
-        self._loader._position = self._loader._position[0] + 1, 0

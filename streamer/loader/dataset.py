@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import EllipsisType
 
 import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
+import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
 from streamer.decode.dispatch import DecodeRule
 from streamer.errors import ConfigError
-from streamer.loader.rank.dataset_options import DatasetOptions, OnChange, as_urls
+from streamer.loader import checks
+from streamer.loader.rank.dataset_options import DatasetOptions, FixedArguments, OnChange, OnDamage, as_urls
 from streamer.loader.rank.epoch_cell import EpochCell, WorkerTicket
 from streamer.loader.rank.loader_side import DatasetSide
 from streamer.loader.rank.opening import Opening
 from streamer.loader.rank.prepared import Prepared
 from streamer.loader.rank.sample_iterator import Progress, SampleIterator, resumed_share
-from streamer.loader.rank.selections import Indices
+from streamer.loader.rank.selections import Indices, choice
+from streamer.loader.rank.single_reads import SlowReads
 from streamer.loader.rank.step_session import Share
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError, SkipLedger, Skipped
-from streamer.manifest.selection import Where
-from streamer.order.plan import batch_count
+from streamer.loader.torch_arguments import last_batch_of
+from streamer.order.plan import LastBatch
 
 Url = str | os.PathLike[str]
 
 
-class StreamingDataset(IterableDataset[object]):
+class StreamingDataset(FixedArguments, IterableDataset[object]):
     """Samples of a dataset in object storage, through the machine's cache, in an exact order.
 
     Works under `StreamingDataLoader`, under a plain `torch.utils.data.DataLoader` with any number of workers (fork or
@@ -41,8 +47,7 @@ class StreamingDataset(IterableDataset[object]):
     Several loaders and loops may read from one dataset at the same time, each at its own pace; they share the fetched
     chunks.
 
-    The last batch is filled with repeats, so that all ranks make the same number of steps, or left out with
-    `drop_last`.
+    All ranks make the same number of steps: on several, the last batch is filled with repeats, see `last_batch`.
 
     Args:
         url: a prefix or an object, or several; any fsspec url, or a local path.
@@ -51,7 +56,8 @@ class StreamingDataset(IterableDataset[object]):
         cache_dir: the folder of the chunks on this machine; None: $STREAMER_CACHE_DIR, else the XDG cache folder.
         cache_bytes: limit, as bytes or "200GB"; "auto": 80 % of the free space. For an engine that this process starts.
         storage_options: as for fsspec.
-        shuffle: True or "block", "sample" (see the docs for its price), False.
+        shuffle: True or "block", "sample" (see the docs for its price), False (in the order of the urls, of the keys
+            below each, and of the members of a tar).
         seed: fixes the order, and the `rng` of transforms.
         batch_size: samples of a batch on one rank, for plain DataLoaders.
         lanes, shuffle_window: override the automatic choice (chunks open over all nodes).
@@ -61,7 +67,9 @@ class StreamingDataset(IterableDataset[object]):
             seed, epoch and sample; one called `out` a dict with the rows of the sample's arrays in the batch, by
             field, possibly empty: arrays that are written there and returned are not copied again.
         allow_pickle: decode .pt and .pkl fields, which runs code that they contain.
-        drop_last: leave out the last, incomplete batch; for plain DataLoaders.
+        drop_last: torch's word for last_batch="drop".
+        last_batch: of plain DataLoaders, if it is incomplete: "fill" it with repeats, which `repeated` marks; leave it
+            "short", on one rank only; "drop" it. None: "short" on one rank, "fill" on several.
         rank, world_size: override torch.distributed and the environment (torchrun, SLURM); both or neither.
         on_error: "raise", or "skip": another sample of the batch replaces one that cannot be decoded or
             transformed, marked as a repeat.
@@ -70,6 +78,9 @@ class StreamingDataset(IterableDataset[object]):
         index_limit: seconds; a manifest that would take longer is not built at first use.
         stream: distinguishes two datasets of one job with the same data and shuffle but different batches; loaders of
             one dataset need none.
+        extensions: of the raw files that are samples, as ["jpg", "png"]; capitals do not matter, jpeg is jpg. None:
+            where most files are in class folders, the commonest (all pictures count as one); else all.
+        index_errors: "raise", or "skip": damaged tars are left out; a warning names them.
         on_change: "raise": the dataset is fixed at first use, and an object that changes later is an
             ObjectChangedError. "refresh": the objects are listed again before each epoch, see `refresh`; within an
             epoch a changed object is still an error.
@@ -101,6 +112,7 @@ class StreamingDataset(IterableDataset[object]):
         transform: Transform | None = None,
         allow_pickle: bool = False,
         drop_last: bool = False,
+        last_batch: LastBatch | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         on_error: OnError = "raise",
@@ -109,14 +121,16 @@ class StreamingDataset(IterableDataset[object]):
         index_limit: float = 600.0,
         stream: str = "",
         on_change: OnChange = "raise",
+        extensions: str | Sequence[str] | None = None,
+        index_errors: OnDamage = "raise",
     ) -> None:
         options = DatasetOptions(
             urls=as_urls(url),
-            manifest=None if manifest is None else os.fspath(manifest),
+            manifest=checks.path("manifest", manifest),
             format=format,
-            cache_dir=None if cache_dir is None else os.fspath(cache_dir),
+            cache_dir=checks.path("cache_dir", cache_dir),
             cache_bytes=cache_bytes,
-            storage_options=dict(storage_options or {}),
+            storage_options=checks.mapping("storage_options", storage_options),
             shuffle=shuffle,
             seed=seed,
             batch_size=batch_size,
@@ -125,7 +139,7 @@ class StreamingDataset(IterableDataset[object]):
             decode=decode,
             transform=transform,
             allow_pickle=allow_pickle,
-            drop_last=drop_last,
+            last_batch=last_batch_of(last_batch, drop_last),
             rank=rank,
             world_size=world_size,
             on_error=on_error,
@@ -134,6 +148,8 @@ class StreamingDataset(IterableDataset[object]):
             index_limit=index_limit,
             stream=stream,
             on_change=on_change,
+            extensions=extensions,
+            index_errors=index_errors,
         )
         # One job for this process and its workers, where torchrun or SLURM name none.
         self._start(Opening(options, (), f"pid-{os.getpid()}", EpochCell()))
@@ -145,9 +161,8 @@ class StreamingDataset(IterableDataset[object]):
     # ------------------------------------------------------------ contents
 
     def __len__(self) -> int:
-        """Samples of this rank per epoch, over all its workers: padded, or without the last batch."""
-        prepared = self._plain()
-        return batch_count(self.samples, prepared.global_batch, prepared.drop_last) * prepared.local_batch
+        """Samples of this rank per epoch, over all its workers; repeats that fill the last batch count."""
+        return self._plain().epoch_samples
 
     @property
     def samples(self) -> int:
@@ -168,14 +183,15 @@ class StreamingDataset(IterableDataset[object]):
         """Reads one sample by a small ranged read. For inspection, not for training: it bypasses the cache's plan.
 
         Args:
-            index: 0..samples-1 in the order of the manifest, or negative from the end.
+            index: 0..samples-1 in the order of the manifest (of raw files by key with shuffle=False, else by a hash),
+                or negative from the end.
 
         Raises:
             IndexError: no such sample.
+            ConfigError: it is no whole number.
         """
-        if not -self.samples <= index < self.samples:
-            raise IndexError(f"sample {index} of {self.samples}")
-        return self._opening.look(self.epoch, index % self.samples)
+        with self._single_reads.read():
+            return self._opening.look(self.epoch, checks.index(index))
 
     def get(self, key: str) -> object:
         """Reads the first sample with this "__key__".
@@ -192,11 +208,12 @@ class StreamingDataset(IterableDataset[object]):
         *,
         indices: Indices | None = None,
         keys: str | Sequence[str] | None = None,
-        labels: Sequence[str | int] | None = None,
+        labels: str | int | Sequence[str | int] | None = None,
         min_bytes: int | None = None,
         max_bytes: int | None = None,
         fraction: tuple[float, float] | None = None,
         seed: int = 0,
+        transform: Transform | EllipsisType | None = ...,
     ) -> StreamingDataset:
         """Returns a dataset of the samples that meet all conditions, which are applied at first use. Can be repeated.
 
@@ -205,26 +222,20 @@ class StreamingDataset(IterableDataset[object]):
         Args:
             indices: numbers 0..samples-1 of this dataset: a sequence, slice, array of numbers or of bools.
             keys: a glob over keys ("dogs/*.jpg"), or several, of which one must match (not in containers).
-            labels: class names or numbers (not in containers).
+            labels: a class name or number, or several (not in containers).
             min_bytes: smallest stored size of a sample.
             max_bytes: largest stored size of a sample, inclusive.
             fraction: a random part, half-open: (0, 0.9) for training and (0.9, 1) for validation are disjoint.
             seed: of the random parts.
+            transform: of the new dataset, None for none; left out: that of this dataset.
 
         Raises:
             ConfigError: invalid conditions.
         """
-        where = Where(
-            keys=[keys] if isinstance(keys, str) else keys,
-            labels=labels,
-            sizes=None if min_bytes is None and max_bytes is None else (min_bytes, max_bytes),
-            fraction=fraction,
-            seed=seed,
-        )
+        added = choice(indices, keys=keys, labels=labels, sizes=(min_bytes, max_bytes), fraction=fraction, seed=seed)
+        options = self._opening.options
         other = StreamingDataset.__new__(StreamingDataset)
-        mine = self._opening
-        shared = EpochCell(manifest=mine.shared.manifest)
-        other._start(Opening(mine.options, (*mine.choices, (indices, where)), mine.job, shared))
+        other._start(self._opening.part(added, options if transform is ... else replace(options, transform=transform)))
         return other
 
     def refresh(self) -> bool:
@@ -253,11 +264,28 @@ class StreamingDataset(IterableDataset[object]):
         Raises:
             ConfigError: negative.
         """
-        if epoch < 0:
-            raise ConfigError(f"epoch={epoch} is negative", field="epoch")
+        epoch = checks.at_least("epoch", epoch, 0)
         self._epochs.set(epoch)
         self._side.requested_epoch = epoch
         self._resume = None
+
+    def repeated(self, step: int) -> npt.NDArray[np.bool_]:
+        """Which samples of a batch are repeats that only fill it: bool (samples,). For plain DataLoaders.
+
+        `StreamingDataLoader.repeated` is its own. Samples that replace skipped ones are not marked.
+
+        Args:
+            step: number of the batch, counted from the start of the epoch, for plain DataLoaders whose batch size the
+                dataset was given.
+
+        Raises:
+            ConfigError: the dataset was not given `batch_size`.
+            IndexError: no such batch.
+        """
+        if self._opening.options.batch_size is None:
+            message = "repeated(step) needs the batches: give StreamingDataset the batch_size of the DataLoader"
+            raise ConfigError(message, field="batch_size")
+        return self._plain().plan(max(0, self.epoch - 1)).repeated(step)
 
     def state_dict(self) -> dict[str, object]:
         """The position of the last `iter()` of this process, or the start of the next one.
@@ -270,8 +298,12 @@ class StreamingDataset(IterableDataset[object]):
         return progress.state(self._plain())
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Makes the next `iter()` continue from a state; it is checked then."""
-        self._resume = dict(state)
+        """Makes the next `iter()` continue from a state; it is checked then.
+
+        Raises:
+            StateError: it is no dict.
+        """
+        self._resume = dict(checks.saved_state(state))
 
     # ------------------------------------------------------------ reading
 
@@ -315,6 +347,7 @@ class StreamingDataset(IterableDataset[object]):
         self._prepared = None
         self._progress = None
         self._rounds = (0, -1)
+        self._single_reads = SlowReads()
 
     def __getstate__(self) -> dict[str, object]:
         """For spawned workers: without open resources, and with the rank, which they cannot detect."""
@@ -334,7 +367,7 @@ class StreamingDataset(IterableDataset[object]):
         edition = self._side.edition
         if self._prepared is None or self._prepared[0] != edition:
             options = self._opening.options
-            self._prepared = edition, self._opening.prepare(options.batch_size or 1, options.drop_last, plain=True)
+            self._prepared = edition, self._opening.prepare(options.batch_size or 1, options.last_batch, plain=True)
         return self._prepared[1]
 
     def _for_loader(self) -> DatasetSide:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+
+import msgspec
 
 from streamer.errors import ClosedError
 from streamer.loader.delivery import Delivery
@@ -12,28 +13,20 @@ from streamer.loader.device.prefetcher import DevicePrefetcher
 from streamer.loader.stall.stats import TrainerClock
 
 
-class EpochOwner(Protocol):
-    """The loader that owns an epoch iterator."""
+class EpochOwner(msgspec.Struct, frozen=True):
+    """The loader that owns an epoch iterator, as functions.
 
-    def next_delivery(self) -> Delivery:
-        """The next batch from the supply; blocks."""
-        ...
+    Attributes:
+        ready: number of finished batches that wait; a ClosedError if the loader is closed.
+        next_delivery: the next batch from the supply; blocks.
+        delivered: records that the trainer has the batch.
+        finished: records the end of the epoch.
+    """
 
-    def delivered(self, delivery: Delivery) -> None:
-        """Records that the trainer has the batch."""
-        ...
-
-    def finished(self) -> None:
-        """Records the end of the epoch."""
-        ...
-
-    def ready(self) -> int:
-        """Number of finished batches that wait.
-
-        Raises:
-            ClosedError: the loader is closed.
-        """
-        ...
+    ready: Callable[[], int]
+    next_delivery: Callable[[], Delivery]
+    delivered: Callable[[Delivery], None]
+    finished: Callable[[], None]
 
 
 class EpochIterator:

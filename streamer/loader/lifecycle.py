@@ -14,6 +14,7 @@ from streamer.loader.delivery import Delivery
 from streamer.loader.device.copying import Mover, mover_for
 from streamer.loader.feed.feeder import Feeder, FeedPlan
 from streamer.loader.feed.supply import FedSupply, InlineSupply, Supply, counted
+from streamer.loader.feed.waits import who
 from streamer.loader.options import LoaderSettings
 from streamer.loader.ring.pinning import Pinner
 from streamer.loader.stall.stats import LoaderStats, TrainerClock
@@ -134,7 +135,7 @@ class SupplyOwner:
         if self._feeder is None:
             self._feeder = self._build_feeder()
         self._feeder.configure(prepared, rules)
-        return FedSupply(self._feeder)
+        return FedSupply(self._feeder, who(prepared))
 
     def _build_feeder(self) -> Feeder:
         s = self.settings

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import get_args
 
 from streamer.errors import ConfigError
+from streamer.order.plan import LastBatch
 
 # Argument -> accepted values without effect, and the replacement for other values.
 _INSTEAD: dict[str, tuple[tuple[object, ...], str]] = {
@@ -33,6 +35,21 @@ _INSTEAD: dict[str, tuple[tuple[object, ...], str]] = {
         "a worker makes one batch at a time; use more num_workers",
     ),
 }
+
+
+def last_batch_of(last_batch: LastBatch | None, drop_last: bool) -> LastBatch | None:
+    """What becomes of the last batch, from its argument and from torch's; None: not said.
+
+    Raises:
+        ConfigError: an invalid value, or the two contradict each other.
+    """
+    if last_batch not in (None, *get_args(LastBatch)):
+        raise ConfigError(f"last_batch={last_batch!r} is none of 'fill', 'short', 'drop'", field="last_batch")
+    if not isinstance(drop_last, bool):
+        raise ConfigError(f"drop_last={drop_last!r} is neither True nor False", field="drop_last")
+    if drop_last and last_batch not in (None, "drop"):
+        raise ConfigError(f"drop_last=True contradicts last_batch={last_batch!r}; give one of them", field="last_batch")
+    return "drop" if drop_last else last_batch
 
 
 def check_torch_arguments(given: Mapping[str, object]) -> None:

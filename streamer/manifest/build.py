@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +14,7 @@ from streamer.manifest.bounded_map import bounded_map
 from streamer.manifest.index_log import IndexLogs
 from streamer.manifest.indexing import WINDOW_BYTES, Budget, Container, index_container, most_open_bytes
 from streamer.manifest.listing import Listing, list_objects
-from streamer.manifest.packing import Cut, choose_chunk_bytes, hash_keys, pack_objects
+from streamer.manifest.packing import Cut, choose_chunk_bytes, hash_keys, pack_in_order, pack_objects
 from streamer.manifest.protocols import (
     ChooseFormat,
     Estimate,
@@ -31,6 +31,9 @@ from streamer.manifest.publish import publish
 from streamer.manifest.rows import Rows, rows_of_containers, rows_of_objects
 from streamer.manifest.table import Manifest
 
+# More than a user reads one by one.
+_DAMAGES_NAMED = 50
+
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a manifest is built.
@@ -43,6 +46,10 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         on_progress: called after each window and each object.
         on_chunk: offered chunks whose bytes were read for the index, with those bytes.
         logs: notes what was found; a build that was killed goes on there.
+        in_key_order: raw files as they were listed, by url and key; otherwise by the hash of their keys, which mixes
+            the classes of a chunk. No matter for containers.
+        on_damage: called with a line for each container that is left out because it is damaged, and one for all; None:
+            it is an error.
     """
 
     chunk_bytes: int | Literal["auto"] = "auto"
@@ -54,6 +61,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_progress: OnProgress | None = None
     on_chunk: OnChunk | None = None
     logs: IndexLogs | None = None
+    in_key_order: bool = False
+    on_damage: Callable[[str], None] | None = None
 
 
 async def build(
@@ -92,7 +101,7 @@ async def build(
         options.on_estimate(_estimate(listing, chosen, chunk_bytes))
     # In threads from here on: 10^6 raw files take 5 s of CPU, and the loop serves others meanwhile.
     if chosen.whole_objects:
-        rows = await asyncio.to_thread(_pack, listing, chosen, chunk_bytes)
+        rows = await asyncio.to_thread(_pack, listing, chosen, chunk_bytes, options.in_key_order)
         _report_whole(rows, options)
     else:
         rows = await _Indexed(listing, chosen, chunk_bytes, reader, options).rows()
@@ -117,8 +126,9 @@ def _estimate(listing: Listing, chosen: Indexer, chunk_bytes: int) -> Estimate:
     )
 
 
-def _pack(listing: Listing, chosen: Indexer, chunk_bytes: int) -> Rows:
-    order, first = pack_objects(hash_keys(listing.keys), listing.sizes, chunk_bytes)
+def _pack(listing: Listing, chosen: Indexer, chunk_bytes: int, in_key_order: bool) -> Rows:
+    pack = pack_in_order if in_key_order else pack_objects
+    order, first = pack(hash_keys(listing.keys), listing.sizes, chunk_bytes)
     return rows_of_objects(listing, chosen.name, chunk_bytes, order, first)
 
 
@@ -145,11 +155,40 @@ class _Indexed:
         self._budget = Budget.of(options.memory_bytes, options.concurrency, len(listing), kept_bytes)
         self._total_bytes = int(listing.sizes.sum())
         self._done = self._done_bytes = self._read_bytes = self._samples = 0
+        self._damages: dict[int, ManifestError] = {}
 
     async def rows(self) -> Rows:
         numbers = range(len(self._listing))
-        cuts = await bounded_map(self._index, numbers, self._budget.parallel_objects)
-        return await asyncio.to_thread(rows_of_containers, self._listing, self._chosen.name, self._chunk_bytes, cuts)
+        cuts = await bounded_map(self._index_or_leave, numbers, self._budget.parallel_objects)
+        listing, good = self._listing, [cut for cut in cuts if cut is not None]
+        if self._damages:
+            self._report_damages()
+            listing = listing.only([number for number in numbers if cuts[number] is not None])
+        return await asyncio.to_thread(rows_of_containers, listing, self._chosen.name, self._chunk_bytes, good)
+
+    def _report_damages(self) -> None:
+        assert self._options.on_damage is not None
+        found = [self._damages[number] for number in sorted(self._damages)]
+        if len(found) == len(self._listing):
+            raise found[0]
+        self._options.on_damage(
+            f"{len(found)} of {len(self._listing)} tars are damaged and left out, with all their samples"
+        )
+        for damage in found[:_DAMAGES_NAMED]:
+            self._options.on_damage(f"left out: {damage.details['url']}: {damage.details['reason']}")
+        if len(found) > _DAMAGES_NAMED:
+            self._options.on_damage(f"left out: {len(found) - _DAMAGES_NAMED} more")
+
+    async def _index_or_leave(self, number: int) -> Cut | None:
+        """None: the container is damaged, and is to be left out."""
+        try:
+            return await self._index(number)
+        except ManifestError as error:
+            if self._options.on_damage is None or "reason" not in error.details:
+                raise
+            self._damages[number] = error
+            self._done += 1
+            return None
 
     async def _index(self, number: int) -> Cut:
         record = self._listing.record(number)

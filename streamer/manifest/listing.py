@@ -44,6 +44,18 @@ class Listing(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.keys)
 
+    def only(self, places: Sequence[int]) -> Listing:
+        """The objects at these places, in this order."""
+        return Listing(
+            urls=self.urls,
+            base=self.base,
+            keys=[self.keys[i] for i in places],
+            versions=[self.versions[i] for i in places],
+            sizes=self.sizes[places],
+            labels=self.labels[places],
+            classes=self.classes,
+        )
+
     def record(self, index: int) -> ObjectRecord:
         """Object number `index`."""
         return ObjectRecord(self.base + _text(self.keys[index]), int(self.sizes[index]), _text(self.versions[index]))

@@ -6,12 +6,16 @@ hash prefix, and a new file changes the chunk it falls into and no other (a runn
 the same on average, but its chunks vary from a quarter to the double; these are within 0.75-1.5 of chunk_bytes
 while objects are small against them).
 
+Where order is asked for (`pack_in_order`), keys that follow each other share a chunk: its classes are not mixed, and
+a shuffle of such chunks would be poor.
+
 Containers are cut where a sample begins in the next of equal slices of the object, so that a chunk depends on its
 object only, can be cut while the object is still being read, and no small rest remains.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Literal
@@ -115,6 +119,38 @@ def pack_objects(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int
     firsts = _groups(hashes[small], sizes[small], chunk_bytes)
     order = np.concatenate([small, by_hash[large]])
     return order, np.concatenate([firsts, np.arange(len(small), len(order) + 1)])
+
+
+def pack_in_order(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int) -> tuple[Int64Array, Int64Array]:
+    """Packs whole objects in the order given.
+
+    From half of `chunk_bytes` on, a chunk ends before the first object whose hash is below a limit that grows with its
+    size. So a new file moves the cuts behind it only up to the next such object.
+
+    Returns:
+        As `pack_objects`; the order is 0..n-1.
+    """
+    # One per half a chunk, on average, by bytes (of 0.5 to 1.5 times chunk_bytes) or by objects (256 to 512).
+    share = np.maximum(2 * sizes / chunk_bytes, 4 / OBJECTS_PER_CHUNK)
+    cuts = np.flatnonzero(hashes.astype(np.float64) < share * 2.0**64).tolist()
+    large = np.flatnonzero(sizes > chunk_bytes).tolist()
+    total = [0, *np.cumsum(sizes).tolist()]
+    firsts, first, count = [], 0, len(sizes)
+    while first < count:
+        firsts.append(first)
+        if sizes[first] > chunk_bytes:
+            first += 1
+            continue
+        half = min(bisect_left(total, total[first] + chunk_bytes // 2, first + 1), first + OBJECTS_PER_CHUNK // 2)
+        full = min(bisect_right(total, total[first] + int(chunk_bytes * _GROUP_FILL)) - 1, first + OBJECTS_PER_CHUNK)
+        first = max(first + 1, min(_from(cuts, half, count), _from(large, first, count), full, count))
+    return np.arange(count, dtype=np.int64), np.array([*firsts, count], np.int64)
+
+
+def _from(places: Sequence[int], least: int, otherwise: int) -> int:
+    """The first of the sorted places from `least` on."""
+    found = bisect_left(places, least)
+    return places[found] if found < len(places) else otherwise
 
 
 def _groups(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int) -> Int64Array:

@@ -105,7 +105,7 @@ class Rows(msgspec.Struct, frozen=True):
 
 def rows_of_objects(listing: Listing, format_name: str, chunk_bytes: int, order: Int64Array, first: Int64Array) -> Rows:
     """Rows of whole objects, in the order of their packing; an object of 0 bytes has a sample, too."""
-    ordered = _reordered(listing, order)
+    ordered = listing.only(order.tolist())
     position = np.concatenate([[0], np.cumsum(ordered.sizes)]).astype(np.int64)
     base = np.repeat(position[first[:-1]], np.diff(first))
     start = (position[:-1] - base).astype(np.uint32)
@@ -143,19 +143,6 @@ def rows_of_containers(listing: Listing, format_name: str, chunk_bytes: int, cut
         extent_object=owner,
         extent_start=np.concatenate([cut.extent_start for cut in cuts]),
         extent_stop=np.concatenate([cut.extent_stop for cut in cuts]),
-    )
-
-
-def _reordered(listing: Listing, order: Int64Array) -> Listing:
-    places = order.tolist()
-    return Listing(
-        urls=listing.urls,
-        base=listing.base,
-        keys=[listing.keys[i] for i in places],
-        versions=[listing.versions[i] for i in places],
-        sizes=listing.sizes[order],
-        labels=listing.labels[order],
-        classes=listing.classes,
     )
 
 

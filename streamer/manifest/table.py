@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.columns import BinaryColumn, Table
-from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, Root, Run, decode_root, file_name, schemas
+from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, Content, Root, Run, decode_root, file_name, schemas
 from streamer.manifest.model import Chunk, Codec, Extent, ObjectRecord, SampleName
 from streamer.unique import unique
 
@@ -97,6 +97,11 @@ class Manifest:
     def tables(self) -> list[dict[str, Table]]:
         """Per part, the columns of each table."""
         return self._parts
+
+    @property
+    def content(self) -> Content:
+        """What root.json says about the tables."""
+        return self._content
 
     @property
     def parts(self) -> int:
@@ -210,6 +215,17 @@ class Manifest:
             size=int(_array(table, "size")[row]),
             version=_text(table, "version", row),
         )
+
+    def extent_of(self, ordinal: int) -> Extent:
+        """The object and the byte range of a sample; the range of an empty file is empty.
+
+        Raises:
+            IndexError: no such sample.
+        """
+        chunk, start, stop = (int(column[0]) for column in self.locate(np.array([ordinal], np.int64)))
+        if self.whole_objects:
+            return Extent(self.object(ordinal), 0, stop - start)
+        return self.chunk(chunk).extents_of(start, stop)[0]
 
     def _whole_extents(self, first: int, samples: int) -> tuple[Extent, ...]:
         records = map(self.object, range(first, first + samples))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import numpy as np
 
@@ -18,12 +20,15 @@ _BLOCK_SAMPLES = 4096
 # Cells of the (batches, lanes) matrix of a block: 1 MB.
 _BLOCK_CELLS = 1 << 17
 
+LastBatch = Literal["fill", "short", "drop"]
+"""The last batch of an epoch where samples are missing: filled with marked repeats, short, or left out."""
+
 
 class BatchIndex(msgspec.Struct, frozen=True, eq=False):
     """One rank's samples of one batch.
 
     Attributes:
-        positions: (B/R,) places in the epoch; from n on they are padding.
+        positions: (B/R,) places in the epoch; from n on they are padding. Fewer in a short batch.
         ordinals: (B/R,) samples.
         repeated: (B/R,) True where the sample only fills the batch up.
     """
@@ -43,11 +48,11 @@ class RankPlan:
         global_batch: B, samples over all ranks.
         world: R, ranks; must divide B. Any R gives the same global batches.
         rank: this rank.
-        drop_last: leave an incomplete last batch out instead of filling it with marked repeats.
+        last_batch: what becomes of an incomplete last batch; "short" for one rank only.
         start: the position of batch 0; not 0 only after a resume with another global batch.
 
     Raises:
-        ConfigError: R does not divide B; no such rank; start outside 0..n.
+        ConfigError: R does not divide B; no such rank; start outside 0..n; "short" for several ranks.
     """
 
     def __init__(
@@ -56,17 +61,17 @@ class RankPlan:
         global_batch: int,
         world: int,
         rank: int,
-        drop_last: bool = False,
+        last_batch: LastBatch = "fill",
         *,
         start: int = 0,
     ) -> None:
         self.order = order
         self.rank_split = RankSplit(order.spec.lanes, global_batch, world, rank)
-        self.drop_last = drop_last
+        self.last_batch = check_last_batch(last_batch, world)
         if not 0 <= start <= order.samples:
             raise ConfigError(f"start={start} is not in 0..{order.samples}", field="start")
         self.start = start
-        self.batches = batch_count(order.samples - start, global_batch, drop_last)
+        self.batches = batch_count(order.samples - start, global_batch, last_batch)
         self._block = range(0)
         self._positions: Integers = np.empty((0, self.rank_split.per_rank), dtype=np.int64)
         self._ordinals: Integers = self._positions
@@ -76,13 +81,13 @@ class RankPlan:
         return (
             f"RankPlan(epoch={self.order.epoch}, rank={rank_split.rank}/{rank_split.world}, "
             f"global_batch={rank_split.global_batch}, batches={self.batches}, start={self.start}, "
-            f"drop_last={self.drop_last})"
+            f"last_batch={self.last_batch!r})"
         )
 
     @property
     def samples(self) -> int:
         """Samples this rank yields in the epoch, repeats included."""
-        return self.batches * self.rank_split.per_rank
+        return sample_count(self.order.samples - self.start, self.rank_split, self.last_batch)
 
     def position(self, batch: int) -> int:
         """Position delivered when all batches before `batch` are: what a `State` keeps."""
@@ -94,13 +99,29 @@ class RankPlan:
         Raises:
             IndexError: no such batch.
         """
-        if not 0 <= batch < self.batches:
-            raise IndexError(f"batch {batch} is not in 0..{self.batches - 1}")
+        self._check_batch(batch)
         if batch not in self._block:
             self._compute(batch)
         row = batch - self._block.start
-        positions = self._positions[row]
-        return BatchIndex(positions, self._ordinals[row], positions >= self.order.samples)
+        positions, ordinals = self._positions[row], self._ordinals[row]
+        if self.last_batch == "short":
+            real = positions < self.order.samples
+            positions, ordinals = positions[real], ordinals[real]
+        return BatchIndex(positions, ordinals, positions >= self.order.samples)
+
+    def repeated(self, batch: int) -> Flags:
+        """Which samples of this rank's batch only fill it up: its mask, without the samples. O(1).
+
+        Raises:
+            IndexError: no such batch.
+        """
+        self._check_batch(batch)
+        missing = self.position(batch + 1) - self.order.samples
+        if missing <= 0 or self.last_batch == "short":
+            return np.zeros(self.rank_split.per_rank - max(0, missing), np.bool_)
+        positions = self.rank_split.positions(np.array([self.position(batch)], np.int64))[0]
+        padding: Flags = positions >= self.order.samples
+        return padding
 
     def schedule(self, start_batch: int = 0, stop_batch: int | None = None) -> Schedule:
         """The chunks of this rank's batches start_batch..stop_batch-1, clipped to these batches.
@@ -119,6 +140,10 @@ class RankPlan:
         needs = [*self._needs(run), *self._padding_needs(stop)]
         return merge(needs)
 
+    def _check_batch(self, batch: int) -> None:
+        if not 0 <= batch < self.batches:
+            raise IndexError(f"batch {batch} is not in 0..{self.batches - 1}")
+
     def _needs(self, run: Batches) -> list[tuple[Chunks, Integers, Integers]]:
         rank_split, order = self.rank_split, self.order
         if order.spec.shuffle == "none":
@@ -128,7 +153,7 @@ class RankPlan:
 
     def _padding_needs(self, stop: int) -> list[tuple[Chunks, Integers, Integers]]:
         """Repeats may be in a chunk of a lane that only another rank draws from: looked up one by one."""
-        if self.position(stop) <= self.order.samples:
+        if self.position(stop) <= self.order.samples or self.last_batch == "short":
             return []
         last = self.batch(stop - 1)
         ordinals = unique(last.ordinals[last.repeated])
@@ -148,9 +173,31 @@ class RankPlan:
         self._positions, self._ordinals = positions, ordinals
 
 
-def batch_count(samples: int, global_batch: int, drop_last: bool) -> int:
-    """Number of batches of a size: whole ones only, or the last one filled up."""
-    return samples // global_batch if drop_last else -(-samples // global_batch)
+def check_last_batch(last_batch: LastBatch | None, world: int) -> LastBatch:
+    """What becomes of the last batch; None: short on one rank, filled on several.
+
+    Raises:
+        ConfigError: "short" on several ranks.
+    """
+    if last_batch == "short" and world > 1:
+        raise ConfigError(
+            f"last_batch='short' on {world} ranks: they would make different numbers of steps; take 'fill', which "
+            "marks the repeats, or 'drop'",
+            field="last_batch",
+        )
+    return last_batch or ("short" if world == 1 else "fill")
+
+
+def batch_count(samples: int, global_batch: int, last_batch: LastBatch) -> int:
+    """Number of batches of a size: whole ones only, or rounded up."""
+    return samples // global_batch if last_batch == "drop" else -(-samples // global_batch)
+
+
+def sample_count(samples: int, rank_split: RankSplit, last_batch: LastBatch) -> int:
+    """Number of samples that a rank yields of so many, repeats included."""
+    if last_batch == "short":
+        return samples
+    return batch_count(samples, rank_split.global_batch, last_batch) * rank_split.per_rank
 
 
 def worker_batches(start_batch: int, stop_batch: int, worker: int, workers: int) -> range:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from streamer.errors import ConfigError, StateError
-from streamer.order.plan import batch_count
+from streamer.order.plan import LastBatch, batch_count
 from streamer.order.spec import OrderSpec
 
 _log = logging.getLogger(__name__)
@@ -113,18 +113,25 @@ class State(msgspec.Struct, frozen=True):
         Raises:
             StateError: names the first part that differs, both values and what to do.
         """
+        self._check(spec, _CURES)
+
+    def check_given(self, spec: OrderSpec) -> None:
+        """The same for the parts that are never chosen automatically."""
+        self._check(spec, [name for name in _CURES if name not in {"lanes", "window"}])
+
+    def _check(self, spec: OrderSpec, names: Iterable[str]) -> None:
         mine, theirs = self.spec.parts(), spec.parts()
-        for name, cure in _CURES.items():
+        for name in names:
             if mine[name] != theirs[name]:
                 raise StateError(
-                    f"state does not fit: {name} was {mine[name]!r} when it was saved and is "
-                    f"{theirs[name]!r} now; {cure}",
+                    f"state does not fit: {name} was {_shown(mine[name])} when it was saved and is "
+                    f"{_shown(theirs[name])} now; {_CURES[name]}",
                     field=name,
                     saved=mine[name],
                     found=theirs[name],
                 )
 
-    def resume(self, samples: int, global_batch: int, drop_last: bool = False) -> Resume:
+    def resume(self, samples: int, global_batch: int, last_batch: LastBatch = "fill") -> Resume:
         """Where to go on: exactly the samples not delivered, in batches of `global_batch`.
 
         Any number of ranks may go on, and another global batch, which is logged. A finished epoch
@@ -133,7 +140,7 @@ class State(msgspec.Struct, frozen=True):
         Args:
             samples: n.
             global_batch: the batch of the run that goes on.
-            drop_last: as in `RankPlan`.
+            last_batch: as in `RankPlan`.
         """
         if global_batch != self.global_batch:
             _log.warning(
@@ -144,10 +151,15 @@ class State(msgspec.Struct, frozen=True):
                 global_batch,
                 self.global_batch,
             )
-        if batch_count(samples - self.position, global_batch, drop_last) <= 0:
+        if batch_count(samples - self.position, global_batch, last_batch) <= 0:
             return Resume(self.epoch + 1, 0, 0)
         batch, start = divmod(self.position, global_batch)
         return Resume(self.epoch, start, batch)
+
+
+def _shown(part: str | int) -> str:
+    """A part as users write it."""
+    return {"block": "True", "none": "False"}.get(str(part), repr(part))
 
 
 def _field(saved: Mapping[str, object], name: str, kind: type) -> object:

@@ -120,20 +120,21 @@ class LongRequests:
         def progress(text: str, done: int, total: int) -> None:
             peer.send(IndexProgress(request.request, text, done, total))
 
-        digest = await self._engine.manifest(
-            ManifestRequest(
-                urls=tuple(request.urls),
-                format=request.format,
-                options=self.options(peer, requests, request.options),
-                manifest=request.manifest,
-                build=request.build,
-                chunk_bytes=request.chunk_bytes or None,
-                limit_seconds=request.limit_seconds,
-                wait_seconds=request.wait_seconds,
-            ),
-            progress,
+        wanted = ManifestRequest(
+            urls=tuple(request.urls),
+            format=request.format,
+            options=self.options(peer, requests, request.options),
+            manifest=request.manifest,
+            build=request.build,
+            chunk_bytes=request.chunk_bytes or None,
+            limit_seconds=request.limit_seconds,
+            wait_seconds=request.wait_seconds,
+            extensions=None if request.extensions is None else tuple(request.extensions),
+            skip_damaged=request.skip_damaged,
+            in_key_order=request.in_key_order,
         )
-        peer.send(ManifestReady(request.request, digest))
+        digest = await self._engine.manifest(wanted, progress)
+        peer.send(ManifestReady(request.request, digest, self._engine.manifests.notes(wanted, digest)))
 
     async def _read(self, peer: Peer, requests: PeerRequests, request: Read) -> None:
         """One at a time for each peer; its bytes stay reserved until the peer has taken them."""

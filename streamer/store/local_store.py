@@ -104,7 +104,9 @@ def _walk(path: str, pattern: patterns.Pattern) -> list[ObjectRecord]:
     start = path if pattern.single else pattern.folder
     if not os.path.isdir(start):
         raise ObjectNotFoundError(f"{start}: no such file or folder", url=start)
-    return [_record(name) for name in sorted(_files(start)) if pattern.matches(name)]
+    names = [name for name in sorted(_files(start)) if pattern.matches(name)]
+    pattern.require(names)
+    return [_record(name) for name in names]
 
 
 def _files(folder: str) -> Iterator[str]:

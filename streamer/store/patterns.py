@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from streamer.errors import ConfigError
-from streamer.store.urls import shown
+from streamer.errors import ConfigError, ObjectNotFoundError
+from streamer.store.urls import of_web_address, shown
 
 _BRACE = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 # A brace range of more urls than this is a typing mistake.
 MAX_URLS = 1_000_000
+_MISSING_SHOWN = 5
 
 
 def expand(url: str) -> list[str]:
@@ -41,7 +42,11 @@ def without_globs(url: str) -> str:
             field="url",
         )
     if re.search(r"[*?\[]", url) or url.endswith("/"):
-        raise ConfigError(f"{shown(url)}: a web server cannot be listed; name files, or use {{000..127}}", field="url")
+        bucket = of_web_address(shown(url))
+        advice = (
+            "name files, or use {000..127}" if bucket is None else f"this is the address of a bucket: write {bucket}"
+        )
+        raise ConfigError(f"{shown(url)}: a web server cannot be listed; {advice}", field="url")
     return url
 
 
@@ -98,6 +103,28 @@ class Pattern(msgspec.Struct, frozen=True):
         if self.urls is not None:
             return url in self.urls
         return self.expression is None or self.expression.fullmatch(url) is not None
+
+    def require(self, found: Iterable[str]) -> None:
+        """Braces name every object: a shard that is not there would be lost without a word. Globs may match few.
+
+        Args:
+            found: all urls that were listed and match.
+
+        Raises:
+            ObjectNotFoundError: objects that braces name are missing; names the first of them.
+        """
+        missing = sorted((self.urls or frozenset()).difference(found))
+        if not missing:
+            return
+        named = len(self.urls or ())
+        example = ", ".join(missing[:_MISSING_SHOWN]) + (", ..." if len(missing) > _MISSING_SHOWN else "")
+        raise ObjectNotFoundError(
+            f"{len(missing)} of the {named} objects that the braces name are missing: {example}; correct the range, or "
+            "use * for whatever is there",
+            url=missing[0],
+            missing=len(missing),
+            named=named,
+        )
 
 
 _TOKENS = re.compile(r"\*\*/?|\*|\?|\[[^\]]+\]|[^*?\[]+|\[")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from streamer.errors import Detail, StateError, StreamerError
 from streamer.loader.batch.placement import Rows
 from streamer.loader.contracts import PreparedStream, StepSession
 from streamer.loader.skipping import SharedBudget, SkipRules
+from streamer.order.plan import LastBatch, batch_count, check_last_batch
 
 # (epoch, ordinal) -> sample
 MakeSample = Callable[[int, int], object]
@@ -26,18 +28,18 @@ MakeSample = Callable[[int, int], object]
 
 @dataclass(frozen=True)
 class FakeRecipe:
-    """Samples 0..samples-1, rotated by the epoch, cut into batches; the last one filled from the front."""
+    """Samples 0..samples-1, rotated by the epoch, cut into batches; the last one may be filled from the front."""
 
     samples: int
     batch_size: int
     make: MakeSample
-    drop_last: bool = False
+    last_batch: LastBatch | None = None
     draws: bool = field(default=True, kw_only=True)
 
     @property
     def batches(self) -> int:
         """Batches in an epoch."""
-        return self.samples // self.batch_size if self.drop_last else -(-self.samples // self.batch_size)
+        return batch_count(self.samples, self.batch_size, check_last_batch(self.last_batch, 1))
 
     def open(self) -> FakeSource:
         """Opens the source."""
@@ -53,7 +55,10 @@ class FakeSource:
     def batch(self, epoch: int, batch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Ordinals, and which are repeats."""
         recipe = self._recipe
-        positions = np.arange(batch * recipe.batch_size, (batch + 1) * recipe.batch_size)
+        stop = (batch + 1) * recipe.batch_size
+        if check_last_batch(recipe.last_batch, 1) == "short":
+            stop = min(stop, recipe.samples)
+        positions = np.arange(batch * recipe.batch_size, stop)
         return (positions + epoch) % recipe.samples, positions >= recipe.samples
 
     def load(self, epoch: int, ordinal: int) -> object:
@@ -71,6 +76,11 @@ class QuietSource(FakeSource):
     def draws(self) -> bool:
         """Never."""
         return False
+
+    @property
+    def user_code(self) -> tuple[object, ...]:
+        """None."""
+        return ()
 
     @property
     def takes_rows(self) -> bool:
@@ -130,10 +140,17 @@ class FakeSession:
         self._wanted = max(self._wanted, step)
 
     def wait(self, step: int, timeout_seconds: float | None = None) -> None:
-        """Until `allow`."""
+        """Until `allow`.
+
+        Raises:
+            TimeoutError: the time is over.
+        """
         self.want(step)
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while self.ready < step:
-            self.pump(timeout_seconds if timeout_seconds is not None else -1)
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"step {step}")
+            self.pump(-1 if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def done(self, step: int, *, flush: bool = True) -> None:
         """Remembers it."""
@@ -201,6 +218,10 @@ class FakePrepared:
     def sample_key(self, ordinal: int) -> str:
         """Its number."""
         return f"#{ordinal}"
+
+    def sample_number(self, ordinal: int) -> int:
+        """The ordinal: nothing is selected."""
+        return ordinal
 
     def shared_budget(self) -> SharedBudget | None:
         """The test's budget; None: there are no other ranks."""
@@ -290,9 +311,9 @@ class FakeDataset:
         """The function that makes samples."""
         return (self._make,)
 
-    def prepare(self, batch_size: int, drop_last: bool) -> FakePrepared:
+    def prepare(self, batch_size: int, last_batch: LastBatch | None) -> FakePrepared:
         """Prepares the dataset."""
-        recipe = FakeRecipe(self._samples, batch_size, self._make, drop_last, draws=self._draws)
+        recipe = FakeRecipe(self._samples, batch_size, self._make, last_batch, draws=self._draws)
         self.prepared = FakePrepared(recipe, held_back=self._held_back, shared=self._shared)
         return self.prepared
 

@@ -62,6 +62,9 @@ class GetManifest(Message, tag=2, frozen=True):
         build: this node may build; otherwise it waits for `manifest` to appear.
         limit_seconds: an index that would take longer is refused.
         wait_seconds: how long to wait for a manifest that another node builds.
+        extensions: of the raw files that are samples; None: chosen by what is there.
+        skip_damaged: leave out tars that cannot be read, instead of an error.
+        in_key_order: raw files in the order of their keys, for reading without shuffle.
     """
 
     request: Count
@@ -73,6 +76,9 @@ class GetManifest(Message, tag=2, frozen=True):
     chunk_bytes: Count = 0
     limit_seconds: Annotated[float, Meta(ge=0)] = 600.0
     wait_seconds: Annotated[float, Meta(ge=0)] = 1800.0
+    extensions: Annotated[list[Name], Meta(max_length=1000)] | None = None
+    skip_damaged: bool = False
+    in_key_order: bool = False
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -109,6 +115,7 @@ class OpenSession(Message, tag=3, frozen=True):
             compared).
         open_bytes: the most bytes that are open at once in this session's schedule.
         stream: tells the loaders of one job apart (training and validation on the same data).
+        sharers: how many consumers of the job this machine will have (0: unknown), for advice.
         parts: the datasets of a session over several; empty: the one named by `dataset`.
     """
 
@@ -123,6 +130,7 @@ class OpenSession(Message, tag=3, frozen=True):
     start: Count = 0
     open_bytes: Count = 0
     stream: Name = ""
+    sharers: Count = 0
     parts: Annotated[list[Part], Meta(max_length=MAX_PARTS)] = []
 
 
@@ -213,7 +221,13 @@ Request = (
 
 
 class Welcome(Message, tag=64, frozen=True):
-    """Answers Hello: where the chunks are (the client may see the folder elsewhere; root_id tells)."""
+    """Answers Hello: where the chunks are (the client may see the folder elsewhere; root_id tells).
+
+    Attributes:
+        limit_bytes: what chunk files may take now.
+        cache_bytes: the limit of the whole folder, as it was given or chosen.
+        overhead_bytes: what manifests and the catalog take of it.
+    """
 
     protocol: Count
     version: Name
@@ -222,6 +236,8 @@ class Welcome(Message, tag=64, frozen=True):
     root_id: Name
     layers: list[Name] = []
     limit_bytes: Count = 0
+    cache_bytes: Count = 0
+    overhead_bytes: Count = 0
 
 
 class IndexProgress(Message, tag=65, frozen=True):
@@ -234,10 +250,15 @@ class IndexProgress(Message, tag=65, frozen=True):
 
 
 class ManifestReady(Message, tag=66, frozen=True):
-    """The manifest lies in `manifests/<digest>` below the root."""
+    """The manifest lies in `manifests/<digest>` below the root.
+
+    Attributes:
+        notes: what the user is to know of objects that were left out; a line each.
+    """
 
     request: Count
     digest: Name
+    notes: list[str] = []
 
 
 class Opened(Message, tag=67, frozen=True):
@@ -281,4 +302,11 @@ class Failed(Message, tag=71, frozen=True):
     session: Annotated[int, Meta(ge=-1)] = -1
 
 
-Event = Welcome | IndexProgress | ManifestReady | Opened | Ready | Content | Statistics | Failed
+class Notice(Message, tag=72, frozen=True):
+    """A sentence for the peer's log: about a store that does not answer, or the cache. `number` counts them."""
+
+    number: Count
+    text: Annotated[str, Meta(max_length=4096)]
+
+
+Event = Welcome | IndexProgress | ManifestReady | Opened | Ready | Content | Statistics | Failed | Notice

@@ -42,7 +42,8 @@ def batches(task: dict, dataset: StreamingDataset) -> Iterator[tuple[int, int, l
         )
         for epoch in range(task["epochs"]):
             for number, batch in enumerate(loader):
-                yield epoch, number, batch, []
+                told = task["dataset"].get("batch_size")
+                yield epoch, number, batch, dataset.repeated(number).tolist() if told else []
         return
     with StreamingDataLoader(
         dataset, batch_size=task["batch_size"], num_workers=task["workers"], collate_fn=as_fingerprints

@@ -21,6 +21,7 @@ import pytest
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.report import StallReport
+from streamer.order.plan import LastBatch
 from streamer.testing import FakeDataset, FakePrepared, FakeRecipe, FakeSource
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -68,8 +69,8 @@ class StagedDataset(FakeDataset):
         super().__init__(batches * BATCH, make, **more)
         self.stages, self.engine = stages, None
 
-    def prepare(self, batch_size: int, drop_last: bool) -> FakePrepared:
-        recipe = StagedRecipe(self._samples, batch_size, self._make, drop_last, stages=self.stages)
+    def prepare(self, batch_size: int, last_batch: LastBatch | None) -> FakePrepared:
+        recipe = StagedRecipe(self._samples, batch_size, self._make, last_batch, stages=self.stages)
         self.prepared = FakePrepared(recipe, held_back=self._held_back, engine_values=self.engine)
         return self.prepared
 

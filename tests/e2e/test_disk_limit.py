@@ -149,7 +149,7 @@ def smallest_limit(manifest: Manifest) -> int:
     for epoch in range(EPOCHS):
         order = EpochOrder(spec, manifest.chunk_samples, epoch)
         for rank in range(RANKS):
-            schedule = RankPlan(order, BATCH * RANKS, RANKS, rank, False).schedule()
+            schedule = RankPlan(order, BATCH * RANKS, RANKS, rank).schedule()
             most = max(most, open_bytes((schedule.chunk, schedule.first, schedule.last), cost))
     return RANKS * (most + int(cost.max()))
 

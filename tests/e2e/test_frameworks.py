@@ -143,6 +143,16 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(make: Make, tmp_path: Path,
     assert before.seen + after.seen == plain(make, 2)
 
 
+def test_what_lightning_reads_of_a_loader(make: Make) -> None:
+    """It finds an iterable dataset without a sampler, so that it puts none of its own in place on several ranks."""
+    data = pytest.importorskip("lightning.fabric.utilities.data")
+    with StreamingDataLoader(make(), BATCH, 1) as loader:
+        assert data.has_iterable_dataset(loader)
+        assert data.sized_len(loader) == STEPS
+        data._set_sampler_epoch(loader, 3)
+        assert loader.dataset.epoch == 0
+
+
 # ---------------------------------------------------------------- Accelerate
 
 

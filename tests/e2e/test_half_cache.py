@@ -84,7 +84,7 @@ class Rank:
 
     def _plan(self, epoch: int) -> RankPlan:
         order = EpochOrder(self._spec, self._manifest.chunk_samples, epoch)
-        return RankPlan(order, BATCH, RANKS, self._rank, False)
+        return RankPlan(order, BATCH, RANKS, self._rank)
 
     def steps(self, epoch: int) -> Iterator[None]:
         """Goes through an epoch, batch by batch; the next one is announced early, but for the first (it is counted)."""

@@ -24,8 +24,6 @@ from streamer.errors import DecodeError
 
 SAMPLES = 100
 BATCH = 8
-# 13 batches of 8: the last one has four repeats.
-PADDED = 104
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +75,25 @@ def test_batches_are_the_same_for_any_number_of_workers(make, workers, start):
     assert set(first) == set(range(SAMPLES))
     dataset = make(batch_size=BATCH)
     torch_loader = loader(dataset, num_workers=workers, multiprocessing_context=start)
-    assert len(dataset) == PADDED
+    assert len(dataset) == SAMPLES
     assert len(torch_loader) == 13
     assert flat(batches(torch_loader)) == first
     assert flat(batches(torch_loader)) == second
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_the_last_batch_is_short_or_filled_and_marked(make, workers):
+    """100 samples in 13 batches of 8: on one rank the last has 4; filled, and on two ranks, the mask finds the rest."""
+    sizes = [len(batch) for batch in batches(loader(make(batch_size=BATCH), num_workers=workers))]
+    assert sizes == [8] * 12 + [4]
+    for ranks in (1, 2):
+        found: Counter[int] = Counter()
+        for rank in range(ranks):
+            dataset = make(batch_size=BATCH, last_batch="fill", rank=rank, world_size=ranks)
+            for step, batch in enumerate(batches(loader(dataset, num_workers=workers))):
+                found.update(np.array(batch)[~dataset.repeated(step)].tolist())
+            assert step + 1 == -(-SAMPLES // (BATCH * ranks))
+        assert found == Counter(range(SAMPLES))
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
@@ -157,9 +170,9 @@ def test_a_forked_child_does_not_touch_the_parents_line(make):
     dataset = make(batch_size=BATCH)
     iterator = iter(dataset)
     head = [next(iterator) for _ in range(3)]
-    assert len(flat(batches(loader(dataset, num_workers=2)))) == PADDED
+    assert len(flat(batches(loader(dataset, num_workers=2)))) == SAMPLES
     rest = [int(sample["npy"][0]) for sample in iterator]
-    assert len(head) + len(rest) == PADDED
+    assert len(head) + len(rest) == SAMPLES
 
 
 SPAWNED = """
@@ -180,14 +193,14 @@ def test_a_script_ends_by_itself(place):
         timeout=240,
         check=False,
     )
-    assert (found.stdout.strip(), found.returncode) == (str(PADDED), 0), found.stderr
+    assert (found.stdout.strip(), found.returncode) == (str(SAMPLES), 0), found.stderr
     assert "Error" not in found.stderr
 
 
 def test_every_byte_comes_from_the_store_once(make, place):
     """Whatever the tests of this module did before: their data fits into the cache."""
     for workers in (0, 2):
-        assert len(flat(batches(loader(make(batch_size=BATCH), num_workers=workers)))) == PADDED
+        assert len(flat(batches(loader(make(batch_size=BATCH), num_workers=workers)))) == SAMPLES
     settings = make()._opening.options.client_settings(Environment.read(), "probe")
     with EngineClient(settings) as client:
         stored = client.statistics()["store_bytes"]
@@ -208,7 +221,7 @@ def test_a_killed_engine_changes_nothing(make, workers):
         if step == 2:
             os.kill(engine, signal.SIGKILL)
     assert found == first
-    assert len(dataset) == PADDED
+    assert len(dataset) == SAMPLES
     assert dataset[0]["npy"][0] in range(SAMPLES), "the main process finds the new engine, too"
 
 

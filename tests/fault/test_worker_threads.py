@@ -109,8 +109,8 @@ class FailsOnce(FakeRecipe):
 class Unlucky(FakeDataset):
     mark: str
 
-    def prepare(self, batch_size: int, drop_last: bool):
-        prepared = super().prepare(batch_size, drop_last)
+    def prepare(self, batch_size: int, last_batch):
+        prepared = super().prepare(batch_size, last_batch)
         prepared.made = FailsOnce(40, batch_size, sample, mark=self.mark)
         return prepared
 
@@ -133,12 +133,12 @@ class Slow(FakeDataset):
 
     loader: StreamingDataLoader
 
-    def prepare(self, batch_size: int, drop_last: bool):
+    def prepare(self, batch_size: int, last_batch):
         deadline = time.monotonic() + 60
         while not inspect(self.loader).worker_pids:
             assert time.monotonic() < deadline, "no worker was started"
             time.sleep(0.002)
-        return super().prepare(batch_size, drop_last)
+        return super().prepare(batch_size, last_batch)
 
 
 def test_workers_start_while_the_data_set_is_made_ready():
@@ -150,7 +150,7 @@ def test_workers_start_while_the_data_set_is_made_ready():
 
 
 class Bad(FakeDataset):
-    def prepare(self, batch_size: int, drop_last: bool):
+    def prepare(self, batch_size: int, last_batch):
         raise ConfigError("no such bucket", field="url")
 
 

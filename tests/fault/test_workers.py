@@ -93,8 +93,8 @@ class Successors(FakeRecipe):
 class Gated(FakeDataset):
     folder: str
 
-    def prepare(self, batch_size: int, drop_last: bool):
-        prepared = super().prepare(batch_size, drop_last)
+    def prepare(self, batch_size: int, last_batch):
+        prepared = super().prepare(batch_size, last_batch)
         prepared.made = Successors(self._samples, batch_size, slower, folder=self.folder)
         return prepared
 
@@ -243,7 +243,7 @@ def test_deadly_sample_is_named():
         batches = iter(loader)
         for _ in range(3):
             next(batches)
-        with pytest.raises(WorkerError, match=r"sample 13 .*killed by SIGSEGV.* MiB") as caught:
+        with pytest.raises(WorkerError, match=r"sample 13 \(#13\) .*killed by SIGSEGV.* MiB") as caught:
             next(batches)
         assert caught.value.details["ordinal"] == 13
         assert next(batches)["x"].tolist() == [16, 17, 18, 19]
@@ -268,8 +268,12 @@ def test_stuck_sample_is_named():
     with StreamingDataLoader(FakeDataset(12, stuck), 4, 2, timeout=0.3) as loader:
         batches = iter(loader)
         next(batches)
-        with pytest.raises(WorkerError, match="sample 6"):
+        with pytest.raises(
+            WorkerError, match=r"sample 6 \(#6\), epoch 0, batch 1, took longer than timeout=0.3 s"
+        ) as told:
             next(batches)
+        assert "on_error='skip'" in str(told.value)
+        assert "memory" not in str(told.value)
         assert next(batches)["x"].tolist() == [8, 9, 10, 11]
 
 
@@ -417,7 +421,8 @@ def test_unguarded_script(tmp_path):
     assert process.returncode == 0, errors
     path = os.environ.get("PYTHONPATH", "-")
     assert out.splitlines() == [f"[100, 101, 102, 103] False {path}", f"[104, 105, 106, 107] False {path}"]
-    assert errors == ""
+    # On a busy machine the start takes longer than the wait that is said.
+    assert [line for line in errors.splitlines() if not line.startswith("waiting for worker processes")] == []
 
 
 ENDLESS = """

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from torch.utils.data import default_collate
 
+from streamer.errors import ConfigError
 from streamer.loader.batch.collate import collate
 from streamer.loader.batch.packing import BatchReader, PackedBatch
 
@@ -158,6 +159,17 @@ def test_same_error_as_torch(samples: list[object]) -> None:
     expected = outcome(lambda: default_collate(samples))
     ours = outcome(lambda: through_a_slot(collate(samples)))
     assert_same(ours, expected)
+
+
+def test_samples_of_different_fields_are_named() -> None:
+    """A stray file among pictures: torch's KeyError has neither the samples nor what to do."""
+    samples = [{"__key__": "a/1.jpg", "jpg": 1, "label": 0}, {"__key__": "README.md", "md": b""}]
+    with pytest.raises(KeyError):
+        default_collate(samples)
+    with pytest.raises(ConfigError, match=r"'a/1\.jpg' has jpg, label; 'README\.md' has md\. .*extensions="):
+        collate(samples)
+    with pytest.raises(ConfigError, match=r"'README\.md' has md; 'a/1\.jpg' has jpg, label"):
+        collate(samples[::-1])
 
 
 def test_a_slot_too_small_is_seen() -> None:

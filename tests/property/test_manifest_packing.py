@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from streamer.manifest.packing import OBJECTS_PER_CHUNK, cut_object, hash_keys, pack_objects
+from streamer.manifest.packing import OBJECTS_PER_CHUNK, cut_object, hash_keys, pack_in_order, pack_objects
 
 CHUNK_BYTES = 10_000
+Pack = Callable[[NDArray[np.uint64], NDArray[np.int64], int], tuple[NDArray[np.int64], NDArray[np.int64]]]
 sizes = st.lists(st.one_of(st.just(0), st.integers(1, 3000), st.integers(5000, 40_000)), max_size=400)
 
 
-def packed(lengths: dict[str, int]) -> list[frozenset[str]]:
+def packed(lengths: dict[str, int], pack: Pack = pack_objects) -> list[frozenset[str]]:
     names = sorted(lengths)
     hashes = hash_keys([name.encode() for name in names])
-    order, first = pack_objects(hashes, np.array([lengths[n] for n in names], np.int64), CHUNK_BYTES)
+    order, first = pack(hashes, np.array([lengths[n] for n in names], np.int64), CHUNK_BYTES)
     assert sorted(order.tolist()) == list(range(len(names)))
     return [frozenset(names[i] for i in order[a:b]) for a, b in pairwise(first.tolist())]
 
 
-@given(sizes)
-def test_every_object_is_in_one_chunk_of_bounded_size(lengths):
+@given(sizes, st.sampled_from([pack_objects, pack_in_order]))
+def test_every_object_is_in_one_chunk_of_bounded_size(lengths, pack):
     """A chunk of several objects has at most 1.5 chunk_bytes and 512 objects; larger objects are alone."""
     named = {f"k{i}": length for i, length in enumerate(lengths)}
-    chunks = packed(named)
+    chunks = packed(named, pack)
     assert all(chunks)
     for chunk in chunks:
         if len(chunk) > 1:
@@ -55,6 +59,29 @@ def test_a_thousand_new_files_change_few_chunks(seed):
     after = {**before, **{f"{seed}/new{i}": 500 for i in range(50)}}
     old, new = set(packed(before)), set(packed(after))
     assert len(old - new) <= 50
+
+
+@given(sizes)
+def test_objects_can_keep_their_order(lengths):
+    """Chunks are runs of the listing, about as many as by the hash."""
+    order, first = pack_in_order(
+        hash_keys([b"%d" % i for i in range(len(lengths))]), np.array(lengths, np.int64), 10_000
+    )
+    assert order.tolist() == list(range(len(lengths)))
+    assert len(first) <= 3 + 3 * sum(lengths) / 10_000 + 2 * sum(length > 10_000 for length in lengths)
+
+
+@pytest.mark.parametrize("spread", [(100, 900), (0, 2)])
+def test_in_order_a_new_file_changes_few_chunks(spread):
+    """The cuts behind it are found again; with objects of no size, too."""
+    drawn = np.random.default_rng(5)
+    before = {f"{i:05}": int(size) for i, size in enumerate(drawn.integers(*spread, 20_000))}
+    old = set(packed(before, pack_in_order))
+    changed = [
+        len(old - set(packed({**before, f"{place:05}x": 500}, pack_in_order))) for place in range(7, 20_000, 1999)
+    ]
+    assert sum(changed) / len(changed) <= 4
+    assert len(old) > 38
 
 
 @given(

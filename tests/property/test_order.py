@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +13,7 @@ from streamer.order import OrderSpec, RankPlan, Schedule, State, worker_batches
 from streamer.order.bijection import permute
 from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import fold
+from streamer.order.plan import LastBatch
 
 QUICK = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
@@ -25,7 +27,7 @@ class Geometry:
     epoch: int
     global_batch: int
     worlds: tuple[int, ...]
-    drop_last: bool
+    last_batch: LastBatch
 
     @property
     def samples(self) -> int:
@@ -36,7 +38,12 @@ class Geometry:
 
     def plans(self, world: int, start: int = 0) -> list[RankPlan]:
         order = self.order()
-        return [RankPlan(order, self.global_batch, world, r, self.drop_last, start=start) for r in range(world)]
+        last = self.last(world)
+        return [RankPlan(order, self.global_batch, world, r, last, start=start) for r in range(world)]
+
+    def last(self, world: int) -> LastBatch:
+        """Several ranks fill what one leaves short."""
+        return "fill" if self.last_batch == "short" and world > 1 else self.last_batch
 
 
 _sizes = st.one_of(
@@ -53,9 +60,8 @@ def geometries(draw: st.DrawFn) -> Geometry:
     batch = draw(st.one_of(st.integers(1, 40), st.sampled_from([24, 48, 64, 96, 120, 512])))
     seed = draw(st.sampled_from([0, 17, (1 << 64) - 1]) | st.integers(0, 1 << 63))
     worlds = tuple(r for r in range(1, 25) if batch % r == 0)
-    return Geometry(
-        sizes, draw(_specs(sizes, batch, seed)), draw(st.integers(0, 3)), batch, worlds, draw(st.booleans())
-    )
+    spec, last_batch = draw(_specs(sizes, batch, seed)), draw(st.sampled_from(get_args(LastBatch)))
+    return Geometry(sizes, spec, draw(st.integers(0, 3)), batch, worlds, last_batch)
 
 
 def _specs(sizes: tuple[int, ...], batch: int, seed: int) -> st.SearchStrategy[OrderSpec]:
@@ -171,26 +177,31 @@ def test_every_world_gets_the_same_global_batches_in_equal_steps(g: Geometry) ->
     batch, lanes = g.global_batch, g.spec.lanes
     for world in g.worlds:
         plans = g.plans(world)
-        assert {p.batches for p in plans} == {g.samples // batch if g.drop_last else -(-g.samples // batch)}
+        dropped, short = g.last(world) == "drop", g.last(world) == "short"
+        assert {p.batches for p in plans} == {g.samples // batch if dropped else -(-g.samples // batch)}
         for number in range(plans[0].batches):
             seated = np.concatenate([p.batch(number).positions for p in plans])
-            wanted = sorted(range(number * batch, (number + 1) * batch), key=lambda p: (p % lanes, p))
-            assert seated.tolist() == wanted
+            stop = min((number + 1) * batch, g.samples) if short else (number + 1) * batch
+            assert seated.tolist() == sorted(range(number * batch, stop), key=lambda p: (p % lanes, p))
 
 
 @QUICK
 @given(geometries())
 def test_all_ranks_together_see_each_sample_once(g: Geometry) -> None:
-    """Without drop_last every sample comes once unmarked; repeats are marked; with it, nothing repeats."""
+    """Unless the last batch is dropped, every sample comes once unmarked; repeats only fill, and are marked."""
     for world in g.worlds[-2:]:
-        batches = [p.batch(i) for p in g.plans(world) for i in range(p.batches)]
+        plans = g.plans(world)
+        batches = [p.batch(i) for p in plans for i in range(p.batches)]
+        assert sum(p.samples for p in plans) == sum(len(b.ordinals) for b in batches)
+        masks = [p.repeated(i) for p in plans for i in range(p.batches)]
+        assert all(np.array_equal(mask, b.repeated) for mask, b in zip(masks, batches, strict=True))
         fresh = [o for b in batches for o in b.ordinals[~b.repeated].tolist()]
         assert len(fresh) == len(set(fresh))
         whole = g.samples // g.global_batch * g.global_batch
-        assert len(fresh) == (whole if g.drop_last else g.samples)
+        assert len(fresh) == (whole if g.last_batch == "drop" else g.samples)
         assert all(0 <= o < g.samples for b in batches for o in b.ordinals.tolist())
         repeats = sum(int(b.repeated.sum()) for b in batches)
-        assert repeats == (0 if g.drop_last else -g.samples % g.global_batch)
+        assert repeats == (-g.samples % g.global_batch if g.last(world) == "fill" else 0)
 
 
 @QUICK
@@ -255,15 +266,17 @@ def test_a_schedule_without_shuffle_is_exact(g: Geometry) -> None:
 
 
 def _tail(g: Geometry, state: State, world: int) -> list[list[int]]:
-    """The global batches that `world` ranks make after a resume, in the order of positions."""
-    point = State.from_dict(state.to_dict()).resume(g.samples, g.global_batch, g.drop_last)
+    """The global batches that `world` ranks make after a resume, by position; "short": without repeats."""
+    point = State.from_dict(state.to_dict()).resume(g.samples, g.global_batch, g.last_batch)
     if point.epoch != g.epoch:
         return []
     plans = g.plans(world, start=point.start)
     found = []
     for number in range(point.batch, plans[0].batches):
         parts = [p.batch(number) for p in plans]
-        order = np.argsort(np.concatenate([p.positions for p in parts]))
+        positions = np.concatenate([p.positions for p in parts])
+        real = int((positions < g.samples).sum()) if g.last_batch == "short" else len(positions)
+        order = np.argsort(positions)[:real]
         found.append(np.concatenate([p.ordinals for p in parts])[order].tolist())
     return found
 
@@ -284,7 +297,7 @@ def test_a_resume_is_the_tail(g: Geometry, cut: int, data: st.DataObject) -> Non
 @given(geometries(), st.integers(1, 60), st.integers(0, 1 << 20))
 def test_another_global_batch_goes_on_with_the_samples_left(g: Geometry, other: int, cut: int) -> None:
     """Samples before the resume and after it are together the epoch, each once."""
-    kept = replace(g, drop_last=False)
+    kept = replace(g, last_batch="fill" if g.last_batch == "drop" else g.last_batch)
     plan = kept.plans(1)[0]
     done = cut % (plan.batches + 1)
     state = State(g.spec, g.epoch, plan.position(done), g.global_batch)

@@ -88,6 +88,7 @@ def test_the_dataset_takes_these_arguments():
         "transform": None,
         "allow_pickle": False,
         "drop_last": False,
+        "last_batch": None,
         "rank": None,
         "world_size": None,
         "on_error": "raise",
@@ -96,6 +97,8 @@ def test_the_dataset_takes_these_arguments():
         "index_limit": 600.0,
         "stream": "",
         "on_change": "raise",
+        "extensions": None,
+        "index_errors": "raise",
     }
     kinds = {parameter.kind for name, parameter in parameters.items() if name != "url"}
     assert kinds == {inspect.Parameter.KEYWORD_ONLY}
@@ -112,6 +115,7 @@ def test_the_dataset_has_these_methods():
         "get",
         "load_state_dict",
         "refresh",
+        "repeated",
         "samples",
         "select",
         "set_epoch",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.cgroup import Cgroup, usable_cores
+from streamer.cgroup import Cgroup, idle_core_seconds, usable_cores
 
 ALLOWED = len(os.sched_getaffinity(0))
 
@@ -89,3 +89,22 @@ def test_no_limit_is_none(tmp_path, membership):
     assert (found.memory_bytes(), found.memory_left_bytes(), found.cpus()) == (None, None, None)
     assert usable_cores(found) == ALLOWED
     assert Cgroup(tmp_path / "nowhere", tmp_path / "neither").memory_bytes() is None
+
+
+def test_idle_time_is_that_of_the_allowed_cpus(tmp_path, monkeypatch):
+    """idle and iowait of each, in ticks of 10 ms; a quota counts instead where there is one; else it is unknown."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
+    stat = tmp_path / "stat"
+    stat.write_text("cpu 9 9 9 999 99 0 0\ncpu0 1 1 1 100 20 0 0\ncpu1 1 1 1 500 0 0 0\ncpu2 1 1 1 200 0 0 0\nintr 7\n")
+    free = made(tmp_path, "0::/\n", memory_dot_max="max")
+    assert idle_core_seconds(5.0, free, stat) == pytest.approx(320 / os.sysconf("SC_CLK_TCK"))
+    assert idle_core_seconds(5.0, free, tmp_path / "none") is None
+    limited = made(tmp_path, "0::/\n", cpu_dot_max="150000 100000", cpu_dot_stat="usage_usec 3000000\nuser_usec 1")
+    assert idle_core_seconds(10.0, limited, stat) == pytest.approx(12.0)
+
+
+def test_idle_time_of_this_machine_grows():
+    """Not by more than its cores allow."""
+    before, after = idle_core_seconds(0.0), idle_core_seconds(0.0)
+    assert before is not None
+    assert 0 <= after - before < 60 * ALLOWED

@@ -37,7 +37,7 @@ from streamer.order.spec import OrderSpec
 
 sizes = np.full(40, 25)
 spec = OrderSpec.auto("d" * 32, sizes, 64, 0, "block")
-plan = RankPlan(EpochOrder(spec, sizes, 0), 64, 1, 0, False)
+plan = RankPlan(EpochOrder(spec, sizes, 0), 64, 1, 0)
 plan.schedule(0)
 plan.batch(0)
 policy = CachePolicy(1 << 30)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.decode.dispatch import Raw
+from streamer.errors import ConfigError
 from streamer.loader.batch.buffers import ArrayBuffer, Buffer, StackBuffer, StringsBuffer, tensor_buffer
 
 Samples = Sequence[object]
@@ -34,6 +35,7 @@ def collate(samples: Samples) -> object:
 
     Raises:
         TypeError, RuntimeError, ValueError: exactly as torch raises for the same samples.
+        ConfigError: a sample with a "__key__" lacks a field of the first one (torch: a KeyError).
     """
     first = samples[0]
     if (buffer := _number_buffer(first, samples)) is not None:
@@ -108,6 +110,9 @@ def _strings(samples: Samples) -> object:
 
 
 def _mapping(first: Mapping[object, object], samples: Samples) -> object:
+    for sample in samples if "__key__" in first else ():
+        if isinstance(sample, Mapping) and "__key__" in sample and not first.keys() <= sample.keys():
+            raise _other_fields(first, sample)
     columns = {key: collate([sample[key] for sample in samples]) for key in first}  # type: ignore[index]
     if type(first) is dict:
         return columns
@@ -119,6 +124,18 @@ def _mapping(first: Mapping[object, object], samples: Samples) -> object:
         return type(first)(columns)  # type: ignore[call-arg]
     except TypeError:
         return columns
+
+
+def _other_fields(first: Mapping[object, object], other: Mapping[object, object]) -> ConfigError:
+    def described(sample: Mapping[object, object]) -> str:
+        names = ", ".join(str(key) for key in sample if key != "__key__")
+        return f"{sample['__key__']!r} has {names or 'no field'}"
+
+    return ConfigError(
+        f"the samples of a batch have different fields: {described(first)}; {described(other)}. Let the transform "
+        "return the same fields for each, or say with extensions= which files are samples",
+        field="extensions",
+    )
 
 
 def _named(first: tuple[object, ...], columns: list[object]) -> object:

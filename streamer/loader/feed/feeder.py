@@ -17,9 +17,10 @@ from collections.abc import Mapping
 import msgspec
 
 from streamer.errors import BrokenError, StreamerError
-from streamer.loader.contracts import PreparedStream
+from streamer.loader.contracts import REREADS, PreparedStream
 from streamer.loader.feed.counters import FeedCounters
 from streamer.loader.feed.run import FailedBatch, Finished, Run, RunState
+from streamer.loader.feed.waits import waited_for
 from streamer.loader.feed.wakeup import Wakeup
 from streamer.loader.ring.ring import Limits, Registrar, Ring
 from streamer.loader.stall.causes import MADE, RING, START, WORK, BatchTimeline
@@ -107,6 +108,10 @@ class Feeder:
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
         """The engine's counters, over a separate connection, on any thread; None: no answer."""
         return self._run_state.engine_values(timeout_seconds)
+
+    def waited_for(self) -> str:
+        """What the batch that the trainer gets next waits for, in words; any thread."""
+        return waited_for(self._run_state.window.head, self._pool, self._plan.workers.modules, self._what)
 
     # ------------------------------------------------------------ the trainer's side
 
@@ -326,27 +331,40 @@ class Feeder:
         pending.timeline.crashed()
         if pending.abandoned:
             self._release(pending)
-        elif (error := failures.error_after_crash(pending, report, self._skips)) is not None:
-            self._fail(pending, error)
+        elif failures.crashed_too_often(pending, report):
+            self._give_up(pending, report)
         else:
             self._run_state.window.repeat(pending)
 
-    @property
-    def _skips(self) -> bool:
+    def _give_up(self, pending: Pending, report: ExitReport) -> None:
+        """Fails the batch of a sample that ends every worker, or leaves the sample out."""
         assert self._configured is not None
-        return self._configured[1].on_error == "skip"
+        ordinal = report.doing.ordinal
+        error = failures.repeated_crash(pending, self._what(ordinal), report, self._plan.timeout_seconds)
+        if ordinal < 0 or self._configured[1].on_error != "skip":
+            self._fail(pending, error)
+            return
+        pending.left_out.add(ordinal)
+        pending.skipped[ordinal] = str(error)
+        self._run_state.window.repeat(pending)
+
+    def _what(self, ordinal: int) -> str:
+        """What a worker was doing, with the name of its sample."""
+        assert self._configured is not None
+        return failures.work_name(ordinal, self._configured[0])
 
     def _end_stuck(self, handle: WorkerHandle) -> None:
         if handle.process is None:
-            self._run_state.stop(failures.overdue(self._timeouts.ordinal(handle), self._plan.timeout_seconds))
+            what = self._what(self._timeouts.ordinal(handle))
+            self._run_state.stop(failures.overdue(what, self._timeouts.ordinal(handle), self._plan.timeout_seconds))
             return
+        handle.timed_out = True
         handle.kill()
         self._supervisor.replace(handle)
 
     def _reread(self, pending: Pending, chunk: int, reason: str) -> None:
-        pending.rereads += 1
         self.counters.rereads += 1
-        if pending.rereads > failures.REREADS:
+        if pending.count_reread(chunk) > REREADS:
             self._fail(pending, failures.unreadable(pending, chunk, reason))
             return
         self._run_state.reject(chunk, reason)

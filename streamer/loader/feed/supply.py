@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from queue import Empty
 from types import TracebackType
 from typing import Protocol
 
@@ -15,19 +19,24 @@ import numpy.typing as npt
 from streamer.errors import IntegrityError
 from streamer.loader.batch.buffers import Bytes
 from streamer.loader.batch.packing import BatchReader
-from streamer.loader.contracts import ChunkUnreadableError, PreparedStream, StepSession
+from streamer.loader.contracts import REREADS, ChunkUnreadableError, PreparedStream, StepSession
 from streamer.loader.delivery import Delivery
 from streamer.loader.feed.counters import FeedCounters
 from streamer.loader.feed.feeder import Feeder
-from streamer.loader.feed.run import FailedBatch, Finished, Run
+from streamer.loader.feed.run import FailedBatch, Finished, Outcome, Run
+from streamer.loader.feed.waits import engine_text, who
 from streamer.loader.ring import shared_memory as memory
 from streamer.loader.samples.seeding import kept_globals
 from streamer.loader.stall.causes import MADE, NETWORK, WORK, BatchTimeline, Trace
 from streamer.loader.stall.stats import LoaderStats
+from streamer.loader.waiting import Notice
 from streamer.loader.workers.batch_maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
 from streamer.loader.workers.protocol import Made
 
-_REREADS = 3
+logger = logging.getLogger(__name__)
+
+# For the engine's answer to the question what it does.
+_ENGINE_SECONDS = 0.5
 
 
 class Supply(Protocol):
@@ -71,12 +80,14 @@ class FedSupply:
 
     Args:
         feeder: the thread that feeds it; started with the first run.
+        who: begins its lines in the log.
     """
 
-    def __init__(self, feeder: Feeder) -> None:
+    def __init__(self, feeder: Feeder, who: str = "") -> None:
         self.feeder = feeder
         self.counters = feeder.counters
         self._run: Run | None = None
+        self._notice = Notice(logger, who)
         # The final error, and its original traceback.
         self._final: tuple[BaseException, TracebackType | None] | None = None
 
@@ -109,7 +120,7 @@ class FedSupply:
             raise self._ended_by(self.feeder.broken)
         if self._final is not None:  # no further batch comes: do not wait for one
             raise self._ended_by(self._final[0])
-        outcome = self._run.outcomes.get()
+        outcome = self._notice.wait(self._outcome, self._waited_for)
         arrived()
         if isinstance(outcome, FailedBatch):
             self.feeder.took(self._run, self._run.epoch_taken)
@@ -121,6 +132,19 @@ class FedSupply:
     def close(self) -> None:
         """Ends everything; idempotent."""
         self.feeder.close()
+
+    def _outcome(self, seconds: float | None) -> Outcome:
+        assert self._run is not None
+        try:
+            return self._run.outcomes.get(timeout=seconds)
+        except Empty:
+            raise TimeoutError from None
+
+    def _waited_for(self) -> str:
+        text, head = self.feeder.waited_for(), self.feeder.head
+        if head is not None and head.state == NETWORK:
+            return f"{text}; {engine_text(self.feeder.engine_values(_ENGINE_SECONDS))}"
+        return text
 
     def _open(self, finished: Finished) -> Delivery:
         made, pending = finished.made, finished.pending
@@ -171,6 +195,7 @@ class InlineSupply:
         collate_fn = rules.collate_fn or default_collate
         self._maker = BatchMaker(self._source, msgspec.structs.replace(rules, collate_fn=collate_fn))
         self._session: StepSession | None = None
+        self._notice = Notice(logger, who(prepared))
         self._epoch = self._batch = 0
         self._timeline: BatchTimeline | None = None
 
@@ -228,30 +253,34 @@ class InlineSupply:
         assert session is not None
         step = session.step_of(epoch, batch)
         session.want(step + self._ahead)
-        for attempt in range(_REREADS + 1):
+        rereads: Counter[int] = Counter()
+        while True:
             timeline.enter(NETWORK)
-            session.wait(step)
+            self._notice.wait(partial(session.wait, step), partial(self._waited_for, epoch, batch))
             timeline.enter(WORK)
             watch = Stopwatch()
             try:
                 loaded = self._maker.load(epoch, batch)
             except SampleFailedError as error:
                 cause = error.__cause__ or error
-                cause.add_note(f"raised by sample {error.ordinal} of epoch {epoch}, batch {batch}")
+                cause.add_note(f"raised by a sample of epoch {epoch}, batch {batch}")
                 raise cause from cause.__cause__
             except ChunkUnreadableError as error:
-                self._reject(error, attempt)
+                self._reject(error, rereads)
             else:
                 session.done(step + 1)
                 return loaded, watch
-        raise AssertionError("unreachable")
 
-    def _reject(self, error: ChunkUnreadableError, attempt: int) -> None:
+    def _waited_for(self, epoch: int, batch: int) -> str:
+        return f"the data of epoch {epoch}, batch {batch}; {engine_text(self.engine_values(_ENGINE_SECONDS))}"
+
+    def _reject(self, error: ChunkUnreadableError, rereads: Counter[int]) -> None:
         assert self._session is not None
         self.counters.rereads += 1
-        if attempt == _REREADS:
+        rereads[error.chunk] += 1
+        if rereads[error.chunk] > REREADS:
             raise IntegrityError(
-                f"{error} after {_REREADS} new leases", chunk=error.chunk, reason=error.reason
+                f"{error} after {REREADS} new leases", chunk=error.chunk, reason=error.reason
             ) from error
         self._session.reject(error.chunk, error.reason)
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Protocol
 
 from streamer import errors
 from streamer.config import Environment, RankConfig
 from streamer.errors import ConfigError, Detail, StateError, StreamerError
 from streamer.loader.skipping import Stop
+from streamer.loader.waiting import Notice, watched
 
 # Every rank passes a text; every rank gets all texts in order of rank, None for a rank that did not take part.
 Gather = Callable[[str], list[str | None]]
@@ -42,8 +46,16 @@ class Store(Protocol):
         ...
 
 
+logger = logging.getLogger(__name__)
+
 # As long as torch itself waits for a rank (default of init_process_group with gloo).
 _WAIT_SECONDS = 1800.0
+_REASON = (
+    ": each does so at its first iter(), so all must iterate the same loaders in the same order; this is an "
+    f"error after {_WAIT_SECONDS:.0f} s"
+)
+# Rank 0 asks for the others at this interval before it says that it waits.
+_POLL_SECONDS = 0.01
 
 
 def detect(
@@ -191,7 +203,8 @@ def _gather(text: str) -> list[str | None]:
     if rank == 0:
         store.set(f"{place}/all", json.dumps(_collect(store, [f"{place}/{other}" for other in range(size)])))
     # Rank 0 answers in any case, so the others wait longer than it does.
-    store.wait([f"{place}/all"], timedelta(seconds=_WAIT_SECONDS + 60))
+    with watched(logger, lambda: _first_missing(rank)):
+        store.wait([f"{place}/all"], timedelta(seconds=_WAIT_SECONDS + 60))
     texts: list[str | None] = json.loads(store.get(f"{place}/all"))
     return texts
 
@@ -199,10 +212,32 @@ def _gather(text: str) -> list[str | None]:
 def _collect(store: Store, keys: list[str]) -> list[str | None]:
     """Rank 0 reads for all: with R ranks that is R requests, not R squared."""
     try:
-        store.wait(keys, timedelta(seconds=_WAIT_SECONDS))
+        Notice(logger).wait(partial(_wait_all, store, keys), lambda: _missing(store, keys))
     except RuntimeError:  # torch's timeout; `check` finds the missing ranks
         return [store.get(key).decode() if store.check([key]) else None for key in keys]
     return [store.get(key).decode() for key in keys]
+
+
+def _wait_all(store: Store, keys: list[str], seconds: float | None) -> None:
+    """Until all keys are there; for a short time it asks again and again: torch warns when its own wait times out."""
+    if seconds is None:
+        store.wait(keys, timedelta(seconds=_WAIT_SECONDS))
+        return
+    deadline = time.monotonic() + seconds
+    while not store.check(keys):
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(_POLL_SECONDS)
+
+
+def _missing(store: Store, keys: list[str]) -> str:
+    missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+    return f"ranks {missing} of {len(keys)} to compare their datasets{_REASON}"
+
+
+def _first_missing(rank: int) -> str:
+    """Said by rank 1 only: rank 0 may be the one that is missing."""
+    return f"rank 0, which compares the datasets of all ranks{_REASON}" if rank == 1 else ""
 
 
 def _store() -> Store:

@@ -47,6 +47,11 @@ class EngineConnections:
         self._all.append(made)
         return made
 
+    @property
+    def connected(self) -> bool:
+        """Whether an engine has answered on one of them; any thread."""
+        return any(connection.connected for connection in list(self._all))
+
     def give_back(self, connection: EngineClient) -> None:
         """Returns a connection."""
         # In this order: `close` on another thread empties `free` after it has shut the connections down.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -12,15 +13,31 @@ from streamer.client.settings import ClientSettings
 from streamer.config import Environment, RankConfig, parse_bytes
 from streamer.decode.dispatch import DecodeRule, check_rule
 from streamer.errors import ConfigError
+from streamer.formats.names import field_name
+from streamer.loader import checks
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError
+from streamer.order.plan import LastBatch
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import GetManifest
 
 OnChange = Literal["raise", "refresh"]
+OnDamage = Literal["raise", "skip"]
 
 FORMATS = ("auto", "folder", "webdataset")
 
+# "s3:/bucket"; a folder of such a name is "./s3:".
+_ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?|file):/", re.IGNORECASE)
+
+_LEAST = {
+    "batch_size": 1,
+    "lanes": 1,
+    "shuffle_window": 1,
+    "seed": 0,
+    "error_budget": 0,
+    "rank": 0,
+    "world_size": 1,
+}
 # shuffle="sample" needs one chunk per sample; the builder makes no smaller chunks than this.
 _LEAST_CHUNK_BYTES = 1024
 
@@ -43,7 +60,7 @@ class DatasetOptions:
     decode: DecodeRule = "auto"
     transform: Transform | None = None
     allow_pickle: bool = False
-    drop_last: bool = False
+    last_batch: LastBatch | None = None
     rank: int | None = None
     world_size: int | None = None
     on_error: OnError = "raise"
@@ -52,21 +69,25 @@ class DatasetOptions:
     index_limit: float = 600.0
     stream: str = ""
     on_change: OnChange = "raise"
+    extensions: str | Sequence[str] | None = None
+    index_errors: OnDamage = "raise"
 
     def __post_init__(self) -> None:
         _check_urls(self.urls)
         shuffle_mode(self.shuffle)
         check_rule(self.decode)
-        _one_of("format", self.format, FORMATS)
-        _one_of("on_error", self.on_error, ("raise", "skip"))
-        _one_of("on_change", self.on_change, ("raise", "refresh"))
-        for name in ("batch_size", "lanes", "shuffle_window"):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("seed", "error_budget", "index_limit"):
-            _at_least(name, getattr(self, name), 0)
+        checks.one_of("format", self.format, FORMATS)
+        checks.one_of("on_error", self.on_error, ("raise", "skip"))
+        checks.one_of("index_errors", self.index_errors, ("raise", "skip"))
+        self.sample_extensions()
+        checks.one_of("on_change", self.on_change, ("raise", "refresh"))
+        for name, least in _LEAST.items():
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, checks.at_least(name, getattr(self, name), least))
+        checks.flag("allow_pickle", self.allow_pickle)
+        checks.seconds("index_limit", self.index_limit)
+        checks.function("transform", self.transform)
         self._check_manifest()
-        if self.transform is not None and not callable(self.transform):
-            raise ConfigError(f"transform={self.transform!r} cannot be called", field="transform")
         self.limit_bytes()
 
     def _check_manifest(self) -> None:
@@ -83,6 +104,25 @@ class DatasetOptions:
     def with_rank(self, rank_config: RankConfig) -> DatasetOptions:
         """The same options with this rank and world size."""
         return replace(self, rank=rank_config.rank, world_size=rank_config.world_size)
+
+    def sample_extensions(self) -> list[str] | None:
+        """The extensions of the raw files that are samples, in one spelling, sorted; None: chosen by what is there.
+
+        Raises:
+            ConfigError: no extensions, or containers.
+        """
+        given: object = self.extensions
+        if given is None:
+            return None
+        several = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else []
+        names = [name.lstrip(".") if isinstance(name, str) else "" for name in several]
+        if not names or not all(names):
+            raise ConfigError(f"extensions={given!r}: give a list as ['jpg', 'png']", field="extensions")
+        if self.format not in {"auto", "folder"}:
+            raise ConfigError(
+                f"extensions={given!r} is for raw files, not for format={self.format!r}", field="extensions"
+            )
+        return sorted(set(map(field_name, names)))
 
     def limit_bytes(self) -> int | None:
         """The cache's limit; None: the engine chooses.
@@ -120,7 +160,26 @@ class DatasetOptions:
             build=rank_config.node == 0,
             chunk_bytes=_LEAST_CHUNK_BYTES if shuffle_mode(self.shuffle) == "sample" else 0,
             limit_seconds=self.index_limit,
+            extensions=self.sample_extensions(),
+            skip_damaged=self.index_errors == "skip",
+            in_key_order=shuffle_mode(self.shuffle) == "none",
         )
+
+
+class FixedArguments:
+    """Refuses to set attributes of a dataset where that would have no effect."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in DatasetOptions.__dataclass_fields__ or name == "url":
+            advice = "dataset.select(transform=...) returns a dataset with another one"
+            raise AttributeError(
+                f"{name} of a StreamingDataset is fixed when it is constructed: "
+                f"{advice if name == 'transform' else 'construct another dataset'}"
+            )
+        # A class that is made from it may have attributes of its own.
+        if type(self).__module__.startswith("streamer.") and not name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r} that can be set")
+        super().__setattr__(name, value)
 
 
 def as_urls(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
@@ -137,9 +196,19 @@ def as_urls(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) ->
 
 
 def absolute(url: str) -> str:
-    """A local path from the root on (the engine runs in another folder); other urls as they are."""
-    if "://" in url:
-        return url
+    """A local path from the root on (the engine runs in another folder); other urls with their scheme in lower case.
+
+    Raises:
+        ConfigError: a scheme with one slash, which would be a local path.
+    """
+    scheme, separator, rest = url.partition("://")
+    if separator:
+        return f"{scheme.lower()}://{rest}"
+    if slip := _ONE_SLASH.match(url):
+        raise ConfigError(
+            f"{url!r} is not a url: write {slip[1].lower()}://{url[slip.end() :]} as text (pathlib.Path drops a slash)",
+            field="url",
+        )
     # abspath drops the slash that tells a folder from an object.
     return os.path.abspath(os.path.expanduser(url)) + ("/" if url.endswith("/") else "")
 
@@ -147,17 +216,5 @@ def absolute(url: str) -> str:
 def _check_urls(urls: tuple[str, ...]) -> None:
     if not urls or not all(urls):
         raise ConfigError(f"url={list(urls)!r}: give a prefix, or a list of them", field="url")
-
-
-def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name}={value!r} is not one of {', '.join(allowed)}", field=name)
-
-
-def _at_least(name: str, value: object, least: int) -> None:
-    if value is None:
-        return
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r} is not a number", field=name)
-    if not value >= least:
-        raise ConfigError(f"{name}={value!r} must be at least {least}", field=name)
+    for url in urls:
+        absolute(url)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.rank.opening import Opening
 from streamer.loader.rank.prepared import Prepared
+from streamer.order.plan import LastBatch
 
 
 class DatasetSide:
@@ -41,17 +42,17 @@ class DatasetSide:
         self.edition += changed
         return changed
 
-    def prepare(self, batch_size: int, drop_last: bool = False) -> Prepared:
+    def prepare(self, batch_size: int, last_batch: LastBatch | None = None) -> Prepared:
         """Does the I/O of this rank only: finds the manifest, fixes the order for this batch size.
 
         Args:
             batch_size: samples of a batch on this rank.
-            drop_last: leave out the last, incomplete batch.
+            last_batch: what becomes of an incomplete last batch; None: short on one rank, filled on several.
 
         Raises:
             StreamerError: no engine, manifest or order.
         """
-        return self._opening.prepare(batch_size, drop_last)
+        return self._opening.prepare(batch_size, last_batch)
 
     @property
     def compares(self) -> bool:

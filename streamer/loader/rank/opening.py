@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from torch.utils.data import get_worker_info
 
 from streamer.client.engine_client import EngineClient
+from streamer.client.launcher import log_path
 from streamer.config import Environment, RankConfig
+from streamer.decode.transforms import as_transform
 from streamer.errors import Detail, StreamerError
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.rank.agreement import agree, detect, gather_for
@@ -24,9 +28,11 @@ from streamer.loader.rank.single_reads import StreamedBytes, find_key
 from streamer.loader.samples.maker import SampleMaker, SampleRules
 from streamer.loader.samples.recipe import SampleRecipe
 from streamer.loader.skipping import SkipRules
+from streamer.loader.waiting import NOTICE_SECONDS, watched
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
+from streamer.order.plan import LastBatch, check_last_batch
 from streamer.order.quality import check_sample_shuffle, explain, lane_spread
 from streamer.order.spec import OrderSpec, shuffle_mode
 from streamer.wire.messages import IndexProgress
@@ -61,9 +67,15 @@ class Opening:
         self._usual_batch = 0
         self._opened: tuple[Manifest, Selection | None] | None = None
         self._explained: set[str] = set()
+        self._announcer = _Announcer(0)
 
     def __repr__(self) -> str:
         return f"Opening({self.options.urls}, {self.connections!r}, opened={self._opened!r})"
+
+    def part(self, choice: Choice | None, options: DatasetOptions) -> Opening:
+        """The opening of a part of this dataset, which shares what is known of it; None: of all of it."""
+        choices = self.choices if choice is None else (*self.choices, choice)
+        return Opening(options, choices, self.job, EpochCell(manifest=self.shared.manifest))
 
     def settings(self) -> tuple[DatasetOptions, tuple[Choice, ...], str]:
         """The arguments for the same opening in another process, which cannot detect its rank."""
@@ -88,15 +100,17 @@ class Opening:
         """Number of selected samples."""
         return self.manifest.samples if self.selection is None else self.selection.samples
 
-    def prepare(self, batch_size: int, drop_last: bool, *, plain: bool = False) -> Prepared:
+    def prepare(self, batch_size: int, last_batch: LastBatch | None, *, plain: bool = False) -> Prepared:
         """Fixes the order for batches of `batch_size` samples on each rank.
 
         Args:
             batch_size: of one rank.
-            drop_last: leave out the last, incomplete batch.
+            last_batch: what becomes of an incomplete last batch; None: short on one rank, filled on several.
             plain: for a bare loop or torch's DataLoader; otherwise for a StreamingDataLoader.
         """
-        rank_config, options, selection = self.rank_config(), self.options, self.selection
+        rank_config = self.rank_config()
+        last_batch = check_last_batch(last_batch, rank_config.world_size)
+        options, selection = self.options, self.selection
         spec = self._order(batch_size * rank_config.world_size)
         self._explain(spec, batch_size * rank_config.world_size, rank_config)
         with self.connections.for_requests() as connection:
@@ -107,7 +121,7 @@ class Opening:
             rank=rank_config.rank,
             world_size=rank_config.world_size,
             global_batch=batch_size * rank_config.world_size,
-            drop_last=drop_last,
+            last_batch=last_batch,
             roots=roots,
             rules=self._rules(),
             selection=None if selection is None else (selection.digest, selection.path.parent),
@@ -174,7 +188,8 @@ class Opening:
         digest, failure = "", None
         try:
             # A rank that has not opened the manifest takes part too: another one may have opened it for len().
-            digest = self.manifest.digest if self._opened is None else self._listed().name
+            with watched(logger, self._waited_for):
+                digest = self.manifest.digest if self._opened is None else self._listed().name
         except StreamerError as error:
             failure = error
         digest = self._common(digest, failure)
@@ -200,11 +215,18 @@ class Opening:
         return digest
 
     def look(self, epoch: int, index: int) -> object:
-        """Makes sample number `index` of the selection, from the cache or the store."""
+        """Makes sample number `index` of the selection, from the cache or the store; negative: from the end.
+
+        Raises:
+            IndexError: no such sample.
+        """
+        if not -self.samples <= index < self.samples:
+            raise IndexError(f"sample {index} of {self.samples}")
+        index %= self.samples
         ordinals = np.array([index], np.int64)
         chosen = ordinals if self.selection is None else self.selection.to_base(ordinals)
         with self._streamed() as content:
-            maker = SampleMaker(self.manifest, content, self._rules())
+            maker = SampleMaker(self.manifest, content, self._rules(), lambda _: index)
             return maker.make(epoch, maker.places(chosen)[0])
 
     def find(self, key: str) -> int:
@@ -215,7 +237,7 @@ class Opening:
         """
         with self._streamed() as content:
             ordinal = find_key(self.manifest, self.selection, content, key)
-        return ordinal if self.selection is None else int(np.searchsorted(self.selection.ordinals, ordinal))
+        return ordinal if self.selection is None else self.selection.number(ordinal)
 
     def close(self) -> None:
         """Closes the connections: readers get a ClosedError. The next use connects again. Idempotent."""
@@ -223,7 +245,8 @@ class Opening:
 
     def _open(self) -> tuple[Manifest, Selection | None]:
         if self._opened is None:
-            manifest = self._settled() or self._found()
+            with watched(logger, self._waited_for):
+                manifest = self._settled() or self._found()
             with self.connections.for_requests() as connection:
                 place = connection.settings.runtime_dir / "selections"
             self._opened = manifest, choose(manifest, self.choices, place)
@@ -238,7 +261,23 @@ class Opening:
         """The folder of the current manifest."""
         rank_config = self.rank_config()
         with self.connections.for_requests() as connection:
-            return connection.manifest(self.options.manifest_request(rank_config), _Announcer(rank_config.rank))
+            self._announcer = _Announcer(rank_config.rank)
+            request = self.options.manifest_request(rank_config)
+            return connection.manifest(request, self._announcer, self._announcer.note)
+
+    def _waited_for(self) -> str:
+        """What the opening waits for, in words; any thread. "": another process says it."""
+        options, rank, worker = self.options, self.rank_config(), get_worker_info()
+        if rank.rank % max(1, rank.world_size // rank.nodes) or (worker is not None and worker.id):
+            return ""
+        if not self.connections.connected:
+            settings = options.client_settings(Environment.read(), self.job)
+            # The client says itself that an external engine does not answer.
+            return "" if settings.external else f"the engine of {settings.cache_dir} to start; log {log_path(settings)}"
+        return (
+            f"the engine to list and index {', '.join(options.urls)}{self._announcer.so_far}; an index that would take "
+            f"longer than index_limit={options.index_limit:g} s is refused"
+        )
 
     def _settled(self) -> Manifest | None:
         """The manifest that another process of this dataset has found; None: there is none, or its folder is gone."""
@@ -280,7 +319,10 @@ class Opening:
     def _rules(self) -> SampleRules:
         options = self.options
         return SampleRules(
-            decode=options.decode, transform=options.transform, allow_pickle=options.allow_pickle, seed=options.seed
+            decode=options.decode,
+            transform=as_transform(options.transform),
+            allow_pickle=options.allow_pickle,
+            seed=options.seed,
         )
 
     @contextmanager
@@ -291,11 +333,26 @@ class Opening:
 
 
 class _Announcer:
-    """Logs the progress of an index: its cost as a warning, the rest as information."""
+    """Logs the progress of an index: its cost as a warning if it takes long, the rest as information; and its notes.
+
+    Attributes:
+        so_far: the last text, in brackets; "" before the first one.
+    """
 
     def __init__(self, rank: int) -> None:
-        self._announced = rank != 0
+        self.so_far = ""
+        self._first_rank = rank == 0
+        self._warned = rank != 0
+        self._begun = time.monotonic()
+
+    def note(self, text: str) -> None:
+        """What was left out."""
+        if self._first_rank:
+            logger.warning("%s", text)
 
     def __call__(self, progress: IndexProgress) -> None:
-        logger.log(logging.INFO if self._announced else logging.WARNING, "indexing: %s", progress.text)
-        self._announced = True
+        self.so_far = f" ({progress.text})"
+        # What is known before is in the line about the wait.
+        warns = not self._warned and time.monotonic() - self._begun > NOTICE_SECONDS
+        logger.log(logging.WARNING if warns else logging.INFO, "indexing: %s", progress.text)
+        self._warned = self._warned or warns

@@ -19,8 +19,8 @@ from streamer.loader.samples.maker import CachedBytes, SampleMaker, sample_key
 from streamer.loader.samples.recipe import Plans, SampleRecipe
 from streamer.loader.skipping import SharedBudget, SkipRules
 from streamer.manifest.table import Manifest
-from streamer.order.plan import RankPlan
-from streamer.order.quality import check_window
+from streamer.order.plan import RankPlan, sample_count
+from streamer.order.rank_split import RankSplit
 from streamer.order.spec import OrderSpec
 from streamer.order.state import Resume, State
 
@@ -51,7 +51,7 @@ class Prepared:
         spec: the order.
         rank_config: rank and world size.
         global_batch: samples of a batch over all ranks.
-        drop_last: leave out the last, incomplete batch.
+        last_batch: what becomes of an incomplete last batch.
         roots: cache folders as this process sees them.
     """
 
@@ -70,7 +70,7 @@ class Prepared:
         self.manifest = manifest
         self.rank_config = identity.rank_config
         self.global_batch = recipe.global_batch
-        self.drop_last = recipe.drop_last
+        self.last_batch = recipe.last_batch
         self.roots = list(recipe.roots)
 
     def __repr__(self) -> str:
@@ -90,6 +90,12 @@ class Prepared:
         return self.global_batch // self.rank_config.world_size
 
     @property
+    def epoch_samples(self) -> int:
+        """Samples of this rank in a whole epoch, repeats that fill the last batch included."""
+        split = RankSplit(self.spec.lanes, self.global_batch, self.rank_config.world_size, self.rank_config.rank)
+        return sample_count(self._plans.samples, split, self.last_batch)
+
+    @property
     def seed(self) -> int:
         """The seed of the order and of each sample's randomness."""
         return self.spec.seed
@@ -103,6 +109,10 @@ class Prepared:
         """Path below the url, or container and byte range."""
         return sample_key(self.manifest, ordinal)
 
+    def sample_number(self, ordinal: int) -> int:
+        """Ordinal in the manifest -> the number that `dataset[i]` takes."""
+        return self._plans.number(ordinal)
+
     def shared_budget(self) -> SharedBudget | None:
         """Counts skipped samples over all ranks; None: one rank. Every rank must call it equally often."""
         return None if gather_for(self.rank_config) is None else StoreBudget.of_process_group()
@@ -113,7 +123,7 @@ class Prepared:
             **self.spec.parts(),
             "world_size": self.rank_config.world_size,
             "global_batch": self.global_batch,
-            "drop_last": self.drop_last,
+            "last_batch": self.last_batch,
         }
 
     def plan(self, epoch: int) -> RankPlan:
@@ -126,7 +136,8 @@ class Prepared:
 
     def maker(self) -> SampleMaker:
         """Makes samples in this process."""
-        return SampleMaker(self.manifest, CachedBytes(self.manifest, self.roots), self._recipe.rules)
+        content = CachedBytes(self.manifest, self.roots)
+        return SampleMaker(self.manifest, content, self._recipe.rules, self.sample_number)
 
     def ordinals(self, epoch: int, batch: int) -> Integers:
         """This rank's samples of a batch, by their numbers in the manifest."""
@@ -148,16 +159,10 @@ class Prepared:
         self._last_connection = connection = self._connections.take(self._last_connection)
         on_close = partial(self._connections.give_back, connection)
         try:
-            self._check_room(spec, connection.limit_bytes)
             return StepSession(connection, spec, schedule, (epoch, share), endless=endless, on_close=on_close)
         except BaseException:
             on_close()
             raise
-
-    def _check_room(self, spec: SessionSpec, limit_bytes: int) -> None:
-        if limit_bytes and len(self.manifest.chunk_local_bytes):
-            needed = spec.open_bytes + int(self.manifest.chunk_local_bytes.max())
-            check_window(self.spec, min(needed, self.manifest.total_bytes), limit_bytes)
 
     def schedule(self, epoch: int, share: Share) -> tuple[EpochSchedule, int]:
         """The chunks that a share needs in an epoch, by its steps, and the number of its steps."""
@@ -184,7 +189,7 @@ class Prepared:
             StateError: the state is of another dataset, order or seed.
         """
         saved = self._adopt(state)
-        return self._continue(saved.resume(self._plans.samples, self.global_batch, self.drop_last))
+        return self._continue(saved.resume(self._plans.samples, self.global_batch, self.last_batch))
 
     def reenter(self, state: Mapping[str, object]) -> tuple[int, int]:
         """Like `resume`, but a finished epoch stays finished: its next batch is one past the last."""
@@ -195,6 +200,8 @@ class Prepared:
     def _adopt(self, state: Mapping[str, object]) -> State:
         """Reads a state. It replaces the parts of the order that were chosen automatically, for its global batch."""
         saved = State.from_dict(state)
+        # First: lanes and window of another shuffle are no parts of this order.
+        saved.check_given(self.spec)
         free = {part: getattr(saved.spec, part) for part in self._identity.free_parts}
         spec = msgspec.structs.replace(self.spec, **free)
         saved.check(spec)
@@ -218,4 +225,5 @@ class Prepared:
             start=self._plans.plan(epoch).position(share.first) if share.workers == 1 else 0,
             open_bytes=open_bytes(schedule, self.manifest.chunk_local_bytes),
             stream=self._identity.stream,
+            sharers=rank.world_size // max(1, rank.nodes) * share.workers,
         )

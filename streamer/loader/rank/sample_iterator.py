@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import msgspec
 
 from streamer.errors import StateError
-from streamer.loader.contracts import ChunkUnreadableError
+from streamer.loader.contracts import REREADS, ChunkUnreadableError
 from streamer.loader.rank.prepared import Prepared
 from streamer.loader.rank.step_session import Share, StepSession
 from streamer.loader.samples.maker import SampleLocation
 from streamer.loader.skipping import SkipLedger, Skipped, may_skip
+from streamer.loader.waiting import Notice
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +26,7 @@ class Progress(msgspec.Struct):
     Attributes:
         epoch: the running epoch.
         share: this process's part of the rank's batches.
-        delivered: samples yielded so far.
+        delivered: samples yielded so far, and those that a short last batch lacks.
     """
 
     epoch: int
@@ -67,6 +69,8 @@ class SampleIterator(Iterator[object]):
         self._maker = prepared.maker()
         self._ledger = ledger
         self._resumed = resumed
+        rank = prepared.rank_config
+        self._notice = Notice(logger, f"rank {rank.rank}: " if rank.world_size > 1 else "")
         self.progress = progress
         self._enter()
 
@@ -74,7 +78,7 @@ class SampleIterator(Iterator[object]):
         return f"SampleIterator({self.progress})"
 
     def __next__(self) -> object:
-        if self._index == len(self._places):
+        while self._index >= len(self._places):
             self._next_batch()
         sample = self._sample(self._index)
         self._index += 1
@@ -126,14 +130,20 @@ class SampleIterator(Iterator[object]):
             raise StopIteration
         if self._session is None:
             self._session = self._prepared.share_session(self.progress.epoch, self._rest, endless=False)
-        self._session.wait(self._step + 1)
+        self._notice.wait(partial(self._session.wait, self._step + 1), self._waited_for)
         self._step += 1
         batch = self._rest.batch(self._step)
         self._places = self._maker.places(self._prepared.ordinals(self.progress.epoch, batch))
         self._index, self._skip = self._skip, 0
 
+    def _waited_for(self) -> str:
+        share, batch = self.progress.share, self._rest.batch(self._step + 1)
+        worker = f" in worker {share.worker} of {share.workers}" if share.workers > 1 else ""
+        return f"the data of epoch {self.progress.epoch}, batch {batch}{worker}: its chunks come from the store"
+
     def _batch_done(self) -> None:
         """Releases the chunks of the batch: its samples are in memory of their own."""
+        self.progress.delivered += self._prepared.local_batch - len(self._places)
         if self._session is not None:
             self._session.done(self._step + 1)
         if self._step + 1 == len(self._steps):
@@ -157,20 +167,20 @@ class SampleIterator(Iterator[object]):
 
     def _skip_place(self, place: SampleLocation, error: Exception) -> None:
         cause = f"{type(error).__name__}: {error}"
-        self._ledger.note([Skipped(place.ordinal, self._prepared.sample_key(place.ordinal), cause)])
+        number, key = self._prepared.sample_number(place.ordinal), self._prepared.sample_key(place.ordinal)
+        self._ledger.note([Skipped(number, key, cause)])
         self._ledger.check()
 
     def _leased(self, place: SampleLocation) -> object:
-        """One sample; a chunk that is missing or wrong is leased again, once per cause."""
-        rejected: set[str] = set()
+        """One sample; a chunk that is missing or wrong is leased again, a few times."""
+        rereads = 0
         while True:
             try:
                 return self._maker.make(self.progress.epoch, place)
             except ChunkUnreadableError as error:
-                cause = type(error.__cause__).__name__
-                if cause in rejected and error.__cause__ is not None:
+                rereads += 1
+                if rereads > REREADS and error.__cause__ is not None:
                     raise error.__cause__ from error
-                rejected.add(cause)
                 self._lease_again(error)
 
     def _lease_again(self, error: ChunkUnreadableError) -> None:

@@ -25,7 +25,7 @@ from streamer.loader.samples.whole_fields import WholeReader
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
 from streamer.order.epoch import EpochOrder
-from streamer.order.plan import RankPlan
+from streamer.order.plan import LastBatch, RankPlan
 from streamer.order.spec import OrderSpec
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class SampleRecipe(msgspec.Struct, frozen=True, kw_only=True):
         spec: the order.
         rank, world_size: of this rank.
         global_batch: samples of a batch over all ranks.
-        drop_last: leave out the last, incomplete batch instead of filling it with repeats.
+        last_batch: what becomes of an incomplete last batch.
         roots: cache folders.
         rules: of making samples.
         selection: digest of the selection, and the folder of its file; None: all samples.
@@ -55,7 +55,7 @@ class SampleRecipe(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     world_size: int
     global_batch: int
-    drop_last: bool
+    last_batch: LastBatch
     roots: tuple[Path, ...]
     rules: SampleRules
     selection: tuple[str, Path] | None = None
@@ -93,12 +93,18 @@ class Plans:
         """Ordinals in the selection -> ordinals in the manifest."""
         return ordinals if self._selection is None else self._selection.to_base(ordinals)
 
+    def number(self, ordinal: int) -> int:
+        """Ordinal in the manifest -> number in the selection, which `dataset[i]` takes."""
+        return ordinal if self._selection is None else self._selection.number(ordinal)
+
     def _build(self, epoch: int) -> RankPlan:
         recipe = self._recipe
         start = recipe.entry[1] if epoch == recipe.entry[0] else 0
         # From the order of the last epoch, which has computed the parts that are equal in all epochs.
         self._order = self._order.at(epoch)
-        return RankPlan(self._order, recipe.global_batch, recipe.world_size, recipe.rank, recipe.drop_last, start=start)
+        return RankPlan(
+            self._order, recipe.global_batch, recipe.world_size, recipe.rank, recipe.last_batch, start=start
+        )
 
 
 class SampleReader:
@@ -116,7 +122,7 @@ class SampleReader:
         manifest = open_held(recipe.manifest_path)
         content = CachedBytes(manifest, recipe.roots)
         self._plans = Plans(recipe, manifest)
-        self._maker = SampleMaker(manifest, content, recipe.rules)
+        self._maker = SampleMaker(manifest, content, recipe.rules, self._plans.number)
         self._scatter = ScatterReader(content, self._maker.decoder)
         self._whole = WholeReader(content)
         self._places: list[SampleLocation] = []
@@ -138,6 +144,11 @@ class SampleReader:
     def draws(self) -> bool:
         """Whether user code runs for a sample."""
         return self._maker.draws
+
+    @property
+    def user_code(self) -> tuple[object, ...]:
+        """Transform and decoders."""
+        return self._maker.user_code
 
     @property
     def takes_rows(self) -> bool:
@@ -169,7 +180,7 @@ class SampleReader:
             place = self._maker.places(np.array([ordinal], np.int64))[0]
         row = NO_ROW if self._rows is None else self._rows.row(index)
         if not self._maker.decodes_into_rows:
-            return self._maker.transform(epoch, ordinal, self._maker.sample(place), row)
+            return self._maker.transform(epoch, place, self._maker.sample(place), row)
         return self._in_place(place, index) or self._untransformed(place, index, row)
 
     def _untransformed(self, place: SampleLocation, index: int, row: Row) -> Sample:

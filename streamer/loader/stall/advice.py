@@ -16,6 +16,10 @@ from streamer.loader.stall.stats import EngineView
 NOT_BOUND_SHARE = 0.02
 
 
+# Of a core, by a worker that waits in its transform for something else.
+_LEAST_BUSY_SHARE = 0.05
+
+
 class Bottleneck(StrEnum):
     """The stage that limits the training."""
 
@@ -64,6 +68,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
         waiting: seconds by cause.
         straggler: see `Straggler`.
         workers, cores: their numbers.
+        idle_cores: mean number of cores without work; None: unknown, each worker is taken to keep one busy.
         engine_before, engine: the engine's view at the start and at the end of the interval.
     """
 
@@ -73,6 +78,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     straggler: Straggler | None
     workers: int
     cores: int
+    idle_cores: float | None
     engine_before: EngineView | None
     engine: EngineView | None
 
@@ -150,12 +156,19 @@ def advise(bottleneck: Bottleneck, found: Findings) -> str:
 
 
 def more_workers(found: Findings) -> str:
-    """The number of workers that would remove the waiting, as far as there are cores."""
-    needed = math.ceil(found.workers / max(1.0 - found.share, 1 / 16))
-    more = min(needed, found.cores) - found.workers
+    """The number of workers that would remove the waiting, as far as cores are idle."""
+    idle = max(0, found.cores - found.workers) if found.idle_cores is None else found.idle_cores
+    # Whatever else runs counts as the workers' as well. Workers that mostly sleep or wait keep a small part of a core
+    # busy each; a step in the advice at most doubles them, or gives each core one.
+    busy = max((found.cores - idle) / max(found.workers, 1), _LEAST_BUSY_SHARE)
+    room = int(idle / min(busy, 1.0) + 0.25)
+    needed = math.ceil(found.workers / max(1.0 - found.share, 1 / 16)) - found.workers
+    more = min(needed, room, max(found.workers, found.cores - found.workers))
+    cores = f"{found.cores} core{'s' if found.cores > 1 else ''}"
     if more < 1:
-        return f"{found.workers} workers keep all {found.cores} cores busy: " if found.workers >= found.cores else ""
-    return f"{more} more worker{'s' if more > 1 else ''} (num_workers={found.workers + more}) or "
+        return f"no core is idle ({found.workers} worker{'s' if found.workers > 1 else ''}, {cores}): "
+    idle_text = f"{idle:.1f} of {cores} idle"
+    return f"{more} more worker{'s' if more > 1 else ''} (num_workers={found.workers + more}; {idle_text}) or "
 
 
 def _about(straggler: Straggler) -> str:

@@ -34,6 +34,7 @@ class Snapshot:
         ongoing: the current wait, nanoseconds by cause.
         workers: number of batches made at the same time; 0: the trainer makes its batches itself.
         cores: usable by this process.
+        at: seconds of the monotonic clock. idle_core_seconds: unused CPU time until then; None: unknown.
     """
 
     stats: LoaderStats = field(default_factory=LoaderStats)
@@ -43,6 +44,15 @@ class Snapshot:
     ongoing: Mapping[str, int] = field(default_factory=dict)
     workers: int = 0
     cores: int = 1
+    at: float = 0.0
+    idle_core_seconds: float | None = None
+
+    def idle_cores(self, before: Snapshot) -> float | None:
+        """The mean number of cores without work since another snapshot; None: unknown."""
+        if self.idle_core_seconds is None or before.idle_core_seconds is None or self.at <= before.at:
+            return None
+        idle = (self.idle_core_seconds - before.idle_core_seconds) / (self.at - before.at)
+        return min(max(idle, 0.0), float(self.cores))
 
     def seconds(self, cause: str) -> float:
         """The waiting charged to a cause so far."""
@@ -188,6 +198,7 @@ def compare(before: Snapshot, after: Snapshot) -> StallReport:
         straggler=straggler(timings, slowest),
         workers=after.workers,
         cores=after.cores,
+        idle_cores=after.idle_cores(before),
         engine_before=b.engine,
         engine=a.engine,
     )

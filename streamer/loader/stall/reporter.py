@@ -21,10 +21,12 @@ from typing import Protocol
 
 import msgspec
 
-from streamer.cgroup import usable_cores
+from streamer.cgroup import idle_core_seconds, usable_cores
 from streamer.client.oneshot import Finding
 from streamer.errors import ConfigError
+from streamer.loader import checks
 from streamer.loader.contracts import PreparedStream, RankedStream
+from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.causes import BatchTimeline, so_far
 from streamer.loader.stall.report import Snapshot, StallReport, compare
 from streamer.loader.stall.stats import EngineView, LoaderStats, TrainerClock
@@ -33,7 +35,7 @@ logger = logging.getLogger("streamer.loader.stall")
 
 # An engine on the same machine answers in milliseconds; a stopped one must not delay the trainer for long.
 ENGINE_SECONDS = 0.5
-# Ranks other than the first log a report only if they wait for more than this share.
+# A report of more waiting is a warning, and ranks other than the first log it.
 REPORTED_SHARE = 0.1
 # A callback may be running when the loader closes.
 _JOIN_SECONDS = 1.0
@@ -62,7 +64,7 @@ def engine_view(supply: Observed) -> EngineView | None:
 
 def snapshot(stats: LoaderStats, clock: TrainerClock, supply: Observed | None, workers: int) -> Snapshot:
     """The loader at this moment; any thread."""
-    waited = int(clock.waiting_seconds() * 1e9)
+    waited, now = int(clock.waiting_seconds() * 1e9), time.monotonic()
     head = supply.head if supply is not None else None
     return Snapshot(
         stats=stats,
@@ -72,6 +74,8 @@ def snapshot(stats: LoaderStats, clock: TrainerClock, supply: Observed | None, w
         ongoing=so_far(head, waited, time.perf_counter_ns()) if waited else {},
         workers=workers,
         cores=usable_cores(),
+        at=now,
+        idle_core_seconds=idle_core_seconds(now),
     )
 
 
@@ -116,6 +120,7 @@ class StallReporter:
         self._rules = rules
         self._rank = rank
         self._before = before or Snapshot()
+        self._warned: Bottleneck | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="streamer-report", daemon=True)
 
@@ -143,10 +148,15 @@ class StallReporter:
         if report.engine is not None and report.engine.reply is not None:
             report.engine.reply(Finding(report.share, str(report.bottleneck), report.advice))
         if self._rank == 0 or report.share > REPORTED_SHARE:
-            logger.info("rank %d: %s", self._rank, report)
+            logger.log(self._level(report), "rank %d: %s", self._rank, report)
         if self._rules.on_report is not None:
             self._rules.on_report(report)
         return report
+
+    def _level(self, report: StallReport) -> int:
+        """A warning where training waits for data, once for each bottleneck until it is another one."""
+        before, self._warned = self._warned, report.bottleneck if report.share > REPORTED_SHARE else None
+        return logging.INFO if self._warned in (None, before) else logging.WARNING
 
     def _serve(self) -> None:
         while not self._stopped.wait(self._rules.seconds):
@@ -173,8 +183,8 @@ def report_rules(seconds: float | None, on_report: OnReport | None) -> ReportRul
     """The rules, checked.
 
     Raises:
-        ConfigError: an interval that is not above 0.
+        ConfigError: an interval that is not above 0, or no function.
     """
-    if seconds is not None and seconds <= 0:
+    if seconds is not None and checks.seconds("report_seconds", seconds) <= 0:
         raise ConfigError(f"report_seconds={seconds:g} is not above 0", field="report_seconds")
-    return ReportRules(seconds=seconds, on_report=on_report)
+    return ReportRules(seconds=seconds, on_report=checks.function("on_report", on_report))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import signal
 
 from streamer.errors import IntegrityError, WorkerError
+from streamer.loader.contracts import REREADS, PreparedStream
 from streamer.loader.workers.handle import ExitReport
 from streamer.loader.workers.pending import Pending
 
 # A sample, or a batch, is not tried again after this many workers have crashed on it.
 MAX_CRASHES_PER_SAMPLE = 2
-# A chunk that is still wrong after this many new leases is an error.
-REREADS = 3
 # After this many crashes in a row without a finished batch, the run ends.
 _MAX_CRASHES_IN_A_ROW = 20
 _MAX_START_CRASHES = 3
@@ -27,42 +26,50 @@ def unopened(error: BaseException) -> BaseException:
 
 
 def located(error: BaseException, pending: Pending, ordinal: int) -> BaseException:
-    """Adds epoch, batch and sample to an error that a worker reported."""
-    where = f"sample {ordinal} of " if ordinal >= 0 else ""
-    error.add_note(f"raised in a worker by {where}epoch {pending.epoch}, batch {pending.batch}")
+    """Adds epoch and batch to an error that a worker reported."""
+    where = "a sample" if ordinal >= 0 else "the collate function"
+    error.add_note(f"raised in a worker by {where} of epoch {pending.epoch}, batch {pending.batch}")
     return error
 
 
-def error_after_crash(pending: Pending, report: ExitReport, skip: bool) -> WorkerError | None:
-    """Decides whether a batch is made again after its worker has ended.
+def crashed_too_often(pending: Pending, report: ExitReport) -> bool:
+    """Counts the crash of a worker on a batch; returns whether the batch is not made again in the same way."""
+    doing = report.doing
+    return doing.task == pending.task and pending.count_crash(doing.ordinal) >= MAX_CRASHES_PER_SAMPLE
+
+
+def work_name(ordinal: int, prepared: PreparedStream) -> str:
+    """What a worker was doing: its sample with the name and the number that `dataset[i]` takes, or the batch."""
+    if ordinal < 0:
+        return "putting the batch together"
+    return f"sample {prepared.sample_number(ordinal)} ({prepared.sample_key(ordinal)})"
+
+
+def repeated_crash(pending: Pending, what: str, report: ExitReport, timeout_seconds: float) -> WorkerError:
+    """The error for a sample, or a batch, on which every worker crashes or exceeds the timeout.
 
     Args:
         pending: the batch.
-        report: how the worker ended.
-        skip: a sample that crashes every worker is left out.
-
-    Returns:
-        None if it is made again, else the error with which it fails.
+        what: the worker was doing.
+        report: of the last crash.
+        timeout_seconds: the loader's.
     """
-    doing = report.doing
-    if doing.task != pending.task or pending.count_crash(doing.ordinal) < MAX_CRASHES_PER_SAMPLE:
-        return None
-    error = repeated_crash(pending, doing.ordinal, report)
-    if doing.ordinal < 0 or not skip:
-        return error
-    pending.left_out.add(doing.ordinal)
-    pending.skipped[doing.ordinal] = str(error)
-    return None
-
-
-def repeated_crash(pending: Pending, ordinal: int, report: ExitReport) -> WorkerError:
-    """The error for a sample, or a batch, on which every worker crashes."""
-    what = f"sample {ordinal}" if ordinal >= 0 else "putting the batch together"
+    where = f"{what}, epoch {pending.epoch}, batch {pending.batch},"
+    if report.timed_out:
+        text = (
+            f"{where} took longer than timeout={timeout_seconds:g} s in {MAX_CRASHES_PER_SAMPLE} workers, which were "
+            "ended for it: raise timeout= if such samples may take longer, look for what blocks (a lock, the network) "
+            "if they may not, or continue without the sample by on_error='skip'"
+        )
+    else:
+        text = (
+            f"{where} crashed {MAX_CRASHES_PER_SAMPLE} workers; the last: {report.cause}, "
+            f"{report.peak_bytes >> 20} MiB at its peak. A SIGKILL that was not sent on purpose means out of memory: "
+            "use fewer workers, or on_error='skip' to continue without the sample"
+        )
     return WorkerError(
-        f"{what} (epoch {pending.epoch}, batch {pending.batch}) crashed {MAX_CRASHES_PER_SAMPLE} workers; the last: "
-        f"{report.cause}, {report.peak_bytes >> 20} MiB at its peak. A SIGKILL that was not sent on purpose "
-        "means out of memory: use fewer workers, or on_error='skip' to continue without the sample",
-        ordinal=ordinal,
+        text,
+        ordinal=report.doing.ordinal,
         epoch=pending.epoch,
         batch=pending.batch,
         cause=report.cause,
@@ -70,10 +77,10 @@ def repeated_crash(pending: Pending, ordinal: int, report: ExitReport) -> Worker
     )
 
 
-def overdue(ordinal: int, timeout_seconds: float) -> WorkerError:
+def overdue(what: str, ordinal: int, timeout_seconds: float) -> WorkerError:
     """The error for a sample that exceeds the timeout in a worker thread, which cannot be killed."""
     return WorkerError(
-        f"sample {ordinal} has taken longer than timeout={timeout_seconds:g} s in a worker thread, which cannot be "
+        f"{what} has taken longer than timeout={timeout_seconds:g} s in a worker thread, which cannot be "
         "killed; use worker_type='process' to have it replaced",
         ordinal=ordinal,
     )

@@ -23,6 +23,7 @@ class ExitReport(msgspec.Struct, frozen=True):
 
     Attributes:
         cause: e.g. "killed by SIGKILL", "exit code 3", ...
+        timed_out: it was killed because its sample exceeded the loader's timeout.
         signal: the signal that ended it, 0 for none.
         peak_bytes: its largest resident size, 0 if unknown.
         doing: its task and sample.
@@ -34,6 +35,7 @@ class ExitReport(msgspec.Struct, frozen=True):
     peak_bytes: int
     doing: Doing
     was_ready: bool
+    timed_out: bool = False
 
 
 class WorkerHandle:
@@ -45,6 +47,7 @@ class WorkerHandle:
         process: None for a thread of the trainer.
         tasks: tasks that were sent and not yet reported.
         ready: it has opened its source.
+        timed_out: it was killed because its sample exceeded the timeout.
     """
 
     def __init__(self, number: int, channel: Channel, process: WorkerProcess | None = None) -> None:
@@ -53,6 +56,7 @@ class WorkerHandle:
         self.process = process
         self.tasks: deque[Pending] = deque()
         self.ready = False
+        self.timed_out = False
         self._opens = False
         # The slots whose memory it has mapped.
         self._slots: set[int] = set()

@@ -136,7 +136,8 @@ class Pool:
         doing = NOTHING if ended_with_server else self.doing(handle)
         self._status_page.idle(handle.number)
         del self.workers[handle.number]
-        return ExitReport(exit_cause(code), max(0, -code), peak, doing, handle.ready)
+        cause = "killed after its timeout" if handle.timed_out else exit_cause(code)
+        return ExitReport(cause, max(0, -code), peak, doing, handle.ready, handle.timed_out)
 
     def doing(self, handle: WorkerHandle) -> Doing:
         """The current task and sample of a worker."""

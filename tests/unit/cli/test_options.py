@@ -9,8 +9,9 @@ import pytest
 
 from streamer.cli import index_command, serve_command
 from streamer.cli.main import build_parser
-from streamer.cli.options import size, size_or_auto, storage_options
+from streamer.cli.options import size, size_or_auto, storage_options, with_sample_choice
 from streamer.config import Environment
+from streamer.wire.messages import GetManifest
 
 
 def test_sizes_are_read_as_everywhere() -> None:
@@ -32,6 +33,21 @@ def test_storage_options_that_are_none_say_why(text: str) -> None:
     """argparse shows the message and ends with 2."""
     with pytest.raises(argparse.ArgumentTypeError):
         storage_options(text)
+
+
+@pytest.mark.parametrize("command", [["index"], ["warm"], ["show", "--sample", "0"]])
+def test_a_manifest_is_found_by_what_the_job_says(command: list[str]) -> None:
+    """extensions=, index_errors= and shuffle=False choose other samples or another order."""
+    plain = build_parser().parse_args([*command, "data/"])
+    assert with_sample_choice(GetManifest(0, ["data/"], "auto"), plain) == GetManifest(0, ["data/"], "auto")
+    chosen = build_parser().parse_args(
+        [*command, "data/", "--extensions", ".JPEG,png", "--index-errors", "skip", "--no-shuffle"]
+    )
+    assert with_sample_choice(GetManifest(0, ["data/"], "auto"), chosen) == GetManifest(
+        0, ["data/"], "auto", extensions=["jpg", "png"], skip_damaged=True, in_key_order=True
+    )
+    with pytest.raises(SystemExit):
+        build_parser().parse_args([*command, "data/", "--extensions", "jpg,,png"])
 
 
 def test_serve_takes_what_the_line_says_and_the_environment_otherwise(tmp_path: Path) -> None:

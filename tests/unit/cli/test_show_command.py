@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from streamer.cli.show_command import _ordinal, value_text
+from streamer.cli.show_command import _ordinal, described, value_text
 from streamer.errors import ConfigError
+from streamer.formats.detect import chooser
+from streamer.loader.samples.maker import SampleLocation
+from streamer.manifest.build import build
+from tests.unit.manifest.conftest import MemoryStore
 
 
 @pytest.mark.parametrize(
@@ -34,3 +40,16 @@ def test_numbers_count_from_the_end_as_in_a_list() -> None:
     assert (_ordinal(-1, 80), _ordinal(79, 80)) == (79, 79)
     with pytest.raises(ConfigError, match="0 to 79"):
         _ordinal(80, 80)
+
+
+async def test_an_empty_file_is_named_itself(tmp_path: Path) -> None:
+    """It has no bytes in its chunk, where its neighbour begins at the same place."""
+    store = MemoryStore({f"s3://b/a/{number}.jpg": b"x" * (number % 3) for number in range(9)})
+    manifest = await build("s3://b/", tmp_path, lister=store, reader=store, choose_format=chooser("auto"))
+    for ordinal in range(9):
+        key = manifest.name(ordinal).object_key
+        place = SampleLocation(sample=ordinal, start=0, stop=0, ordinal=ordinal, chunk=0)
+        assert described({"__key__": key}, place, manifest) == [
+            f"sample {ordinal} of 9: {key}",
+            f"  in s3://b/{key}, {int(key[2]) % 3} bytes from 0 on, chunk 0",
+        ]

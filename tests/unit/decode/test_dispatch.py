@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import pickle
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from streamer.decode import ImageDecoder, SampleDecoder
+from streamer.decode import ImageDecoder, SampleDecoder, gzipped
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field
 
@@ -37,6 +38,55 @@ def test_auto_goes_by_the_last_extension(picture, encode):
     assert (sample["cls"], sample["json"], sample["txt"]) == (3, {"a": 1}, "hello")
     assert sample["weird"] == b"\x00\x01"
     assert isinstance(sample["weird"], bytes)
+
+
+def test_rules_know_jpeg_and_jpg_as_one():
+    """Whichever the rule or the field says."""
+    for name in ("jpg", "JPEG"):
+        decode = SampleDecoder({name: len})
+        assert decode("k", [field("jpg", b"12345"), field("jpeg", b"1")]) == {"__key__": "k", "jpg": 5, "jpeg": 1}
+
+
+def test_gz_is_unpacked_and_decoded_by_the_extension_before():
+    """As WebDataset does, under the field's whole name; what has no decoder is unpacked bytes."""
+    fields = [
+        field("txt.gz", gzip.compress(b"hel") + gzip.compress(b"lo")),
+        field("json.gz", gzip.compress(b'{"a": 1}')),
+        field("depth.npy.GZ", gzip.compress(_npy(np.arange(3)))),
+        field("nii.gz", gzip.compress(b"volume") + bytes(7)),
+        field("gz", gzip.compress(b"alone")),
+    ]
+    sample = SampleDecoder()("k", fields)
+    assert (sample["txt.gz"], sample["json.gz"]) == ("hello", {"a": 1})
+    assert np.array_equal(np.asarray(sample["depth.npy.GZ"]), np.arange(3))
+    assert (sample["nii.gz"], sample["gz"]) == (b"volume", b"alone")
+    assert SampleDecoder(None)("k", fields[:1])["txt.gz"] == bytes(fields[0].content)
+
+
+def test_rules_reach_into_gz():
+    """A rule for the extension before .gz gets the unpacked bytes; one for gz the packed ones; pickles stay refused."""
+    packed = field("txt.gz", gzip.compress(b"hello"))
+    assert SampleDecoder({"txt": lambda content: content[:2]})("k", [packed])["txt.gz"] == b"he"
+    assert SampleDecoder({"gz": None})("k", [packed])["txt.gz"] == bytes(packed.content)
+    with pytest.raises(ConfigError, match="allow_pickle"):
+        SampleDecoder()("k", [field("pkl.gz", gzip.compress(pickle.dumps(1)))])
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (gzip.compress(b"hello")[:-1], "cut off"),
+        (gzip.compress(bytes(60)) + gzip.compress(bytes(60)), "more than 100 bytes when unpacked, from 48"),
+        (b"hello", "incorrect header check"),
+    ],
+    ids=["cut", "large", "no gzip"],
+)
+def test_bad_gz_is_refused(content, reason, monkeypatch):
+    """Damaged, cut off, or larger than the limit when unpacked; with the sample's name."""
+    monkeypatch.setattr(gzipped, "MOST_BYTES", 100)
+    with pytest.raises(DecodeError, match=rf"sample 'k': field 'txt.gz' .* by gunzip \+ decode_text: .*{reason}"):
+        SampleDecoder()("k", [field("txt.gz", content)])
+    assert SampleDecoder()("k", [field("txt.gz", gzip.compress(b"x" * 100))])["txt.gz"] == "x" * 100
 
 
 def test_none_gives_bytes():

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from streamer.errors import ConfigError
 from streamer.formats.base import SampleName, Span
-from streamer.formats.folder import Folder, extension
+from streamer.formats.detect import chooser
+from streamer.formats.folder import Folder
+from streamer.formats.names import extension, field_name
 from streamer.manifest.model import ObjectRecord
 
 
@@ -17,16 +20,82 @@ def test_open_names_the_field_by_extension():
     """The key is the path below the url; the field is a view."""
     content = memoryview(b"123")
     key, fields = Folder().open(content, SampleName("n01/a.b.JPEG", 3))
-    assert (key, [(f.name, f.content) for f in fields]) == ("n01/a.b.JPEG", [("jpeg", content)])
+    assert (key, [(f.name, f.content) for f in fields]) == ("n01/a.b.JPEG", [("jpg", content)])
 
 
-@pytest.mark.parametrize(("key", "name"), [("a/b", "bin"), ("a.x/b", "bin"), ("a/b.", "bin"), ("b.tar.GZ", "gz")])
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        *(("a/b", "bin"), ("a.x/b", "bin"), ("a/b.", "bin"), ("a/.b", "bin")),
+        *(("a/b.JPEG", "jpg"), ("a/b.Jpg", "jpg"), ("b.c.PNG", "png"), ("a/jpeg", "bin")),
+        *(("b.tar.GZ", "tar.gz"), ("a/b.txt.gz", "txt.gz"), ("a/v1.5.gz", "gz"), ("a/b.gz", "gz"), ("a/.txt.gz", "gz")),
+    ],
+)
 def test_extension(key, name):
-    """The last extension counts; a name without one is "bin"."""
+    """The last extension counts, with one before .gz; a name without one is "bin"."""
     assert extension(key) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "unified"), [("JPEG", "jpg"), ("seg.jpeg", "seg.jpg"), ("xjpeg", "xjpeg"), ("a.b", "a.b")]
+)
+def test_field_name(name, unified):
+    """Lower case, and jpg for jpeg."""
+    assert field_name(name) == unified
 
 
 @pytest.mark.parametrize(("key", "taken"), [("a/b.jpg", True), ("a/b", True), ("a/", False), ("a/.DS_Store", False)])
 def test_accepts(key, taken):
     """Hidden files and folder markers are no samples."""
     assert Folder().accepts(key) is taken
+
+
+CLASSES = ["cats/1.jpg", "cats/2.JPEG", "dogs/3.png", "dogs/4.jpg"]
+
+
+def taken(keys: list[str], name: str = "auto", extensions: list[str] | None = None) -> tuple[list[str], list[str]]:
+    """The samples among these files, and the notes."""
+    notes: list[str] = []
+    chosen = chooser(name, extensions, notes.append)(keys)
+    return [key for key in keys if chosen.accepts(key)], notes
+
+
+@pytest.mark.parametrize("name", ["auto", "folder"])
+def test_in_class_folders_pictures_are_samples(name):
+    """All kinds of them together; the rest is counted in one line."""
+    strays = ["README.md", "labels.csv", "LICENSE", "dogs/Thumbs.db", "cats/1.txt", "cats/2.txt", "dogs/.DS_Store"]
+    assert taken([*CLASSES, *strays], name) == (
+        CLASSES,
+        [
+            "6 of 10 files are no samples (2 .txt, 1 .md, 1 .csv, 1 without extension, 1 .db): "
+            "those in the class folders are .jpg, .png; extensions= chooses others"
+        ],
+    )
+    assert taken(CLASSES) == (CLASSES, [])
+
+
+@pytest.mark.parametrize(
+    ("keys", "samples"),
+    [
+        ([*CLASSES, *(f"cats/{i}.{kind}.json" for i in range(5) for kind in "ab")], CLASSES),
+        (["a/cover.jpg", "a/1.wav", "a/2.flac", "b/3.wav"], ["a/1.wav", "a/2.flac", "b/3.wav"]),
+        (["pos/1.txt", "pos/2.txt", "neg/3.txt", "bow.feat"], ["pos/1.txt", "pos/2.txt", "neg/3.txt"]),
+        (["a/1.npy", "a/2.npy", "a/preview.png"], ["a/1.npy", "a/2.npy"]),
+        (["a/1.npy", "a/1.png"], ["a/1.png"]),
+        (["a/1.json.gz", "a/2.json.gz", "a/x.csv"], ["a/1.json.gz", "a/2.json.gz"]),
+        (["1.npy", "2.npy", "meta/labels.csv"], ["1.npy", "2.npy", "meta/labels.csv"]),
+        (["1.jpg", "2.jpg", "labels.csv"], ["1.jpg", "2.jpg", "labels.csv"]),
+    ],
+)
+def test_the_commonest_files_of_class_folders_are_samples(keys, samples):
+    """Documents do not outnumber pictures, sounds or films; without class folders all files are samples."""
+    assert taken(keys)[0] == taken(keys[::-1])[0][::-1] == samples
+
+
+def test_extensions_say_which_files_are_samples():
+    """Whatever is there in which number, also beside tars; one that no file has is an error with those there are."""
+    keys = [*CLASSES, "a/1.npy", "a/2.txt.gz", "b/LICENSE", "x.tar"]
+    assert taken(keys, extensions=["npy"]) == (["a/1.npy"], [])
+    assert taken(keys, extensions=["jpg", "txt.gz"])[0] == ["cats/1.jpg", "cats/2.JPEG", "dogs/4.jpg", "a/2.txt.gz"]
+    with pytest.raises(ConfigError, match=r"extensions=jgp: none of the 4 files has one \(3 \.jpg, 1 \.png\)"):
+        taken(CLASSES, extensions=["jgp"])

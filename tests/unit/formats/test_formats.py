@@ -22,6 +22,52 @@ def test_detect(keys, name):
     assert chooser("auto")(keys).name == name
 
 
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("MDS", ["index.json", "shard.00000.mds", "shard.00001.mds.zstd"]),
+        ("LitData", ["index.json", "chunk-0-0.bin", "chunk-1-12.zstd.bin"]),
+        ("Parquet", ["README.md", "dataset_infos.json", ".gitattributes", "data/train-00000-of-00002.parquet"]),
+        ("Parquet", ["_SUCCESS", "part-00000-aaaa.snappy.parquet", "_delta_log/00000000000000000000.json"]),
+        ("Arrow", ["dataset_info.json", "state.json", "data-00000-of-00001.arrow"]),
+        ("TFRecord", ["train.tfrecord-00000-of-00010", "train.tfrecord-00001-of-00010"]),
+        ("TFRecord", ["a.tfrecords.gz", "features.json"]),
+        ("TFRecord", ["train-00000-of-01024", "train-00001-of-01024"]),
+        ("LMDB", ["data.mdb", "lock.mdb"]),
+        ("zarr", [".zgroup", "x/.zarray", "x/0.0", "x/0.1", "x/1.0", "x/1.1", "y.jpg", "z.jpg"]),
+        ("zarr", ["zarr.json", "x/zarr.json", "x/c/0/0", "x/c/0/1", "x/c/1/0"]),
+        ("HDF5", ["train.h5"]),
+        ("HDF5", ["a.HDF5", "b.hdf5", "LICENSE"]),
+        ("NetCDF", ["era5-2020.nc"]),
+        ("Lance", ["_versions/1.manifest", "data/a.lance", "data/b.lance"]),
+        ("FFCV", ["train.beton"]),
+        ("RecordIO", ["train.rec", "train.idx"]),
+        ("zip", ["train.zip", "val.zip"]),
+    ],
+)
+def test_another_kind_of_dataset_is_named(kind, keys):
+    """By the names of its objects; its files would have been samples of bytes. To say "folder" takes them so."""
+    for order in (keys, keys[::-1]):
+        with pytest.raises(ConfigError, match=rf"this is a dataset in {kind}.*which streamer does not read") as caught:
+            chooser("auto")(order)
+    assert caught.value.details["field"] == "format"
+    assert chooser("folder")(keys).name == "folder"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["cats/1.jpg", "dogs/2.jpg", "metadata.parquet"],
+        ["1.npy", "2.npy", "index.json", "labels.h5"],
+        ["a/chunk-1.bin", "a/chunk-2.bin"],
+        ["a/x.zip", "a/1.wav", "a/2.wav"],
+    ],
+)
+def test_one_such_file_beside_data_is_none(keys):
+    """Only what most files are makes the kind."""
+    assert chooser("auto")(keys).name == "folder"
+
+
 def test_a_mixture_says_what_was_found():
     """Tars among other files are a question for the user."""
     with pytest.raises(ConfigError, match=r"2 tars and other files \(2 \.json, 1 without extension\)") as caught:
@@ -31,7 +77,7 @@ def test_a_mixture_says_what_was_found():
 
 def test_a_named_format_is_taken_as_given():
     """No detection when the user says what it is."""
-    assert chooser("folder")(["a.tar"]) is FORMATS["folder"]
+    assert chooser("folder")(["a.tar"]) == FORMATS["folder"]
 
 
 def test_an_unknown_format_lists_the_known():

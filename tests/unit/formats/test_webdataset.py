@@ -106,7 +106,9 @@ def test_compressed_names_are_refused_without_a_request(suffix):
 def test_a_truncated_archive_names_object_and_offset():
     """Point 6 of the bad input: truncated tar."""
     raw = tar_of([("a.jpg", bytes(5000))])[:3000]
-    with pytest.raises(ManifestError, match=r"shard-000\.tar cannot be read: cut off inside 'a\.jpg'") as caught:
+    with pytest.raises(
+        ManifestError, match=r"shard-000\.tar is damaged: cut off inside 'a\.jpg'.* index_errors='skip'"
+    ) as caught:
         samples(raw)
     assert caught.value.details["offset"] == 3000
 
@@ -116,6 +118,24 @@ def test_a_field_twice_in_a_sample_is_an_error():
     raw = tar_of([("a.jpg", b"1"), ("a.JPG", b"2")])
     with pytest.raises(ManifestError, match="sample 'a' has two fields 'jpg'"):
         samples(raw)
+
+
+@pytest.mark.parametrize(
+    ("members", "names"),
+    [
+        (["a.JPEG", "a.cls"], ["jpg", "cls"]),
+        (["a.seg.jpeg", "a.jpg"], ["seg.jpg", "jpg"]),
+        (["a.jpeg", "a.jpg"], ["jpeg", "jpg"]),
+        (["a.xjpeg"], ["xjpeg"]),
+    ],
+)
+def test_jpeg_is_jpg(members, names):
+    """One name for JPEGs; a sample with both keeps both. Its span, and so its manifest, is as it was."""
+    raw = tar_of([(name, name.encode()) for name in members])
+    (span,), _ = driven(WebDataset().index(ObjectRecord("s3://b/x.tar", len(raw), "")), raw)
+    _, fields = WebDataset().open(memoryview(raw)[span.start : span.stop], SampleName())
+    assert [field.name for field in fields] == names
+    assert [bytes(field.content) for field in fields] == [name.encode() for name in members]
 
 
 def test_open_copies_nothing():

@@ -67,7 +67,7 @@ class FakeEngine:
     rejects: list[tuple[int, str]] = field(default_factory=list)
     spoil: Callable[[int, Path], None] = lambda chunk, path: None
     manifest: Manifest | None = None
-    limit_bytes: int = 0
+    notes: list[str] = field(default_factory=list)
 
     def connect(self, settings: ClientSettings) -> FakeClient:
         return FakeClient(self, settings)
@@ -80,8 +80,12 @@ class FakeEngine:
                     self.root / "manifests",
                     lister=Disk(),
                     reader=Disk(),
-                    choose_format=chooser(request.format),
-                    options=BuildOptions(chunk_bytes=CHUNK_BYTES),
+                    choose_format=chooser(request.format, request.extensions, self.notes.append),
+                    options=BuildOptions(
+                        chunk_bytes=CHUNK_BYTES,
+                        in_key_order=request.in_key_order,
+                        on_damage=self.notes.append if request.skip_damaged else None,
+                    ),
                 )
             )
         return self.manifest
@@ -113,23 +117,26 @@ class FakeEngine:
 class FakeClient:
     """Stands in for EngineClient."""
 
+    connected = True
+
     def __init__(self, engine: FakeEngine, settings: ClientSettings) -> None:
         self.engine = engine
         self.settings = settings
         self.closed = False
         self._event = -1
 
-    def manifest(self, request: GetManifest, progress: Callable[[IndexProgress], None]) -> Path:
+    def manifest(
+        self, request: GetManifest, progress: Callable[[IndexProgress], None], on_note: Callable[[str], None]
+    ) -> Path:
         self.engine.requests.append(request)
         progress(IndexProgress(0, "index it", 0, 1))
-        return self.engine.build(request).path
+        found = self.engine.build(request).path
+        for note in self.engine.notes:
+            on_note(note)
+        return found
 
     def roots(self) -> list[Path]:
         return [self.engine.root]
-
-    @property
-    def limit_bytes(self) -> int:
-        return self.engine.limit_bytes
 
     def open_session(self, spec: SessionSpec) -> FakeSession:
         session = FakeSession(self.engine, spec)

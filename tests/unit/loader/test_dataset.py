@@ -6,12 +6,15 @@ import pickle
 import shutil
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from streamer.errors import ConfigError, DecodeError, IntegrityError, ManifestError, StateError
+from streamer.loader.contracts import REREADS
 from streamer.loader.dataset import StreamingDataset
 
 
@@ -44,6 +47,11 @@ def test_constructing_does_no_io(fake_engine, tmp_path):
         ({"on_error": "ignore"}, "on_error"),
         ({"error_budget": -1}, "error_budget"),
         ({"on_change": "ignore"}, "on_change"),
+        ({"index_errors": "ignore"}, "index_errors"),
+        ({"extensions": []}, "extensions"),
+        ({"extensions": ["jpg", 3]}, "extensions"),
+        ({"extensions": 3}, "extensions"),
+        ({"extensions": ["jpg"], "format": "webdataset"}, "extensions"),
         ({"index_limit": -1}, "index_limit"),
     ],
 )
@@ -102,12 +110,11 @@ def test_the_urls_are_listed_once_for_all_processes(fake_engine, make_dataset, f
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": 7}, {"shuffle": False}, {"lanes": 4, "shuffle_window": 8}])
 def test_every_sample_comes_once(fake_engine, make_dataset, folder, options):
-    """And what fills the last batch up is a repeat; nothing is read that is not leased."""
+    """Nothing is read that is not leased."""
     dataset = make_dataset(folder, **options)
     found = Counter(numbers(dataset))
     assert set(found) == set(range(100))
-    assert found.total() == len(dataset)
-    assert found.total() - 100 == -100 % (options.get("batch_size", 1))
+    assert found.total() == len(dataset) == 100
     assert sorted(fake_engine.fetched) == list(range(fake_engine.manifest.chunks)), "each chunk once"
     assert all(session.closed for session in fake_engine.sessions)
 
@@ -119,6 +126,54 @@ def test_drop_last_leaves_the_incomplete_batch_out(make_dataset, folder):
     assert len(found) == len(set(found)) == len(dataset) == 98
 
 
+def test_the_last_batch_is_filled_where_that_is_asked_for(make_dataset, folder):
+    """15 batches of 7 with 5 repeats, which the mask of the last batch marks; the others have none."""
+    dataset = make_dataset(folder, batch_size=7, last_batch="fill")
+    found = numbers(dataset)
+    assert len(found) == len(dataset) == 105
+    masks = [dataset.repeated(step) for step in range(15)]
+    assert sorted(number for number, repeat in zip(found, np.concatenate(masks), strict=True) if not repeat) == [
+        *range(100)
+    ]
+    assert [int(mask.sum()) for mask in masks] == [0] * 14 + [5]
+    with pytest.raises(IndexError, match="batch 15 is not in"):
+        dataset.repeated(15)
+    with pytest.raises(ConfigError, match="batch_size"):
+        make_dataset(folder).repeated(0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"last_batch": "pad"}, r"last_batch='pad' is none of 'fill', 'short', 'drop'"),
+        ({"last_batch": "fill", "drop_last": True}, r"drop_last=True contradicts last_batch='fill'"),
+        ({"drop_last": "yes"}, r"drop_last='yes' is neither"),
+        ({"last_batch": "short", "rank": 0, "world_size": 2}, r"last_batch='short' on 2 ranks"),
+    ],
+)
+def test_a_last_batch_that_cannot_be_is_refused(make_dataset, folder, options, message):
+    """An unknown word, two words, or ranks with different numbers of steps."""
+    with pytest.raises(ConfigError, match=message):
+        len(make_dataset(folder, **options))
+
+
+@pytest.mark.parametrize(("taken", "ranks"), [(98, 1), (99, 1), (100, 1), (98, 2), (100, 2)])
+def test_a_state_in_or_after_a_short_batch_goes_on(make_dataset, folder, taken, ranks):
+    """After 14 batches of 7, inside the short one (one rank only), and at the end: then the next epoch."""
+    whole = make_dataset(folder, batch_size=14)
+    first, second = numbers(whole), numbers(whole)
+    before = make_dataset(folder, batch_size=14)
+    numbers(islice(iter(before), taken))
+    after = [make_dataset(folder, batch_size=14 // ranks, rank=rank, world_size=ranks) for rank in range(ranks)]
+    for dataset in after:
+        dataset.load_state_dict(before.state_dict())
+    if taken < 100:
+        rest = [number for dataset in after for number in numbers(dataset)]
+        assert set(rest) == set(first[taken:])
+        assert ranks > 1 or rest == first[taken:]
+    assert {number for dataset in after for number in numbers(dataset)} == set(second)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_ranks_share_the_samples(fake_engine, make_dataset, folder, world_size):
     """Equal lengths, disjoint but for the repeats at the end."""
@@ -128,7 +183,7 @@ def test_ranks_share_the_samples(fake_engine, make_dataset, folder, world_size):
     assert len({len(found) for found in ranks}) == 1
     total = Counter(number for found in ranks for number in found)
     assert set(total) == set(range(100))
-    assert total.total() - 100 == -100 % (4 * world_size)
+    assert total.total() - 100 == (-100 % (4 * world_size) if world_size > 1 else 0)
 
 
 def test_without_shuffle_the_order_is_the_manifests(make_dataset, tars):
@@ -292,6 +347,21 @@ def test_a_state_that_does_not_fit_names_the_field(make_dataset, folder, options
     assert caught.value.details["field"] == field
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_a_state_of_another_shuffle_is_named_as_it_was_passed(make_dataset, tmp_path, before):
+    """Not by lanes and a window that were chosen automatically."""
+    for number in range(100):
+        (tmp_path / "many").mkdir(exist_ok=True)
+        (tmp_path / "many" / f"{number}.bin").write_bytes(bytes(1500))
+    saved = make_dataset(tmp_path / "many", shuffle=before)
+    assert before is False or saved.state_dict()["window"] > 1
+    other = make_dataset(tmp_path / "many", shuffle=not before)
+    other.load_state_dict(saved.state_dict())
+    message = f"shuffle was {before} when it was saved and is {not before} now; pass the shuffle the run began with"
+    with pytest.raises(StateError, match=message):
+        iter(other)
+
+
 def test_set_epoch_drops_a_loaded_state(make_dataset, folder):
     """The later of the two counts."""
     dataset = make_dataset(folder)
@@ -299,6 +369,55 @@ def test_set_epoch_drops_a_loaded_state(make_dataset, folder):
     dataset.load_state_dict(dataset.state_dict())
     dataset.set_epoch(0)
     assert numbers(dataset) == first
+
+
+# ---------------------------------------------------------------- which samples, in which order
+
+
+def test_without_shuffle_files_come_by_their_keys(make_dataset, folder):
+    """Also by index; with shuffle they are packed by a hash, which mixes the classes of a chunk."""
+    dataset = make_dataset(folder, shuffle=False)
+    keys = [sample["__key__"] for sample in dataset]
+    assert keys == sorted(keys) == [dataset[number]["__key__"] for number in range(100)]
+    assert len(dataset._opening.manifest.chunk_samples) > 3
+    with closing(dataset.select(labels=[1])) as part:
+        assert [sample["__key__"] for sample in part] == [key for key in keys if key.startswith("class1/")]
+
+
+def test_without_shuffle_several_urls_keep_their_order(make_dataset, folder):
+    """As the user lists them."""
+    names = [f"class{number % 3}/{number:03d}.txt" for number in (40, 7, 99, 3)]
+    dataset = make_dataset([folder / name for name in names], shuffle=False)
+    assert [Path(dataset[number]["__key__"]).name for number in range(4)] == [Path(name).name for name in names]
+    assert numbers(dataset) == [40, 7, 99, 3]
+
+
+def test_strays_are_counted_and_left_out(make_dataset, folder, caplog):
+    """Once, on the first rank; extensions= takes others, and whatever is said of their spelling."""
+    (folder / "README.md").write_text("about")
+    (folder / "class1" / "notes.CSV").write_text("a,b")
+    assert set(numbers(make_dataset(folder))) == set(range(100))
+    assert [r.message for r in caplog.records if "samples (" in r.message] == [
+        "2 of 102 files are no samples (1 .md, 1 .csv): those in the class folders are .txt; extensions= chooses others"
+    ]
+
+
+def test_a_second_rank_does_not_repeat_it(make_dataset, folder, caplog):
+    """Eight ranks would say it eight times."""
+    (folder / "README.md").write_text("about")
+    assert make_dataset(folder, rank=1, world_size=2).samples == 100
+    assert "samples (" not in caplog.text
+
+
+def test_extensions_are_told_in_one_spelling(fake_engine, make_dataset, folder):
+    """With or without a dot, in capitals, one alone."""
+    (folder / "class1" / "picture.JPEG").write_bytes(b"x")
+    dataset = make_dataset(folder, extensions=[".JPEG", "csv", "jpg"], decode=None)
+    assert [sample["__key__"] for sample in dataset] == ["class1/picture.JPEG"]
+    assert fake_engine.requests[-1].extensions == ["csv", "jpg"]
+    fake_engine.manifest = None
+    assert make_dataset(folder, extensions="txt").samples == 100
+    assert fake_engine.requests[-1].extensions == ["txt"]
 
 
 # ---------------------------------------------------------------- faults
@@ -314,11 +433,11 @@ def test_a_damaged_chunk_is_leased_again(fake_engine, make_dataset, folder):
 
 
 def test_a_chunk_that_stays_damaged_is_an_error(fake_engine, make_dataset, folder):
-    """After one more try, with the reader's own error."""
+    """After three new leases of this chunk, with the reader's own error."""
     fake_engine.spoil = lambda chunk, path: _flip(path, 80) if chunk == 1 else None
     with pytest.raises(IntegrityError, match="checksum"):
         numbers(make_dataset(folder))
-    assert [chunk for chunk, _ in fake_engine.rejects] == [1]
+    assert [chunk for chunk, _ in fake_engine.rejects] == [1] * REREADS
 
 
 def test_an_undecodable_sample_is_an_error_with_its_place(make_dataset, folder):
@@ -329,6 +448,19 @@ def test_an_undecodable_sample_is_an_error_with_its_place(make_dataset, folder):
         numbers(make_dataset(folder))
     assert caught.value.details["sample"] == "class1/004.txt"
     assert str(caught.value.details["object"]).startswith(str(bad))
+
+
+def test_an_empty_file_is_an_error_with_its_own_name(make_dataset, tmp_path):
+    """Not with that of the file behind it in the chunk."""
+    (tmp_path / "a").mkdir()
+    for number in range(6):
+        (tmp_path / "a" / f"{number}.npy").write_bytes(b"")
+    dataset = make_dataset(tmp_path / "a")
+    for number in range(6):
+        with pytest.raises(
+            DecodeError, match=rf"sample '{number}\.npy'.* \(dataset\[\d\], \S*/{number}\.npy \[0, 0\)\)"
+        ):
+            dataset.get(f"{number}.npy")
 
 
 def test_skip_fills_the_place_from_the_same_batch(make_dataset, folder, caplog):

@@ -52,6 +52,30 @@ def test_values_that_change_nothing_are_accepted():
         assert len(list(loader)) == 2
 
 
+def test_every_attribute_of_torchs_loader_can_be_read():
+    """With the value that torch's has for the same arguments; trainers read them."""
+    same = {"num_workers": 2, "timeout": 7, "drop_last": True, "persistent_workers": True}
+    torchs = torch.utils.data.DataLoader(Numbers(), 4, **same)
+    own = {"worker_type": "thread", "prefetch_batches": 4}
+    with StreamingDataLoader(FakeDataset(8, sample), 4, **same, **own) as loader:
+        names = {name for name in vars(torchs) if not name.startswith("_")} - {"dataset", "sampler", "batch_sampler"}
+        found = {name: getattr(loader, name) for name in names | {"multiprocessing_context"}}
+        assert found == {name: getattr(torchs, name) for name in found}
+        assert (loader.sampler, loader.dataset.__class__) == (None, FakeDataset)
+        assert (loader.batch_sampler.batch_size, loader.batch_sampler.drop_last) == (4, True)
+        assert not loader.pin_memory or torch.cuda.is_available()
+        with pytest.raises(AttributeError):
+            loader.batch_size = 8
+    with StreamingDataLoader(FakeDataset(8, sample)) as loader:
+        assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (0, None, False)
+        assert loader.collate_fn is torch.utils.data.default_collate
+
+
+class Numbers(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(8))
+
+
 def test_others_are_a_type_error():
     """As Python itself says it."""
     with pytest.raises(TypeError, match="unexpected keyword argument 'shufle'"):

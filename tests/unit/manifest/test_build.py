@@ -7,6 +7,7 @@ import pytest
 from streamer.errors import ConfigError, ManifestError
 from streamer.manifest.build import BuildOptions
 from streamer.manifest.protocols import Estimate, Progress
+from streamer.manifest.validation import verify
 from tests.tars import tar_of
 
 
@@ -146,11 +147,61 @@ async def test_an_estimate_may_stop_the_build(build_it, store, tars):
 async def test_a_truncated_tar_names_itself(build_it, store, tars, tmp_path):
     """One bad tar among many: a typed error with object and offset, no manifest, no leftovers."""
     url = "s3://b/tars/05.tar"
-    with pytest.raises(ManifestError, match=r"s3://b/tars/05\.tar cannot be read: cut off") as caught:
+    with pytest.raises(ManifestError, match=r"s3://b/tars/05\.tar is damaged: cut off") as caught:
         await build_it(store({**tars, url: tars[url][:10_000]}), "s3://b/tars/")
     assert caught.value.details["url"] == url
     assert caught.value.details["offset"] == 10_000
     assert not (tmp_path / "manifests").exists()
+
+
+async def test_damaged_tars_can_be_left_out(build_it, store, tars, tmp_path):
+    """With names, reasons and counts; the rest is the same dataset as without their urls."""
+    bad = {f"s3://b/tars/{t:02d}.tar": tars[f"s3://b/tars/{t:02d}.tar"][: 10_000 + t] for t in (9, 5)}
+    notes: list[str] = []
+    manifest = await build_it(store({**tars, **bad}), "s3://b/tars/", on_damage=notes.append)
+    assert notes[0] == "2 of 12 tars are damaged and left out, with all their samples"
+    assert [note.split(": cut off")[0] for note in notes[1:]] == [f"left out: s3://b/tars/0{t}.tar" for t in (5, 9)]
+    assert notes[1].endswith("(at byte 10005 of 10005)")
+    good = store({url: raw for url, raw in tars.items() if url not in bad})
+    assert manifest.digest == (await build_it(good, "s3://b/tars/", root=tmp_path / "good")).digest
+
+
+async def test_of_many_damaged_tars_some_are_named(build_it, store, tars):
+    """A line for each of 50, and how many more there are."""
+    bad = {f"s3://b/tars/{t}.tar": b"x" * 600 for t in range(100, 170)}
+    notes: list[str] = []
+    await build_it(store({**tars, **bad}), "s3://b/tars/", on_damage=notes.append)
+    assert notes[0].startswith("70 of 82 tars")
+    assert (len(notes), notes[-1]) == (52, "left out: 20 more")
+
+
+async def test_what_is_not_damaged_is_not_left_out(build_it, store, tars):
+    """All tars damaged, a compressed one: an error, whatever was asked for."""
+    notes: list[str] = []
+    with pytest.raises(ManifestError, match=r"a\.tar is damaged: .*index_errors='skip'"):
+        await build_it(store({"s3://b/a.tar": b"x" * 600}), "s3://b/", on_damage=notes.append)
+    with pytest.raises(ManifestError, match=r"x\.tar\.gz is compressed"):
+        await build_it(store({**tars, "s3://b/tars/x.tar.gz": b"x"}), "s3://b/tars/", on_damage=notes.append)
+    assert notes == []
+
+
+async def test_files_in_the_order_of_their_keys(build_it, store, files, tmp_path):
+    """Asked for, ordinals count keys in order, and urls in theirs; the samples are the same, in other chunks."""
+    manifest = await build_it(store(files), "s3://b/files/", in_key_order=True)
+    keys = [manifest.name(ordinal).object_key for ordinal in range(manifest.samples)]
+    assert keys == sorted(keys)
+    hashed = await build_it(store(files), "s3://b/files/", root=tmp_path / "hashed")
+    assert {hashed.name(ordinal) for ordinal in range(401)} == {manifest.name(ordinal) for ordinal in range(401)}
+    verify(manifest)
+    urls = [url for url in files if url.endswith(".JPG")][::-7]
+    listed = await build_it(store(files), urls, in_key_order=True, root=tmp_path / "listed")
+    assert [listed.object(number).url for number in range(listed.objects)] == urls
+
+
+async def test_containers_know_no_other_order(build_it, store, tars):
+    """So that a dataset of tars has one manifest, whether it is shuffled or not."""
+    found = {(await build_it(store(tars), "s3://b/tars/", in_key_order=order)).digest for order in (False, True)}
+    assert len(found) == 1
 
 
 async def test_archives_without_a_sample(build_it, store):

@@ -55,6 +55,20 @@ def test_every_file_is_a_sample(file_manifest, files, store):
         assert file_manifest.labels[ordinal] == name.label
 
 
+def test_each_sample_has_its_own_object(file_manifest, tar_manifest, files, store, tars):
+    """Object and byte range of every sample; an empty file is not reported as its neighbour."""
+    for ordinal in range(file_manifest.samples):
+        extent = file_manifest.extent_of(ordinal)
+        assert extent.object.url == f"s3://b/files/{file_manifest.name(ordinal).object_key}"
+        assert (extent.start, extent.stop) == (0, len(files[extent.object.url]))
+    kind = detect.find_format(tar_manifest.format)
+    for ordinal in range(0, tar_manifest.samples, 7):
+        content = store(tars).bytes_of([tar_manifest.extent_of(ordinal)])
+        assert (
+            kind.open(memoryview(content), tar_manifest.name(ordinal))[0] == f"{ordinal // 30:02d}/{ordinal % 30:03d}"
+        )
+
+
 def test_locate_agrees_with_the_chunks(tar_manifest, file_manifest):
     """Vectorised and one by one are the same, in any order and with repeats."""
     for manifest in (tar_manifest, file_manifest):

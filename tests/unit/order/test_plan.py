@@ -7,7 +7,7 @@ import pytest
 
 from streamer.errors import ConfigError
 from streamer.order import EpochOrder, OrderSpec, RankPlan, worker_batches
-from streamer.order.plan import batch_count
+from streamer.order.plan import batch_count, check_last_batch
 
 ORDER = EpochOrder(OrderSpec("m", 17, "block", 8, 32), np.full(50, 7), 0)
 
@@ -24,7 +24,7 @@ def test_a_batch_has_its_positions_their_samples_and_marks() -> None:
 
 def test_drop_last_leaves_the_incomplete_batch_out() -> None:
     """350 samples are 5 batches of 64, or 6 with the last one filled up."""
-    assert RankPlan(ORDER, 64, 2, 0, True).batches == 5
+    assert RankPlan(ORDER, 64, 2, 0, "drop").batches == 5
     assert RankPlan(ORDER, 64, 2, 0).batches == 6
     assert RankPlan(ORDER, 64, 2, 0).samples == 192
 
@@ -32,10 +32,39 @@ def test_drop_last_leaves_the_incomplete_batch_out() -> None:
 def test_fewer_samples_than_a_batch() -> None:
     """Nothing with drop_last; one batch with every sample in it otherwise."""
     order = EpochOrder(ORDER.spec, np.array([3, 2]), 0)
-    assert RankPlan(order, 64, 1, 0, True).batches == 0
+    assert RankPlan(order, 64, 1, 0, "drop").batches == 0
     batch = RankPlan(order, 64, 1, 0).batch(0)
     assert set(batch.ordinals.tolist()) == {0, 1, 2, 3, 4}
     assert batch.repeated.sum() == 59
+
+
+def test_a_short_last_batch_has_only_its_own_samples() -> None:
+    """350 samples in batches of 64 on one rank: the sixth has 30, no repeats; its chunks are those of the 30."""
+    short, filled = RankPlan(ORDER, 64, 1, 0, "short"), RankPlan(ORDER, 64, 1, 0, "fill")
+    assert (short.batches, short.samples, filled.samples) == (6, 350, 384)
+    last = short.batch(5)
+    assert sorted(last.positions.tolist()) == list(range(320, 350))
+    assert not last.repeated.any()
+    assert set(last.ordinals.tolist()) <= set(filled.batch(5).ordinals.tolist())
+    assert len(short.repeated(5)) == 30
+    assert short.schedule().last.max() == 5
+
+
+def test_the_mask_of_a_batch_is_that_of_its_samples() -> None:
+    """Without the samples: for loaders that are not ours."""
+    for rank in range(2):
+        plan = RankPlan(ORDER, 64, 2, rank)
+        for batch in range(plan.batches):
+            assert np.array_equal(plan.repeated(batch), plan.batch(batch).repeated)
+    with pytest.raises(IndexError, match=r"is not in 0\.\.5"):
+        RankPlan(ORDER, 64, 2, 0).repeated(6)
+
+
+def test_a_short_last_batch_is_for_one_rank() -> None:
+    """Ranks must make the same number of steps; unsaid, one rank is short and several fill."""
+    with pytest.raises(ConfigError, match=r"last_batch='short' on 2 ranks.*'fill'.*'drop'"):
+        RankPlan(ORDER, 64, 2, 0, "short")
+    assert [check_last_batch(None, 1), check_last_batch(None, 2)] == ["short", "fill"]
 
 
 def test_batches_are_the_same_in_any_order_of_asking() -> None:
@@ -87,8 +116,8 @@ def test_a_batch_outside_the_epoch_is_refused(batch: int) -> None:
 @pytest.mark.parametrize(("samples", "whole", "filled"), [(0, 0, 0), (1, 0, 1), (64, 1, 1), (65, 1, 2)])
 def test_batches_are_counted(samples: int, whole: int, filled: int) -> None:
     """Whole ones, or rounded up."""
-    assert batch_count(samples, 64, True) == whole
-    assert batch_count(samples, 64, False) == filled
+    assert batch_count(samples, 64, "drop") == whole
+    assert batch_count(samples, 64, "fill") == batch_count(samples, 64, "short") == filled
 
 
 def test_workers_share_the_batches_in_turn() -> None:

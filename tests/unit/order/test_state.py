@@ -10,6 +10,7 @@ import pytest
 
 from streamer.errors import StateError
 from streamer.order import OrderSpec, Resume, State
+from streamer.order.plan import LastBatch
 
 SPEC = OrderSpec("a" * 32, 17, "block", 8, 64)
 STATE = State(SPEC, 2, 640, 64)
@@ -100,7 +101,7 @@ def test_another_batch_goes_on_at_the_position_and_is_logged(caplog: pytest.LogC
     assert "global batch of 100 instead of 64" in caplog.text
 
 
-@pytest.mark.parametrize(("samples", "drop_last"), [(640, False), (640, True), (600, False), (700, True)])
-def test_a_finished_epoch_goes_on_with_the_next(samples: int, drop_last: bool) -> None:
+@pytest.mark.parametrize(("samples", "last_batch"), [(640, "fill"), (640, "drop"), (600, "short"), (700, "drop")])
+def test_a_finished_epoch_goes_on_with_the_next(samples: int, last_batch: LastBatch) -> None:
     """Also when padding was delivered, or what is left is no whole batch and is dropped."""
-    assert STATE.resume(samples, 64, drop_last) == Resume(epoch=3, start=0, batch=0)
+    assert STATE.resume(samples, 64, last_batch) == Resume(epoch=3, start=0, batch=0)

@@ -37,7 +37,7 @@ def broken(timeout_seconds: float = 0.0) -> None:
 def test_a_trainer_that_waits_gets_the_error_that_ended_the_feeder():
     """Its error is the last thing in the queue: the end of the run, which empties the queue, comes before it."""
     feeder = Feeder(plan_of(1, 2))
-    prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}, held_back=True).prepare(3, drop_last=False)
+    prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}, held_back=True).prepare(3, last_batch=None)
     feeder.configure(prepared, MakerRules(prepared.seed))
     run = feeder.run(0, 0)
     feeder.start()
@@ -64,7 +64,7 @@ def test_an_error_that_is_raised_again_keeps_its_traceback(where, kind):
         raise kind("no such number")
 
     feeder = Feeder(plan_of(1, 2))
-    prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}).prepare(3, drop_last=False)
+    prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}).prepare(3, last_batch=None)
     feeder.configure(prepared, MakerRules(prepared.seed))
     if where == "session":
         prepared.session = fails
@@ -98,7 +98,7 @@ class Late(FakeRecipe):
 def test_a_worker_that_still_starts_is_given_nothing():
     """Of two workers one never comes up: the other makes every batch, the first one included."""
     feeder = Feeder(plan_of(2, 4))
-    prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}).prepare(3, drop_last=False)
+    prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}).prepare(3, last_batch=None)
     prepared.made = Late(12, 3, lambda epoch, ordinal: {"x": ordinal})
     feeder.configure(prepared, MakerRules(prepared.seed))
     run = feeder.run(0, 0)

@@ -44,7 +44,7 @@ def test_the_steps_of_a_span_are_those_of_its_batches(workers):
 @pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"lanes": 2, "shuffle_window": 4}])
 def test_a_share_reads_only_what_is_leased(make_dataset, folder, workers, first, options):
     """The fake engine deletes everything else; together the shares have the rest of the epoch."""
-    prepared = make_dataset(folder, **options)._for_loader().prepare(7, False)
+    prepared = make_dataset(folder, **options)._for_loader().prepare(7)
     found: Counter[int] = Counter()
     for worker in range(workers):
         progress = Progress(2, Share(worker, workers, first))
@@ -59,7 +59,7 @@ def test_a_share_reads_only_what_is_leased(make_dataset, folder, workers, first,
 
 def test_a_session_goes_on_over_the_epochs_end(fake_engine, make_dataset, folder):
     """Steps go on counting; the next epoch is told before the last quarter of the one before."""
-    prepared = make_dataset(folder)._for_loader().prepare(10, False)
+    prepared = make_dataset(folder)._for_loader().prepare(10)
     session = prepared.session(0, 4)
     engine_session = fake_engine.sessions[0]
     assert [session.step_of(0, batch) for batch in (4, 9)] == [0, 5]
@@ -86,7 +86,7 @@ def test_a_session_goes_on_over_the_epochs_end(fake_engine, make_dataset, folder
 
 def test_a_long_job_remembers_few_epochs(make_dataset, folder):
     """Regression: every epoch stayed, 0.3 kB each; 1,000 epochs of 10 batches were 350 kB of a rank."""
-    session = make_dataset(folder)._for_loader().prepare(10, False).session(0, 0)
+    session = make_dataset(folder)._for_loader().prepare(10).session(0, 0)
     for epoch in range(30):
         for batch in range(10):
             step = session.step_of(epoch, batch)
@@ -100,7 +100,7 @@ def test_a_long_job_remembers_few_epochs(make_dataset, folder):
 
 def test_an_epoch_that_is_over_is_not_in_the_session(make_dataset, folder):
     """Only forward."""
-    session = make_dataset(folder)._for_loader().prepare(10, False).session(3, 0)
+    session = make_dataset(folder)._for_loader().prepare(10).session(3, 0)
     with pytest.raises(ValueError, match="epoch 2"):
         session.step_of(2, 0)
     session.close()
@@ -109,7 +109,7 @@ def test_an_epoch_that_is_over_is_not_in_the_session(make_dataset, folder):
 def test_the_session_tells_the_engine_who_it_is(fake_engine, make_dataset, folder):
     """What the sessions of a job are compared by, and how much is open at once."""
     dataset = make_dataset(folder, rank=1, world_size=2, shuffle_window=4)
-    prepared = dataset._for_loader().prepare(5, False)
+    prepared = dataset._for_loader().prepare(5)
     prepared.session(0, 2).close()
     spec = fake_engine.sessions[0].spec
     assert spec.dataset == fake_engine.manifest.digest
@@ -123,13 +123,13 @@ def test_the_session_tells_the_engine_who_it_is(fake_engine, make_dataset, folde
     assert 0 < spec.open_bytes <= int(fake_engine.manifest.chunk_local_bytes.sum())
     assert spec.stream == "shuffle block of all"
     half = dataset.select(fraction=(0, 0.5))
-    half._for_loader().prepare(5, False).session(0, 0).close()
+    half._for_loader().prepare(5).session(0, 0).close()
     assert fake_engine.sessions[1].spec.stream == f"shuffle block of {half._opening.selection.digest}"
 
 
 def test_workers_do_not_compare_their_starts(fake_engine, make_dataset, folder):
     """Each goes on where it stood."""
-    prepared = make_dataset(folder)._for_loader().prepare(5, False)
+    prepared = make_dataset(folder)._for_loader().prepare(5)
     prepared.share_session(0, Share(1, 2, 6), endless=False).close()
     assert (fake_engine.sessions[0].spec.start, fake_engine.sessions[0].spec.consumer) == (0, "rank 0 worker 1 of 2")
 

@@ -19,6 +19,7 @@ from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.causes import LOST, MADE, NETWORK, RING, START, WINDOW, WORK, BatchTimeline, Trace
 from streamer.loader.stall.report import Snapshot, StallReport, compare
 from streamer.loader.stall.stats import EngineView, LoaderStats, TrainerClock
+from streamer.order.plan import LastBatch
 from streamer.testing import FakeDataset, FakePrepared, FakeRecipe, FakeSource
 
 MS = 1_000_000
@@ -159,7 +160,7 @@ def test_few_workers(clock):
     """One worker where cores are idle: more of them are advised, by number."""
     found = Simulation(clock, lambda batch, worker: stages(decode=4), workers=1, step=3).run()
     assert found.bottleneck is Bottleneck.DECODE
-    assert "1 more worker (num_workers=2)" in found.advice
+    assert "1 more worker (num_workers=2; " in found.advice
 
 
 def test_slow_step(clock):
@@ -275,8 +276,8 @@ class TimedDataset(FakeDataset):
         super().__init__(40 * BATCH, lambda epoch, ordinal: np.full(64, ordinal, np.float32), **more)
         self.time = time
 
-    def prepare(self, batch_size: int, drop_last: bool) -> FakePrepared:
-        recipe = TimedRecipe(self._samples, batch_size, self._make, drop_last, time=self.time)
+    def prepare(self, batch_size: int, last_batch: LastBatch | None) -> FakePrepared:
+        recipe = TimedRecipe(self._samples, batch_size, self._make, last_batch, time=self.time)
         self.prepared = FakePrepared(recipe, held_back=self._held_back)
         return self.prepared
 

@@ -52,9 +52,7 @@ def test_only_what_happened_between_counts():
 def test_the_line():
     """One line: bottleneck with its share and what to do, the figures behind it."""
     line = str(compare(BEFORE, AFTER))
-    assert line.startswith(
-        "input-bound (50% waiting): decode, decode 83%, read 17%; 4 more workers (num_workers=8) or "
-    )
+    assert line.startswith("input-bound (50% waiting): decode, decode 83%, read 17%; 4 more workers (num_workers=8; ")
     assert "\n" not in line
     for part in (
         "waiting 1 s (mean 100, median 100, p99 150 ms)",
@@ -99,7 +97,9 @@ def test_scalars_have_names_for_plots():
     assert scalars["stall/waiting/decode"] == pytest.approx(0.83)
 
 
-def findings(share: float = 0.5, workers: int = 4, cores: int = 16, **waiting: float) -> Findings:
+def findings(
+    share: float = 0.5, workers: int = 4, cores: int = 16, idle_cores: float | None = None, **waiting: float
+) -> Findings:
     return Findings(
         share=share,
         seconds=10,
@@ -107,23 +107,35 @@ def findings(share: float = 0.5, workers: int = 4, cores: int = 16, **waiting: f
         straggler=None,
         workers=workers,
         cores=cores,
+        idle_cores=idle_cores,
         engine_before=None,
         engine=None,
     )
 
 
 @pytest.mark.parametrize(
-    ("share", "workers", "cores", "expected"),
+    ("share", "workers", "cores", "idle", "expected"),
     [
-        (0.5, 4, 16, "4 more workers (num_workers=8) or "),
-        (0.5, 4, 5, "1 more worker (num_workers=5) or "),
-        (0.5, 4, 4, "4 workers keep all 4 cores busy: "),
-        (0.99, 1, 64, "15 more workers (num_workers=16) or "),
+        (0.5, 4, 16, None, "4 more workers (num_workers=8; 12.0 of 16 cores idle) or "),
+        (0.5, 4, 5, None, "1 more worker (num_workers=5; 1.0 of 5 cores idle) or "),
+        (0.5, 4, 4, None, "no core is idle (4 workers, 4 cores): "),
+        (0.99, 1, 64, 62.0, "15 more workers (num_workers=16; 62.0 of 64 cores idle) or "),
+        # Two workers that sleep in their transform; two of two cores that other processes keep busy.
+        (0.9, 2, 2, 1.9, "2 more workers (num_workers=4; 1.9 of 2 cores idle) or "),
+        (0.9, 2, 2, 0.1, "no core is idle (2 workers, 2 cores): "),
+        (0.5, 2, 16, 0.4, "no core is idle (2 workers, 16 cores): "),
     ],
 )
-def test_how_many_workers(share, workers, cores, expected):
-    """As many as the waiting needs, as far as there are cores."""
-    assert more_workers(findings(share, workers, cores)) == expected
+def test_how_many_workers(share, workers, cores, idle, expected):
+    """As many as the waiting needs, as far as cores are idle; without their times, each worker keeps one busy."""
+    assert more_workers(findings(share, workers, cores, idle)) == expected
+
+
+def test_idle_cores_are_those_between_two_snapshots():
+    """30 s in which 45 CPU seconds went unused; unknown where the kernel does not say."""
+    before, after = (Snapshot(cores=2, at=at, idle_core_seconds=idle) for at, idle in ((100.0, 500.0), (130.0, 545.0)))
+    assert after.idle_cores(before) == pytest.approx(1.5)
+    assert after.idle_cores(Snapshot()) is None
 
 
 @pytest.mark.parametrize("cause", ALL)

@@ -50,6 +50,19 @@ def test_who_speaks(rank, share, lines, caplog):
     assert reports[0].hit_share == 0.25
 
 
+def test_training_that_waits_for_data_is_a_warning(caplog):
+    """Once for each bottleneck, not with every report; the rest is information."""
+    caplog.set_level(logging.INFO)
+    loader = Loader(0.5)
+    reporter = StallReporter(loader, ReportRules(), rank=0)
+    for share in (0.5, 0.5, 0.05, 0.5):
+        loader.seconds, loader.share = 0, share
+        reporter._before = Snapshot()
+        reporter.report()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO", "WARNING"]
+    assert "input-bound (50% waiting): no workers" in caplog.text
+
+
 def sample(epoch: int, ordinal: int) -> object:
     return {"x": np.full(4, ordinal, np.float32)}
 

@@ -1,0 +1,80 @@
+"""Datasets in formats that are not read: told by their names, so that their files do not become samples of bytes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from streamer.errors import ConfigError
+from streamer.formats.names import COMPANIONS, base_name, is_common, is_hidden
+
+# One such file is enough: the other objects of these formats have names that say nothing.
+_MARKS = {
+    **dict.fromkeys([".zarray", ".zgroup", ".zattrs", ".zmetadata", "zarr.json"], "zarr"),
+    "data.mdb": "LMDB",
+}
+_ENDINGS = {
+    "mds": "MDS (MosaicML Streaming)",
+    **dict.fromkeys(["parquet", "pq"], "Parquet"),
+    **dict.fromkeys(["arrow", "feather"], "Arrow"),
+    **dict.fromkeys(["tfrecord", "tfrecords", "tfrec"], "TFRecord"),
+    **dict.fromkeys(["h5", "hdf5", "hdf", "he5"], "HDF5"),
+    **dict.fromkeys(["nc", "nc4"], "NetCDF"),
+    **dict.fromkeys(["lmdb", "mdb"], "LMDB"),
+    **dict.fromkeys(["array_record", "arrayrecord"], "ArrayRecord"),
+    "lance": "Lance",
+    "beton": "FFCV",
+    "rec": "RecordIO (MXNet)",
+    "avro": "Avro",
+    "orc": "ORC",
+    "zip": "zip archives",
+}
+_PACKED = re.compile(r"\.(zstd|zst|gz|snappy|br|bz2|lz4|xz)$")
+_LITDATA = re.compile(r"chunk-\d+-\d+(\.\w+)?\.bin")
+# "train.tfrecord-00000-of-00010", and "train-00000-of-01024" as TensorFlow's ImageNet has it.
+_SHARD = re.compile(r".+-\d{5}-of-\d{5}")
+
+
+def refuse_foreign(keys: Sequence[str]) -> None:
+    """Refuses a dataset of another kind than files and tars.
+
+    Documents beside it (README.md, index.json) do not count.
+
+    Raises:
+        ConfigError: names the format, and how many of its objects there are.
+    """
+    found: Counter[str] = Counter()
+    example: dict[str, str] = {}
+    odd = [key for key in keys if not is_common(key)]
+    others, marked = len(keys) - len(odd), ""
+    for key in odd:
+        name = base_name(key).lower()
+        kind = _MARKS.get(name) or _kind(name)
+        if kind:
+            found[kind] += 1
+            example.setdefault(kind, key)
+            marked = marked or (kind if name in _MARKS else "")
+        elif not is_hidden(key) and "." in name and name.rpartition(".")[2] not in COMPANIONS:
+            others += 1
+    kind = marked or max(found, key=found.__getitem__, default="")
+    if not kind or (not marked and found[kind] <= others):
+        return
+    raise ConfigError(
+        f"this is a dataset in {kind} ({found[kind]} such objects, the first is {example[kind]}), which streamer does "
+        "not read; write it as WebDataset tars, or pass format='folder' to get each file as one sample of bytes",
+        field="format",
+        found=kind,
+        objects=found[kind],
+    )
+
+
+def _kind(name: str) -> str:
+    """The format that a file name belongs to; "" for none."""
+    bare = _PACKED.sub("", name)
+    ending = bare.rpartition(".")[2] if "." in bare else ""
+    if ending in _ENDINGS:
+        return _ENDINGS[ending]
+    if ending == "bin" and _LITDATA.fullmatch(bare):
+        return "LitData"
+    return "TFRecord" if "-of-" in bare and _SHARD.fullmatch(bare) else ""

@@ -1,0 +1,68 @@
+"""Extensions in one spelling: the names of fields, and the kinds of files."""
+
+from __future__ import annotations
+
+import re
+
+# The field of a file whose name has no extension.
+NO_EXTENSION = "bin"
+PICTURES = frozenset(
+    [
+        *("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm", "avif"),
+        "jp2",
+    ]
+)
+AUDIO = frozenset(["wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"])
+VIDEO = frozenset(["mp4", "mkv", "mov", "avi", "webm", "mpg"])
+# What accompanies data.
+COMPANIONS = frozenset(
+    [
+        *("txt", "md", "rst", "html", "pdf", "json", "jsonl", "xml", "yaml", "yml", "csv", "tsv", "log", "py", "sh"),
+        *("db", "idx", "txn", "manifest"),
+    ]
+)
+_SAME = {"jpeg": "jpg"}
+# A million names are looked through before an index: of most of them only the end is looked at.
+_COMMON = {
+    spelling: _SAME.get(ending, ending)
+    for ending in PICTURES | AUDIO | VIDEO | {"npy", "npz", "cls"}
+    for spelling in (ending, ending.upper(), ending.capitalize())
+}
+# ".txt.gz", but not the ".5.gz" of "v1.5.gz".
+_PACKED = re.compile(r"\.([a-z][a-z0-9]*)$")
+
+
+def field_name(name: str) -> str:
+    """The name of a field in lower case, its last extension "jpg" where it is "jpeg"."""
+    lower = name.lower()
+    stem, dot, ending = lower.rpartition(".")
+    return f"{stem}{dot}{_SAME[ending]}" if ending in _SAME else lower
+
+
+def base_name(key: str) -> str:
+    """The last part of a path; "" for the marker of an empty folder."""
+    return key.rpartition("/")[2]
+
+
+def is_hidden(key: str) -> bool:
+    """Hidden files (`.DS_Store`, `._a.jpg`) and the markers of empty folders."""
+    if "/." not in key and key[:1] != "." and key[-1:] not in {"/", ""}:
+        return False
+    return not (name := base_name(key)) or name.startswith(".")
+
+
+def is_common(key: str) -> bool:
+    """Files of the extensions that most datasets have."""
+    return key.rpartition(".")[2] in _COMMON
+
+
+def extension(key: str) -> str:
+    """The field of a file: "jpg" of "a/b.c.JPEG", "txt.gz" of "a/b.txt.gz", "bin" without an extension."""
+    if (known := _COMMON.get(key.rpartition(".")[2])) is not None and not key.startswith(".", key.rfind("/") + 1):
+        return known
+    stem, dot, ending = base_name(key).lower().rpartition(".")
+    if not (dot and stem and ending):
+        return NO_EXTENSION
+    if ending == "gz" and (inner := _PACKED.search(stem, 1)):
+        return f"{inner[1]}.gz"
+    return _SAME.get(ending, ending)

@@ -1,0 +1,78 @@
+"""What the next batch of the trainer waits for, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from streamer.loader.contracts import PreparedStream, RankedStream
+from streamer.loader.stall import causes
+from streamer.loader.workers.handle import WorkerHandle
+from streamer.loader.workers.pending import Pending
+from streamer.loader.workers.pool import Pool
+
+# Modules of the user's that are named.
+_MOST_NAMES = 4
+
+
+def waited_for(head: Pending | None, pool: Pool, modules: Sequence[str], work_name: Callable[[int], str]) -> str:
+    """What a batch that is not made yet waits for.
+
+    Args:
+        head: the batch; None: it has not begun.
+        pool: the workers.
+        modules: imported for them.
+        work_name: names what a worker does, from the ordinal of its sample.
+    """
+    if head is None:
+        return "the engine, to accept the session of this loader"
+    which = f"epoch {head.epoch}, batch {head.batch}"
+    match head.timeline.state:
+        case causes.NETWORK:
+            return f"the data of {which}: its chunks come from the store, or from the engine's disk"
+        case causes.START:
+            return f"worker processes, to make {which}: {_starting(modules)}"
+        case causes.RING:
+            return f"a free slot for {which}: the trainer holds all batches; clone() what outlives the step"
+        case causes.LOST:
+            return f"{which}, which is made again: its worker ended"
+        case _:
+            return f"{which}: {_at_work(head, pool, work_name)}"
+
+
+def who(prepared: PreparedStream) -> str:
+    """Begins a line of one of several ranks."""
+    if not isinstance(prepared, RankedStream) or prepared.rank_config.world_size == 1:
+        return ""
+    return f"rank {prepared.rank_config.rank}: "
+
+
+def engine_text(values: Mapping[str, object] | None) -> str:
+    """What the engine does about it, from its counters; None: it has not answered."""
+    if values is None:
+        return "the engine does not answer within half a second"
+    return f"the engine has {values.get('fetches', 0)} chunks and {values.get('in_flight', 0)} requests under way"
+
+
+def _starting(modules: Sequence[str]) -> str:
+    if not modules:
+        return "they start"
+    named = ", ".join(modules[:_MOST_NAMES]) + (", ..." if len(modules) > _MOST_NAMES else "")
+    return f"they start, and import the modules of your code first ({named})"
+
+
+def _at_work(head: Pending, pool: Pool, work_name: Callable[[int], str]) -> str:
+    handle = _worker_of(head, pool)
+    if handle is None:
+        return "a worker will make it"
+    doing = pool.doing(handle)
+    if not doing.task:
+        return f"worker {handle.number} has it and has not begun"
+    return f"worker {handle.number} is at it, now at {work_name(doing.ordinal)}"
+
+
+def _worker_of(head: Pending, pool: Pool) -> WorkerHandle | None:
+    # Copies: the feeder's thread changes both meanwhile.
+    for handle in list(pool.workers.values()):
+        if head in list(handle.tasks):
+            return handle
+    return None

@@ -1,0 +1,74 @@
+"""Says what a wait is for: once, as a warning in the log, when it is longer than a user takes for a start."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from streamer.errors import StreamerError
+
+# What a user takes for a hang.
+NOTICE_SECONDS = 1.5
+# Training that waits for each batch is described by the stall report, not by a line for each.
+AGAIN_SECONDS = 60.0
+
+T = TypeVar("T")
+
+
+class Notice:
+    """Waits, and says what for. Used by one thread.
+
+    Args:
+        logger: of the module that waits.
+        who: begins the line, "rank 3: ".
+    """
+
+    def __init__(self, logger: logging.Logger, who: str = "") -> None:
+        self._logger = logger
+        self._who = who
+        self._logged_at = float("-inf")
+
+    def __repr__(self) -> str:
+        return f"Notice({self._logger.name})"
+
+    def wait(self, wait: Callable[[float | None], T], what: Callable[[], str]) -> T:
+        """Waits to the end.
+
+        Args:
+            wait: waits for at most so many seconds, or without limit; a TimeoutError after that time.
+            what: what it waits for, in words; "": nothing is said. Called once, after `NOTICE_SECONDS`.
+        """
+        try:
+            return wait(NOTICE_SECONDS)
+        except TimeoutError as error:
+            if isinstance(error, StreamerError):  # the store's, not of this wait
+                raise
+            if time.monotonic() - self._logged_at >= AGAIN_SECONDS and (text := what()):
+                self._logged_at = time.monotonic()
+                self._logger.warning("%swaiting for %s", self._who, text)
+        return wait(None)
+
+
+@contextmanager
+def watched(logger: logging.Logger, what: Callable[[], str]) -> Iterator[None]:
+    """Says what the block waits for, from a thread of its own, for calls that take no timeout.
+
+    Args:
+        logger: of the module that waits.
+        what: what it waits for, in words; "": nothing is said. Called once, on that thread.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        if not over.wait(NOTICE_SECONDS) and (text := what()):
+            logger.warning("waiting for %s", text)
+
+    threading.Thread(target=watch, name="streamer-notice", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()

@@ -1,0 +1,119 @@
+"""Which manifest answers a request: found, built, and what it says of objects that were left out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from streamer.config import CacheConfig, EngineConfig
+from streamer.engine.engine import Engine
+from streamer.engine.manifests import ManifestRequest
+from streamer.errors import ManifestError
+from streamer.manifest.table import Manifest
+from tests.tars import tar_of
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+    cache = CacheConfig(directory=tmp_path / "cache", limit_bytes=64 << 20)
+    async with Engine(EngineConfig(cache=cache, settle_seconds=0.0)) as engine:
+        yield engine
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> str:
+    """Nine pictures of three classes, and a README."""
+    for number in range(9):
+        path = tmp_path / "files" / f"c{number % 3}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * number)
+    (tmp_path / "files" / "README.md").write_text("about")
+    return f"{tmp_path / 'files'}/"
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> str:
+    """Three tars, the second one cut off."""
+    (tmp_path / "tars").mkdir()
+    for number in range(3):
+        raw = tar_of([(f"{number}-{i}.txt", b"text") for i in range(5)])
+        (tmp_path / "tars" / f"{number}.tar").write_bytes(raw[:2000] if number == 1 else raw)
+    return f"{tmp_path / 'tars'}/"
+
+
+async def found(engine: Engine, url: str, **choices: object) -> tuple[Manifest, list[str], bool]:
+    """The manifest, its notes, and whether it was built for this request."""
+    request = ManifestRequest(urls=(url,), **choices)
+    steps: list[str] = []
+    digest = await engine.manifest(request, lambda text, done, total: steps.append(text))
+    manifest = Manifest.open(engine.cache.root / "manifests" / digest)
+    return manifest, engine.manifests.notes(request, digest), bool(steps)
+
+
+async def test_notes_are_kept_with_the_answer(engine: Engine, files: str) -> None:
+    """Who asks later is told, too; another choice of samples has another answer."""
+    first, notes, built = await found(engine, files)
+    assert (first.samples, built) == (9, True)
+    (note,) = notes
+    assert note.startswith(f"{files}: 1 of 10 files are no samples (1 .md)")
+    assert (await found(engine, files))[1:] == (notes, False)
+    readme, notes, built = await found(engine, files, extensions=("md",))
+    assert (readme.samples, notes, built) == (1, [], True)
+    assert (await found(engine, files))[1:] == ([note], False)
+
+
+async def test_what_was_indexed_by_other_rules_is_not_used(engine: Engine, files: str) -> None:
+    """An answer of the time when every file was a sample: the listing is the same, the samples are not."""
+    old, _, _ = await found(engine, files, extensions=("jpg", "md"))
+    request = ManifestRequest(urls=(files,))
+    (source,) = engine.manifests.store._all_sources()
+    listing = source.read_text().split()[0]
+    engine.manifests.store.remember(request.container_source, listing, old.digest)
+    assert (await found(engine, files))[0].samples == 9
+
+
+async def test_each_order_of_files_has_its_manifest(engine: Engine, files: str) -> None:
+    """In the order of the keys, and by their hash; both are kept and found."""
+    ordered, _, _ = await found(engine, files, in_key_order=True)
+    assert [ordered.name(i).object_key for i in range(9)] == sorted(f"c{i % 3}/{i}.jpg" for i in range(9))
+    hashed, _, built = await found(engine, files)
+    assert (hashed.digest != ordered.digest, built) == (True, True)
+    assert (await found(engine, files, in_key_order=True))[0].digest == ordered.digest
+    assert not (await found(engine, files, in_key_order=True))[2]
+
+
+async def test_tars_are_read_once_for_both_orders(engine: Engine, tars: str) -> None:
+    """What is said of raw files does not index containers again."""
+    (Path(tars) / "1.tar").unlink()
+    first, _, built = await found(engine, tars)
+    assert (first.samples, built) == (10, True)
+    again, _, built = await found(engine, tars, in_key_order=True)
+    assert (again.digest, built) == (first.digest, False)
+
+
+async def test_chunks_of_a_damaged_tar_have_no_owner(
+    engine: Engine, tars: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were read for the index, and would be kept for a dataset that does not have them."""
+    adopted: dict[str, set[bytes]] = {}
+    monkeypatch.setattr(engine, "adopt", lambda digest, kept: adopted.update({digest: set(kept)}))
+    raw = tar_of([(f"big{i}.bin", bytes([i]) * 3_000_000) for i in range(4)])
+    (Path(tars) / "1.tar").write_bytes(raw[:-20_000])
+    manifest, _, _ = await found(engine, tars, skip_damaged=True, chunk_bytes=1_000_000)
+    assert adopted[manifest.digest] == {key.tobytes() for key in manifest.chunk_keys}
+    assert adopted[""]
+
+
+async def test_a_damaged_tar_is_an_error_or_left_out(engine: Engine, tars: str) -> None:
+    """As asked for; that one answer was to leave it out does not hide it from who did not ask."""
+    with pytest.raises(ManifestError, match=r"1\.tar is damaged: cut off"):
+        await found(engine, tars)
+    for expected in (True, False):
+        manifest, notes, built = await found(engine, tars, skip_damaged=True)
+        assert (manifest.samples, built) == (10, expected)
+        assert notes[0] == f"{tars}: 1 of 3 tars are damaged and left out, with all their samples"
+        assert notes[1].startswith(f"{tars}: left out: {tars}1.tar: cut off")
+    with pytest.raises(ManifestError, match=r"1\.tar is damaged"):
+        await found(engine, tars)
