@@ -58,6 +58,20 @@ def format_bytes(count: float) -> str:
     raise AssertionError("unreachable")
 
 
+def enough_bytes(count: int) -> str:
+    """As `format_bytes`, rounded up: a limit of what it says is no smaller than `count`."""
+    unit = 1
+    while count >= 1000 * unit and unit < 10**12:
+        unit *= 1000
+    tenth = max(1, unit // 10)
+    return format_bytes(-(-count // tenth) * tenth)
+
+
+def counted(count: int, unit: str) -> str:
+    """Writes a number and its unit, a plural with an s, for people: 1 chunk, 2,000 chunks."""
+    return f"{count:,} {unit[:-1] if count == 1 else unit}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class FetchConfig:
     """How the fetcher uses the link."""
@@ -81,7 +95,7 @@ class FetchConfig:
     failing_seconds: float = 8.0
     backoff_start_seconds: float = 0.05
     backoff_max_seconds: float = 4.0
-    # An endpoint that worked and then stops answering is waited for this long (a rolling restart, a lost route).
+    # An endpoint that serves no request is waited for this long (a rolling restart, a lost route, an early start).
     outage_seconds: float = 60.0
     # A body slower than the floor for this long is abandoned and resumed on a new connection.
     progress_seconds: float = 1.5

@@ -32,6 +32,9 @@ GRACE_SECONDS = 30.0
 # How often a test marked `timing` is repeated before it has failed.
 TIMING_REPEATS = 2
 
+# Importing albumentations asks PyPI for its newest version otherwise, in each process.
+os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
+
 _unfinished_tasks: list[str] = []
 _starts = Guard()
 

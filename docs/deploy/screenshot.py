@@ -32,6 +32,7 @@ from streamer.client.settings import ClientSettings
 from streamer.service.metrics import DEFINITIONS
 
 SAMPLES, SAMPLE_BYTES = 800, 100_000
+LINES = 40
 WIDTH = 132
 # What the picture shows and is no figure: who and where. Everything else has to come from /metrics.
 WORDS = {
@@ -95,7 +96,7 @@ def plain(statistics: dict[str, object]) -> dict[str, object]:
 def drawn(picture: StatusView) -> str:
     """As text."""
     console = Console(file=io.StringIO(), width=WIDTH)
-    console.print(render(picture))
+    console.print(render(picture, WIDTH, LINES))
     return console.file.getvalue()
 
 
@@ -218,7 +219,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="top-") as name:
         picture = picture_of(Service(Path(name), 9465))
     console = Console(record=True, width=WIDTH, file=io.StringIO())
-    console.print(render(picture))
+    console.print(render(picture, WIDTH, LINES))
     console.save_svg(str(out), title="streamer top")
 
 

@@ -122,8 +122,12 @@ class Catalog:
                     cache.delete(_USED + dataset)
                 for dataset in used:
                     cache.set(_USED + dataset, f"{time.time():.3f}")
-        except DATABASE_ERRORS as error:
+        except (*DATABASE_ERRORS, OSError) as error:  # OSError: its folder was removed
             raise CacheError(f"cannot write the catalog in {self._directory}: {error}") from error
+
+    def reopen(self) -> None:
+        """Its files were removed: the next `write` makes new ones."""
+        self._leave()
 
     def close(self) -> None:
         """Closes the connection; again is harmless."""

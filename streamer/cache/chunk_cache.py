@@ -6,9 +6,11 @@ The policy decides what stays and what is evicted; this module carries it out an
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
@@ -18,23 +20,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.cache.catalog import Catalog
+from streamer.cache.catalog_keeper import CatalogKeeper
 from streamer.cache.catalog_row import CatalogChanges, CatalogRow
+from streamer.cache.dead_files import DeadFiles
 from streamer.cache.disk_space import DiskSpace
 from streamer.cache.file_jobs import KeyLocks, advise, in_thread, unlink_all
 from streamer.cache.folder import Folder, chunk_files, open_folder, open_layer
+from streamer.cache.folder_guard import FolderGuard
 from streamer.cache.policy.table import charge
-from streamer.cache.ram_fallback import REFUSALS, RamFallback
+from streamer.cache.ram_fallback import REFUSALS, RamFallback, Refusal
 from streamer.cache.reconcile import DatasetFiles, reconcile
 from streamer.cache.statistics import CacheStatistics, Counters
 from streamer.cache.verify import verify_file
 from streamer.cache.writer import Buffer, ChunkBytes, Published, write_chunk
-from streamer.config import CacheConfig, format_bytes
-from streamer.errors import CacheError, ClosedError, IntegrityError
+from streamer.config import CacheConfig
+from streamer.errors import CacheError, CacheFullError, ClosedError, IntegrityError
 from streamer.formats.chunkfile import file_bytes
 
 logger = logging.getLogger(__name__)
 
 FILE_THREADS = 2
+# How often one write makes the folder again; a cleaner that is still at work may remove it twice.
+MOST_RESTORES = 4
+
+
+def _ignore(news: object) -> None:
+    """For a cache without an engine."""
 
 
 class ChunkCache:
@@ -45,62 +56,66 @@ class ChunkCache:
 
     Attributes:
         root: the folder.
+        folder, space: the folder as it was opened and its bytes; from the start on.
+        on_lost: called with the chunks that are gone after the folder was removed and made again.
+        on_warning: called with a sentence for those who use the cache, besides the log.
+        is_used: whether there are readers.
     """
 
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
+        self.on_lost: Callable[[list[bytes]], None] = _ignore
+        self.on_warning: Callable[[str], None] = _ignore
+        self.is_used: Callable[[], bool] = lambda: True
         self.root = config.directory
         self._layers: list[Folder] = []
         self._below: dict[bytes, int] = {}
         self._chunks: dict[bytes, int] = {}
-        self._in_memory: dict[bytes, int] = {}
         self._found: list[DatasetFiles] = []
         self._key_locks = KeyLocks()
-        self._seen: set[str] = set()
-        self._changes = CatalogChanges({}, set(), set())
         self._count = Counters()
         self._open = False
 
     def __repr__(self) -> str:
-        state = f"{len(self._chunks)} chunks, {self._space!r}" if self._open else "closed"
+        state = f"{len(self._chunks)} chunks, {self.space!r}" if self._open else "closed"
         return f"ChunkCache({str(self.root)!r}, {state})"
 
     # --- life ------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         self._files = ThreadPoolExecutor(FILE_THREADS, "streamer-cache")
-        self._catalog_thread = ThreadPoolExecutor(1, "streamer-catalog")
+        self._keeper = CatalogKeeper(self._count)
         try:
-            await in_thread(self._catalog_thread, self._start)
+            changes = await self._keeper.in_its_thread(self._start)
         except BaseException:
             self._stop_threads()
             raise
         self._open = True
-        self._dirty = asyncio.Event()
-        self._dirty.set()  # the changes found at the start are written
+        self._keeper.begin(self._catalog, changes)
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
-        self._tasks.create_task(self._keep_catalog(), name="cache catalog")
+        self._tasks.create_task(self._keeper.run(), name="cache catalog")
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self._open = False
-        self._dirty.set()
+        self._keeper.stop()
         try:
             await self._tasks.__aexit__(None, None, None)
-            await in_thread(self._catalog_thread, self._stop)
+            await self._keeper.in_its_thread(self._stop)
         finally:
             self._stop_threads()
 
-    def _start(self) -> None:
-        self._folder = open_folder(self.config.directory, self.config.group)
-        self._catalog = Catalog(self._folder.path / "catalog")
-        found = reconcile(self._folder, self._catalog)
+    def _start(self) -> CatalogChanges:
+        """Opens everything; returns what the catalog does not know yet."""
+        self.folder = open_folder(self.config.directory, self.config.group)
+        self._guard = FolderGuard(self.folder)
+        self._catalog = Catalog(self.folder.path / "catalog")
+        found = reconcile(self.folder, self._catalog)
         self._count.dropped_at_start = found.dropped
-        self._changes = CatalogChanges(found.added, found.removed, set(), found.forgotten)
         self._chunks = {key: row.file_bytes for key, row in found.rows.items()}
         self._found = list(found.by_dataset())
-        self._fallback = RamFallback(self._folder.root_id)
+        self._fallback = RamFallback(self.folder.root_id)
         self._fallback.remove()
         for path in self.config.layers:
             self._layers.append(open_layer(path))
@@ -108,20 +123,56 @@ class ChunkCache:
                 self._below.setdefault(key, len(self._layers) - 1)
         charged = sum(map(charge, self._chunks.values()))
         config = self.config
-        self._space = DiskSpace(self._folder.path, config.limit_bytes, config.free_floor_bytes, charged)
+        self.space = DiskSpace(self.folder.path, config.limit_bytes, config.free_floor_bytes, charged)
+        self._dead = DeadFiles(self.folder, self.space)
+        return CatalogChanges(found.added, found.removed, set(), found.forgotten)
 
     async def resize(self, limit_bytes: int) -> None:
         """Another limit for the whole folder. `limit_bytes` follows: tell the policy and evict its victims."""
-        self._space.resize(limit_bytes)
+        self.space.resize(limit_bytes)
         await self.measure()
 
     async def measure(self) -> None:
-        """Measures manifests and free space. `limit_bytes` follows; tell the policy."""
-        await in_thread(self._files, self._space.measure)
+        """Measures manifests and free space; `limit_bytes` follows."""
+        self.restore()
+        with contextlib.suppress(FileNotFoundError):  # it is removed just now
+            await in_thread(self._files, self.space.measure)
+        if self._dead and not self.space.refused:
+            removed = await self._dead.remove(self._files, self._chunks)
+            self.space.release(*removed.values())
+
+    def restore(self, *, asked: bool = False) -> CacheError | None:
+        """Makes the folder again if another program has removed it; returns why it is not there, or None.
+
+        Without readers it stays away, unless it is `asked` for: a script may remove it after its job.
+        """
+        try:
+            if not self._guard.restore(wanted=asked or self.is_used()):
+                return None
+        except CacheError as error:
+            logger.debug("%s", error)
+            return error
+        lost = {key: length for key, length in self._chunks.items() if not self.folder.chunk_path(key).exists()}
+        for key in lost:
+            del self._chunks[key]
+        self._unlinked(lost)
+        self._keeper.lost()
+        text = (
+            f"the cache folder {self.root} was removed by another program (a cleaner of temporary files?); it is "
+            f"made again, and {len(lost)} chunks are fetched again when they are needed"
+        )
+        (logger.info if self._guard.is_repeated else self._warn)(text)
+        self.on_lost(list(lost))
+        return None
+
+    def _warn(self, text: str) -> None:
+        logger.warning("%s", text)
+        self.on_warning(text)
 
     def _stop(self) -> None:
         self._catalog.close()
         self._fallback.remove()
+        self._guard.close()
 
     def _check_open(self) -> None:
         if not self._open:
@@ -129,7 +180,7 @@ class ChunkCache:
 
     def _stop_threads(self) -> None:
         self._files.shutdown()
-        self._catalog_thread.shutdown()
+        self._keeper.end_thread()
 
     # --- contents ------------------------------------------------------------------------------------------
 
@@ -140,12 +191,7 @@ class ChunkCache:
         The whole limit less manifests and catalog, or what is there and what is free above the floor (as of the last
         `measure`) if that is less. While the disk refuses writes: its present chunks and the memory fallback.
         """
-        return self._space.limit_bytes(self._fallback.limit_bytes)
-
-    @property
-    def charged_bytes(self) -> int:
-        """Bytes of the limit that chunk files take now."""
-        return self._space.charged_bytes
+        return self.space.limit_bytes(self._fallback.limit_bytes)
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -153,15 +199,10 @@ class ChunkCache:
 
         The one in memory does not exist before the disk refuses a write.
         """
-        return (self._folder.path, self._fallback.path, *(layer.path for layer in self._layers))
-
-    @property
-    def root_id(self) -> str:
-        """The folder's id; a reader that mounted it elsewhere compares it."""
-        return self._folder.root_id
+        return (self.folder.path, self._fallback.path, *(layer.path for layer in self._layers))
 
     def catalog(self) -> list[DatasetFiles]:
-        """The chunks found at the start: (dataset id, keys, lengths of the files), least recently used first."""
+        """The chunks found at the start, least recently used first."""
         return self._found
 
     def keys(self) -> list[bytes]:
@@ -178,7 +219,7 @@ class ChunkCache:
 
     def contains(self, key: bytes) -> bool:
         """True: readable now, here or in a layer."""
-        return key in self._chunks or key in self._in_memory or key in self._below
+        return key in self._chunks or key in self._fallback.chunks or key in self._below
 
     def path(self, key: bytes) -> Path | None:
         """The file of a chunk; None: it is not in the cache."""
@@ -189,22 +230,17 @@ class ChunkCache:
 
     def _own_path(self, key: bytes) -> Path | None:
         if key in self._chunks:
-            return self._folder.chunk_path(key)
-        memory = self._fallback.folder if key in self._in_memory else None
-        return None if memory is None else memory.chunk_path(key)
-
-    def free_bytes(self) -> int:
-        """Free space of the filesystem, as this user may take it."""
-        return self._space.free_bytes()
+            return self.folder.chunk_path(key)
+        return self._fallback.chunk_path(key)
 
     def statistics(self) -> CacheStatistics:
         """Counts now and since the start."""
         return CacheStatistics(
             limit_bytes=self.limit_bytes,
-            charged_bytes=self._space.charged_bytes,
+            charged_bytes=self.space.charged_bytes,
             chunks=len(self._chunks),
             layer_chunks=len(self._below),
-            fallback_chunks=len(self._in_memory),
+            fallback_chunks=len(self._fallback.chunks),
             **msgspec.structs.asdict(self._count),
         )
 
@@ -243,54 +279,57 @@ class ChunkCache:
         length = file_bytes(chunk.local_bytes, len(sample_offsets) - 1)
         async with self._key_locks.hold([key]):
             if key not in self._chunks:
-                await self._space.reserve(length)
-                if dataset not in self._seen:
-                    self.use(dataset)
+                try:
+                    await self.space.reserve(length)
+                except CacheFullError:
+                    if not self._dead:
+                        raise
+                    return await self._publish_in_memory(chunk, length, errno.EROFS)
                 return await self._publish(chunk, length, dataset)
-            return Published(self._folder.path, self._chunks[key])
+            return Published(self.folder.path, self._chunks[key])
 
     async def _publish(self, chunk: ChunkBytes, length: int, dataset: str) -> Published:
         try:
-            await in_thread(self._files, write_chunk, chunk, self._folder)
+            await self._write(chunk)
         except BaseException as error:
-            self._folder.chunk_path(chunk.key).unlink(missing_ok=True)  # a cancel may come after the rename
-            self._space.release(length)
+            # A cancel may come after the rename; a folder of which a part is no folder any more is restored later.
+            with contextlib.suppress(OSError):
+                self.folder.chunk_path(chunk.key).unlink()
+            self.space.release(length)
             if isinstance(error, OSError) and error.errno in REFUSALS:
-                return await self._publish_in_memory(chunk, length, error)
+                return await self._publish_in_memory(chunk, length, error.errno)
             raise
         self._chunks[chunk.key] = length
-        self._changes.removed.discard(chunk.key)
-        self._changes.added[chunk.key] = CatalogRow(length, dataset)
-        self._dirty.set()
+        self._keeper.added(chunk.key, CatalogRow(length, dataset))
         self._count.published_chunks += 1
         self._count.written_bytes += length
-        return Published(self._folder.path, length)
+        return Published(self.folder.path, length)
 
-    async def _publish_in_memory(self, chunk: ChunkBytes, length: int, error: OSError) -> Published:
-        if not self._count.refused_writes:
-            logger.warning(
-                "the cache folder %s refuses writes (%s): chunks pass through memory while it does",
-                self._folder.path,
-                error.strerror,
-            )
+    async def _write(self, chunk: ChunkBytes) -> None:
+        """Writes a chunk's file; makes the folder again where it was removed."""
+        for _ in range(MOST_RESTORES):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                self._guard.check()
+                await in_thread(self._files, write_chunk, chunk, self.folder)
+                return
+            if (error := self.restore()) is not None:
+                raise error
+        raise CacheError(
+            f"the cache folder {self.folder.path} is removed again and again while chunks are written to it",
+            where=str(self.folder.path),
+        )
+
+    async def _publish_in_memory(self, chunk: ChunkBytes, length: int, code: int) -> Published:
+        self._refused(os.strerror(code))
         self._count.refused_writes += 1
-        self._space.refused = True
-        folder = await in_thread(self._files, self._fallback.open, self.config.group)
-        if sum(map(charge, self._in_memory.values())) + charge(length) > self._fallback.limit_bytes:
-            raise CacheError(
-                f"chunk {chunk.key.hex()} ({format_bytes(length)}) fits neither on the disk of {self._folder.path}"
-                f" ({error.strerror}) nor in {self._fallback.path}; free space there",
-                where=str(self._folder.path),
-                errno=error.errno,
-            ) from error
-        self._in_memory[chunk.key] = length
-        try:
-            await in_thread(self._files, write_chunk, chunk, folder)
-        except BaseException:
-            del self._in_memory[chunk.key]
-            folder.chunk_path(chunk.key).unlink(missing_ok=True)
-            raise
-        return Published(folder.path, length)
+        return await self._fallback.publish(chunk, length, self._files, Refusal(self.root, self.config.group, code))
+
+    def _refused(self, reason: str) -> None:
+        """The disk took no write or no unlink; said once."""
+        if not self.space.was_refused:
+            self.space.was_refused = True
+            self._warn(f"the cache folder {self.root} refuses writes ({reason}): chunks pass through memory meanwhile")
+        self.space.refused = True
 
     async def evict(self, keys: Iterable[bytes]) -> None:
         """Unlinks chunks in one thread job; unknown keys are ignored. `path` does not find them from the first moment.
@@ -305,42 +344,34 @@ class ChunkCache:
             paths = {key: path for key in wanted if (path := self._own_path(key)) is not None}
             lengths = {key: self._chunks.pop(key) for key in paths if key in self._chunks}
             for key in paths:
-                self._in_memory.pop(key, None)
-            self._space.unlink_begins(released)
+                self._fallback.chunks.pop(key, None)
+            self.space.unlink_begins(released)
             try:
                 await in_thread(self._files, unlink_all, paths, failed)
             finally:
-                self._space.unlink_ends(released)
+                self.space.unlink_ends(released)
                 self._unlinked({key: length for key, length in lengths.items() if key not in failed})
         if failed:
+            self._dead.add({key: lengths[key] for key in failed if key in lengths})
+            reason = next(iter(failed.values()))
+            self._refused(reason.strerror or str(reason))
             raise CacheError(
-                f"cannot unlink {len(failed)} chunk files in {self._folder.path}: {next(iter(failed.values()))}",
-                where=str(self._folder.path),
+                f"cannot unlink {len(failed)} chunk files in {self.folder.path}: {reason}",
+                where=str(self.folder.path),
             )
 
     def _unlinked(self, lengths: dict[bytes, int]) -> None:
-        self._space.release(*lengths.values())
+        self.space.release(*lengths.values())
         self._count.unlinked_chunks += len(lengths)
-        for key in lengths:
-            self._changes.added.pop(key, None)
-        self._changes.removed.update(lengths)
-        self._dirty.set()
+        self._keeper.removed(lengths)
 
     def use(self, dataset: str) -> None:
         """Marks the dataset as used now: after a restart, least recently used datasets are evicted first."""
-        self._seen.add(dataset)
-        self._changes.forgotten.discard(dataset)
-        self._changes.used.add(dataset)
-        self._dirty.set()
+        self._keeper.use(dataset)
 
     def forget(self, dataset: str) -> None:
         """Forgets when the dataset was last used; its chunks stay until they are evicted."""
-        self._seen.discard(dataset)
-        self._changes.used.discard(dataset)
-        self._changes.forgotten.add(dataset)
-        self._dirty.set()
-
-    # --- integrity -------------------------------------------------------------------------------------------
+        self._keeper.forget(dataset)
 
     async def verify(self, key: bytes) -> bool:
         """Reads the whole chunk and compares it with its checksums.
@@ -354,39 +385,15 @@ class ChunkCache:
         try:
             await in_thread(self._files, verify_file, path, key)
         except (IntegrityError, OSError) as error:
-            if self.path(key) == path:  # not evicted meanwhile
+            if isinstance(error, FileNotFoundError):
+                self.restore()
+            if self.path(key) == path:  # neither evicted meanwhile, nor gone with the whole folder
                 self._count.damaged_chunks += 1
-                logger.warning("a chunk in the cache is corrupt: %s", error)
+                logger.info("a chunk in the cache is corrupt: %s", error)
             return False
         return True
 
-    # --- the page cache --------------------------------------------------------------------------------------
-
-    async def readahead(self, key: bytes) -> None:
-        """Asks the kernel to read a chunk's pages; harmless when it is not in the cache."""
-        await self._advise(key, os.POSIX_FADV_WILLNEED)
-
-    async def drop(self, key: bytes) -> None:
-        """Tells the kernel that a chunk's pages are not needed soon; harmless when it is not in the cache."""
-        await self._advise(key, os.POSIX_FADV_DONTNEED)
-
-    async def _advise(self, key: bytes, advice: int) -> None:
+    async def advise(self, key: bytes, advice: int) -> None:
+        """Tells the kernel about a chunk's pages (POSIX_FADV_...); harmless when it is not in the cache."""
         if (path := self.path(key)) is not None:
             await in_thread(self._files, advise, path, advice)
-
-    # --- threads ---------------------------------------------------------------------------------------------
-
-    async def _keep_catalog(self) -> None:
-        """Writes rows as they come, many in one transaction while the one before is under way."""
-        while self._open or self._changes:
-            await self._dirty.wait()
-            self._dirty.clear()
-            changes, self._changes = self._changes, CatalogChanges({}, set(), set())
-            if not changes:
-                continue
-            try:
-                rows = (changes.added, changes.removed, changes.used, changes.forgotten)
-                await in_thread(self._catalog_thread, self._catalog.write, *rows)
-            except CacheError as error:
-                self._count.catalog_failures += 1
-                logger.warning("%s; the next start rebuilds it from the files", error)

@@ -30,20 +30,26 @@ class DiskSpace:
 
     Attributes:
         charged_bytes: what chunk files take, reserved bytes included, as `table.charge` counts them.
-        refused: the disk has refused a write since the last `measure`.
+        whole_limit_bytes: of the whole folder.
+        overhead_bytes: what manifests, catalog and folders take of it, as of the last `measure`.
+        refused: the disk has refused a write since the last `measure`, or is read-only.
+        was_refused: it has, since the start.
+        dead_bytes: of the charged bytes, those of files that could not be removed.
     """
 
     def __init__(self, path: Path, limit_bytes: int | None, floor_bytes: int, charged_bytes: int) -> None:
         self.charged_bytes = charged_bytes
         self.refused = False
+        self.was_refused = False
+        self.dead_bytes = 0
         self._path = path
         self._floor_bytes = floor_bytes
         self._unlinks: set[asyncio.Event] = set()
-        self._overhead = FIXED_BYTES
+        self.overhead_bytes = FIXED_BYTES
         self._disk_limit = 0
-        self._whole_limit = limit_bytes or 0
+        self.whole_limit_bytes = limit_bytes or 0
         if limit_bytes is None:
-            self._whole_limit = int(DEFAULT_SHARE * (self.free_bytes() + charged_bytes))
+            self.whole_limit_bytes = int(DEFAULT_SHARE * (self.free_bytes() + charged_bytes))
         self.measure()
 
     def __repr__(self) -> str:
@@ -52,7 +58,7 @@ class DiskSpace:
     @property
     def hard_limit_bytes(self) -> int:
         """The limit that is never exceeded: the whole limit less manifests and catalog."""
-        return max(0, self._whole_limit - self._overhead)
+        return max(0, self.whole_limit_bytes - self.overhead_bytes)
 
     def limit_bytes(self, memory_bytes: int) -> int:
         """The present limit of chunk files.
@@ -61,20 +67,21 @@ class DiskSpace:
         While the disk refuses writes: its present chunks and the memory fallback.
         """
         disk_limit = self.charged_bytes + memory_bytes if self.refused else self._disk_limit
-        return min(self.hard_limit_bytes, disk_limit)
+        disk_limit -= self.dead_bytes
+        return max(0, min(self.hard_limit_bytes, disk_limit))
 
     def resize(self, limit_bytes: int) -> None:
         """Another limit for the whole folder; `measure` it then."""
-        self._whole_limit = limit_bytes
+        self.whole_limit_bytes = limit_bytes
 
     def measure(self) -> None:
         """Measures manifests and free space."""
-        self._overhead = FIXED_BYTES + used_bytes(self._path / "manifests")
+        self.overhead_bytes = FIXED_BYTES + used_bytes(self._path / "manifests")
         found = os.statvfs(self._path)
         # On a small filesystem (a tmpfs as RAM tier) a floor of 1 GiB would leave nothing.
         floor = min(self._floor_bytes, int(FLOOR_SHARE * found.f_blocks * found.f_frsize))
         self._disk_limit = max(0, self.charged_bytes + found.f_bavail * found.f_frsize - floor)
-        self.refused = False
+        self.refused = bool(found.f_flag & os.ST_RDONLY)
 
     def free_bytes(self) -> int:
         """Free space of the filesystem, as this user may take it."""

@@ -34,6 +34,7 @@ _MARKER_TEXT = "streamer cache "
 ROOT_ID = "root-id"
 SUBFOLDERS = ("chunks", "manifests", "tmp", "catalog")
 _DIGITS = "0123456789abcdef"
+_FOLDERS = [*SUBFOLDERS, *(f"chunks/{digit}" for digit in _DIGITS)]
 _CHUNK_NAME = re.compile(rf"([0-9a-f]{{32}}){re.escape(SUFFIX)}")
 
 # A rename there is not atomic for readers on other hosts, locks and SQLite's log do not work: one folder per machine.
@@ -107,13 +108,42 @@ def open_folder(path: Path, group: str | None = None) -> Folder:
         _check_marker(path)
         _apply(path, permissions)
         _make_subfolders(path, permissions)
-        root_id = _root_id(path, permissions)
+        root_id = _root_id(path, permissions, secrets.token_hex(16))
         _empty(path / "tmp")
     except (CacheError, ConfigError):
         raise
     except OSError as error:
         raise _cannot_use(path, error) from error
     return Folder(path, root_id, permissions)
+
+
+def is_intact(folder: Folder) -> bool:
+    """Whether an opened folder is still there, with its id and its subfolders."""
+    try:
+        found = (folder.path / ROOT_ID).read_text().strip()
+    except OSError:
+        return False
+    return found == folder.root_id and all(os.path.isdir(folder.path / name) for name in _FOLDERS)
+
+
+def make_again(folder: Folder) -> None:
+    """Makes what is missing of an opened folder, with the same id, so that readers know it again.
+
+    Raises:
+        CacheError: another engine has made a folder of its own there meanwhile.
+        OSError: as the disk says.
+    """
+    path, permissions = folder.path, folder.permissions
+    path.mkdir(parents=True, exist_ok=True, mode=permissions.folder_mode)
+    if not (path / MARKER).exists():
+        _write_once(path / MARKER, f"{_MARKER_TEXT}{LAYOUT_VERSION}\n")
+    _apply(path, permissions)
+    _make_subfolders(path, permissions)
+    if _root_id(path, permissions, folder.root_id) != folder.root_id:
+        raise CacheError(
+            f"the cache folder {path} was replaced by another one while this engine used it; end one of the two",
+            where=str(path),
+        )
 
 
 def open_layer(path: Path) -> Folder:
@@ -130,6 +160,18 @@ def open_layer(path: Path) -> Folder:
         raise CacheError(f"cannot read the cache layer {path}: {error.strerror}") from error
     _check_version(path, version)
     return Folder(path, root_id, Permissions())
+
+
+def is_empty(path: Path) -> bool:
+    """A folder in which no cache was made yet, or one that was cleared.
+
+    Raises:
+        CacheError: it cannot be read.
+    """
+    try:
+        return all(_harmless(entry.name) for entry in path.iterdir())
+    except OSError as error:
+        raise CacheError(f"cannot read the cache folder {path}: {error.strerror}", where=str(path)) from error
 
 
 def _cannot_use(path: Path, error: OSError) -> CacheError:
@@ -222,8 +264,7 @@ def _apply(path: Path, permissions: Permissions) -> None:
 
 
 def _make_subfolders(path: Path, permissions: Permissions) -> None:
-    names = [*SUBFOLDERS, *(f"chunks/{digit}" for digit in _DIGITS)]
-    for name in names:
+    for name in _FOLDERS:
         folder = path / name
         folder.mkdir(exist_ok=True)
         if name == "catalog":
@@ -232,10 +273,11 @@ def _make_subfolders(path: Path, permissions: Permissions) -> None:
             _apply(folder, permissions)
 
 
-def _root_id(path: Path, permissions: Permissions) -> str:
+def _root_id(path: Path, permissions: Permissions, new: str) -> str:
+    """The folder's id; `new` where it has none."""
     file = path / ROOT_ID
     if not file.exists():
-        _write_once(file, secrets.token_hex(16) + "\n")
+        _write_once(file, new + "\n")
     if permissions.group_id is not None:
         os.chown(file, -1, permissions.group_id)
     os.chmod(file, permissions.file_mode)

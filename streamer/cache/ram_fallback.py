@@ -9,9 +9,17 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
+
+from streamer.cache.file_jobs import in_thread
 from streamer.cache.folder import Folder, open_folder
+from streamer.cache.policy.table import charge
+from streamer.cache.writer import ChunkBytes, Published, write_chunk
+from streamer.config import format_bytes
+from streamer.errors import CacheError
 
 # Full, failing, over quota, turned read-only: refusals that are no fault of ours.
 REFUSALS = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS})
@@ -20,12 +28,21 @@ MEMORY_FOLDER = Path("/dev/shm")
 FALLBACK_BYTES = 512 << 20
 
 
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a chunk comes here: the folder that refused it, its group, and the error of the disk."""
+
+    path: Path
+    group: str | None
+    errno: int
+
+
 class RamFallback:
-    """The folder in memory. Owned by one `ChunkCache`; its methods run in threads.
+    """The folder in memory. Owned by one `ChunkCache`; `publish` runs on its loop, the rest in threads.
 
     Attributes:
         path: where it is, or would be.
         limit_bytes: how much it may take; 0 before it is open.
+        chunks: the lengths of its files, by key.
 
     Args:
         root_id: the cache folder's: the name of the folder here, so that the next engine finds leftovers.
@@ -36,6 +53,7 @@ class RamFallback:
         self.path = memory / f"streamer-{os.geteuid()}-{root_id}"
         self.folder: Folder | None = None
         self.limit_bytes = 0
+        self.chunks: dict[bytes, int] = {}
 
     def __repr__(self) -> str:
         return f"RamFallback({str(self.path)!r}, {'in use' if self.folder else 'unused'})"
@@ -51,6 +69,39 @@ class RamFallback:
             found = os.statvfs(self.path)
             self.limit_bytes = min(FALLBACK_BYTES, found.f_bavail * found.f_frsize // 4)
         return self.folder
+
+    def chunk_path(self, key: bytes) -> Path | None:
+        """The file of a chunk that is here; None: it is not."""
+        return self.folder.chunk_path(key) if self.folder is not None and key in self.chunks else None
+
+    async def publish(self, chunk: ChunkBytes, length: int, pool: ThreadPoolExecutor, refusal: Refusal) -> Published:
+        """Makes a chunk readable that the disk refused.
+
+        Args:
+            chunk: what to write.
+            length: of its file.
+            pool: writes it.
+            refusal: why it is not written to the disk.
+
+        Raises:
+            CacheError: there is no room here either.
+        """
+        folder = await in_thread(pool, self.open, refusal.group)
+        if sum(map(charge, self.chunks.values())) + charge(length) > self.limit_bytes:
+            raise CacheError(
+                f"chunk {chunk.key.hex()} ({format_bytes(length)}) fits neither on the disk of {refusal.path} "
+                f"({os.strerror(refusal.errno)}) nor in {self.path}; free space there",
+                where=str(refusal.path),
+                errno=refusal.errno,
+            )
+        self.chunks[chunk.key] = length
+        try:
+            await in_thread(pool, write_chunk, chunk, folder)
+        except BaseException:
+            del self.chunks[chunk.key]
+            folder.chunk_path(chunk.key).unlink(missing_ok=True)
+            raise
+        return Published(folder.path, length)
 
     def remove(self) -> None:
         """Removes the folder and what is in it."""

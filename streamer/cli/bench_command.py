@@ -79,6 +79,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
     if arguments.seconds <= 0:
         raise ConfigError(f"--seconds {arguments.seconds}: must be above 0", field="seconds")
+    _check_places(arguments.plot, arguments.json)
     figures = uvloop.run(_Bench(arguments, terminal).run())
     latency = figures.latency
     terminal.line(
@@ -268,11 +269,34 @@ def at_endpoint(url: str, options: Mapping[str, object], endpoint: str) -> tuple
     return url, {**options, "endpoint_url": endpoint}
 
 
+def _check_places(plot: Path | None, json_file: Path | None) -> None:
+    """What would be found out only after the measurement.
+
+    Raises:
+        ConfigError: no matplotlib, a kind of file that it does not write, or a folder that is not there.
+    """
+    if plot is not None:
+        try:
+            from matplotlib.backend_bases import FigureCanvasBase
+            from matplotlib.figure import Figure  # noqa: F401 - it is looked for here and used by the report
+        except ImportError as error:
+            raise ConfigError("--plot needs matplotlib: pip install 'streamer-data[plots]'", field="plot") from error
+        if plot.suffix.lstrip(".").lower() not in (kinds := FigureCanvasBase.get_supported_filetypes()):
+            raise ConfigError(
+                f"--plot {plot}: matplotlib does not write {plot.suffix or 'files without an ending'}; it writes "
+                + ", ".join(sorted(f".{kind}" for kind in kinds)),
+                field="plot",
+            )
+    for option, path in (("plot", plot), ("json", json_file)):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"--{option} {path}: there is no folder {path.parent}", field=option)
+
+
 def _write(figures: LinkFigures, arguments: argparse.Namespace, terminal: Terminal) -> None:
     """The files that were asked for.
 
     Raises:
-        ConfigError: no matplotlib, or a place that cannot be written.
+        ConfigError: a place that cannot be written.
     """
     from streamer.cli.link.report import save_plot
 
@@ -283,8 +307,6 @@ def _write(figures: LinkFigures, arguments: argparse.Namespace, terminal: Termin
         if arguments.plot is not None:
             save_plot(figures, arguments.plot)
             terminal.line(f"curves: {arguments.plot}")
-    except ImportError as error:
-        raise ConfigError("--plot needs matplotlib: pip install 'streamer-data[plots]'", field="plot") from error
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename}: {error.strerror}", field="plot") from error
 

@@ -57,9 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Runs the action on the folder."""
+    from streamer.cache.folder import is_empty
+
     arguments.folder = Path(os.path.abspath(arguments.folder or Environment.read().cache_dir))
     act: Callable[[argparse.Namespace, Terminal], int] = arguments.act
     try:
+        if arguments.action != "export" and is_empty(arguments.folder):
+            terminal.line(f"{arguments.folder}: empty, no cache has been made here")
+            return Exit.DONE
         return act(arguments, terminal)
     except CacheError:
         raise

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamer.errors import EngineUnavailableError
+from streamer.errors import ConfigError, EngineUnavailableError
 
 if TYPE_CHECKING:
     from streamer.client.engine_client import EngineClient
@@ -20,49 +19,83 @@ CONNECT_SECONDS = 2.0
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
-    """--socket."""
+    """--socket and --cache-dir."""
     parser.add_argument(
         "--socket",
         type=Path,
         metavar="PATH",
-        help="of the engine (default: $STREAMER_ENGINE, else the service or the embedded engine of this user)",
+        help="of the engine (default: $STREAMER_ENGINE, else the only engine in the runtime folder)",
+    )
+    parser.add_argument(
+        "--cache-dir", type=Path, metavar="DIR", help="the embedded engine of this cache folder, whatever else runs"
     )
 
 
 def engine_client(arguments: argparse.Namespace) -> EngineClient:
-    """A client of the engine that the arguments or the environment name.
+    """A client of the engine that the arguments or the environment name, or of the only one that runs.
 
     Raises:
         EngineUnavailableError: none is named and none is found.
+        ConfigError: several run.
     """
     from streamer.client.engine_client import EngineClient
     from streamer.client.settings import ClientSettings
 
-    return EngineClient(found(arguments.socket, ClientSettings.from_environment()))
+    return EngineClient(found(arguments.socket, arguments.cache_dir, ClientSettings.from_environment()))
 
 
-def found(socket: Path | None, settings: ClientSettings) -> ClientSettings:
+def found(socket: Path | None, cache_dir: Path | None, settings: ClientSettings) -> ClientSettings:
     """The settings that reach an engine without starting one.
+
+    Args:
+        socket: of the engine, if named.
+        cache_dir: of the embedded engine, if named.
+        settings: of this process.
 
     Raises:
         EngineUnavailableError: none is named and none is found.
+        ConfigError: several run; the message lists them.
     """
+    from streamer.client.runtime_folder import described, engines
+
+    named = _named(socket, cache_dir, settings)
+    if named is not None:
+        return named
+    running = engines(settings.runtime_dir)
+    if not running:
+        raise EngineUnavailableError(
+            f"no engine runs here: none listens in {settings.runtime_dir}; name one with --socket, --cache-dir or "
+            "STREAMER_ENGINE (embedded engines end with the last process that uses them)"
+        )
+    if len(running) > 1:
+        listed = "; ".join(described(path, settings.token()) for path in running)
+        raise ConfigError(
+            f"{len(running)} engines run in {settings.runtime_dir}: {listed}; choose one with --cache-dir or --socket",
+            field="socket",
+        )
+    return _at(running[0], settings)
+
+
+def _named(socket: Path | None, cache_dir: Path | None, settings: ClientSettings) -> ClientSettings | None:
+    """The engine that an option or the environment names; None: none is named."""
     if socket is not None:
-        return replace(settings, engine=f"unix:{os.path.abspath(socket)}", connect_seconds=CONNECT_SECONDS)
-    if settings.external:
-        return replace(settings, connect_seconds=CONNECT_SECONDS)
-    candidates = (settings.runtime_dir / "engine.sock", settings.socket_path)
-    for candidate in candidates:
-        if _is_socket(candidate):
-            return replace(settings, engine=f"unix:{candidate}", connect_seconds=CONNECT_SECONDS)
-    raise EngineUnavailableError(
-        f"no engine runs here: neither {' nor '.join(map(str, candidates))} is there; name one with --socket or "
-        "STREAMER_ENGINE"
-    )
+        return _at(Path(os.path.abspath(socket)), settings)
+    if cache_dir is not None:
+        return _of_folder(Path(os.path.abspath(cache_dir)), settings)
+    return replace(settings, connect_seconds=CONNECT_SECONDS) if settings.external else None
 
 
-def _is_socket(path: Path) -> bool:
-    try:
-        return stat.S_ISSOCK(path.stat().st_mode)
-    except OSError:
-        return False
+def _of_folder(cache_dir: Path, settings: ClientSettings) -> ClientSettings:
+    from streamer.client.runtime_folder import listens
+
+    path = replace(settings, engine=None, cache_dir=cache_dir).socket_path
+    if not listens(path):
+        raise EngineUnavailableError(
+            f"no embedded engine of the cache folder {cache_dir} runs: none listens at {path}; one that serves it as "
+            "a service is found by --socket"
+        )
+    return _at(path, settings)
+
+
+def _at(path: Path, settings: ClientSettings) -> ClientSettings:
+    return replace(settings, engine=f"unix:{path}", connect_seconds=CONNECT_SECONDS)

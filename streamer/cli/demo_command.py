@@ -47,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Runs the demo and shows what it measured."""
     _check_installed()
+    # A place that cannot be written is found out before the minute, not after it.
+    arguments.out.mkdir(parents=True, exist_ok=True)
     from streamer.demo import report
     from streamer.demo.run import DemoOptions, run_demo
     from streamer.demo.server import Link

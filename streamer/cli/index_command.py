@@ -18,7 +18,7 @@ from streamer.cli.options import (
     with_sample_choice,
 )
 from streamer.cli.terminal import Progress, Terminal
-from streamer.config import format_bytes
+from streamer.config import counted, format_bytes
 from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -133,9 +133,10 @@ def _request(arguments: argparse.Namespace) -> GetManifest:
 
 
 def _absolute(url: str) -> str:
-    """A local path means the same to the engine, which runs elsewhere."""
-    if "://" in url:
-        return url
+    """A local path means the same to the engine, which runs elsewhere; a scheme is in lower case."""
+    scheme, separator, rest = url.partition("://")
+    if separator:
+        return f"{scheme.lower()}://{rest}"
     ending = "/" if url.endswith("/") else ""
     return os.path.abspath(url).rstrip("/") + ending
 
@@ -173,12 +174,15 @@ async def _copy(manifest: Manifest, url: str, options: Mapping[str, object]) -> 
 
 def _summary(manifest: Manifest, where: str, terminal: Terminal) -> None:
     terminal.line(
-        f"{manifest.samples:,} samples in {manifest.objects:,} objects, {format_bytes(manifest.total_bytes)}, "
-        f"{manifest.chunks:,} chunks of {format_bytes(manifest.chunk_bytes)}"
+        f"{counted(manifest.samples, 'samples')} in {counted(manifest.objects, 'objects')}, "
+        f"{format_bytes(manifest.total_bytes)}, "
+        f"{counted(manifest.chunks, 'chunks')} of up to {format_bytes(manifest.chunk_bytes)}"
     )
     terminal.line(f"format {manifest.format}, digest {manifest.digest}")
     terminal.line(f"manifest: {where}")
     if manifest.classes:
         shown = ", ".join(manifest.classes[:_CLASSES_SHOWN])
         more = " ..." if len(manifest.classes) > _CLASSES_SHOWN else ""
-        terminal.line(f"{len(manifest.classes):,} classes: {shown}{more}")
+        terminal.line(
+            f"{len(manifest.classes):,} {'class' if len(manifest.classes) == 1 else 'classes'}: {shown}{more}"
+        )

@@ -157,3 +157,9 @@ def _run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         # The reader of our output is gone (`streamer index ... | head`); the interpreter must not flush into it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.FAILED
+    except OSError as error:
+        # A file that the user named; what is wrong in this program keeps its traceback.
+        if arguments.debug or error.filename is None:
+            raise
+        terminal.error(f"{error.filename}: {error.strerror}")
+        return Exit.FAILED

@@ -56,12 +56,6 @@ class StatusView:
         )
 
     @property
-    def hits(self) -> float:
-        """Share of the bytes needed in the running epochs that were there."""
-        needed = sum(number(entry, "epoch_needed_bytes") for entry in self.sessions)
-        return sum(number(entry, "epoch_hit_bytes") for entry in self.sessions) / needed if needed else 0.0
-
-    @property
     def fill(self) -> float:
         """Share of the limit that is taken."""
         limit = number(self.now, "limit_bytes")
@@ -98,7 +92,7 @@ class StatusView:
             ),
             ("first byte", f"p50 {milliseconds(now, 'first_byte_p50_seconds')}, p99 {self._p99}"),
             ("cache", f"{format_bytes(rates.cache_bytes)}/s"),
-            ("hits", f"{self.hits:.1%} so far, the cache keeps {number(now, 'hit_bound'):.1%} of the data"),
+            ("hits", self._hits()),
             ("fill", f"{format_bytes(taken)} of {amount(now, 'limit_bytes')} ({self.fill:.0%})"),
             ("tail", f"{count(now, 'hedges')} hedges, {count(now, 'hedge_wins')} of them first"),
             ("trouble", self._trouble()),
@@ -132,6 +126,13 @@ class StatusView:
             for entry in self.sessions
         ]
 
+    def worst_advice(self) -> str:
+        """What the loader of the consumer that waits most says, at full length; "" without a report."""
+        for entry in self.sessions[:1]:
+            text = _of_loader(entry)[1]
+            return f"waits most: {printable(str(entry.get('consumer', '')))}: {text}" if text else ""
+        return ""
+
     def worst_loader(self) -> str:
         """The report of the loader that waits most, as a part of a line; "" without reports."""
         reporting = [entry for entry in self.sessions if isinstance(entry.get("loader_waiting_share"), int | float)]
@@ -150,6 +151,16 @@ class StatusView:
     @property
     def _p99(self) -> str:
         return milliseconds(self.now, "first_byte_p99_seconds")
+
+    def _hits(self) -> str:
+        """Share of the needed bytes that were there: of the running epochs; of the engine's life between jobs."""
+        needed = sum(number(entry, "epoch_needed_bytes") for entry in self.sessions)
+        if needed:
+            share = sum(number(entry, "epoch_hit_bytes") for entry in self.sessions) / needed
+            return f"{share:.1%} so far, the cache keeps {number(self.now, 'hit_bound'):.1%} of the data"
+        if ever := number(self.now, "needed_bytes"):
+            return f"{number(self.now, 'hit_bytes') / ever:.1%} since the engine started; no epoch runs now"
+        return "nothing was needed yet"
 
     def _trouble(self) -> str:
         names = ("retries", "throttled", "failures", "errors", "rejected_chunks")

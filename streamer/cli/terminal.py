@@ -31,6 +31,7 @@ class Terminal:
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self.out = sys.stdout if out is None else out
         self.err = sys.stderr if err is None else err
+        self._bar: _RichProgress | None = None
 
     @property
     def lively(self) -> bool:
@@ -43,7 +44,10 @@ class Terminal:
 
     def note(self, text: str) -> None:
         """A line for the person, not for the script that reads the result."""
-        print(text, file=self.err, flush=True)
+        if self._bar is None:
+            print(text, file=self.err, flush=True)
+        else:
+            self._bar.line_above(text)
 
     def error(self, text: str) -> None:
         """One clear line."""
@@ -59,7 +63,11 @@ class Terminal:
         """
         if self.lively:
             with _RichProgress(title, unit, self.err) as bar:
-                yield bar
+                self._bar = bar
+                try:
+                    yield bar
+                finally:
+                    self._bar = None
         else:
             yield _PlainProgress(title, unit, self)
 
@@ -104,6 +112,17 @@ def amount(count: float, unit: str) -> str:
     return format_bytes(count) if unit == "bytes" else f"{count:,.0f} {unit}"
 
 
+def progress_text(done: float, total: float | None, unit: str, text: str) -> str:
+    """How far it is, and a remark: 1.0 kB of 5.0 kB, 3 of 4 images, 17 chunks."""
+    if total is None:
+        shown = amount(done, unit)
+    elif unit == "bytes":
+        shown = f"{amount(done, unit)} of {amount(total, unit)}"
+    else:
+        shown = f"{done:,.0f} of {amount(total, unit)}"
+    return f"{shown}  {text}" if text else shown
+
+
 class _PlainProgress:
     """A line at the beginning, one every few seconds, one at the end."""
 
@@ -117,8 +136,7 @@ class _PlainProgress:
         if now < self._next and done != total:
             return
         self._next = now + PLAIN_INTERVAL_SECONDS
-        whole = "" if total is None else f" of {amount(total, self._unit)}"
-        self._terminal.note(f"{self._title}: {amount(done, self._unit)}{whole}{'  ' + text if text else ''}")
+        self._terminal.note(f"{self._title}: {progress_text(done, total, self._unit, text)}")
 
 
 class _RichProgress:
@@ -148,6 +166,8 @@ class _RichProgress:
 
     def update(self, done: float, total: float | None, text: str = "") -> None:
         """Moves the bar."""
-        whole = "" if total is None else f" of {amount(total, self._unit)}"
-        shown = f"{amount(done, self._unit)}{whole}{'  ' + text if text else ''}"
-        self._bars.update(self._task, completed=done, total=total, text=shown)
+        self._bars.update(self._task, completed=done, total=total, text=progress_text(done, total, self._unit, text))
+
+    def line_above(self, text: str) -> None:
+        """Writes a line that the bar does not overwrite."""
+        self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import select
+import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from streamer.cli.connect import add_socket, engine_client
 from streamer.cli.exit_codes import Exit
@@ -13,15 +17,25 @@ from streamer.cli.status_view import DATASET_HEADERS, SESSION_HEADERS, WORDS, Ro
 from streamer.cli.terminal import Terminal
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import JustifyMethod, RenderableType
 
     from streamer.client.engine_client import EngineClient
+
+# Waits for so many seconds; whether there is a next look.
+Pause: TypeAlias = "Callable[[float], bool]"
+
+# Left out in a terminal with few lines, in this order.
+_LEAST_IMPORTANT = ("process", "tail", "first byte", "in flight")
+
+# Columns that may be cut, and what of the others may not.
+_LONG = ("url", "bottleneck")
+_MOST_LETTERS = 16
 
 HELP = "what an engine does, live"
 
 DESCRIPTION = """\
 The figures of `streamer stat`, again and again: rates and waiting shares are those of the last interval. In a terminal
-the picture stays in place until Ctrl-C; elsewhere each look is one line. An engine that is restarted is followed.
+the picture stays in place until q or Ctrl-C; elsewhere each look is one line. An engine that is restarted is followed.
 """
 
 EXAMPLES = """\
@@ -40,26 +54,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Looks until Ctrl-C, or as often as asked."""
-    with engine_client(arguments) as client:
-        pictures = looks(client, arguments.interval, arguments.count)
+    """Looks until q or Ctrl-C, which is how it is meant to end, or as often as asked."""
+    with contextlib.suppress(KeyboardInterrupt), engine_client(arguments) as client, _keys() as pause:
+        pictures = looks(client, arguments.interval, arguments.count, pause)
         show = _live if terminal.out.isatty() else _plain
         show(pictures, terminal)
     return Exit.DONE
 
 
-def looks(
-    client: EngineClient, interval: float, count: int | None, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[StatusView]:
-    """Pictures of the intervals; the first one is of the engine's life so far."""
+def looks(client: EngineClient, interval: float, count: int | None, pause: Pause) -> Iterator[StatusView]:
+    """Pictures of the intervals; the first one is of the engine's life so far.
+
+    Args:
+        client: of the engine.
+        interval: seconds between two looks.
+        count: how many; None: until `pause` says so.
+        pause: waits for so many seconds; False: it was the last look.
+    """
     before, number = None, 0
     while True:
         now = client.statistics()
         yield StatusView(now, before)
         before, number = now, number + 1
-        if number == count:
+        if number == count or not pause(interval):
             return
-        sleep(interval)
 
 
 def plain_line(picture: StatusView) -> str:
@@ -74,22 +92,61 @@ def plain_line(picture: StatusView) -> str:
     )
 
 
-def render(picture: StatusView) -> RenderableType:
-    """One look for a terminal."""
+def render(picture: StatusView, columns: int, lines: int) -> RenderableType:
+    """One look for a terminal of that size: what matters least is left out where not all has room."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
+    shown = fitting(picture, columns, lines)
     figures = Table.grid(padding=(0, 2))
     figures.add_column(style="bold")
-    figures.add_column()
-    for what, text in picture.lines():
+    figures.add_column(no_wrap=True)
+    for what, text in shown.figures:
         figures.add_row(what, Text(text))
     parts: list[RenderableType] = [figures]
-    for headers, rows in ((DATASET_HEADERS, picture.dataset_rows()), (SESSION_HEADERS, picture.session_rows())):
+    for headers, rows in ((DATASET_HEADERS, shown.datasets), (SESSION_HEADERS, shown.sessions)):
         if rows:
             parts += [Text(), _table(headers, rows)]
+    parts += [Text(remark) for remark in shown.remarks]
     return Group(*parts)
+
+
+class Shown(NamedTuple):
+    """What of a picture is shown; each row takes one line."""
+
+    figures: list[Row]
+    datasets: list[Row]
+    sessions: list[Row]
+    remarks: list[str]
+
+    def height(self, columns: int) -> int:
+        """Lines that it takes."""
+        tables = sum(2 + len(rows) for rows in (self.datasets, self.sessions) if rows)
+        return len(self.figures) + tables + sum(-(-len(remark) // columns) for remark in self.remarks)
+
+
+def fitting(picture: StatusView, columns: int, lines: int) -> Shown:
+    """As much as has room: less important figures go first, then the datasets, then the sessions that wait least."""
+    sessions = picture.session_rows()
+    # Where the last column is cut, what the first of them has to say stands below.
+    advice = [text] if _width(SESSION_HEADERS, sessions) > columns and (text := picture.worst_advice()) else []
+    shown = Shown(list(picture.lines()), picture.dataset_rows(), sessions, advice)
+    for what in _LEAST_IMPORTANT:
+        if shown.height(columns) > lines:
+            shown = shown._replace(figures=[row for row in shown.figures if row[0] != what])
+    if shown.height(columns) > lines:
+        shown = shown._replace(datasets=[])
+    if (missing := shown.height(columns) - lines) <= 0:
+        return shown
+    kept = max(1, len(shown.sessions) - missing - 1)
+    left_out = f"and {len(shown.sessions) - kept} more that wait less"
+    return shown._replace(sessions=shown.sessions[:kept], remarks=[left_out, *advice])
+
+
+def _width(headers: Row, rows: list[Row]) -> int:
+    """Letters in the longest line of a table."""
+    return sum(2 + max(map(len, column)) for column in zip(headers, *rows, strict=True)) - 2
 
 
 def _table(headers: Row, rows: list[Row]) -> RenderableType:
@@ -98,7 +155,10 @@ def _table(headers: Row, rows: list[Row]) -> RenderableType:
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column, header in enumerate(headers):
-        table.add_column(header, justify="left" if column == 0 or header in WORDS else "right")
+        justify: JustifyMethod = "left" if column == 0 or header in WORDS else "right"
+        # Urls and advice give way where the columns do not fit: a number or a rank that is cut would be another one.
+        width = 0 if header in _LONG else min(_MOST_LETTERS, max(len(row[column]) for row in (headers, *rows)))
+        table.add_column(header, justify=justify, no_wrap=True, min_width=width)
     for row in rows:
         # Text: what clients call themselves is no markup.
         table.add_row(*map(Text, row))
@@ -114,9 +174,41 @@ def _live(pictures: Iterator[StatusView], terminal: Terminal) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    with Live(console=Console(file=terminal.out), auto_refresh=False) as live:
+    console = Console(file=terminal.out)
+    with Live(console=console, auto_refresh=False) as live:
         for picture in pictures:
-            live.update(render(picture), refresh=True)
+            live.update(render(picture, console.width, console.height), refresh=True)
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Pause]:
+    """Waits between two looks that the key q ends, where there is a keyboard."""
+    if not sys.stdin.isatty():
+        yield _slept
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield lambda seconds: _no_q(sys.stdin.fileno(), seconds)
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _slept(seconds: float) -> bool:
+    time.sleep(seconds)
+    return True
+
+
+def _no_q(keyboard: int, seconds: float) -> bool:
+    """Waits; False as soon as q is pressed."""
+    end = time.monotonic() + seconds
+    while select.select([keyboard], [], [], max(0.0, end - time.monotonic()))[0]:
+        if (keys := os.read(keyboard, 64)) == b"" or b"q" in keys.lower():
+            return False
+    return True
 
 
 def _seconds(text: str) -> float:

@@ -13,6 +13,7 @@ import os
 import select
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Self, TypeVar
@@ -25,6 +26,7 @@ from streamer.client.launcher import connect, pause_before_restart
 from streamer.client.restarts import Restarts
 from streamer.client.session import Session, SessionSpec
 from streamer.client.settings import ClientSettings
+from streamer.config import format_bytes
 from streamer.errors import ClosedError, EngineUnavailableError, ManifestError, ServiceError
 from streamer.wire.messages import (
     Content,
@@ -35,10 +37,12 @@ from streamer.wire.messages import (
     IndexProgress,
     ManifestReady,
     Message,
+    Notice,
     Opened,
     Read,
     Ready,
     Statistics,
+    Welcome,
 )
 
 logger = logging.getLogger(__name__)
@@ -148,7 +152,7 @@ class EngineClient:
 
     @property
     def limit_bytes(self) -> int:
-        """The limit of the engine's cache; 0: unknown."""
+        """What chunk files may take in the engine's cache; 0: unknown."""
         return self._connected().welcome.limit_bytes
 
     # ------------------------------------------------------------ events
@@ -243,6 +247,7 @@ class EngineClient:
         self._check_open()
         if self._connection is None:
             self._connection = connect(self.settings, self._restarts)
+            self._compare_limit(self._connection.welcome)
             if self._poll is None:
                 self._poll = select.epoll()
             # A closed socket leaves the set by itself. A selector would confuse a new socket of the same number with
@@ -251,6 +256,18 @@ class EngineClient:
             # `shut_down` may have been called meanwhile, and found no connection to shut down.
             self._check_open()
         return self._connection
+
+    def _compare_limit(self, welcome: Welcome) -> None:
+        """Says that another limit than the one asked for is in force."""
+        asked, found = self.settings.cache_bytes, welcome.cache_bytes
+        if asked is None or not found or asked == found:
+            return
+        cure = "change limit_bytes of the service" if self.settings.external else "end its other jobs first"
+        _warn_once(
+            f"{welcome.pid} {asked}",
+            f"cache_bytes={asked} ({format_bytes(asked)}) is not used: the engine of {welcome.root} runs already, with "
+            f"a limit of {format_bytes(found)}; to change it, {cure}",
+        )
 
     def _reconnect(self) -> None:
         """Connects to the next engine and opens the sessions there.
@@ -312,6 +329,8 @@ class EngineClient:
             case ManifestReady() | Content() | Statistics():
                 self._answers[event.request] = event
                 self._restarts.progressed()
+            case Notice():
+                _warn_once(f"{self._connected().welcome.pid} {event.number}", event.text)
             case Opened() | Ready() | Failed():
                 logger.debug("late event %s", type(event).__name__)
             case _:
@@ -355,6 +374,16 @@ class EngineClient:
 
 def _error(event: Failed) -> errors.StreamerError:
     return errors.from_wire(event.kind, event.message, event.details)
+
+
+# A rank has several connections, and one line is enough for all of them.
+_warned: deque[str] = deque(maxlen=64)
+
+
+def _warn_once(key: str, text: str) -> None:
+    if key not in _warned:
+        _warned.append(key)
+        logger.warning("%s", text)
 
 
 _clients: weakref.WeakSet[EngineClient] = weakref.WeakSet()

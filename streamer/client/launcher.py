@@ -21,6 +21,7 @@ from pathlib import Path
 from streamer import errors
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.restarts import Restarts
+from streamer.client.runtime_folder import remove_old_logs
 from streamer.client.settings import ClientSettings
 from streamer.errors import ConfigError, EngineUnavailableError
 from streamer.fork_lock import unforked
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 _READY_LINE_BYTES = 65536
 _RETRY_SECONDS = 0.2
+# A wait that is longer is said.
+_QUIET_SECONDS = 1.5
 
 
 def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Connection:
@@ -94,12 +97,20 @@ def _connect_once(settings: ClientSettings) -> Connection:
 
 def _connect_patiently(settings: ClientSettings) -> Connection:
     """Waits for a sidecar that starts late or is being upgraded."""
-    deadline = time.monotonic() + settings.connect_seconds
+    begun, announced = time.monotonic(), False
     while True:
         try:
             return _connect_once(settings)
         except DisconnectedError as error:
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - begun
+            if not announced and waited >= _QUIET_SECONDS:
+                announced = True
+                logger.warning(
+                    "waiting for the engine at %s, which has not answered for %.1f s (%s); is `streamer serve` "
+                    "running? After %.0f s this is an error",
+                    *(settings.socket_path, waited, error, settings.connect_seconds),
+                )
+            if waited > settings.connect_seconds:
                 raise EngineUnavailableError(
                     f"no engine answers at {settings.socket_path} after {settings.connect_seconds:.0f} s ({error}); "
                     "is `streamer serve` running? does STREAMER_ENGINE name its socket, is the folder mounted?",
@@ -126,15 +137,30 @@ def _make_runtime_dir(path: Path) -> None:
 
 @contextlib.contextmanager
 def _spawn_lock(settings: ClientSettings) -> Iterator[None]:
-    descriptor = os.open(
-        settings.runtime_dir / f"{settings.engine_id}.spawn.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-    )
+    path = settings.runtime_dir / f"{settings.engine_id}.spawn.lock"
+    descriptor = _locked(path)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        # Before the lock goes: who waits for it finds that the file is gone, and makes another one.
+        path.unlink(missing_ok=True)
         # Closing is not enough: a child forked meanwhile would keep it locked.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> int:
+    """Opens and locks the file that is at `path` once it is locked: the one before may have been removed meanwhile."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
         os.close(descriptor)
 
 
@@ -149,6 +175,7 @@ def _start(settings: ClientSettings) -> bool:
             ready_read, ready_write = os.pipe()
             on_exit.callback(os.close, ready_read)
             try:
+                remove_old_logs(settings.runtime_dir)
                 process = _spawn(settings, ready_write)
             finally:
                 os.close(ready_write)

@@ -48,6 +48,7 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
             ("" and 0: not compared); a difference is a StateError on every one of them.
         open_bytes: the most bytes that are open at once; of a session with `parts` each part says its own.
         stream: distinguishes the loaders of one job.
+        sharers: how many consumers of the job this machine will have, for advice; 0: unknown.
         parts: the datasets, each with its credentials; empty: the one dataset, with the client's credentials.
     """
 
@@ -59,6 +60,7 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     start: int = 0
     open_bytes: int = 0
     stream: str = ""
+    sharers: int = 0
     parts: tuple[SessionPart, ...] = ()
 
 
@@ -228,6 +230,7 @@ class Session:
             start=spec.start,
             open_bytes=spec.open_bytes,
             stream=spec.stream,
+            sharers=spec.sharers,
             parts=[Part(part.dataset, part.name, part.options, part.value, part.open_bytes) for part in spec.parts],
         )
         for schedule in self._epochs:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -25,9 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import ConfigError
+from streamer.formats.names import PICTURES
 
 Picture = NDArray[np.uint8]
 Content = bytes | bytearray | memoryview
+
+# In place of a field's name: the picture of a sample, whatever its extension.
+IMAGE = "image"
 
 _JPEG_MAGIC = b"\xff\xd8\xff"
 _JPEG_END = b"\xff\xd9"
@@ -35,6 +39,32 @@ _JPEG_END = b"\xff\xd9"
 # (some cameras pad with a block of zeros).
 _JPEG_TAIL_BYTES = 4096
 _Attempt = Callable[[Content, "ImageDecoder", Picture | None], Picture]
+
+
+def picture_field(name: str, fields: Iterable[object], where: str) -> str:
+    """The field of a name; for "image", where there is no such field, that of the only picture, whatever its extension.
+
+    Args:
+        name: of the field.
+        fields: the names that exist.
+        where: begins the error.
+
+    Raises:
+        ConfigError: there is none, or several.
+    """
+    found = [str(field) for field in fields]
+    if name in found:
+        return name
+    pictures = [field for field in found if field.rpartition(".")[2].lower() in PICTURES]
+    if name == IMAGE and len(pictures) == 1:
+        return pictures[0]
+    if name == IMAGE and pictures:
+        advice = "name one of them"
+    elif pictures:
+        advice = f"{IMAGE!r} is the picture of a sample, whatever its extension"
+    else:
+        advice = "none of them is a picture"
+    raise ConfigError(f"{where} has no field {name!r}; it has {', '.join(found)}: {advice}", field="transform")
 
 
 @dataclass(frozen=True)
@@ -148,7 +178,12 @@ def _by_opencv(content: Content, decoder: ImageDecoder, out: Picture | None) -> 
 
 def _by_pillow(content: Content, decoder: ImageDecoder, out: Picture | None) -> Picture:
     image_module = _loaded("PIL.Image")
-    with image_module.open(io.BytesIO(content)) as image:
+    try:
+        opened = image_module.open(io.BytesIO(content))
+    except _loaded("PIL").UnidentifiedImageError:
+        # Its message names the object in memory.
+        raise ValueError("not a picture that Pillow reads") from None
+    with opened as image:
         if decoder.min_height or decoder.min_width:
             # draft() never goes below the requested size in either direction; other formats ignore it.
             image.draft("RGB", (max(1, decoder.min_width), max(1, decoder.min_height)))

@@ -3,6 +3,9 @@
     transform = OnField("jpg", RandomResizedCrop(224), HorizontalFlip(0.5))
     dataset = StreamingDataset(url, transform=transform)
 
+"image" in place of "jpg" is the picture of a sample, whatever its extension. Steps may also be transforms of
+albumentations, and functions of a picture.
+
 Pictures are uint8 arrays (height, width, 3). Randomness comes from `rng` only, which the dataset derives from seed,
 epoch and sample: the same pictures for any number of workers. OpenCV where it is installed (releases the GIL, writes in
 place), else Pillow; the two differ by a few levels in resized pixels.
@@ -10,7 +13,9 @@ place), else Pillow; the two differ by a few levels in resized pixels.
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.decode.arrays import NO_ROW, Row
-from streamer.decode.images import library, place
+from streamer.decode.images import library, picture_field, place
 from streamer.errors import ConfigError
 
 Picture = NDArray[np.uint8]
@@ -43,13 +48,17 @@ class OnField:
     Under `StreamingDataLoader` the result is written to its row in the batch.
 
     Args:
-        field: name of the field, for example "jpg".
-        steps: the transforms, in order.
+        field: name of the field, for example "jpg". "image", where a sample has no such field: its picture, whatever
+            the extension; it is delivered as "image".
+        steps: in order: transforms of this module, transforms of albumentations (which also receive the other fields
+            that they know by name: "mask", "bboxes", additional targets), or functions of the picture. `rng` and `out`
+            are given to those that have such a parameter.
     """
 
-    def __init__(self, field: str, *steps: ImageTransform) -> None:
+    def __init__(self, field: str, *steps: ImageTransform | Callable[..., object]) -> None:
         self.field = field
-        self.steps = steps
+        self.steps: tuple[Callable[..., object], ...] = steps
+        self._arguments = [(is_albumentations(step), takes(step, "rng"), takes(step, "out")) for step in steps]
         # The last step that makes a new picture writes it to its row; later steps change it there.
         makers = [number for number, step in enumerate(steps) if type(step) is not HorizontalFlip]
         self._placing = makers[-1] if makers else 0
@@ -68,22 +77,59 @@ class OnField:
         Raises:
             ConfigError: the sample has no such field, or it is no picture.
         """
-        picture = sample.get(self.field)
-        if not isinstance(picture, np.ndarray):
+        name = picture_field(self.field, sample, f"transform: sample {sample.get('__key__')!r}")
+        if not isinstance(sample[name], np.ndarray):
             raise ConfigError(
-                f"transform: field {self.field!r} of sample {sample.get('__key__')!r} is {type(picture).__name__}, "
+                f"transform: field {name!r} of sample {sample.get('__key__')!r} is {type(sample[name]).__name__}, "
                 f"not a picture; it has {', '.join(sample)}",
                 field="transform",
             )
+        made = {self.field if other == name else other: value for other, value in sample.items()}
         place = _place_of(out, self.field)
         for number, step in enumerate(self.steps):
-            picture = step(picture, rng=rng, out=place if number >= self._placing else None)
-        return {**sample, self.field: picture}
+            by_keyword, rng_too, out_too = self._arguments[number]
+            if by_keyword:
+                self._compose(step, made)
+                continue
+            arguments: dict[str, object] = {"rng": rng} if rng_too else {}
+            if out_too:
+                arguments["out"] = place if number >= self._placing else None
+            made[self.field] = step(made[self.field], **arguments)
+        return made
+
+    def _compose(self, step: Callable[..., object], sample: dict[str, object]) -> None:
+        """Applies a transform of albumentations, which takes keywords only."""
+        known = step.available_keys - {self.field, "image"}  # type: ignore[attr-defined]
+        changed = step(image=sample[self.field], **{name: value for name, value in sample.items() if name in known})
+        assert isinstance(changed, dict)
+        sample[self.field] = changed.pop("image")
+        sample.update(changed)
 
     @property
     def is_own(self) -> bool:
         """Whether all steps are of this module, whose only randomness is `rng`."""
         return all(type(step) in {Resize, CentreCrop, RandomResizedCrop, HorizontalFlip} for step in self.steps)
+
+
+def as_transform(transform: Callable[..., object] | None) -> Callable[..., object] | None:
+    """A transform of samples: one of albumentations is applied to the picture; others are returned as they are."""
+    return OnField("image", transform) if transform is not None and is_albumentations(transform) else transform
+
+
+def is_albumentations(transform: object) -> bool:
+    """Whether it is a transform of albumentations, or of a class that is made from one."""
+    return any(kind.__module__.partition(".")[0] == "albumentations" for kind in type(transform).__mro__)
+
+
+def takes(transform: Callable[..., object] | None, name: str) -> bool:
+    """Whether the user's function has a parameter that can be given by this name."""
+    if transform is None:
+        return False
+    try:
+        parameter = inspect.signature(transform).parameters.get(name)
+    except (TypeError, ValueError):  # some callables of C extensions have no signature
+        return False
+    return parameter is not None and parameter.kind is not parameter.POSITIONAL_ONLY
 
 
 def _place_of(out: Row, field: str) -> Picture | None:

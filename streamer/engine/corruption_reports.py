@@ -31,6 +31,12 @@ MAX_UNFOUNDED_IN_ALL = 32
 # A chunk found intact is not read again for this long, and reports in this time count once: several workers of a rank
 # report one corrupt copy, the last of them when the next copy is there already.
 VERIFIED_SECONDS = 0.25
+# Wrong chunks come in numbers: one warning in this time.
+WARNING_SECONDS = 60.0
+
+
+def _ignore(text: str) -> None:
+    """Without clients."""
 
 
 class _Report(msgspec.Struct):
@@ -49,6 +55,7 @@ class CorruptionReports:
         wake: called when a session may continue.
         now: the engine's clock, in seconds.
         tasks: runs the checks.
+        warn: called with a sentence for those who use the cache.
 
     Attributes:
         dropped: corrupt copies, by key.
@@ -62,6 +69,8 @@ class CorruptionReports:
         wake: Callable[[], None],
         now: Callable[[], float],
         tasks: asyncio.TaskGroup,
+        *,
+        warn: Callable[[str], None] = _ignore,
     ) -> None:
         self.dropped: Counter[bytes] = Counter()
         self.unfounded = 0
@@ -70,6 +79,8 @@ class CorruptionReports:
         self._wake = wake
         self._tasks = tasks
         self._now = now
+        self._warn = warn
+        self._warned_at = float("-inf")
         self._waiting: dict[tuple[str, int], _Report] = {}
         self._check_task: asyncio.Task[None] | None = None
         self._verified: dict[bytes, float] = {}
@@ -100,8 +111,17 @@ class CorruptionReports:
 
     def damaged(self, key: bytes) -> None:
         """Drops a corrupt chunk; it is fetched again when it is needed."""
-        if self._forget(key):
-            self.dropped[key] += 1
+        if not self._forget(key):
+            return
+        self.dropped[key] += 1
+        if self._now() - self._warned_at >= WARNING_SECONDS:
+            self._warned_at = self._now()
+            text = (
+                f"chunk {key.hex()} in the cache folder {self._cache.root} is wrong and is fetched again; more of them "
+                f"are logged as information for {WARNING_SECONDS:.0f} s, and counted by `streamer stat`"
+            )
+            logger.warning("%s", text)
+            self._warn(text)
 
     def stop(self) -> None:
         """Ends the checks; idempotent."""
@@ -143,7 +163,7 @@ class CorruptionReports:
     def _found_wrong(self, report: _Report, key: bytes) -> None:
         session, chunk = report.session, report.chunk
         label = session.collection.label(chunk)
-        logger.warning("%s reports %s (%s) as damaged: %s", session.request.consumer, label, key.hex(), report.reason)
+        logger.info("%s reports %s (%s) as damaged: %s", session.request.consumer, label, key.hex(), report.reason)
         self.damaged(key)
         if self.dropped[key] > MAX_REPORTS:
             session.fail(

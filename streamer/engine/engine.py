@@ -9,6 +9,7 @@ index_cost.py         what an index costs                  page_cache.py        
 corruption_reports.py chunks that readers found wrong
 maintenance.py        what happens over time               settling.py          the pause after a start
 datasets.py           opened manifests                     statistics.py        counters and levels
+too_small.py          advice for a cache that is too small
 url_allowlist.py      which urls clients may name
 """
 
@@ -41,9 +42,10 @@ from streamer.engine.page_cache import PageCache
 from streamer.engine.scheduler import Scheduler
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.settling import Settling
+from streamer.engine.too_small import Room
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.engine.uses import Columns, open_bytes
-from streamer.errors import CacheFullError, ConfigError, StreamerError
+from streamer.errors import CacheFullError, ConfigError, ManifestError, StreamerError
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +63,9 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.cache = ChunkCache(config.cache)
-        self.fetchers = Fetchers(config.fetch, UrlAllowlist(config.datasets))
+        self.fetchers = Fetchers(config.fetch, UrlAllowlist(config.datasets), self._notify)
+        # Called with the key of storage options and a sentence for the sessions that have them; "": for all.
+        self.on_notice: Callable[[str, str], None] | None = None
         self.sessions: dict[str, EngineSession] = {}
         # Errors that reached a consumer, by kind.
         self.errors: Counter[str] = Counter()
@@ -74,6 +78,8 @@ class Engine:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             self._loop = asyncio.get_running_loop()
+            self.cache.on_lost, self.cache.on_warning = self._lost, self.warn
+            self.cache.is_used = lambda: bool(self.sessions)
             await stack.enter_async_context(self.cache)
             await stack.enter_async_context(self.fetchers)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
@@ -84,7 +90,9 @@ class Engine:
                 self.cache, self.fetchers, tasks, self.scheduler.fetch_finished
             )
             self.manifests = Manifests(self.cache.root / "manifests", self.fetchers, self)
-            self.corruption_reports = CorruptionReports(self.cache, self._forget, self.wake, self.now, tasks)
+            self.corruption_reports = CorruptionReports(
+                self.cache, self._forget, self.wake, self.now, tasks, warn=self.warn
+            )
             self._restore()
             self._settling = Settling(self._loop, self.config.settle_seconds, self._settle)
             stack.callback(self._settling.stop)
@@ -221,7 +229,7 @@ class Engine:
         try:
             freed = self.policy.open_sessions(session.request.job, openings)
         except CacheFullError as error:
-            session.fail(error)
+            session.fail(self._too_small(session, error))
             return
         session.admitted = True
         self.scheduler.freed(freed)
@@ -246,6 +254,10 @@ class Engine:
     def count_error(self, error: StreamerError) -> None:
         """An error reaches a consumer."""
         self.errors[type(error).__name__] += 1
+
+    def _notify(self, key: str, text: str) -> None:
+        if self.on_notice is not None:
+            self.on_notice(key, text)
 
     @property
     def silent_seconds(self) -> float:
@@ -288,6 +300,20 @@ class Engine:
             for index, (name, part) in enumerate(zip(session.parts.names, session.request.all_parts, strict=True))
         ]
 
+    def _too_small(self, session: EngineSession, error: CacheFullError) -> CacheFullError:
+        """The policy's refusal with what would be enough."""
+        space, request = self.cache.space, session.request
+        present = sum(one.request.job == request.job for one in self.sessions.values())
+        return Room(
+            root=self.cache.root,
+            limit_bytes=self.cache.limit_bytes,
+            whole_bytes=space.whole_limit_bytes,
+            overhead_bytes=space.overhead_bytes,
+            wanted_bytes=int(str(error.details["wanted_bytes"])),
+            others_bytes=int(str(error.details["others_bytes"])),
+            to_come=max(0, request.sharers - present),
+        ).error()
+
     def _lookahead_bytes(self, session: EngineSession) -> int:
         """This session's part of a look-ahead that costs the hit rate at most LOOKAHEAD_SHARE of the limit."""
         limit = self.cache.limit_bytes
@@ -314,6 +340,25 @@ class Engine:
 
     def _settle(self) -> None:
         self.scheduler.freed(self.policy.settle())
+        self.wake()
+
+    def warn(self, text: str) -> None:
+        """A sentence about the cache, for the logs of all who use it."""
+        self._notify("", text)
+
+    def _lost(self, keys: list[bytes]) -> None:
+        """The cache folder was removed and made again: chunks are gone, and manifests that are in use."""
+        for key in keys:
+            self.policy.forget(key)
+        self.scheduler.lost(keys)
+        # Only here: an engine whose folder stays starts sooner.
+        from streamer.manifest.publish import publish_again
+
+        for dataset in self.datasets.all():
+            try:
+                publish_again(dataset.manifest, self.cache.root / "manifests")
+            except ManifestError as error:
+                logger.warning("%s; workers that start now cannot open the dataset", error)
         self.wake()
 
     def _forget(self, key: bytes) -> bool:

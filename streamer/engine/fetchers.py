@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Container, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, fields
 from functools import partial
@@ -33,6 +33,10 @@ _NOT_SUMMED = ("_seconds", "reserved_bytes", "reserved_peak_bytes")
 _LEVELS = ("window", "in_flight", "waiting", "_seconds", "reserved_bytes", "reserved_peak_bytes")
 
 
+def _ignore(key: str, text: str) -> None:
+    """Without clients."""
+
+
 class _Pooled:
     """A fetcher, how many users it has, and whether it was used since the last check."""
 
@@ -43,11 +47,20 @@ class _Pooled:
 
 
 class Fetchers:
-    """Opens fetchers as they are needed, closes unused ones. On the engine's loop, in its `async with`."""
+    """Opens fetchers as they are needed, closes unused ones. On the engine's loop, in its `async with`.
 
-    def __init__(self, config: FetchConfig, allowlist: UrlAllowlist) -> None:
+    Args:
+        config: of each.
+        allowlist: which urls are read, with which options.
+        notify: called with the key of the options and a sentence, when a store has served nothing for a while.
+    """
+
+    def __init__(
+        self, config: FetchConfig, allowlist: UrlAllowlist, notify: Callable[[str, str], None] = _ignore
+    ) -> None:
         self.allowlist = allowlist
         self._config = config
+        self._notify = notify
         self._memory = MemoryBudget(config)
         self._open: dict[str, _Pooled] = {}
         self._past: Counter[str] = Counter()
@@ -73,7 +86,8 @@ class Fetchers:
         """The fetcher for these storage options, open until the end of the block at least."""
         key = options_key(options)
         if key not in self._open:
-            self._open[key] = _Pooled(Fetcher(self._config, partial(_open, options, self._config), self._memory))
+            opener, notify = partial(_open, options, self._config), partial(self._notify, key)
+            self._open[key] = _Pooled(Fetcher(self._config, opener, self._memory, notify))
             await self._open[key].fetcher.__aenter__()
         pooled = self._open[key]
         pooled.users += 1

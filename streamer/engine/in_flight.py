@@ -155,7 +155,7 @@ class InFlight:
         try:
             await self._cache.evict(keys)
         except CacheError as error:
-            logger.warning("%s; their bytes stay counted", error)
+            logger.info("%s; their bytes stay counted", error)
 
     async def _evictions_done(self) -> None:
         while self._unlinking:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from streamer.config import MiB, format_bytes
+from streamer.config import MiB, counted, format_bytes
 from streamer.errors import ManifestError
 from streamer.manifest.protocols import Estimate, Progress
 
@@ -35,7 +35,7 @@ class IndexCost:
     def estimated(self, estimate: Estimate) -> None:
         """After the listing."""
         size = format_bytes(estimate.total_bytes)
-        self._objects = f"index {estimate.objects} objects"
+        self._objects = f"index {counted(estimate.objects, 'objects')}"
         self._measured = not estimate.read_bytes
         text = f"{self._objects}: read {size} once"
         if self._measured:
@@ -49,7 +49,9 @@ class IndexCost:
             ManifestError: it would take longer than the limit.
         """
         self._report(
-            f"{step.objects_done} of {step.objects} objects, {step.samples} samples", step.bytes_done, step.total_bytes
+            f"{step.objects_done:,} of {counted(step.objects, 'objects')}, {counted(step.samples, 'samples')}",
+            step.bytes_done,
+            step.total_bytes,
         )
         if not self._measured:
             self._measure(step)
@@ -65,12 +67,18 @@ class IndexCost:
         rate = done / seconds
         whole = step.total_bytes / rate
         size = format_bytes(step.total_bytes)
-        text = f"{self._objects}: read {size}, {whole / 60:.1f} min at {format_bytes(rate)}/s"
+        text = f"{self._objects}: read {size}, {_duration(whole)} at {format_bytes(rate)}/s"
         self._report(text, step.bytes_done, step.total_bytes)
         if whole > self._limit_seconds:
             raise ManifestError(
-                f"{text}: more than index_limit ({self._limit_seconds / 60:.0f} min). Build it once: "
+                f"{text}: more than index_limit ({_duration(self._limit_seconds)}). Build it once: "
                 f"`streamer index {self._url} --out URL`, then pass manifest=URL",
                 seconds=whole,
                 limit_seconds=self._limit_seconds,
             )
+
+
+def _duration(seconds: float) -> str:
+    """Seconds below two minutes, then minutes."""
+    value, unit = (seconds, "s") if seconds < 120 else (seconds / 60, "min")
+    return f"{f'{value:.1f}'.removesuffix('.0')} {unit}"

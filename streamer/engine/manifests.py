@@ -197,7 +197,7 @@ class Manifests:
         """Copies a built manifest into the folder; None: there is none."""
         records: list[ObjectRecord] = []
         with suppress(ObjectNotFoundError):
-            records = [record async for page in fetcher.store(url).list(url) for record in page]
+            records = [record for page in await fetcher.list(url) for record in page]
         if not any(record.url.endswith(f"/{ROOT_NAME}") for record in records):
             return None
         files = [
@@ -209,7 +209,7 @@ class Manifests:
         """Copies a manifest to a url, its root last: a reader that finds the root finds all of it."""
         files = sorted(export_files(Manifest.open(self._root / digest)), key=lambda item: item[0] == ROOT_NAME)
         for name, content in files:
-            await fetcher.store(url).put(f"{url.rstrip('/')}/{name}", content)
+            await fetcher.put(f"{url.rstrip('/')}/{name}", content)
 
     # ------------------------------------------------------------ built here
 
@@ -303,7 +303,7 @@ class _Recorder:
     async def record(self, url: str) -> None:
         """Lists one url."""
         if url not in self._pages:
-            self._pages[url] = [page async for page in self._fetcher.store(url).list(url)]
+            self._pages[url] = await self._fetcher.list(url)
             self.records += [record for page in self._pages[url] for record in page]
 
     async def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:

@@ -31,14 +31,14 @@ class PageCache:
     @property
     def advises(self) -> bool:
         """Whether there is more on the disk than the page cache can hold."""
-        return self._cache.charged_bytes > MEMORY_SHARE * self._memory_bytes
+        return self._cache.space.charged_bytes > MEMORY_SHARE * self._memory_bytes
 
     def will_need(self, key: bytes) -> None:
         """A chunk on the disk will be read soon."""
         if self.advises:
-            self._tasks.create_task(self._cache.readahead(key))
+            self._tasks.create_task(self._cache.advise(key, os.POSIX_FADV_WILLNEED))
 
     def dont_need(self, key: bytes) -> None:
         """A chunk was read completely."""
         if self.advises:
-            self._tasks.create_task(self._cache.drop(key))
+            self._tasks.create_task(self._cache.advise(key, os.POSIX_FADV_DONTNEED))

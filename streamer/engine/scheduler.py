@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -79,7 +79,7 @@ class Scheduler:
 
     def freed(self, freed: Freed) -> None:
         """The policy evicted chunks: removes their files; sessions that had one in look-ahead ask for it again."""
-        self._lost(freed.victims)
+        self.lost(freed.victims)
         self.in_flight.unlink(freed.victims)
         if freed.victims or freed.promoted:
             self.wake()
@@ -185,7 +185,7 @@ class Scheduler:
                 progress.arrived(use.chunk)
                 self._page_cache.will_need(key)
             case Admit(victims=victims):
-                self._lost(victims)
+                self.lost(victims)
                 self.in_flight.start(key, waiter, victims)
             case Wait(fetching=True) if self.in_flight.join(key, waiter):
                 pass
@@ -274,8 +274,9 @@ class Scheduler:
         session.progress.lost(chunk)
         self.wake()
 
-    def _lost(self, victims: tuple[bytes, ...]) -> None:
-        for key in victims:
+    def lost(self, keys: Iterable[bytes]) -> None:
+        """These chunks are not local any more: sessions that hold one ask for it again."""
+        for key in keys:
             for session in self._sessions.values():
                 for chunk in session.keys.pop(key, ()):
                     session.progress.lost(chunk)

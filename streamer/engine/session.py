@@ -32,6 +32,7 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
     start: int = 0
     open_bytes: int = 0
     stream: str = ""
+    sharers: int = 0
     parts: tuple[PartRequest, ...] = ()
 
     @property

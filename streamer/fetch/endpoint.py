@@ -12,6 +12,7 @@ from streamer.fetch import hedge
 from streamer.fetch.concurrency import LATENCY_INFLATION, WindowControl, size_class
 from streamer.fetch.fair_gate import FairGate
 from streamer.fetch.hedge import HedgeBudget, Sampled
+from streamer.fetch.outage import Notify, OutageWatch
 from streamer.fetch.pacing import Pacing
 from streamer.fetch.presence_clock import PresenceClock
 from streamer.fetch.retry import RetryBudget, asked_seconds
@@ -35,8 +36,18 @@ _PROBE_PATIENCE_SECONDS = 2.0
 RATE_LEAST_BYTES = 1 << 20
 
 
+def ignore_notice(text: str) -> None:
+    """For an endpoint whose waiting concerns no job: the log has it."""
+
+
 class Endpoint:
     """What the requests to one bucket or host share. Made on the event loop that it lives on.
+
+    Args:
+        root: "s3://bucket".
+        store: serves it.
+        config: bounds.
+        notify: called with a sentence when the endpoint has served nothing for a while.
 
     Attributes:
         clock: stands still while this process does not run. It stores the loop, because `get_running_loop()`
@@ -45,10 +56,11 @@ class Endpoint:
         time: the time on it; all moments and durations here are its own, but not when a chunk is due.
     """
 
-    def __init__(self, root: str, store: ObjectStore, config: FetchConfig) -> None:
+    def __init__(self, root: str, store: ObjectStore, config: FetchConfig, notify: Notify = ignore_notice) -> None:
         self.root = root
         self.clock = PresenceClock()
         self.time = self.clock.time
+        self.watch = OutageWatch(self.clock, shown(root), config.outage_seconds, notify)
         self.store = store
         self.control = WindowControl(config.window_start, config.window_min, config.window_max)
         self.pacing = Pacing(lambda: self.control.climbing, self.time())
@@ -88,6 +100,7 @@ class Endpoint:
     def succeeded(self, now: float, seconds: float, length: int) -> None:
         """A request went through in `seconds`, just `now`."""
         self.last_success = now
+        self.watch.progressed(now)
         self.newest_served = max(self.newest_served, now - seconds)
         self.retries.give_back()
         self.control.finished(now, seconds, length, contended=self.gate.contended)
@@ -96,6 +109,7 @@ class Endpoint:
 
     def failed(self, error: StreamerError, sent: float) -> None:
         """A request that was sent at `sent` failed; a refusal may lower the rate, Retry-After stops all for a while."""
+        self.watch.failed(error)
         if not isinstance(error, ThrottledError):
             return
         self.pacing.refused(sent, self.time())
@@ -135,11 +149,15 @@ class Endpoint:
             return False
         return served is not None and served > max(started, now - patience)
 
+    def is_hopeless(self, error: StreamerError) -> bool:
+        """Whether waiting cannot help: no request was ever served, and its certificate is refused."""
+        return self.last_success is None and bool(error.details.get("untrusted"))
+
     def isolated(self, error: StreamerError, first_failure: float, served: float) -> bool:
         """Whether a failure is the request's own, not the endpoint's.
 
-        It is when the store answered (a 500, not a refusal), when no request was ever served, or when others were sent
-        and served between the first failure and this try. Requests under way when a store stops may end after others
+        It is when the store answered (a 500, not a refusal), or when others were sent and served between the first
+        failure and this try. Requests under way when a store stops may end after others
         have failed, and a try that began before the endpoint was back fails after others were served: neither proves
         anything (a stop took the requests of 30 ms with it, and nine ranges were given up after 8 s, 2026-11-20).
 
@@ -149,7 +167,7 @@ class Endpoint:
             served: `newest_served` as this try began.
         """
         has_answer = error.details.get("status") is not None and not isinstance(error, ThrottledError)
-        return has_answer or self.last_success is None or served > first_failure
+        return has_answer or served > first_failure
 
     async def probe(self, tally: Tally) -> None:
         """Requests one byte of the object served last, at most once a second, to see whether the endpoint works.
@@ -166,6 +184,7 @@ class Endpoint:
             async with asyncio.timeout(_PROBE_PATIENCE_SECONDS):
                 await self.store.get(good.object, good.start, good.start + 1, tally.received)
             self.last_success = self.time()
+            self.watch.progressed(self.last_success)
             self.newest_served = max(self.newest_served, now)
 
     async def refresh(self) -> None:

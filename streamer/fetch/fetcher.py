@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from types import TracebackType
 
 from streamer.config import FetchConfig
 from streamer.errors import ClosedError
 from streamer.fetch.buffer_pool import ChunkBuffer
-from streamer.fetch.endpoint import Endpoint
+from streamer.fetch.endpoint import Endpoint, ignore_notice
 from streamer.fetch.fair_gate import Due, Owner, WaitQueue, no_owner
 from streamer.fetch.memory_budget import MemoryBudget
+from streamer.fetch.outage import Notify
 from streamer.fetch.ranges import plan_ranges
 from streamer.fetch.request import MakeView
 from streamer.fetch.statistics import FetchStatistics, Tally
 from streamer.fetch.transfer import FetchContext, Transfer
-from streamer.manifest.model import Chunk, Extent
+from streamer.fetch.whole_call import WholeCall
+from streamer.manifest.model import Chunk, Extent, ObjectRecord
 from streamer.store.base import ObjectStore
 from streamer.store.urls import split
 
@@ -65,11 +68,19 @@ class Fetcher:
         config: bounds and budgets.
         open_store: opens the store of a root ("s3://bucket"); called once per root. The fetcher closes it.
         memory: shared with other fetchers; None: its own.
+        notify: called with a sentence when a store has served nothing for a while.
     """
 
-    def __init__(self, config: FetchConfig, open_store: OpenStore, memory: MemoryBudget | None = None) -> None:
+    def __init__(
+        self,
+        config: FetchConfig,
+        open_store: OpenStore,
+        memory: MemoryBudget | None = None,
+        notify: Notify = ignore_notice,
+    ) -> None:
         self._config = config
         self._open_store = open_store
+        self._notify = notify
         self._endpoints: dict[str, Endpoint] = {}
         self._last: Endpoint | None = None
         memory = memory or MemoryBudget(config)
@@ -145,9 +156,38 @@ class Fetcher:
         finally:
             self._memory.release(extent.length)
 
-    def store(self, url: str) -> ObjectStore:
-        """The open store that serves `url`, for listings and puts."""
-        return self._endpoint(url).store
+    async def list(self, url: str) -> list[Sequence[ObjectRecord]]:
+        """Lists a url whole, from its beginning after each failure.
+
+        Returns:
+            The pages of `ObjectStore.list`.
+
+        Raises:
+            StoreError, ConfigError: as the store says; a store that does not answer is waited for as in `fetch`.
+            ClosedError: the fetcher is not open.
+        """
+        endpoint = self._endpoint(url)
+        call = WholeCall(endpoint, self._config, self._tally)
+
+        async def pages() -> list[Sequence[ObjectRecord]]:
+            found = []
+            async with aclosing(endpoint.store.list(url)) as listing:
+                async for page in listing:
+                    call.progressed()
+                    found.append(page)
+            return found
+
+        return await call.run(pages)
+
+    async def put(self, url: str, content: bytes) -> None:
+        """Writes an object whole.
+
+        Raises:
+            StoreError: as the store says; a store that does not answer is waited for as in `fetch`.
+            ClosedError: the fetcher is not open.
+        """
+        endpoint = self._endpoint(url)
+        await WholeCall(endpoint, self._config, self._tally).run(lambda: endpoint.store.put(url, content))
 
     def statistics(self) -> FetchStatistics:
         """Counts since it was opened, gauges now."""
@@ -199,7 +239,7 @@ class Fetcher:
             return last
         root = split(url).root
         if root not in self._endpoints:
-            self._endpoints[root] = Endpoint(root, self._open_store(root), self._config)
+            self._endpoints[root] = Endpoint(root, self._open_store(root), self._config, self._notify)
         self._last = self._endpoints[root]
         return self._last
 

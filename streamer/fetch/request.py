@@ -163,6 +163,7 @@ class Request:
             return False
         spec, now = self._spec, self._spec.endpoint.time()
         self._first_byte_at = now
+        spec.endpoint.watch.progressed(now)
         spec.endpoint.newest_answered = max(spec.endpoint.newest_answered, self._started)
         spec.first_byte.add(now - self._started)
         spec.tally.first_byte.append(now - self._started)
@@ -188,8 +189,9 @@ class Request:
         """Moves the deadline by the time that a piece takes at the floor, to `progress_seconds` from now at most."""
         config, deadline = self._spec.config, self._deadline
         assert deadline is not None, "set before the body begins"
-        earned = self._count() / max(1, config.progress_floor_bytes_per_second)
-        self._due = min(self._spec.endpoint.time() + config.progress_seconds, self._due + earned)
+        earned, now = self._count() / max(1, config.progress_floor_bytes_per_second), self._spec.endpoint.time()
+        self._spec.endpoint.watch.progressed(now)
+        self._due = min(now + config.progress_seconds, self._due + earned)
         if self._due < deadline.moment and not self._outpaced:
             deadline.move(self._due)
 

@@ -69,7 +69,7 @@ class Failing(msgspec.Struct, frozen=True):
         idle_seconds: since the last byte was kept, or since the first try began.
         silent: the last try waited in vain for a store that answers others as quickly as ever.
         isolated: the failure concerns this range only, see `Endpoint.isolated`.
-        worked: the endpoint has served a request.
+        hopeless: the certificate of an endpoint that never served a request is refused: waiting does not mend it.
         stalls: tries of this range, with or without bytes, that ended in silence; 0 while no other range got a large
             body since the first of them.
     """
@@ -78,7 +78,7 @@ class Failing(msgspec.Struct, frozen=True):
     idle_seconds: float
     silent: bool
     isolated: bool
-    worked: bool
+    hopeless: bool = False
     stalls: int = 0
 
 
@@ -87,14 +87,15 @@ def gives_up(failing: Failing, config: FetchConfig) -> bool:
 
     If 20 % of requests fail by chance, one range in 400,000 fails eight times in a row; a range of a working endpoint
     therefore gets `attempts` tries and `failing_seconds`. A silent try costs seconds: two are enough. An endpoint that
-    fails after it worked is waited for; one that never worked is a wrong address.
+    serves no request is waited for, also one that never did: a store that restarted while a job started ended it after
+    1.9 s (2026-11-22). A wrong address is waited for as well; `OutageWatch` says so after 1.5 s.
     """
-    if failing.stalls >= STALLED_TRIES:
+    if failing.stalls >= STALLED_TRIES or failing.hopeless:
         return True
     if not failing.isolated:
         return failing.tries >= config.attempts and failing.idle_seconds >= config.outage_seconds
     enough = failing.tries >= (SILENT_TRIES if failing.silent else config.attempts)
-    return enough and (not failing.worked or failing.idle_seconds >= config.failing_seconds)
+    return enough and failing.idle_seconds >= config.failing_seconds
 
 
 def within(seconds: float, failing_seconds: float, idle_seconds: float, least: float = 0.0) -> float:

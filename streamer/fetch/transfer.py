@@ -97,15 +97,17 @@ class Transfer:
         Raises:
             StoreError: permanent, or still failing after the last try; details have url, attempts, elapsed_seconds.
         """
-        clock = self._endpoint.clock
+        clock, watch = self._endpoint.clock, self._endpoint.watch
         self._started = self._progressed = clock.time()
         clock.begin()
+        watch.begin()
         try:
             while self._position < self._extent.stop:
                 pause = await self._try()
                 if pause > 0.0:
                     await asyncio.sleep(pause)
         finally:
+            watch.end()
             clock.end()
 
     async def _try(self) -> float:
@@ -230,7 +232,7 @@ class Transfer:
             silent=self._is_silence(error),
             stalls=self._stalls if endpoint.last_large > self._first_stall else 0,
             isolated=endpoint.isolated(error, self._first_failure, self._served),
-            worked=endpoint.last_success is not None,
+            hopeless=endpoint.is_hopeless(error),
         )
 
     def _is_silence(self, error: StreamerError) -> bool:

@@ -19,6 +19,10 @@ from streamer.loader.batch.placement import Rows
 from streamer.loader.skipping import SharedBudget, Skipped, SkipRules
 from streamer.order.plan import LastBatch
 
+# A chunk that is still missing or wrong after this many new leases is an error. Counted for each chunk: a program that
+# overwrites the cache damages many of one batch.
+REREADS = 3
+
 
 class ChunkUnreadableError(Exception):
     """A chunk is missing or wrong: lease it again, then repeat the batch.
@@ -67,6 +71,11 @@ class BatchedSource(Protocol):
     @property
     def draws(self) -> bool:
         """Whether user code runs for a sample, which may draw from the global generators."""
+        ...
+
+    @property
+    def user_code(self) -> Sequence[object]:
+        """The code that runs for a sample; its own generators are seeded."""
         ...
 
     @property
@@ -224,6 +233,10 @@ class PreparedStream(Protocol):
 
     def skipped(self, ordinal: int, cause: str) -> Skipped:
         """The record of a sample that was replaced."""
+        ...
+
+    def sample_number(self, ordinal: int) -> int:
+        """The number that `dataset[i]` takes for a sample."""
         ...
 
     def shared_budget(self) -> SharedBudget | None:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.errors import ClosedError, StreamerError
+from streamer.loader.checks import at_least, function, one_of, saved_state, seconds
 from streamer.loader.contracts import Collate, Loadable, MixedStream, PreparedStream
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.prefetcher import check_device
@@ -22,13 +23,9 @@ from streamer.loader.mix_view import resumed
 from streamer.loader.options import (
     LoaderSettings,
     Pin,
-    at_least,
-    check_state,
     loader_side,
     no_batch,
-    one_of,
     ring_bytes_of,
-    seconds,
     span_of,
     worker_config,
 )
@@ -123,12 +120,12 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             workers=workers,
             last_batch=last_batch_of(last_batch, drop_last),
             device=check_device(device),
-            device_transform=device_transform,
-            collate_fn=collate_fn,
+            device_transform=function("device_transform", device_transform),
+            collate_fn=function("collate_fn", collate_fn),
             span=span_of(prefetch_batches, workers),
             ring_bytes=ring_bytes_of(ring_bytes),
             timeout=seconds("timeout", timeout),
-            pin=pin,
+            pin=one_of("pin", pin, ("auto", True, False)),
             on_error=None if on_error is None else one_of("on_error", on_error, ("raise", "skip")),
             error_budget=None if error_budget is None else at_least("error_budget", error_budget, 0),
             reports=report_rules(report_seconds, on_report),
@@ -213,6 +210,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next `iter()`; a loaded state inside it is kept."""
+        epoch = at_least("epoch", epoch, 0)
         if epoch != self._start[0]:
             self._start = (epoch, 0)
         self._epoch_requested = True
@@ -233,7 +231,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
                 on all of them.
         """
         self._check_usable()
-        check_state(state)
+        saved_state(state)
         self._end_supply()
         self._compared, self._failure = False, None
         try:

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import EllipsisType
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from streamer.decode.dispatch import DecodeRule
+from streamer.loader import checks
 from streamer.loader.epoch_dataset import EpochDataset
-from streamer.loader.rank.dataset_options import DatasetOptions, OnChange, OnDamage, as_urls
+from streamer.loader.rank.dataset_options import DatasetOptions, FixedArguments, OnChange, OnDamage, as_urls
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.loader_side import DatasetSide
 from streamer.loader.rank.opening import Opening
 from streamer.loader.rank.prepared import Prepared
-from streamer.loader.rank.selections import Indices
+from streamer.loader.rank.selections import Indices, choice
+from streamer.loader.rank.single_reads import SlowReads
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError
 from streamer.loader.torch_arguments import last_batch_of
-from streamer.manifest.selection import Where
 from streamer.order.plan import LastBatch
 
 Url = str | os.PathLike[str]
 
 
-class StreamingDataset(EpochDataset):
+class StreamingDataset(FixedArguments, EpochDataset):
     """Samples of a dataset in object storage, through the machine's cache, in an exact order.
 
     Works under `StreamingDataLoader`, under a plain `torch.utils.data.DataLoader` with any number of workers (fork or
@@ -117,11 +120,11 @@ class StreamingDataset(EpochDataset):
     ) -> None:
         options = DatasetOptions(
             urls=as_urls(url),
-            manifest=None if manifest is None else os.fspath(manifest),
+            manifest=checks.path("manifest", manifest),
             format=format,
-            cache_dir=None if cache_dir is None else os.fspath(cache_dir),
+            cache_dir=checks.path("cache_dir", cache_dir),
             cache_bytes=cache_bytes,
-            storage_options=dict(storage_options or {}),
+            storage_options=checks.mapping("storage_options", storage_options),
             shuffle=shuffle,
             seed=seed,
             batch_size=batch_size,
@@ -179,10 +182,10 @@ class StreamingDataset(EpochDataset):
 
         Raises:
             IndexError: no such sample.
+            ConfigError: it is no whole number.
         """
-        if not -self.samples <= index < self.samples:
-            raise IndexError(f"sample {index} of {self.samples}")
-        return self._opening.look(self.epoch, index % self.samples)
+        with self._single_reads.read():
+            return self._opening.look(self.epoch, checks.index(index))
 
     def get(self, key: str) -> object:
         """Reads the first sample with this "__key__".
@@ -199,11 +202,12 @@ class StreamingDataset(EpochDataset):
         *,
         indices: Indices | None = None,
         keys: str | Sequence[str] | None = None,
-        labels: Sequence[str | int] | None = None,
+        labels: str | int | Sequence[str | int] | None = None,
         min_bytes: int | None = None,
         max_bytes: int | None = None,
         fraction: tuple[float, float] | None = None,
         seed: int = 0,
+        transform: Transform | EllipsisType | None = ...,
     ) -> StreamingDataset:
         """Returns a dataset of the samples that meet all conditions, which are applied at first use. Can be repeated.
 
@@ -212,26 +216,20 @@ class StreamingDataset(EpochDataset):
         Args:
             indices: numbers 0..samples-1 of this dataset: a sequence, slice, array of numbers or of bools.
             keys: a glob over keys ("dogs/*.jpg"), or several, of which one must match (not in containers).
-            labels: class names or numbers (not in containers).
+            labels: a class name or number, or several (not in containers).
             min_bytes: smallest stored size of a sample.
             max_bytes: largest stored size of a sample, inclusive.
             fraction: a random part, half-open: (0, 0.9) for training and (0.9, 1) for validation are disjoint.
             seed: of the random parts.
+            transform: of the new dataset, None for none; left out: that of this dataset.
 
         Raises:
             ConfigError: invalid conditions.
         """
-        where = Where(
-            keys=[keys] if isinstance(keys, str) else keys,
-            labels=labels,
-            sizes=None if min_bytes is None and max_bytes is None else (min_bytes, max_bytes),
-            fraction=fraction,
-            seed=seed,
-        )
+        added = choice(indices, keys=keys, labels=labels, sizes=(min_bytes, max_bytes), fraction=fraction, seed=seed)
+        options = self._opening.options
         other = StreamingDataset.__new__(StreamingDataset)
-        mine = self._opening
-        shared = EpochCell(manifest=mine.shared.manifest)
-        other._start(Opening(mine.options, (*mine.choices, (indices, where)), mine.job, shared))
+        other._start(self._opening.part(added, options if transform is ... else replace(options, transform=transform)))
         return other
 
     def refresh(self) -> bool:
@@ -252,6 +250,7 @@ class StreamingDataset(EpochDataset):
     def _start(self, opening: Opening) -> None:
         self._begin_at_zero(opening, DatasetSide(opening), opening.options.error_budget)
         self._prepared = None
+        self._single_reads = SlowReads()
 
     def __getstate__(self) -> dict[str, object]:
         """For spawned workers: without open resources, and with the rank, which they cannot detect."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
 from streamer.errors import ConfigError
+from streamer.loader import checks
 from streamer.loader.contracts import LoaderSide, PreparedStream
 from streamer.loader.rank.epoch_cell import EpochCell, WorkerTicket
 from streamer.loader.rank.rank_stream import RankStream
@@ -75,8 +76,7 @@ class EpochDataset(IterableDataset[object]):
         Raises:
             ConfigError: negative.
         """
-        if epoch < 0:
-            raise ConfigError(f"epoch={epoch} is negative", field="epoch")
+        epoch = checks.at_least("epoch", epoch, 0)
         self._epochs.set(epoch)
         self._side.requested_epoch = epoch
         self._resume = None
@@ -116,8 +116,11 @@ class EpochDataset(IterableDataset[object]):
             state: of an earlier run.
             strict: the order must be the same. False, for a mix: members, weights or batching may be changed; members
                 that were there continue where they were, with the next epoch.
+
+        Raises:
+            StateError: it is no dict.
         """
-        self._resume, self._resume_strict = dict(state), strict
+        self._resume, self._resume_strict = dict(checks.saved_state(state)), strict
 
     # ------------------------------------------------------------ reading
 

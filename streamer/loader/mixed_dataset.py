@@ -9,6 +9,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from streamer.errors import ConfigError
+from streamer.loader import checks
 from streamer.loader.dataset import StreamingDataset
 from streamer.loader.epoch_dataset import EpochDataset
 from streamer.loader.mix.loader_side import MixSide
@@ -155,6 +156,7 @@ class MixedDataset(EpochDataset):
         """
         if isinstance(index, str):
             return self._members[index]
+        index = checks.index(index)
         counts = [member.samples for member in self._members.values()]
         if not -sum(counts) <= index < sum(counts):
             raise IndexError(f"sample {index} of {sum(counts)}")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Literal, TypeVar
+import reprlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from streamer.cgroup import usable_memory_bytes
 from streamer.config import MiB, parse_bytes
-from streamer.errors import ConfigError, StateError
+from streamer.errors import ConfigError
+from streamer.loader.checks import at_least, one_of
 from streamer.loader.contracts import Collate, Loadable, LoaderSide
 from streamer.loader.ring.ring import HELD_SLOTS, Limits
+from streamer.loader.samples.generators import warn_of_generators
 from streamer.loader.skipping import OnError, SkipRules
 from streamer.loader.stall.reporter import ReportRules
 from streamer.loader.workers.imports import needed_modules
@@ -27,7 +30,6 @@ _SPAN_PER_WORKER, _SPAN_MAX = 8, 48
 # A twentieth of the memory of the machine, or of the container where that has less; at most 2 GiB.
 _RING_SHARE, _RING_MAX_BYTES = 20, 2048 * MiB
 
-T = TypeVar("T")
 Pin = bool | Literal["auto"]
 
 
@@ -85,7 +87,7 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worker_config(
-    num_workers: int, worker_type: str, worker_start: str, user_code: Iterable[object]
+    num_workers: int, worker_type: str, worker_start: str, user_code: Sequence[object]
 ) -> WorkerConfig | None:
     """The configuration of the workers; None: there are none.
 
@@ -98,9 +100,10 @@ def worker_config(
     Raises:
         ConfigError: an invalid number, kind or start.
     """
-    at_least("num_workers", num_workers, 0)
+    num_workers = at_least("num_workers", num_workers, 0)
     kind = one_of("worker_type", worker_type, ("process", "thread"))
     start = one_of("worker_start", worker_start, ("forkserver", "spawn"))
+    warn_of_generators(user_code, shared=num_workers > 0 and kind == "thread")
     if num_workers == 0:
         return None
     if kind == "thread":
@@ -131,19 +134,13 @@ def loader_side(dataset: Loadable) -> LoaderSide:
         ConfigError: it is no dataset of streamer's.
     """
     if not hasattr(dataset, "_for_loader"):
-        message = f"dataset={dataset!r} is not a StreamingDataset: pass StreamingDataset(url)"
+        if hasattr(dataset, "indices"):  # of torch's Subset, and of its random_split
+            advice = "select a part of one with dataset.select(indices=subset.indices), or fraction=(0, 0.9)"
+        else:
+            advice = "pass StreamingDataset(url)"
+        message = f"dataset={reprlib.repr(dataset)} is not a StreamingDataset: {advice}"
         raise ConfigError(message, field="dataset")
     return dataset._for_loader()
-
-
-def check_state(state: object) -> None:
-    """Checks the type of a saved state.
-
-    Raises:
-        StateError: it is no dict.
-    """
-    if not isinstance(state, Mapping):
-        raise StateError(f"state: {type(state).__name__} is no dict that state_dict() has returned", field="state")
 
 
 def no_batch(batch_size: int) -> ConfigError:
@@ -153,38 +150,3 @@ def no_batch(batch_size: int) -> ConfigError:
         "and drop_last=True leaves the incomplete one out; lower batch_size, or leave drop_last=True out",
         field="batch_size",
     )
-
-
-def at_least(name: str, value: object, least: int) -> int:
-    """Returns the value.
-
-    Raises:
-        ConfigError: it is not a whole number, or below `least`.
-    """
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r} is not a whole number", field=name)
-    if value < least:
-        raise ConfigError(f"{name}={value} is below {least}", field=name)
-    return value
-
-
-def seconds(name: str, value: object) -> float:
-    """Returns the value.
-
-    Raises:
-        ConfigError: it is not a number of seconds.
-    """
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-        raise ConfigError(f"{name}={value!r} is not a number of seconds", field=name)
-    return value
-
-
-def one_of(name: str, value: T, allowed: tuple[T, ...]) -> T:
-    """Returns the value.
-
-    Raises:
-        ConfigError: it is not allowed.
-    """
-    if value not in allowed:
-        raise ConfigError(f"{name}={value!r} is none of {', '.join(map(repr, allowed))}", field=name)
-    return value

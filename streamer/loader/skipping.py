@@ -48,7 +48,7 @@ class Skipped:
     """A sample that was replaced by another one.
 
     Attributes:
-        ordinal: its number in the manifest.
+        ordinal: the number that `dataset[i]` takes.
         key: path below the url, or container and byte range.
         cause: the error.
         member: name of its dataset in a mix; "" outside one.

@@ -9,6 +9,7 @@ from streamer.manifest.columns import digest_of
 from streamer.manifest.layout import ROOT_NAME, Content, Part, Run, encode_root, file_name
 from streamer.manifest.rows import Rows
 from streamer.manifest.staging import settle, workplace
+from streamer.manifest.table import Manifest
 
 
 def publish(rows: Rows, root: Path) -> Path:
@@ -30,6 +31,23 @@ def publish(rows: Rows, root: Path) -> Path:
         content = _content(rows, parts)
         (place / ROOT_NAME).write_bytes(encode_root(content, rows.listing.urls, file_bytes))
         return settle(place, root / content.digest())
+
+
+def publish_again(manifest: Manifest, root: Path) -> Path:
+    """Writes the folder of an open manifest whose files another program has removed; returns the folder.
+
+    Raises:
+        ManifestError: the folder cannot be written.
+    """
+    with workplace(root) as place:
+        paths = [
+            (place / file_name(name, number), table)
+            for number, tables in enumerate(manifest.tables)
+            for name, table in tables.items()
+        ]
+        file_bytes = {path.name: write_table(path, table) for path, table in paths}
+        (place / ROOT_NAME).write_bytes(encode_root(manifest.content, manifest.urls, file_bytes))
+        return settle(place, root / manifest.digest, durable=False)
 
 
 def _content(rows: Rows, parts: list[Part]) -> Content:

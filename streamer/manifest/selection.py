@@ -145,6 +145,10 @@ class Selection:
         """The manifest's ordinals of samples of this selection: int64, same shape."""
         return self.ordinals[ordinals]
 
+    def number(self, ordinal: int) -> int:
+        """The number in this selection of one of its samples, from its ordinal in the manifest."""
+        return int(np.searchsorted(self.ordinals, ordinal))
+
 
 def _name(manifest: Manifest, digest: str) -> str:
     return f"{manifest.digest}.{digest}{_SUFFIX}"
@@ -233,11 +237,7 @@ def _size_test(manifest: Manifest, sizes: tuple[int | None, int | None]) -> _Tes
 
 
 def _fraction_test(manifest: Manifest, fraction: object, seed: int) -> _Test:
-    if not isinstance(fraction, tuple | list) or len(fraction) != 2:
-        raise ConfigError(f"fraction={fraction!r} is not a pair as (0, 0.9)", field="fraction")
-    lower, upper = map(float, fraction)
-    if not 0 <= lower < upper <= 1:
-        raise ConfigError(f"fraction={fraction} is not 0 <= start < stop <= 1", field="fraction")
+    lower, upper = check_fraction(fraction)
 
     def test(ordinals: Int64Array) -> NDArray[np.bool_]:
         # 53 bits: exact in a float.
@@ -245,6 +245,21 @@ def _fraction_test(manifest: Manifest, fraction: object, seed: int) -> _Test:
         return (place >= lower) & (place < upper)
 
     return test
+
+
+def check_fraction(fraction: object) -> tuple[float, float]:
+    """Returns the two ends of a fraction.
+
+    Raises:
+        ConfigError: it is no pair of numbers, or they are not in order.
+    """
+    pair = fraction if isinstance(fraction, tuple | list) and len(fraction) == 2 else (None,)
+    if not all(isinstance(end, int | float) for end in pair):
+        raise ConfigError(f"fraction={fraction!r} is not a pair as (0, 0.9)", field="fraction")
+    lower, upper = map(float, pair)
+    if not 0 <= lower < upper <= 1:
+        raise ConfigError(f"fraction={fraction} is not 0 <= start < stop <= 1", field="fraction")
+    return lower, upper
 
 
 def _key_test(manifest: Manifest, patterns: Sequence[str]) -> _Test:

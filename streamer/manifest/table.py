@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.columns import BinaryColumn, Table
-from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, Root, Run, decode_root, file_name, schemas
+from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, Content, Root, Run, decode_root, file_name, schemas
 from streamer.manifest.model import Chunk, Codec, Extent, ObjectRecord, SampleName
 from streamer.unique import unique
 
@@ -97,6 +97,11 @@ class Manifest:
     def tables(self) -> list[dict[str, Table]]:
         """Per part, the columns of each table."""
         return self._parts
+
+    @property
+    def content(self) -> Content:
+        """What root.json says about the tables."""
+        return self._content
 
     @property
     def parts(self) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
 
-from streamer.config import format_bytes
+from streamer.config import counted, format_bytes
 from streamer.errors import ConfigError
 from streamer.order.hashing import Integers
 from streamer.order.rank_split import RankSplit
@@ -15,6 +16,8 @@ from streamer.order.spec import OrderSpec
 
 # Below this a request per sample costs more time and money than it can be worth.
 SAMPLE_SHUFFLE_FLOOR_BYTES = 256 * 1024
+# A variance of 2 x is that of a batch half as large: below it there is little to gain.
+WELL_MIXED = 2.0
 # S3 standard, us-east-1, 2025: 0.0004 USD per 1,000 GET requests.
 GET_PRICE_USD = 0.4e-6
 # The chunk a request fetches in block order.
@@ -106,33 +109,6 @@ def near_lanes(spec: OrderSpec, global_batch: int, nodes: int) -> int:
     return min(reversed(fits), key=lambda lanes: max(lanes / spec.lanes, spec.lanes / lanes))
 
 
-def check_window(spec: OrderSpec, open_bytes: int, cache_bytes: int) -> None:
-    """Refuses a cache that cannot hold the chunks that a rank has open together, plus one to move on.
-
-    Args:
-        spec: the order.
-        open_bytes: the most bytes that are open at once, from the schedule, and the largest chunk.
-        cache_bytes: the limit of the machine's cache.
-
-    Raises:
-        ConfigError: names both settings, the bytes, and a window that fits.
-    """
-    if open_bytes <= cache_bytes:
-        return
-    if spec.lane_window > 1:
-        cure = f"shuffle_window={max(1, int(spec.window * cache_bytes / open_bytes))}"
-    else:
-        cure = f"lanes={max(1, spec.lanes // 2)}"
-    raise ConfigError(
-        f"cache_bytes={format_bytes(cache_bytes)} cannot hold the chunks that one rank has open together and one "
-        f"more: {format_bytes(open_bytes)} (shuffle_window={spec.window} over all nodes, {spec.lanes} lanes); give "
-        f"the cache more, or pass {cure} on all ranks",
-        field="cache_bytes",
-        cache_bytes=cache_bytes,
-        needed_bytes=open_bytes,
-    )
-
-
 def check_sample_shuffle(samples: int, total_bytes: int) -> None:
     """Refuses shuffle="sample" where a request per sample is too dear.
 
@@ -171,6 +147,8 @@ def explain(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_b
         rows["lanes"] = f"{spec.lanes}: {global_batch / spec.lanes:g} samples of a batch from each"
         rows["window"] = _window_row(spec, chunk_samples, total_bytes)
         rows["mixing"] = _mixing_row(spec, chunk_samples, global_batch)
+        if advice := _advice(spec, chunk_samples, global_batch, total_bytes):
+            rows["advice"] = advice
     if nodes > 1:
         rows["nodes"] = str(lane_spread(spec, global_batch, nodes))
     return "\n".join(f"{name:<8} {text}" for name, text in rows.items())
@@ -183,7 +161,7 @@ def _order_row(spec: OrderSpec) -> str:
 def _dataset_row(chunk_samples: Integers, total_bytes: int) -> str:
     samples, chunks = int(chunk_samples.sum()), max(1, int(np.count_nonzero(chunk_samples)))
     return (
-        f"{samples:,} samples in {chunks:,} chunks, {format_bytes(total_bytes)}: "
+        f"{counted(samples, 'samples')} in {counted(chunks, 'chunks')}, {format_bytes(total_bytes)}: "
         f"{samples / chunks:,.1f} samples, {format_bytes(total_bytes / chunks)} per chunk"
     )
 
@@ -192,7 +170,7 @@ def _window_row(spec: OrderSpec, chunk_samples: Integers, total_bytes: int) -> s
     chunks = max(1, int(np.count_nonzero(chunk_samples)))
     opened = min(spec.lanes * spec.lane_window, chunks)
     return (
-        f"{opened} chunks open over all nodes ({spec.lane_window} per lane, "
+        f"{counted(opened, 'chunks')} open over all nodes ({spec.lane_window} per lane, "
         f"shuffle_window={spec.window}): {format_bytes(opened * total_bytes / chunks)} of cache"
     )
 
@@ -205,3 +183,41 @@ def _mixing_row(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> 
         f"variance of a batch's mean at most {worst:.2f} x a full shuffle's with chunks sorted by "
         f"label, {mild:.2f} x at a correlation of 0.1{caution}"
     )
+
+
+def _advice(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_bytes: int) -> str:
+    """What to set for a better mixture, and what that costs; "" where it is good."""
+    if vif_bound(spec, chunk_samples, global_batch) <= WELL_MIXED and bound_holds(spec, chunk_samples, global_batch):
+        return ""
+    chunks = max(1, int(np.count_nonzero(chunk_samples)))
+    window = mixing_window(spec, chunk_samples, global_batch)
+    if window is None:
+        dataset = f"{counted(int(chunk_samples.sum()), 'samples')} in {counted(chunks, 'chunks')}"
+        return (
+            f"no shuffle_window mixes {dataset} well in batches of {global_batch:,}: smaller chunks do (`streamer "
+            "index --chunk-bytes`), or a dataset that was shuffled when it was written"
+        )
+    return (
+        f"where neighbours in the dataset are alike (sorted by label), shuffle_window={window} makes it at most "
+        f"{WELL_MIXED:.2f} x, and holds {format_bytes(window * total_bytes / chunks)} of the cache open; where the "
+        "dataset was shuffled when it was written, nothing is to be done"
+    )
+
+
+def mixing_window(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> int | None:
+    """The smallest window in whole chunks per lane that mixes well; None: there are too few chunks or samples."""
+    lane_chunks = -(-int(np.count_nonzero(chunk_samples)) // spec.lanes)
+    # The bound falls with every chunk more.
+    for lane_window in _powers_of_two(spec.lane_window, lane_chunks):
+        wider = msgspec.structs.replace(spec, window=spec.lanes * lane_window)
+        if vif_bound(wider, chunk_samples, global_batch) <= WELL_MIXED and bound_holds(
+            wider, chunk_samples, global_batch
+        ):
+            return wider.window
+    return None
+
+
+def _powers_of_two(start: int, stop: int) -> Iterator[int]:
+    """2 x start, 4 x start ... up to `stop`."""
+    while (start := 2 * start) <= stop:
+        yield start

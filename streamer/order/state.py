@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -109,12 +109,19 @@ class State(msgspec.Struct, frozen=True):
         Raises:
             StateError: names the first part that differs, both values and what to do.
         """
+        self._check(spec, _CURES)
+
+    def check_given(self, spec: OrderSpec) -> None:
+        """The same for the parts that are never chosen automatically."""
+        self._check(spec, [name for name in _CURES if name not in {"lanes", "window"}])
+
+    def _check(self, spec: OrderSpec, names: Iterable[str]) -> None:
         mine, theirs = self.spec.parts(), spec.parts()
-        for name, cure in _CURES.items():
+        for name in names:
             if mine[name] != theirs[name]:
                 raise StateError(
-                    f"state does not fit: {name} was {mine[name]!r} when it was saved and is "
-                    f"{theirs[name]!r} now; {cure}",
+                    f"state does not fit: {name} was {_shown(mine[name])} when it was saved and is "
+                    f"{_shown(theirs[name])} now; {_CURES[name]}",
                     field=name,
                     saved=mine[name],
                     found=theirs[name],
@@ -174,6 +181,11 @@ def check_format(saved: Mapping[str, object]) -> None:
             f"state: format {found!r} cannot be read; this version reads {STATE_FORMAT}",
             field="format",
         )
+
+
+def _shown(part: str | int) -> str:
+    """A part as users write it."""
+    return {"block": "True", "none": "False"}.get(str(part), repr(part))
 
 
 def _field(saved: Mapping[str, object], name: str, kind: type) -> object:

@@ -13,6 +13,7 @@ import numpy as np
 
 from streamer.config import EngineConfig
 from streamer.engine.collection import PartRequest
+from streamer.engine.datasets import options_key
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession, LoaderReport, SessionRequest
 from streamer.engine.statistics import Values, engine_statistics
@@ -38,6 +39,7 @@ from streamer.wire.messages import (
     GetManifest,
     GetStatistics,
     Hello,
+    Notice,
     Opened,
     OpenSession,
     Part,
@@ -98,6 +100,7 @@ class Server:
         self._grace: asyncio.TimerHandle | None = None
         self._begun = engine.now()
         self._count: Counter[str] = Counter()
+        engine.on_notice = self._notice
         self._watch_grace()
 
     def __repr__(self) -> str:
@@ -162,15 +165,18 @@ class Server:
         self._peers[peer].job = hello.job
         self._engine.connect(hello.job)
         cache = self._engine.cache
+        cache.restore(asked=True)  # the client looks for the folder
         peer.send(
             Welcome(
                 PROTOCOL,
                 VERSION,
                 os.getpid(),
                 str(cache.root),
-                cache.root_id,
+                cache.folder.root_id,
                 [str(root) for root in cache.roots[1:]],
                 cache.limit_bytes,
+                cache.space.whole_limit_bytes,
+                cache.space.overhead_bytes,
             )
         )
 
@@ -222,6 +228,7 @@ class Server:
                     start=request.start,
                     open_bytes=request.open_bytes,
                     stream=request.stream,
+                    sharers=request.sharers,
                     parts=tuple(self._part(peer, state, part) for part in request.parts),
                 ),
                 on_ready=lambda through, rejects: peer.send(Ready(number, through, rejects)),
@@ -279,6 +286,16 @@ class Server:
             )
 
     # ------------------------------------------------------------ inside
+
+    def _notice(self, key: str, text: str) -> None:
+        """Passes a sentence on: about a store to peers that may wait for it, about the cache ("") to all readers."""
+        self._count["notices"] += 1
+        notice = Notice(self._count["notices"], one_line(text))
+        for peer, state in self._peers.items():
+            datasets = (dataset for one in state.sessions.values() for dataset in one.collection.datasets)
+            keys = {options_key(dataset.options) for dataset in datasets}
+            if (key and state.requests.running) or key in keys or (not key and keys):
+                peer.send(notice)
 
     def _own_statistics(self, now: float) -> Values:
         return {

@@ -67,7 +67,7 @@ async def serving(address: str, look: Look, not_ready: NotReady) -> AsyncIterato
                 f"cannot serve HTTP at {address}: {error.strerror or error}; choose another http=host:port, or off",
                 field="http",
             ) from error
-        logger.info("metrics and health at http://%s", address)
+        logger.info("metrics and health at http://%s:%d", address.rpartition(":")[0], runner.addresses[0][1])
         yield
     finally:
         await runner.cleanup()

@@ -6,7 +6,7 @@ obstore_store.py    S3, Google, Azure, web servers by obstore (Rust); obstore_cl
 fsspec_store.py     any url that fsspec knows
 local_store.py      files
 boto_keys.py        AWS credentials
-urls, patterns, versions, options, failures     pure parts
+urls, patterns, versions, options, option_names, reached, failures     pure parts
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from typing import Literal, get_args
 from streamer.errors import ConfigError
 from streamer.store.base import ObjectStore, StoreStatistics
 from streamer.store.local_store import LocalStore
+from streamer.store.option_names import check
 from streamer.store.options import family, translate
+from streamer.store.reached import reached
 from streamer.store.urls import Address, split
 
 __all__ = ["ObjectStore", "StoreStatistics", "open_store"]
@@ -46,13 +48,15 @@ def open_store(
             "fsspec": for every url but files. Google and Azure are read by obstore, other urls by fsspec.
 
     Raises:
-        ConfigError: an empty url, one without a bucket, or a `client` that cannot serve it.
+        ConfigError: an empty url, one without a bucket, an option that the store does not have, or a `client` that
+            cannot serve it.
     """
     if client not in get_args(Client):
         raise ConfigError(f"client={client!r} is not one of {', '.join(get_args(Client))}", field="client")
     address, options = split(url), dict(storage_options or {})
     if address.scheme == "file":
         return LocalStore()
+    check(address, options)
     store: ObjectStore | None = None
     if client != "fsspec" and family(address.scheme) is not None:
         store = _native(address, options, client)
@@ -73,15 +77,15 @@ def _native(address: Address, options: Mapping[str, object], client: Client) -> 
     # Imported here: 4 ms that the engine spends while its client makes the order, not while it starts (2026-11-22).
     from streamer.store.obstore_clients import make_client
 
-    make = partial(make_client, address, translation)
+    make, way = partial(make_client, address, translation), reached(address, translation)
     if family(address.scheme) in _CURL_FAMILIES and _is_curl(client):
         from streamer.store.curl.access import make_access
         from streamer.store.curl.store import CurlStore
 
-        return CurlStore(address.root, make, partial(make_access, address, translation))
+        return CurlStore(address.root, make, partial(make_access, address, translation), way)
     from streamer.store.obstore_store import ObstoreStore
 
-    return ObstoreStore(address.root, make)
+    return ObstoreStore(address.root, make, way)
 
 
 def _without_counterpart(address: Address, unknown: Sequence[str], client: Client) -> None:

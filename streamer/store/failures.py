@@ -103,12 +103,32 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
 }
 
 
+UNRESOLVED = "the name of the endpoint cannot be resolved"
+NO_CONNECTION = "no connection"
+LATE_CONNECTION = "no connection in time"
+INVALID = "its certificate is not valid (expired, or of another name)"
 UNTRUSTED = "its certificate is not trusted (a private CA: client_kwargs={'verify': '/path/ca.pem'})"
 
 
 def unreachable(url: str, reason: str) -> StoreError:
     """No connection, or it broke: worth another try."""
-    return StoreError(f"{shown(url)}: {reason}; check the endpoint and the network", url=shown(url), status=None)
+    return StoreError(
+        f"{shown(url)}: {reason}; check the endpoint and the network",
+        url=shown(url),
+        status=None,
+        unreached=reason in (UNRESOLVED, NO_CONNECTION, LATE_CONNECTION),
+        untrusted=reason in (UNTRUSTED, INVALID),
+    )
+
+
+def no_credentials(url: str) -> AccessDeniedError:
+    """None were found anywhere."""
+    return AccessDeniedError(
+        f"{shown(url)}: no credentials were found: neither in storage_options, nor in the environment, nor in a "
+        "profile, nor does this machine have a role; set them, or anon=True (gs: token='anon') for a public bucket",
+        url=shown(url),
+        status=None,
+    )
 
 
 def short_read(url: str, start: int, stop: int, received: int) -> ShortReadError:

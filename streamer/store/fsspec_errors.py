@@ -17,6 +17,8 @@ _STATUS_OF_ERRNO = {errno.ENOENT: 404, errno.EACCES: 403, errno.EPERM: 403, errn
 
 def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
     """Our error for a foreign one: by the HTTP answer in its chain, else by type and errno."""
+    if any(type(step).__name__ in _NO_CREDENTIALS for step in _chain(error)):
+        return failures.no_credentials(url)
     answer = _answer(error)
     if answer.status == 412 and target is not None:
         return versions.changed(target, None)
@@ -65,9 +67,10 @@ def _http_answer(error: BaseException) -> failures.Answer | None:
 def _status_of_type(error: BaseException | None) -> int | None:
     if isinstance(error, FileNotFoundError):
         return 404
-    if isinstance(error, PermissionError) or type(error).__name__ in _NO_CREDENTIALS:
+    if isinstance(error, PermissionError) or type(error).__name__ in _REFUSED_CREDENTIALS:
         return 403
     return _STATUS_OF_ERRNO.get(error.errno or 0) if isinstance(error, OSError) else None
 
 
-_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError")
+_NO_CREDENTIALS = ("NoCredentialsError",)
+_REFUSED_CREDENTIALS = ("PartialCredentialsError", "ClientAuthenticationError")

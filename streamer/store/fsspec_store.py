@@ -7,6 +7,7 @@ can return zeros, truncated or stale bytes (2026.9.0), and its own parallel read
 from __future__ import annotations
 
 import asyncio
+import difflib
 import inspect
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 PAGE_OBJECTS = 1000
+_SCHEMES = ("s3", "gs", "az", "abfs", "https", "file")
+# What other programs call them; stores that speak S3 need an endpoint_url as well.
+_MEANT = {
+    **dict.fromkeys(("minio", "r2", "aws", "ceph", "wasabi"), "s3"),
+    **dict.fromkeys(("gc", "google", "gcp", "googlestorage"), "gs"),
+    **dict.fromkeys(("azure", "wasb", "wasbs", "blob"), "az"),
+}
 # botocore's pool of 10 would cap the window; its retries would hide 503s from it.
 _S3_CONFIG: Mapping[str, object] = {"max_pool_connections": 256, "retries": {"total_max_attempts": 1}}
 
@@ -143,14 +151,22 @@ def _filesystem(protocol: str, options: Mapping[str, object]) -> AbstractFileSys
     try:
         kind = fsspec.get_filesystem_class(protocol)
     except (ImportError, ValueError) as error:
-        raise ConfigError(f"no filesystem for {protocol}:// ({error})", field="url") from error
+        near = _MEANT.get(protocol) or next(iter(difflib.get_close_matches(protocol, _SCHEMES, 1, 0.5)), None)
+        advice = "" if near is None else f"; did you mean {near}://?"
+        raise ConfigError(f"no filesystem for {protocol}:// ({error}){advice}", field="url") from error
     extra: dict[str, object] = {"asynchronous": True} if kind.async_impl else {}
     if protocol in ("s3", "s3a"):
         extra["config_kwargs"] = {**_S3_CONFIG, **_mapping(options.get("config_kwargs"))}
         options = {name: value for name, value in options.items() if name != "config_kwargs"}
-    if protocol == "memory":  # its files are the class's, its instances hold nothing
-        return kind(**options)
-    return kind(skip_instance_cache=True, use_listings_cache=False, **extra, **options)
+    if protocol != "memory":  # its files are the class's, its instances hold nothing
+        extra |= {"skip_instance_cache": True, "use_listings_cache": False}
+    try:
+        return kind(**extra, **options)
+    except TypeError as error:  # its text has names, not values
+        raise ConfigError(
+            f"{protocol}://: {kind.__name__} of fsspec does not take the storage options {sorted(options)} ({error})",
+            field="storage_options",
+        ) from error
 
 
 def _mapping(value: object) -> Mapping[str, object]:

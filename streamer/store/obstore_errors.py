@@ -10,6 +10,8 @@ from streamer.store import failures, versions
 
 # obstore 0.12 has no attribute for the status; its message begins "... status code: 503 Service Unavailable: <body>".
 _STATUS = re.compile(r"status code: (\d{3})")
+# Where obstore asks for a machine's role when it has found no other credentials.
+_METADATA = ("http://169.254.169.254/", "http://metadata.google.internal", "http://metadata/")
 _STATUS_OF_TYPE = {
     "FileNotFoundError": 404,
     "NotFoundError": 404,
@@ -23,6 +25,8 @@ def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerE
     """Our error for obstore's; by type first, then by the status in the first line of its text."""
     if type(error).__name__ in ("UnknownConfigurationKeyError", "InvalidPathError", "ValueError"):
         return ConfigError(f"{url}: obstore cannot take this url or option: {error}", field="url")
+    if any(server in str(error).partition("\n\nDebug source")[0] for server in _METADATA):
+        return failures.no_credentials(url)
     answer = _answer(error)
     if answer.status == 412 and target is not None:
         return versions.changed(target, None)
@@ -44,11 +48,11 @@ def _unanswered(url: str, error: Exception) -> StoreError:
 
 # Without an answer there is no status; obstore 0.12 tells the kinds apart only in its text. First match wins.
 _REASONS = {
-    "dns error": "the name of the endpoint cannot be resolved",
+    "dns error": failures.UNRESOLVED,
     "UnknownIssuer": failures.UNTRUSTED,
     "CaUsedAsEndEntity": failures.UNTRUSTED,  # a self-signed certificate
-    "InvalidCertificate": "its certificate is not valid (expired, or of another name)",
-    "kind: Connect": "no connection",
+    "InvalidCertificate": failures.INVALID,
+    "kind: Connect": failures.NO_CONNECTION,
     "kind: Timeout": "timed out",
     "kind: Decode": "the connection broke in the body",
     "kind: Interrupted": "the connection broke",

@@ -6,20 +6,29 @@ Only `get_async(options={range, if_match})` is used: `get_range` and `get_ranges
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from obstore import get_async, head_async, put_async
 from obstore import list as list_pages
 
-from streamer.errors import ObjectChangedError, ObjectNotFoundError, StoreError, StreamerError
+from streamer.errors import (
+    AccessDeniedError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreError,
+    StoreTimeoutError,
+    StreamerError,
+)
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, patterns, urls, versions
 from streamer.store.base import PIECE_BYTES, StoreStatistics, Take
 from streamer.store.counters import Counters
 from streamer.store.failures import translating
 from streamer.store.obstore_errors import mapped
+from streamer.store.reached import Reached
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
@@ -29,6 +38,10 @@ Page = list[ObjectRecord]
 
 # Up to this many pieces one call for the whole body is cheaper: 111 against 180 us for 100 KB (2026-11-20).
 WHOLE_PIECES = 2
+# For a page of a listing, a head, or a put of a part of a manifest; a store that took it is busy for seconds.
+ANSWER_SECONDS = 30.0
+
+T = TypeVar("T")
 
 
 class ObstoreStore:
@@ -37,13 +50,15 @@ class ObstoreStore:
     Args:
         root: what it serves, e.g. "s3://bucket".
         make_client: builds the obstore client; called once, in the process that reads.
+        way: with which credentials and where to, for messages.
     """
 
-    def __init__(self, root: str, make_client: Callable[[], Client]) -> None:
+    def __init__(self, root: str, make_client: Callable[[], Client], way: Reached) -> None:
         self._root = root
         self._prefix = root + "/"
         self._is_plain = urls.split(self._prefix).scheme not in urls.HTTP_SCHEMES
         self._make_client = make_client
+        self._way = way
         self._client: Client | None = None
         self._process = 0
         self._counters = Counters()
@@ -83,9 +98,12 @@ class ObstoreStore:
         if received != stop - start:
             raise failures.short_read(target.url, start, stop, received)
 
+    def _mapped(self, url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
+        return self._way.explain(mapped(url, error, target))
+
     async def _failure(self, target: ObjectRecord, error: Exception) -> StreamerError:
         """Ours for obstore's; a refused version costs one HEAD, to name the version that the store has."""
-        failure = mapped(target.url, error, target)
+        failure = self._mapped(target.url, error, target)
         return await self._explained(target, failure) if isinstance(failure, ObjectChangedError) else failure
 
     async def _explained(self, target: ObjectRecord, refusal: ObjectChangedError) -> StoreError:
@@ -102,7 +120,7 @@ class ObstoreStore:
         """See ObjectStore.list; a plain web server lists nothing, it is asked for each url."""
         if urls.split(url).scheme in urls.HTTP_SCHEMES:
             for name in patterns.expand(patterns.without_globs(url)):
-                yield [await self._required(name)]
+                yield [await self._on_the_web(name)]
             return
         pattern = patterns.Pattern.of(url)
         may_be_object = pattern.single and urls.split(url).key and not url.endswith("/")
@@ -120,6 +138,15 @@ class ObstoreStore:
         if may_be_object and not found:
             raise failures.error_of(url, failures.Answer(404))
 
+    async def _on_the_web(self, url: str) -> ObjectRecord:
+        """An object that a web server has; a prefix of a bucket, which it has not, is answered 403 or 404."""
+        try:
+            return await self._required(url)
+        except (AccessDeniedError, ObjectNotFoundError) as error:
+            if (bucket := urls.of_web_address(urls.shown(url))) is None:
+                raise
+            raise type(error)(f"{error.message}; a prefix of this bucket is {bucket}", **error.details) from error
+
     async def _required(self, url: str) -> ObjectRecord:
         record = await self._head(url)
         if record is None:
@@ -128,15 +155,16 @@ class ObstoreStore:
 
     async def _pages(self, folder: str) -> AsyncGenerator[Page, None]:
         self._counters.lists += 1
-        with translating(mapped, folder):
-            async for page in list_pages(self._connected(), urls.split(folder).key or None):
+        with translating(self._mapped, folder):
+            pages = aiter(list_pages(self._connected(), urls.split(folder).key or None))
+            while (page := await _in_time(anext(pages, None), folder)) is not None:
                 yield [self._record(meta) for meta in page]
 
     async def _head(self, url: str) -> ObjectRecord | None:
         self._counters.requests += 1
         try:
-            with translating(mapped, url):
-                meta = await head_async(self._connected(), urls.split(url).key)
+            with translating(self._mapped, url):
+                meta = await _in_time(head_async(self._connected(), urls.split(url).key), url)
                 return ObjectRecord(url, meta["size"], _version(meta))
         except ObjectNotFoundError:
             return None
@@ -144,8 +172,9 @@ class ObstoreStore:
     async def put(self, url: str, content: bytes) -> None:
         """See ObjectStore.put."""
         self._counters.requests += 1
-        with translating(mapped, url):
-            await put_async(self._connected(), urls.split(url).key, content, use_multipart=False)
+        with translating(self._mapped, url):
+            putting = put_async(self._connected(), urls.split(url).key, content, use_multipart=False)
+            await _in_time(putting, url)
 
     def statistics(self) -> StoreStatistics:
         """See ObjectStore.statistics."""
@@ -179,6 +208,22 @@ class ObstoreStore:
         if self._process != os.getpid():
             raise failures.after_fork(self._root, self._process)
         return self._client
+
+
+async def _in_time(answer: Awaitable[T], url: str) -> T:
+    """A small answer; the client's own timeout is for bodies, an hour.
+
+    Raises:
+        StoreTimeoutError: it took longer than any answer of that kind does.
+    """
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await answer
+    except TimeoutError as error:
+        if isinstance(error, StreamerError):
+            raise
+        text = f"{urls.shown(url)}: no answer in {ANSWER_SECONDS:.0f} s"
+        raise StoreTimeoutError(text, url=urls.shown(url), status=None) from None
 
 
 def _options(target: ObjectRecord, start: int, stop: int) -> GetOptions:

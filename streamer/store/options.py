@@ -16,7 +16,7 @@ from streamer.store.urls import Address
 Options = Mapping[str, object]
 
 # They tune buffering and pooling of fsspec, which are not used here, and do not change the bytes read.
-_WITHOUT_EFFECT = frozenset(
+WITHOUT_EFFECT = frozenset(
     [
         "default_block_size",
         "default_cache_type",
@@ -86,7 +86,7 @@ def translate(address: Address, options: Options) -> Translation:
         if name in table:
             if value is not None:
                 table[name](outcome, value)
-        elif name not in _WITHOUT_EFFECT:
+        elif name not in WITHOUT_EFFECT:
             outcome.unknown.append(name)
     return outcome
 
@@ -107,6 +107,12 @@ _FAMILY = {
     "http": "http",
     "https": "http",
 }
+
+
+def names(kind: str) -> list[str]:
+    """The options of a family that have a counterpart."""
+    return list(_TABLES[kind])
+
 
 Setter = Callable[[Translation, object], None]
 

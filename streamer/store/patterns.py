@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from streamer.errors import ConfigError, ObjectNotFoundError
-from streamer.store.urls import shown
+from streamer.store.urls import of_web_address, shown
 
 _BRACE = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -42,7 +42,11 @@ def without_globs(url: str) -> str:
             field="url",
         )
     if re.search(r"[*?\[]", url) or url.endswith("/"):
-        raise ConfigError(f"{shown(url)}: a web server cannot be listed; name files, or use {{000..127}}", field="url")
+        bucket = of_web_address(shown(url))
+        advice = (
+            "name files, or use {000..127}" if bucket is None else f"this is the address of a bucket: write {bucket}"
+        )
+        raise ConfigError(f"{shown(url)}: a web server cannot be listed; {advice}", field="url")
     return url
 
 

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 from urllib.parse import unquote
 
 import msgspec
 
 from streamer.errors import ConfigError
+
+# The addresses of buckets on the web, by bucket in the host and by bucket in the path.
+_WEB_ADDRESSES = [
+    (re.compile(r"https?://([^/]+?)\.s3(?:[.-][\w-]+)*\.amazonaws\.com/(.*)"), "s3://{}/{}"),
+    (re.compile(r"https?://s3(?:[.-][\w-]+)*\.amazonaws\.com/([^/]+)/?(.*)"), "s3://{}/{}"),
+    (re.compile(r"https?://storage\.(?:googleapis|cloud\.google)\.com/([^/]+)/?(.*)"), "gs://{}/{}"),
+    (re.compile(r"https?://([^/]+)\.storage\.googleapis\.com/(.*)"), "gs://{}/{}"),
+    (
+        re.compile(r"https?://([^/.]+)\.(?:blob|dfs)\.core\.windows\.net/([^/]+)/?(.*)"),
+        "abfs://{1}@{0}.dfs.core.windows.net/{2}",
+    ),
+]
 
 FILE_SCHEMES = ("file", "local")
 HTTP_SCHEMES = ("http", "https")
@@ -44,6 +57,14 @@ def split(url: str) -> Address:
     if scheme == "memory":
         return Address(scheme, "memory://", rest.lstrip("/"))
     return _split_remote(url, scheme, rest)
+
+
+def of_web_address(url: str) -> str | None:
+    """The url of a bucket or container whose web address is given, which lists nothing; None: no such address."""
+    for pattern, form in _WEB_ADDRESSES:
+        if found := pattern.match(url):
+            return form.format(*found.groups())
+    return None
 
 
 def _split_remote(url: str, scheme: str, rest: str) -> Address:

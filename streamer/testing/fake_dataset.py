@@ -78,6 +78,11 @@ class QuietSource(FakeSource):
         return False
 
     @property
+    def user_code(self) -> tuple[object, ...]:
+        """None."""
+        return ()
+
+    @property
     def takes_rows(self) -> bool:
         """Never: samples are the objects that `make` returns."""
         return False
@@ -213,6 +218,10 @@ class FakePrepared:
     def sample_key(self, ordinal: int) -> str:
         """Its number."""
         return f"#{ordinal}"
+
+    def sample_number(self, ordinal: int) -> int:
+        """The ordinal: nothing is selected."""
+        return ordinal
 
     def sample_label(self, ordinal: int) -> str:
         """Its number."""

@@ -115,6 +115,7 @@ class OpenSession(Message, tag=3, frozen=True):
             compared).
         open_bytes: the most bytes that are open at once in this session's schedule.
         stream: tells the loaders of one job apart (training and validation on the same data).
+        sharers: how many consumers of the job this machine will have (0: unknown), for advice.
         parts: the datasets of a session over several; empty: the one named by `dataset`.
     """
 
@@ -129,6 +130,7 @@ class OpenSession(Message, tag=3, frozen=True):
     start: Count = 0
     open_bytes: Count = 0
     stream: Name = ""
+    sharers: Count = 0
     parts: Annotated[list[Part], Meta(max_length=MAX_PARTS)] = []
 
 
@@ -219,7 +221,13 @@ Request = (
 
 
 class Welcome(Message, tag=64, frozen=True):
-    """Answers Hello: where the chunks are (the client may see the folder elsewhere; root_id tells)."""
+    """Answers Hello: where the chunks are (the client may see the folder elsewhere; root_id tells).
+
+    Attributes:
+        limit_bytes: what chunk files may take now.
+        cache_bytes: the limit of the whole folder, as it was given or chosen.
+        overhead_bytes: what manifests and the catalog take of it.
+    """
 
     protocol: Count
     version: Name
@@ -228,6 +236,8 @@ class Welcome(Message, tag=64, frozen=True):
     root_id: Name
     layers: list[Name] = []
     limit_bytes: Count = 0
+    cache_bytes: Count = 0
+    overhead_bytes: Count = 0
 
 
 class IndexProgress(Message, tag=65, frozen=True):
@@ -292,4 +302,11 @@ class Failed(Message, tag=71, frozen=True):
     session: Annotated[int, Meta(ge=-1)] = -1
 
 
-Event = Welcome | IndexProgress | ManifestReady | Opened | Ready | Content | Statistics | Failed
+class Notice(Message, tag=72, frozen=True):
+    """A sentence for the peer's log: about a store that does not answer, or the cache. `number` counts them."""
+
+    number: Count
+    text: Annotated[str, Meta(max_length=4096)]
+
+
+Event = Welcome | IndexProgress | ManifestReady | Opened | Ready | Content | Statistics | Failed | Notice

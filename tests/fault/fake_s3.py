@@ -180,10 +180,12 @@ async def fetching(
     server: FakeS3,
     config: FetchConfig = CONFIG,
     options: Mapping[str, object] = MappingProxyType({"key": "k", "secret": "s"}),
+    notify: Callable[[str], None] = lambda text: None,
 ) -> AsyncIterator[Fetcher]:
     """A fetcher on the server; at the end nothing is reserved, in flight or waiting."""
     told = {"endpoint_url": f"http://127.0.0.1:{server.port}", **options}
-    async with Fetcher(config, lambda url: open_store(url, told, client=server.client)) as fetcher:  # type: ignore[arg-type]
+    opener = lambda url: open_store(url, told, client=server.client)  # type: ignore[arg-type]  # noqa: E731
+    async with Fetcher(config, opener, notify=notify) as fetcher:
         yield fetcher
         after = fetcher.statistics()
     assert (after.reserved_bytes, after.in_flight, after.waiting) == (0, 0, 0)

@@ -316,13 +316,45 @@ async def test_what_was_under_way_proves_nothing_in_an_outage(server: FakeS3) ->
 
 
 async def test_endpoint_that_never_answered(unused_tcp_port: int) -> None:
-    """A wrong endpoint is an error after the attempts, not a minute later."""
+    """A store that never served is waited for as one that did, and what is waited for is said once; then an error."""
+    said: list[str] = []
     server = FakeS3()
     server.port = unused_tcp_port
-    async with fetching(server) as fetcher:
-        with pytest.raises(StoreError, match="check the endpoint") as caught:
+    config = replace(CONFIG, outage_seconds=2.0)
+    async with fetching(server, config, notify=said.append) as fetcher:
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises(StoreError, match=rf"tried http://127.0.0.1:{unused_tcp_port}") as caught:
             await fetched(fetcher, part(server, 0, 10))
-    assert caught.value.details["attempts"] == CONFIG.attempts
+        assert asyncio.get_running_loop().time() - begun >= 2.0
+    assert int(caught.value.details["attempts"]) > CONFIG.attempts
+    assert len(said) == 1
+    assert said[0].startswith("waiting for s3://bucket, which has served nothing for ")
+    assert "no connection" in said[0]
+    assert "repeated for 2 s" in said[0]
+
+
+async def test_a_job_may_start_while_its_store_refuses() -> None:
+    """The first range of all: 503s for longer than all attempts take, then it is served."""
+    server, loop = FakeS3(), asyncio.get_running_loop()
+    until = loop.time() + 1.0
+    server.script = lambda seen, number: Act(status=503, code="SlowDown") if loop.time() < until else None
+    async with serving(server), fetching(server) as fetcher:
+        assert await fetched(fetcher, part(server, 0, MiB)) == RAMP[:MiB]
+        assert fetcher.statistics().retries > CONFIG.attempts
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [(403, "AccessDenied", AccessDeniedError), (404, "NoSuchBucket", ObjectNotFoundError)],
+)
+async def test_what_waiting_does_not_mend_is_an_error_at_once(status: int, code: str, kind: type[StoreError]) -> None:
+    """Wrong credentials, no such bucket or object: one request, also when they are the first."""
+    server = FakeS3()
+    server.script = lambda seen, number: Act(status=status, code=code)
+    async with serving(server), fetching(server) as fetcher:
+        with pytest.raises(kind):
+            await fetched(fetcher, part(server, 0, 10))
+    assert len(server.seen) == 1
 
 
 @every_client

@@ -10,10 +10,12 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader
 
 from streamer import StreamingDataLoader, StreamingDataset, errors
 from streamer.cli.exit_codes import Exit
 from streamer.cli.main import COMMANDS
+from streamer.loader import torch_arguments
 from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.stats import LoaderStats
 
@@ -60,6 +62,24 @@ def test_tuning_explains_every_bottleneck() -> None:
     rows = re.findall(r"^\| ([^|]+) \|", (DOCS / "tuning.md").read_text(), re.MULTILINE)
     explained = {bottleneck for row in rows for bottleneck in row.split(", ")}
     assert [str(bottleneck) for bottleneck in Bottleneck if bottleneck not in explained] == ["nothing measured"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_programs_are_python(page: Path) -> None:
+    """`make test-pages` runs them; what cannot be compiled need not wait for that."""
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+        compile(block, str(page), "exec")
+
+
+def test_every_argument_of_torchs_loader_has_its_row() -> None:
+    """In torch's order; a row more is an argument of another version, which the loader knows as well."""
+    text = (DOCS / "migrate" / "imagefolder.md").read_text().partition("## Arguments of the DataLoader")[2]
+    rows = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    torchs = [name for name in signature(DataLoader.__init__).parameters if name != "self"]
+    assert [name for name in rows if name in torchs] == torchs
+    ours = signature(StreamingDataLoader).parameters
+    assert set(rows) <= {*torchs, *torch_arguments._INSTEAD}
+    assert set(torchs) <= {*ours, *torch_arguments._INSTEAD}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

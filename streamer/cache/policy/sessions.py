@@ -135,7 +135,7 @@ def refuse_if_too_large(sessions: Iterable[Session], opened: Sequence[Session], 
             f"the cache limit of {format_bytes(limit_bytes)} is too small: this session needs"
             f" {format_bytes(wanted)} for its open chunks and one more, other sessions need"
             f" {format_bytes(others)}; raise cache_bytes to at least {format_bytes(others + wanted)},"
-            " or lower shuffle_window" + (", or lanes: every member has a chunk open per lane" if opened[1:] else ""),
+            " or lower shuffle_window",
             limit_bytes=limit_bytes,
             wanted_bytes=wanted,
             others_bytes=others,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from streamer.decode.images import picture_field
 from streamer.errors import ConfigError
 
 
@@ -15,7 +16,8 @@ class Normalize:
     Args:
         mean, std: per channel, for values in 0..1.
         dtype: of the result.
-        key: the field of a dict batch, or the index in a sequence; None: the batch itself.
+        key: the field of a dict batch, or the index in a sequence; None: the batch itself. "image", where the batch
+            has no such field: its picture, whatever the extension; it is delivered as "image".
         channels_last: memory format of the result; NHWC input is permuted to NCHW.
         layout: of the input, "NHWC" or "NCHW".
     """
@@ -46,7 +48,13 @@ class Normalize:
         if self._key is None:
             assert isinstance(batch, torch.Tensor)
             return self._normalise(batch)
-        changed = batch.copy() if isinstance(batch, dict) else list(batch)  # type: ignore[call-overload]
+        if isinstance(batch, dict):
+            name = picture_field(self._key, batch, "Normalize: the batch") if isinstance(self._key, str) else self._key
+            return {
+                self._key if field == name else field: self._normalise(value) if field == name else value
+                for field, value in batch.items()
+            }
+        changed = list(batch)  # type: ignore[call-overload]
         changed[self._key] = self._normalise(changed[self._key])
         return changed
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import msgspec
 
 from streamer.errors import BrokenError, StreamerError
-from streamer.loader.contracts import PreparedStream
+from streamer.loader.contracts import REREADS, PreparedStream
 from streamer.loader.feed.counters import FeedCounters
 from streamer.loader.feed.run import FailedBatch, Finished, Run, RunState
 from streamer.loader.feed.waits import waited_for
@@ -314,7 +314,7 @@ class Feeder:
         else:
             assert self._configured is not None
             error = deserialize_error(message.error)
-            self._fail(pending, failures.located(error, pending, message.ordinal, self._configured[0]))
+            self._fail(pending, failures.located(error, pending, message.ordinal))
 
     def not_opened(self, error: bytes) -> None:
         """See `Listener`."""
@@ -365,9 +365,8 @@ class Feeder:
         self._supervisor.replace(handle)
 
     def _reread(self, pending: Pending, chunk: int, reason: str) -> None:
-        pending.rereads += 1
         self.counters.rereads += 1
-        if pending.rereads > failures.REREADS:
+        if pending.count_reread(chunk) > REREADS:
             self._fail(pending, failures.unreadable(pending, chunk, reason))
             return
         self._run_state.reject(chunk, reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from streamer.errors import IntegrityError
 from streamer.loader.batch.buffers import Bytes
 from streamer.loader.batch.packing import BatchReader
-from streamer.loader.contracts import ChunkUnreadableError, PreparedStream, StepSession
+from streamer.loader.contracts import REREADS, ChunkUnreadableError, PreparedStream, StepSession
 from streamer.loader.delivery import Delivery
 from streamer.loader.feed.counters import FeedCounters
 from streamer.loader.feed.feeder import Feeder
@@ -34,7 +35,6 @@ from streamer.loader.workers.protocol import Made
 
 logger = logging.getLogger(__name__)
 
-_REREADS = 3
 # For the engine's answer to the question what it does.
 _ENGINE_SECONDS = 0.5
 
@@ -253,7 +253,8 @@ class InlineSupply:
         assert session is not None
         step = session.step_of(epoch, batch)
         session.want(step + self._ahead)
-        for attempt in range(_REREADS + 1):
+        rereads: Counter[int] = Counter()
+        while True:
             timeline.enter(NETWORK)
             self._notice.wait(partial(session.wait, step), partial(self._waited_for, epoch, batch))
             timeline.enter(WORK)
@@ -261,25 +262,25 @@ class InlineSupply:
             try:
                 loaded = self._maker.load(epoch, batch)
             except SampleFailedError as error:
-                cause, label = error.__cause__ or error, self._prepared.sample_label(error.ordinal)
-                cause.add_note(f"raised by sample {label} of epoch {epoch}, batch {batch}")
+                cause = error.__cause__ or error
+                cause.add_note(f"raised by a sample of epoch {epoch}, batch {batch}")
                 raise cause from cause.__cause__
             except ChunkUnreadableError as error:
-                self._reject(error, attempt)
+                self._reject(error, rereads)
             else:
                 session.done(step + 1)
                 return loaded, watch
-        raise AssertionError("unreachable")
 
     def _waited_for(self, epoch: int, batch: int) -> str:
         return f"the data of epoch {epoch}, batch {batch}; {engine_text(self.engine_values(_ENGINE_SECONDS))}"
 
-    def _reject(self, error: ChunkUnreadableError, attempt: int) -> None:
+    def _reject(self, error: ChunkUnreadableError, rereads: Counter[int]) -> None:
         assert self._session is not None
         self.counters.rereads += 1
-        if attempt == _REREADS:
+        rereads[error.chunk] += 1
+        if rereads[error.chunk] > REREADS:
             raise IntegrityError(
-                f"{error} after {_REREADS} new leases", chunk=error.chunk, reason=error.reason
+                f"{error} after {REREADS} new leases", chunk=error.chunk, reason=error.reason
             ) from error
         self._session.reject(error.chunk, error.reason)
 

@@ -10,7 +10,8 @@ import msgspec
 
 from streamer.config import RankConfig
 from streamer.errors import ConfigError
-from streamer.loader.rank.dataset_options import DatasetOptions, at_least, one_of
+from streamer.loader import checks
+from streamer.loader.rank.dataset_options import DatasetOptions
 from streamer.loader.skipping import OnError
 from streamer.order.mix import Batching, MixRequest, Shares
 from streamer.order.plan import LastBatch
@@ -22,6 +23,7 @@ _OF_THE_MIX = (
     *("batch_size", "last_batch", "rank", "world_size", "on_error", "error_budget", "stream", "lanes"),
     "shuffle_window",
 )
+_LEAST = {"batch_size": 1, "lanes": 1, "shuffle_window": 1, "seed": 0, "error_budget": 0}
 # Equal in all members: they are read through one engine.
 _IN_COMMON = ("engine", "cache_dir", "cache_bytes")
 
@@ -51,12 +53,11 @@ class MixOptions:
     stream: str = ""
 
     def __post_init__(self) -> None:
-        one_of("batching", self.batching, get_args(Batching))
-        one_of("on_error", self.on_error, ("raise", "skip"))
-        for name in ("batch_size", "lanes", "shuffle_window"):
-            at_least(name, getattr(self, name), 1)
-        for name in ("seed", "error_budget"):
-            at_least(name, getattr(self, name), 0)
+        checks.one_of("batching", self.batching, get_args(Batching))
+        checks.one_of("on_error", self.on_error, ("raise", "skip"))
+        for name, least in _LEAST.items():
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, checks.at_least(name, getattr(self, name), least))
         if self.source_key == "":
             raise ConfigError("source_key='' is no name of a field; None adds no field", field="source_key")
 

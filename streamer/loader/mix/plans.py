@@ -95,6 +95,10 @@ class Member:
         """(M+1,) selected samples before each chunk."""
         return self.manifest.chunk_first if self.selection is None else _prefix(self.selection.chunk_samples)
 
+    def number(self, ordinal: int) -> int:
+        """Ordinal in the manifest -> number in the selection, which `dataset[i]` takes."""
+        return ordinal if self.selection is None else self.selection.number(ordinal)
+
     def to_manifest(self, ordinals: Integers) -> Integers:
         """Ordinals in the selection -> ordinals in the manifest."""
         return ordinals if self.selection is None else self.selection.to_base(ordinals)

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.client.session import EpochSchedule, SessionPart, SessionSpec
-from streamer.config import format_bytes
-from streamer.errors import ConfigError, Detail
+from streamer.errors import Detail
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.mix.plans import Integers, Members, MixPlans
 from streamer.loader.mix.samples import MixMaker, MixRecipe
@@ -100,24 +99,29 @@ class MixPrepared(RankStream):
 
     def sample_key(self, ordinal: int) -> str:
         """Path below the url of the member; for samples in containers, object and byte range."""
-        member, number = self._locate(ordinal)
-        return sample_key(self._members.each[member].manifest, number)
+        number, index = self._locate(ordinal)
+        member = self._members.each[number]
+        return sample_key(member.manifest, int(member.to_manifest(np.array([index], np.int64))[0]))
+
+    def sample_number(self, ordinal: int) -> int:
+        """The number that `dataset[i]` takes: through the members laid end to end."""
+        number, index = self._locate(ordinal)
+        return sum(self.member_samples[:number]) + index
 
     def sample_label(self, ordinal: int) -> str:
-        """Member, and number in its manifest."""
-        member, number = self._locate(ordinal)
-        return f"{self.names[member]}/{number}"
+        """Member, and the number that `dataset[member][i]` takes."""
+        number, index = self._locate(ordinal)
+        return f"{self.names[number]}/{index}"
 
     def skipped(self, ordinal: int, cause: str) -> Skipped:
         """The record of a sample that was replaced."""
-        member, number = self._locate(ordinal)
-        return Skipped(number, self.sample_key(ordinal), cause, self.names[member])
+        number, index = self._locate(ordinal)
+        return Skipped(index, self.sample_key(ordinal), cause, self.names[number])
 
     def _locate(self, code: int) -> tuple[int, int]:
-        """Number of the member, and ordinal in its manifest."""
+        """Number of the member, and of the sample in it."""
         codes = np.array([code], np.int64)
-        member = int(self.codes.members(codes)[0])
-        return member, int(self._members.each[member].to_manifest(self.codes.ordinals(codes))[0])
+        return int(self.codes.members(codes)[0]), int(self.codes.ordinals(codes)[0])
 
     def facts(self) -> dict[str, Detail]:
         """The values that must be equal on all ranks."""
@@ -188,20 +192,6 @@ class MixPrepared(RankStream):
     def _values(self, epoch: int) -> tuple[float, ...]:
         return self.spec.passes(epoch)
 
-    def _check_room(self, spec: SessionSpec, limit_bytes: int) -> None:
-        needed = sum(part.open_bytes for part in spec.parts) + int(self._members.chunk_bytes.max(initial=0))
-        if not limit_bytes or needed <= limit_bytes:
-            return
-        raise ConfigError(
-            f"cache_bytes={format_bytes(limit_bytes)} cannot hold the chunks that one rank has open together and one "
-            f"more: {format_bytes(needed)} of {len(self.names)} members ({self.spec.lanes} lanes, each with an open "
-            "chunk of every member); give the cache more, or pass lanes= or shuffle_window= with a smaller number on "
-            "all ranks",
-            field="cache_bytes",
-            cache_bytes=limit_bytes,
-            needed_bytes=needed,
-        )
-
     def _session_spec(self, epoch: int, share: Share, schedule: EpochSchedule) -> SessionSpec:
         rank, worker = self.rank_config, f" worker {share.worker} of {share.workers}"
         return SessionSpec(
@@ -213,6 +203,7 @@ class MixPrepared(RankStream):
             # Workers of a plain DataLoader resume each at its own position: there is nothing to compare.
             start=self.plan(epoch).position(share.first) if share.workers == 1 else 0,
             stream=self._identity.stream,
+            sharers=rank.world_size // max(1, rank.nodes) * share.workers,
             parts=self._parts(epoch, schedule),
         )
 

@@ -78,7 +78,7 @@ class MemberMaker:
     def __init__(self, members: Members, number: int, recipe: MemberRecipe, roots: Sequence[Path]) -> None:
         manifest = members.each[number].manifest
         self.content = CachedBytes(manifest, roots, members.first_chunks[number])
-        self.maker = SampleMaker(manifest, self.content, recipe.rules)
+        self.maker = SampleMaker(manifest, self.content, recipe.rules, members.each[number].number)
         self.reader = RowReader(self.maker, self.content)
 
 
@@ -182,6 +182,11 @@ class MixReader:
     def draws(self) -> bool:
         """Whether user code runs for a sample of any member."""
         return any(self._maker.of(number).maker.draws for number in range(len(self._recipe.members)))
+
+    @property
+    def user_code(self) -> tuple[object, ...]:
+        """Transforms and decoders of all members."""
+        return tuple(code for member in self._recipe.members for code in (member.rules.transform, member.rules.decode))
 
     @property
     def takes_rows(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from streamer.config import Environment, RankConfig, parse_bytes
 from streamer.decode.dispatch import DecodeRule, check_rule
 from streamer.errors import ConfigError
 from streamer.formats.names import field_name
+from streamer.loader import checks
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError
 from streamer.order.plan import LastBatch
@@ -24,6 +26,18 @@ OnDamage = Literal["raise", "skip"]
 
 FORMATS = ("auto", "folder", "webdataset")
 
+# "s3:/bucket"; a folder of such a name is "./s3:".
+_ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?|file):/", re.IGNORECASE)
+
+_LEAST = {
+    "batch_size": 1,
+    "lanes": 1,
+    "shuffle_window": 1,
+    "seed": 0,
+    "error_budget": 0,
+    "rank": 0,
+    "world_size": 1,
+}
 # shuffle="sample" needs one chunk per sample; the builder makes no smaller chunks than this.
 _LEAST_CHUNK_BYTES = 1024
 
@@ -62,18 +76,18 @@ class DatasetOptions:
         _check_urls(self.urls)
         shuffle_mode(self.shuffle)
         check_rule(self.decode)
-        one_of("format", self.format, FORMATS)
-        one_of("on_error", self.on_error, ("raise", "skip"))
-        one_of("on_change", self.on_change, ("raise", "refresh"))
-        one_of("index_errors", self.index_errors, ("raise", "skip"))
+        checks.one_of("format", self.format, FORMATS)
+        checks.one_of("on_error", self.on_error, ("raise", "skip"))
+        checks.one_of("index_errors", self.index_errors, ("raise", "skip"))
         self.sample_extensions()
-        for name in ("batch_size", "lanes", "shuffle_window"):
-            at_least(name, getattr(self, name), 1)
-        for name in ("seed", "error_budget", "index_limit"):
-            at_least(name, getattr(self, name), 0)
+        checks.one_of("on_change", self.on_change, ("raise", "refresh"))
+        for name, least in _LEAST.items():
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, checks.at_least(name, getattr(self, name), least))
+        checks.flag("allow_pickle", self.allow_pickle)
+        checks.seconds("index_limit", self.index_limit)
+        checks.function("transform", self.transform)
         self._check_manifest()
-        if self.transform is not None and not callable(self.transform):
-            raise ConfigError(f"transform={self.transform!r} cannot be called", field="transform")
         self.limit_bytes()
 
     def _check_manifest(self) -> None:
@@ -152,6 +166,22 @@ class DatasetOptions:
         )
 
 
+class FixedArguments:
+    """Refuses to set attributes of a dataset where that would have no effect."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in DatasetOptions.__dataclass_fields__ or name == "url":
+            advice = "dataset.select(transform=...) returns a dataset with another one"
+            raise AttributeError(
+                f"{name} of a StreamingDataset is fixed when it is constructed: "
+                f"{advice if name == 'transform' else 'construct another dataset'}"
+            )
+        # A class that is made from it may have attributes of its own.
+        if type(self).__module__.startswith("streamer.") and not name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r} that can be set")
+        super().__setattr__(name, value)
+
+
 def as_urls(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
     """One url or several, as texts.
 
@@ -166,9 +196,19 @@ def as_urls(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) ->
 
 
 def absolute(url: str) -> str:
-    """A local path from the root on (the engine runs in another folder); other urls as they are."""
-    if "://" in url:
-        return url
+    """A local path from the root on (the engine runs in another folder); other urls with their scheme in lower case.
+
+    Raises:
+        ConfigError: a scheme with one slash, which would be a local path.
+    """
+    scheme, separator, rest = url.partition("://")
+    if separator:
+        return f"{scheme.lower()}://{rest}"
+    if slip := _ONE_SLASH.match(url):
+        raise ConfigError(
+            f"{url!r} is not a url: write {slip[1].lower()}://{url[slip.end() :]} as text (pathlib.Path drops a slash)",
+            field="url",
+        )
     # abspath drops the slash that tells a folder from an object.
     return os.path.abspath(os.path.expanduser(url)) + ("/" if url.endswith("/") else "")
 
@@ -176,27 +216,5 @@ def absolute(url: str) -> str:
 def _check_urls(urls: tuple[str, ...]) -> None:
     if not urls or not all(urls):
         raise ConfigError(f"url={list(urls)!r}: give a prefix, or a list of them", field="url")
-
-
-def one_of(name: str, value: object, allowed: Sequence[str | None]) -> None:
-    """Checks that an option has one of the allowed values.
-
-    Raises:
-        ConfigError: it has not.
-    """
-    if value not in allowed:
-        raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(str, allowed))}", field=name)
-
-
-def at_least(name: str, value: object, least: int) -> None:
-    """Checks that an option is None or a number from `least` up.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if value is None:
-        return
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r} is not a number", field=name)
-    if not value >= least:
-        raise ConfigError(f"{name}={value!r} must be at least {least}", field=name)
+    for url in urls:
+        absolute(url)

@@ -15,6 +15,7 @@ from torch.utils.data import get_worker_info
 from streamer.client.engine_client import EngineClient
 from streamer.client.launcher import log_path
 from streamer.config import Environment, RankConfig
+from streamer.decode.transforms import as_transform
 from streamer.errors import StreamerError
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.rank.agreement import agree, compared, detect, gather_for
@@ -71,6 +72,11 @@ class Opening:
 
     def __repr__(self) -> str:
         return f"Opening({self.options.urls}, {self.connections!r}, opened={self._opened!r})"
+
+    def part(self, choice: Choice | None, options: DatasetOptions) -> Opening:
+        """The opening of a part of this dataset, which shares what is known of it; None: of all of it."""
+        choices = self.choices if choice is None else (*self.choices, choice)
+        return Opening(options, choices, self.job, EpochCell(manifest=self.shared.manifest))
 
     def settings(self) -> tuple[DatasetOptions, tuple[Choice, ...], str]:
         """The arguments for the same opening in another process, which cannot detect its rank."""
@@ -197,11 +203,23 @@ class Opening:
         return digest
 
     def look(self, epoch: int, index: int, rules: SampleRules | None = None) -> object:
-        """Makes sample number `index` of the selection, from the cache or the store; `rules` replace the dataset's."""
+        """Makes sample number `index` of the selection, from the cache or the store; negative: from the end.
+
+        Args:
+            epoch: of its random numbers.
+            index: of the sample.
+            rules: instead of the dataset's.
+
+        Raises:
+            IndexError: no such sample.
+        """
+        if not -self.samples <= index < self.samples:
+            raise IndexError(f"sample {index} of {self.samples}")
+        index %= self.samples
         ordinals = np.array([index], np.int64)
         chosen = ordinals if self.selection is None else self.selection.to_base(ordinals)
         with self._streamed() as content:
-            maker = SampleMaker(self.manifest, content, rules or self.rules())
+            maker = SampleMaker(self.manifest, content, rules or self.rules(), lambda _: index)
             return maker.make(epoch, maker.places(chosen)[0])
 
     def find(self, key: str) -> int:
@@ -212,7 +230,7 @@ class Opening:
         """
         with self._streamed() as content:
             ordinal = find_key(self.manifest, self.selection, content, key)
-        return ordinal if self.selection is None else int(np.searchsorted(self.selection.ordinals, ordinal))
+        return ordinal if self.selection is None else self.selection.number(ordinal)
 
     def close(self) -> None:
         """Closes the connections: readers get a ClosedError. The next use connects again. Idempotent."""
@@ -295,7 +313,10 @@ class Opening:
         """The rules of making samples."""
         options = self.options
         return SampleRules(
-            decode=options.decode, transform=options.transform, allow_pickle=options.allow_pickle, seed=options.seed
+            decode=options.decode,
+            transform=as_transform(options.transform),
+            allow_pickle=options.allow_pickle,
+            seed=options.seed,
         )
 
     @contextmanager

@@ -14,7 +14,6 @@ from streamer.loader.rank.step_session import Integers, Share, open_bytes
 from streamer.loader.samples.maker import CachedBytes, SampleMaker, sample_key
 from streamer.loader.samples.recipe import Plans, SampleRecipe
 from streamer.manifest.table import Manifest
-from streamer.order.quality import check_window
 from streamer.order.spec import OrderSpec
 from streamer.order.state import State
 
@@ -66,6 +65,10 @@ class Prepared(RankStream):
         """Path below the url, or container and byte range."""
         return sample_key(self.manifest, ordinal)
 
+    def sample_number(self, ordinal: int) -> int:
+        """Ordinal in the manifest -> the number that `dataset[i]` takes."""
+        return self._plans.number(ordinal)
+
     def facts(self) -> dict[str, Detail]:
         """The values that must be equal on all ranks."""
         return {
@@ -81,16 +84,12 @@ class Prepared(RankStream):
 
     def maker(self) -> SampleMaker:
         """Makes samples in this process."""
-        return SampleMaker(self.manifest, CachedBytes(self.manifest, self.roots), self._recipe.rules)
+        content = CachedBytes(self.manifest, self.roots)
+        return SampleMaker(self.manifest, content, self._recipe.rules, self.sample_number)
 
     def ordinals(self, epoch: int, batch: int) -> Integers:
         """This rank's samples of a batch, by their numbers in the manifest."""
         return self._plans.to_manifest(self.plan(epoch).batch(batch).ordinals)
-
-    def _check_room(self, spec: SessionSpec, limit_bytes: int) -> None:
-        if limit_bytes and len(self.manifest.chunk_local_bytes):
-            needed = spec.open_bytes + int(self.manifest.chunk_local_bytes.max())
-            check_window(self.spec, min(needed, self.manifest.total_bytes), limit_bytes)
 
     def state(self, epoch: int, batch: int) -> dict[str, object]:
         """The state to save after `batch` batches of `epoch`."""
@@ -101,6 +100,8 @@ class Prepared(RankStream):
         if not strict:
             raise ConfigError("strict=False is for a MixedDataset; the order of one dataset is fixed", field="strict")
         saved = State.from_dict(state)
+        # First: lanes and window of another shuffle are no parts of this order.
+        saved.check_given(self.spec)
         free = {part: getattr(saved.spec, part) for part in self._identity.free_parts}
         spec = msgspec.structs.replace(self.spec, **free)
         saved.check(spec)
@@ -124,4 +125,5 @@ class Prepared(RankStream):
             start=self._plans.plan(epoch).position(share.first) if share.workers == 1 else 0,
             open_bytes=open_bytes(schedule, self.manifest.chunk_local_bytes),
             stream=self._identity.stream,
+            sharers=rank.world_size // max(1, rank.nodes) * share.workers,
         )

@@ -133,6 +133,10 @@ class RankStream(ABC):
         """The values that must be equal on all ranks."""
 
     @abstractmethod
+    def sample_number(self, ordinal: int) -> int:
+        """The number that `dataset[i]` takes for a sample."""
+
+    @abstractmethod
     def sample_key(self, ordinal: int) -> str:
         """A readable name of a sample."""
 
@@ -169,10 +173,6 @@ class RankStream(ABC):
         return ()
 
     @abstractmethod
-    def _check_room(self, spec: SessionSpec, limit_bytes: int) -> None:
-        """Checks that the chunks that are open together fit into the cache."""
-
-    @abstractmethod
     def _session_spec(self, epoch: int, share: Share, schedule: EpochSchedule) -> SessionSpec:
         """The consumer of a session."""
 
@@ -191,11 +191,11 @@ class RankStream(ABC):
 
     def sample_label(self, ordinal: int) -> str:
         """The number of a sample for messages."""
-        return str(ordinal)
+        return str(self.sample_number(ordinal))
 
     def skipped(self, ordinal: int, cause: str) -> Skipped:
         """The record of a sample that was replaced."""
-        return Skipped(ordinal, self.sample_key(ordinal), cause)
+        return Skipped(self.sample_number(ordinal), self.sample_key(ordinal), cause)
 
     @property
     def skip_rules(self) -> SkipRules:
@@ -226,7 +226,6 @@ class RankStream(ABC):
         self._last_connection = connection = self._connections.take(self._last_connection)
         on_close = partial(self._connections.give_back, connection)
         try:
-            self._check_room(spec, connection.limit_bytes)
             return StepSession(connection, spec, schedule, (epoch, share), endless=endless, on_close=on_close)
         except BaseException:
             on_close()

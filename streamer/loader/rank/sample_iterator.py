@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from streamer.errors import StateError
-from streamer.loader.contracts import ChunkUnreadableError
+from streamer.loader.contracts import REREADS, ChunkUnreadableError
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.step_session import Share, StepSession
 from streamer.loader.samples.maker import SampleLocation
@@ -171,16 +171,15 @@ class SampleIterator(Iterator[object]):
         self._ledger.check()
 
     def _leased(self, place: SampleLocation) -> object:
-        """One sample; a chunk that is missing or wrong is leased again, once per cause."""
-        rejected: set[str] = set()
+        """One sample; a chunk that is missing or wrong is leased again, a few times."""
+        rereads = 0
         while True:
             try:
                 return self._maker.make(self.progress.epoch, place)
             except ChunkUnreadableError as error:
-                cause = type(error.__cause__).__name__
-                if cause in rejected and error.__cause__ is not None:
+                rereads += 1
+                if rereads > REREADS and error.__cause__ is not None:
                     raise error.__cause__ from error
-                rejected.add(cause)
                 self._lease_again(error)
 
     def _lease_again(self, error: ChunkUnreadableError) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,13 +11,43 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.errors import ConfigError
-from streamer.manifest.selection import Selection, Where
+from streamer.loader import checks
+from streamer.manifest.selection import Selection, Where, check_fraction
 from streamer.manifest.table import Manifest
 
 Ordinals = npt.NDArray[np.int64]
 Indices = Sequence[int] | slice | Ordinals | npt.NDArray[np.bool_]
 # Indices refer to the previous selection, all other conditions to the sample.
 Choice = tuple[Indices | None, Where]
+
+
+def choice(
+    indices: Indices | None,
+    *,
+    keys: str | Sequence[str] | None,
+    labels: str | int | Sequence[str | int] | None,
+    sizes: tuple[int | None, int | None],
+    fraction: tuple[float, float] | None,
+    seed: int,
+) -> Choice | None:
+    """The conditions of one selection, checked as far as they can be without the manifest; None: there are none.
+
+    Raises:
+        ConfigError: a value of another type.
+    """
+    for name, size in zip(("min_bytes", "max_bytes"), sizes, strict=True):
+        if size is not None:
+            checks.at_least(name, size, 0)
+    where = Where(
+        keys=_texts("keys", [keys] if isinstance(keys, str) else keys),
+        labels=[labels] if isinstance(labels, str | int) else labels,
+        sizes=None if sizes == (None, None) else sizes,
+        fraction=None if fraction is None else check_fraction(fraction),
+        seed=checks.at_least("seed", seed, 0),
+    )
+    if indices is None and where == Where(seed=where.seed):
+        return None
+    return _numbers(indices), where
 
 
 def choose(manifest: Manifest, choices: Sequence[Choice], spare: Path | None = None) -> Selection | None:
@@ -48,13 +79,34 @@ def pick(ordinals: Ordinals, indices: Indices) -> Ordinals:
     """
     if isinstance(indices, slice):
         return ordinals[indices]
-    wanted = np.asarray(indices)
+    wanted = np.asarray(_numbers(indices))
     if wanted.dtype == np.bool_ and wanted.shape != ordinals.shape:
         raise ConfigError(f"indices has {wanted.size} bools for {ordinals.size} samples", field="indices")
     if wanted.dtype != np.bool_:
         wanted = _checked(wanted.astype(np.int64), ordinals.size)
     picked: Ordinals = ordinals[wanted]
     return picked
+
+
+def _numbers(indices: Indices | None) -> Indices | None:
+    """The indices as an array, if they are no slice."""
+    if indices is None or isinstance(indices, slice):
+        return indices
+    found = np.asarray(indices)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iub"):
+        text = reprlib.repr(indices)
+        raise ConfigError(
+            f"indices={text}: give a slice, a sequence of whole numbers, or one of bools", field="indices"
+        )
+    return found if found.size else found.astype(np.int64)
+
+
+def _texts(name: str, given: object) -> Sequence[str] | None:
+    if given is None:
+        return None
+    if not isinstance(given, Iterable) or not all(isinstance(text, str) for text in given):
+        raise ConfigError(f"{name}={given!r} is neither a text nor a sequence of texts", field=name)
+    return list(given)
 
 
 def _checked(wanted: Ordinals, samples: int) -> Ordinals:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -12,8 +16,38 @@ from streamer.loader.samples.maker import SampleLocation
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
 
+logger = logging.getLogger(__name__)
+
+# More than one looks at.
+_MANY_READS = 64
 # The engine answers a request with at most this many bytes.
 _PIECE_BYTES = 64 << 20
+
+
+class SlowReads:
+    """Warns once if samples are read one by one as if for training. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._reads = 0
+        self._seconds = 0.0
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        """Counts one read; of the workers of a stock DataLoader, the first one warns."""
+        started = time.perf_counter()
+        yield
+        self._seconds += time.perf_counter() - started
+        self._reads += 1
+        data = sys.modules.get("torch.utils.data")
+        worker = None if data is None else data.get_worker_info()
+        if self._reads == _MANY_READS and (worker is None or worker.id == 0):
+            logger.warning(
+                "%d samples were read one by one, %.0f per second: dataset[i] is for inspection, and bypasses the "
+                "cache's plan. torch's random_split, Subset and samplers read so. For a part of a dataset use "
+                "dataset.select(indices=...) or dataset.select(fraction=(0, 0.9)), and iterate over it",
+                self._reads,
+                self._reads / self._seconds,
+            )
 
 
 class StreamedBytes:

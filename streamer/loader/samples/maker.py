@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -15,12 +15,12 @@ import numpy.typing as npt
 from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.decode.arrays import NO_ROW, Row
 from streamer.decode.dispatch import DecodeRule, SampleDecoder
-from streamer.decode.transforms import OnField
-from streamer.errors import DecodeError, IntegrityError
+from streamer.decode.transforms import OnField, takes
+from streamer.errors import DecodeError, IntegrityError, WorkerError
 from streamer.formats.base import Field, Format, SampleName
 from streamer.formats.detect import find_format
 from streamer.loader.contracts import ChunkUnreadableError
-from streamer.loader.samples.seeding import SampleDraws
+from streamer.loader.samples.seeding import SampleDraws, SeededCode, sample_seeds
 from streamer.manifest.table import Manifest
 
 Sample = dict[str, object]
@@ -124,9 +124,13 @@ class SampleMaker:
         manifest: of the dataset.
         content: reads the bytes.
         rules: of making samples.
+        number: ordinal in the manifest -> the number that `dataset[i]` takes.
     """
 
-    def __init__(self, manifest: Manifest, content: ByteSource, rules: SampleRules) -> None:
+    def __init__(
+        self, manifest: Manifest, content: ByteSource, rules: SampleRules, number: Callable[[int], int] = int
+    ) -> None:
+        self._number = number
         self._manifest = manifest
         self._content = content
         self._rules = rules
@@ -135,6 +139,7 @@ class SampleMaker:
         self._draws = SampleDraws(rules.seed) if takes(rules.transform, "rng") else None
         self._takes_out = takes(rules.transform, "out")
         self._named: tuple[int, SampleName] = (-1, SampleName())
+        self._seeded: SeededCode | None = None
         self._nanoseconds = [0, 0, 0]
 
     def places(self, ordinals: npt.NDArray[np.int64]) -> list[SampleLocation]:
@@ -152,6 +157,11 @@ class SampleMaker:
         return not own or self._decode.runs_users_code
 
     @property
+    def user_code(self) -> tuple[object, ...]:
+        """Transform and decoders."""
+        return self._rules.transform, self._rules.decode
+
+    @property
     def decoder(self) -> SampleDecoder:
         """Decodes fields."""
         return self._decode
@@ -167,13 +177,22 @@ class SampleMaker:
         return self._takes_out or self.decodes_into_rows
 
     def make(self, epoch: int, place: SampleLocation) -> object:
-        """Reads, opens, decodes and transforms one sample.
+        """Reads, opens, decodes and transforms one sample; seeds the generators that user code holds.
 
         Raises:
             ChunkUnreadableError: its bytes are missing or wrong.
             DecodeError: its bytes cannot be decoded; names sample, object and decoder.
+            WorkerError: user code has called `sys.exit`.
         """
-        return self.transform(epoch, place.ordinal, self.sample(place))
+        if not self.draws:
+            return self._make(epoch, place)
+        if self._seeded is None:
+            self._seeded = SeededCode(self.user_code, seeds_globals=False)
+        seed = sample_seeds(self._rules.seed, epoch, np.array([place.ordinal], np.int64))[0]
+        return self._seeded.run(seed, partial(self._make, epoch), place)
+
+    def _make(self, epoch: int, place: SampleLocation) -> object:
+        return self.transform(epoch, place, self.sample(place))
 
     def sample(
         self,
@@ -221,6 +240,8 @@ class SampleMaker:
             sample = self.build(place, key, fields, row, raw=raw)
         except DecodeError as error:
             raise self._located(error, place) from error
+        except SystemExit as error:
+            raise self._exited(error, "decoder", place, "") from error
         self.spent(1, started)
         return sample
 
@@ -258,18 +279,31 @@ class SampleMaker:
         """Key and undecoded fields, for inspection."""
         return self.open(place, self._content.read(place))
 
-    def transform(self, epoch: int, ordinal: int, sample: Sample, row: Row = NO_ROW) -> object:
-        """Applies the user's function; its randomness depends on seed, epoch and ordinal only."""
+    def transform(self, epoch: int, place: SampleLocation, sample: Sample, row: Row = NO_ROW) -> object:
+        """Applies the user's function; its randomness depends on seed, epoch and ordinal only.
+
+        Raises:
+            WorkerError: it has called `sys.exit`.
+            Exception: its own error, with a note that names the sample.
+        """
         transform = self._rules.transform
         if transform is None:
             return sample
         arguments: dict[str, object] = {}
         if self._draws is not None:
-            arguments["rng"] = self._draws.at(epoch, ordinal)
+            arguments["rng"] = self._draws.at(epoch, place.ordinal)
         if self._takes_out:
             arguments["out"] = row
+        # The function may change the sample.
+        key = sample["__key__"]
         started = time.perf_counter_ns()
-        made = transform(sample, **arguments)
+        try:
+            made = transform(sample, **arguments)
+        except SystemExit as error:
+            raise self._exited(error, "transform", place, key) from error
+        except Exception as error:
+            error.add_note(f"raised by the transform for {self._text(place, key)}")
+            raise
         self.spent(2, started)
         return made
 
@@ -289,14 +323,30 @@ class SampleMaker:
         return self._named[1]
 
     def _label(self, ordinal: int) -> str:
-        return f"{self._rules.member}/{ordinal}" if self._rules.member else str(ordinal)
+        """The sample as `dataset[...]` has it."""
+        member = f"[{self._rules.member!r}]" if self._rules.member else ""
+        return f"dataset{member}[{self._number(ordinal)}]"
 
     def _located(self, error: DecodeError, place: SampleLocation) -> DecodeError:
         where = _where(self._manifest, place.ordinal)
+        number = self._number(place.ordinal)
         return DecodeError(
-            f"{error.message} (sample {self._label(place.ordinal)}, {where})",
-            **{**error.details, "ordinal": place.ordinal, "object": where},
+            f"{error.message} ({self._label(place.ordinal)}, {where})",
+            **{**error.details, "ordinal": place.ordinal, "number": number, "object": where},
         )
+
+    def _exited(self, error: SystemExit, what: str, place: SampleLocation, key: object) -> WorkerError:
+        return WorkerError(
+            f"the {what} has called sys.exit({error.code!r}) for {self._text(place, key)}; raise an exception to "
+            "refuse a sample, and on_error='skip' replaces it",
+            ordinal=place.ordinal,
+            number=self._number(place.ordinal),
+        )
+
+    def _text(self, place: SampleLocation, key: object) -> str:
+        """The names of a sample, as users know it."""
+        where = _where(self._manifest, place.ordinal)
+        return f"{self._label(place.ordinal)}, {f'key {key!r}, ' if key else ''}{where}"
 
 
 def sample_key(manifest: Manifest, ordinal: int) -> str:
@@ -310,14 +360,3 @@ def _where(manifest: Manifest, ordinal: int) -> str:
     """Object and byte range of a sample."""
     extent = manifest.extent_of(ordinal)
     return f"{extent.object.url} [{extent.start}, {extent.stop})"
-
-
-def takes(transform: Transform | None, name: str) -> bool:
-    """Whether the user's function has a parameter that can be given by this name."""
-    if transform is None:
-        return False
-    try:
-        parameter = inspect.signature(transform).parameters.get(name)
-    except (TypeError, ValueError):  # some callables of C extensions have no signature
-        return False
-    return parameter is not None and parameter.kind is not parameter.POSITIONAL_ONLY

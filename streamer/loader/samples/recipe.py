@@ -89,6 +89,10 @@ class Plans:
         """Ordinals in the selection -> ordinals in the manifest."""
         return ordinals if self._selection is None else self._selection.to_base(ordinals)
 
+    def number(self, ordinal: int) -> int:
+        """Ordinal in the manifest -> number in the selection, which `dataset[i]` takes."""
+        return ordinal if self._selection is None else self._selection.number(ordinal)
+
     def _build(self, epoch: int) -> RankPlan:
         recipe = self._recipe
         start = recipe.entry[1] if epoch == recipe.entry[0] else 0
@@ -114,7 +118,7 @@ class SampleReader:
         manifest = open_held(recipe.manifest_path)
         content = CachedBytes(manifest, recipe.roots)
         self._plans = Plans(recipe, manifest)
-        self._maker = SampleMaker(manifest, content, recipe.rules)
+        self._maker = SampleMaker(manifest, content, recipe.rules, self._plans.number)
         self._reader = RowReader(self._maker, content)
         self._places: list[SampleLocation] = []
 
@@ -134,6 +138,11 @@ class SampleReader:
     def draws(self) -> bool:
         """Whether user code runs for a sample."""
         return self._maker.draws
+
+    @property
+    def user_code(self) -> tuple[object, ...]:
+        """Transform and decoders."""
+        return self._maker.user_code
 
     @property
     def takes_rows(self) -> bool:

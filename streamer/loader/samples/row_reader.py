@@ -58,7 +58,7 @@ class RowReader:
         """
         row = NO_ROW if self._rows is None else self._rows.row(index)
         if not self._maker.decodes_into_rows:
-            return self._maker.transform(run, place.ordinal, self._maker.sample(place), row)
+            return self._maker.transform(run, place, self._maker.sample(place), row)
         return self._in_place(place, index) or self._untransformed(place, index, row)
 
     def _untransformed(self, place: SampleLocation, index: int, row: Row) -> Sample:

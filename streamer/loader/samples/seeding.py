@@ -1,13 +1,14 @@
 """Randomness that depends on seed, epoch and sample only: never on the worker, the batch or the time.
 
-Transforms that take `rng` get their own generator. The global generators are seeded before each call of user code.
+Transforms that take `rng` get a generator. The global generators, and those that user code holds, are seeded before
+each call of user code.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TypeVar
@@ -15,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from streamer.loader.samples.generators import OwnGenerators
 from streamer.order.hashing import fold, fold_each
 
 # Separate the draws of transforms and of collate functions from those of the order.
@@ -54,34 +56,61 @@ def seed_globals(mixed: int) -> None:
         torch.random.default_generator.manual_seed(mixed)
 
 
-def run_seeded(
-    mixed: int, function: Callable[[Argument], Made], argument: Argument, renew: Callable[[], Argument] | None = None
-) -> Made:
-    """Runs user code with the global generators seeded.
+class SeededCode:
+    """Runs user code with the generators seeded that it may draw from. Used by one thread.
 
-    If the code is the first to import torch, it may have drawn from an unseeded generator: it runs again.
+    If the first call imports torch or makes a generator, it may have drawn from it before it was seeded: the code runs
+    again.
 
     Args:
-        mixed: the seed.
-        function: the code.
-        argument: its argument.
-        renew: makes the argument for the second run; None: the same argument.
+        user_code: transforms, decoders, collate functions.
+        seeds_globals: whether the global generators are seeded, too.
     """
-    if "torch" not in sys.modules:
-        seed_globals(mixed)
+
+    def __init__(self, user_code: Sequence[object], *, seeds_globals: bool = True) -> None:
+        self._own = OwnGenerators(user_code)
+        self._seeds_globals = seeds_globals
+
+    def run(
+        self,
+        mixed: int,
+        function: Callable[[Argument], Made],
+        argument: Argument,
+        renew: Callable[[], Argument] | None = None,
+    ) -> Made:
+        """Runs the code.
+
+        Args:
+            mixed: the seed.
+            function: the code.
+            argument: its argument.
+            renew: makes the argument for the second run; None: the same argument.
+        """
+        had_torch = self._seed(mixed)
         try:
             made = function(argument)
         except Exception:
-            if "torch" not in sys.modules:
+            if not self._drew_unseeded(had_torch):
                 raise
         else:
-            if "torch" not in sys.modules:
+            if not self._drew_unseeded(had_torch):
                 return made
             del made
         if renew is not None:
             argument = renew()
-    seed_globals(mixed)
-    return function(argument)
+        self._seed(mixed)
+        return function(argument)
+
+    def _seed(self, mixed: int) -> bool:
+        """Seeds the generators; returns whether torch is imported."""
+        if self._seeds_globals:
+            seed_globals(mixed)
+        self._own.seed(mixed)
+        return "torch" in sys.modules
+
+    def _drew_unseeded(self, had_torch: bool) -> bool:
+        imported = self._seeds_globals and not had_torch and "torch" in sys.modules
+        return self._own.look_again() or imported
 
 
 class SampleDraws:

@@ -24,6 +24,7 @@ import msgspec
 from streamer.cgroup import idle_core_seconds, usable_cores
 from streamer.client.oneshot import Finding
 from streamer.errors import ConfigError
+from streamer.loader import checks
 from streamer.loader.contracts import PreparedStream, RankedStream
 from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.causes import BatchTimeline, so_far
@@ -182,8 +183,8 @@ def report_rules(seconds: float | None, on_report: OnReport | None) -> ReportRul
     """The rules, checked.
 
     Raises:
-        ConfigError: an interval that is not above 0.
+        ConfigError: an interval that is not above 0, or no function.
     """
-    if seconds is not None and seconds <= 0:
+    if seconds is not None and checks.seconds("report_seconds", seconds) <= 0:
         raise ConfigError(f"report_seconds={seconds:g} is not above 0", field="report_seconds")
-    return ReportRules(seconds=seconds, on_report=on_report)
+    return ReportRules(seconds=seconds, on_report=checks.function("on_report", on_report))

@@ -5,6 +5,7 @@ The same code runs in a worker process, in a worker thread and, with `num_worker
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from streamer.errors import WorkerError
 from streamer.loader.batch.buffers import Bytes
 from streamer.loader.batch.collate import collate as collate_samples
+from streamer.loader.batch.mismatch import explain
 from streamer.loader.batch.packing import PackedBatch
 from streamer.loader.batch.placement import PredictedLayout, Rows
 from streamer.loader.contracts import (
@@ -27,7 +29,7 @@ from streamer.loader.contracts import (
     StagedSource,
 )
 from streamer.loader.samples.member_fields import check_fields
-from streamer.loader.samples.seeding import collate_seed, run_seeded, sample_seeds
+from streamer.loader.samples.seeding import SeededCode, collate_seed, sample_seeds
 from streamer.loader.skipping import OnError, may_skip
 from streamer.loader.stages import Stages
 
@@ -107,6 +109,8 @@ class BatchMaker:
         self._predicted: dict[str, PredictedLayout] | None = {} if takes_rows else None
         quiet = self._batched is not None and not self._batched.draws
         self._seeds_samples = rules.seed_globals and not quiet
+        self._user_code = SeededCode(self._batched.user_code if self._batched is not None else ())
+        self._collate_code = SeededCode((rules.collate_fn,))
 
     def load(
         self,
@@ -155,17 +159,35 @@ class BatchMaker:
         return packed
 
     def collate(self, loaded: Loaded) -> object:
-        """Collates by the user's function or by torch's rules."""
-        collate_fn, job = self._rules.collate_fn, loaded.job
+        """Collates by the user's function or by torch's rules.
+
+        Raises:
+            WorkerError: the function has called `sys.exit`.
+            ConfigError: torch's rules make no batch of these samples; names field and samples.
+        """
         if self._mixed is not None and not self._rules.own_collate:
-            check_fields(loaded.samples, self._mixed.members(job.ordinals))
+            check_fields(loaded.samples, self._mixed.members(loaded.job.ordinals))
+        try:
+            return self._collate(loaded)
+        except Exception as error:
+            torch = sys.modules.get("torch")
+            rules = (None,) if torch is None else (None, torch.utils.data.default_collate)
+            cause = explain(loaded.samples) if self._rules.collate_fn in rules else None
+            if cause is None:
+                raise
+            raise cause from error
+        except SystemExit as error:
+            raise WorkerError(f"the collate_fn has called sys.exit({error.code!r}); raise an exception") from error
+
+    def _collate(self, loaded: Loaded) -> object:
+        collate_fn, job = self._rules.collate_fn, loaded.job
         if collate_fn is None:
             return collate_samples(loaded.samples)
         if not self._rules.seed_globals:
             return collate_fn(loaded.samples)
         seed = collate_seed(self._rules.seed, job.epoch, int(job.ordinals[0]))
         # The function may have changed the samples: they are loaded again.
-        return run_seeded(seed, collate_fn, loaded.samples, renew=lambda: self._load_job(job).samples)
+        return self._collate_code.run(seed, collate_fn, loaded.samples, renew=lambda: self._load_job(job).samples)
 
     def stages(self, load: int, before: tuple[int, int, int]) -> Stages:
         """The stages of a batch that took `load` nanoseconds since the source's clock was `before`."""
@@ -219,7 +241,8 @@ class BatchMaker:
             self._begin(made.task, ordinal, started)
         load = partial(self._load, epoch, ordinal)
         try:
-            made.samples[index] = load(index) if made.seeds is None else run_seeded(made.seeds[source], load, index)
+            seed = None if made.seeds is None else made.seeds[source]
+            made.samples[index] = load(index) if seed is None else self._user_code.run(seed, load, index)
         except ChunkUnreadableError:
             raise
         except Exception as error:

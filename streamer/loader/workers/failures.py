@@ -5,14 +5,12 @@ from __future__ import annotations
 import signal
 
 from streamer.errors import IntegrityError, WorkerError
-from streamer.loader.contracts import PreparedStream
+from streamer.loader.contracts import REREADS, PreparedStream
 from streamer.loader.workers.handle import ExitReport
 from streamer.loader.workers.pending import Pending
 
 # A sample, or a batch, is not tried again after this many workers have crashed on it.
 MAX_CRASHES_PER_SAMPLE = 2
-# A chunk that is still wrong after this many new leases is an error.
-REREADS = 3
 # After this many crashes in a row without a finished batch, the run ends.
 _MAX_CRASHES_IN_A_ROW = 20
 _MAX_START_CRASHES = 3
@@ -27,10 +25,10 @@ def unopened(error: BaseException) -> BaseException:
     return error
 
 
-def located(error: BaseException, pending: Pending, ordinal: int, prepared: PreparedStream) -> BaseException:
-    """Adds epoch, batch and sample to an error that a worker reported."""
-    where = f"sample {prepared.sample_label(ordinal)} of " if ordinal >= 0 else ""
-    error.add_note(f"raised in a worker by {where}epoch {pending.epoch}, batch {pending.batch}")
+def located(error: BaseException, pending: Pending, ordinal: int) -> BaseException:
+    """Adds epoch and batch to an error that a worker reported."""
+    where = "a sample" if ordinal >= 0 else "the collate function"
+    error.add_note(f"raised in a worker by {where} of epoch {pending.epoch}, batch {pending.batch}")
     return error
 
 
@@ -41,7 +39,7 @@ def crashed_too_often(pending: Pending, report: ExitReport) -> bool:
 
 
 def work_name(ordinal: int, prepared: PreparedStream) -> str:
-    """What a worker was doing: its sample with the name, or putting the batch together."""
+    """What a worker was doing: its sample with the name and the number that `dataset[i]` takes, or the batch."""
     if ordinal < 0:
         return "putting the batch together"
     return f"sample {prepared.sample_label(ordinal)} ({prepared.sample_key(ordinal)})"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pickletools
 import sys
-import sysconfig
 import types
 from collections.abc import Iterable, Iterator
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from streamer.loader.samples.user_code import LIBRARIES, nested_code
+
 # A fork server has these anyway, or must not import them.
 _EXCLUDED = frozenset(["__main__", "__mp_main__", "builtins", "sys"])
-_LIBRARIES = tuple(filter(None, map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))))
 
 
 def needed_modules(objects: Iterable[object]) -> list[str]:
@@ -58,7 +58,7 @@ def _imported(words: Iterable[str]) -> set[str]:
 
 def _is_library(name: str) -> bool:
     file = getattr(sys.modules[name], "__file__", None)
-    return not file or file.startswith(_LIBRARIES)
+    return not file or file.startswith(LIBRARIES)
 
 
 def _imported_by_functions(name: str) -> Iterator[str]:
@@ -73,14 +73,7 @@ def _codes(value: object, module: str) -> Iterator[types.CodeType]:
     if getattr(value, "__module__", None) != module:
         return
     if isinstance(value, types.FunctionType):
-        yield from _nested(value.__code__)
+        yield from nested_code(value.__code__)
     elif isinstance(value, type):
         for member in list(vars(value).values()):
             yield from _codes(member, module)
-
-
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _nested(constant)

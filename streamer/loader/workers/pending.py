@@ -18,7 +18,7 @@ class Pending(msgspec.Struct, eq=False):
         slot: its slot; None: not known yet, or memory of its own.
         left_out: ordinals that are no longer loaded.
         skipped: ordinal -> cause, of samples that another one of the batch replaces.
-        rereads: number of new leases of its chunks.
+        rereads: number of new leases, by chunk.
         crash_counts: ordinal (-1: between samples) -> workers that crashed on it.
         abandoned: its run has ended.
         timeline: its states and their times.
@@ -31,10 +31,15 @@ class Pending(msgspec.Struct, eq=False):
     slot: Slot | None = None
     left_out: set[int] = msgspec.field(default_factory=set)
     skipped: dict[int, str] = msgspec.field(default_factory=dict)
-    rereads: int = 0
+    rereads: dict[int, int] = msgspec.field(default_factory=dict)
     crash_counts: dict[int, int] = msgspec.field(default_factory=dict)
     abandoned: bool = False
     timeline: BatchTimeline = msgspec.field(default_factory=BatchTimeline)
+
+    def count_reread(self, chunk: int) -> int:
+        """Counts a new lease of this chunk; returns the new count."""
+        self.rereads[chunk] = self.rereads.get(chunk, 0) + 1
+        return self.rereads[chunk]
 
     def count_crash(self, ordinal: int) -> int:
         """Counts a crash on this sample; returns the new count."""

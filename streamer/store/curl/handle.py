@@ -140,7 +140,7 @@ class Handle:
         if code == pycurl.E_URL_MALFORMAT:
             return ConfigError(f"{shown(url)}: libcurl cannot take this url", field="url")
         if code == pycurl.E_PEER_FAILED_VERIFICATION and ("expired" in text or "match" in text):
-            return failures.unreachable(url, "its certificate is not valid (expired, or of another name)")
+            return failures.unreachable(url, failures.INVALID)
         return failures.unreachable(url, _REASONS.get(code, f"the request failed (libcurl {code})"))
 
     def _write(self, piece: bytes) -> int | None:
@@ -271,10 +271,10 @@ def _moment(text: str) -> datetime | None:
 
 
 _REASONS = {
-    pycurl.E_COULDNT_RESOLVE_HOST: "the name of the endpoint cannot be resolved",
+    pycurl.E_COULDNT_RESOLVE_HOST: failures.UNRESOLVED,
     pycurl.E_COULDNT_RESOLVE_PROXY: "the name of the proxy cannot be resolved",
-    pycurl.E_COULDNT_CONNECT: "no connection",
-    pycurl.E_OPERATION_TIMEDOUT: "no connection in time",
+    pycurl.E_COULDNT_CONNECT: failures.NO_CONNECTION,
+    pycurl.E_OPERATION_TIMEDOUT: failures.LATE_CONNECTION,
     pycurl.E_PEER_FAILED_VERIFICATION: failures.UNTRUSTED,
     pycurl.E_SSL_CONNECT_ERROR: "no TLS connection",
     pycurl.E_SEND_ERROR: "the connection broke",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pycurl
 
-from streamer.errors import ClosedError, ObjectChangedError
+from streamer.errors import AccessDeniedError, ClosedError, ObjectChangedError, StreamerError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.base import PIECE_BYTES, Take
@@ -25,6 +25,7 @@ from streamer.store.curl.access import Access
 from streamer.store.curl.handle import Handle
 from streamer.store.curl.multi import Multi
 from streamer.store.obstore_store import ObstoreStore
+from streamer.store.reached import Reached
 from streamer.store.urls import shown
 
 if TYPE_CHECKING:
@@ -41,10 +42,17 @@ class CurlStore(ObstoreStore):
         root: what it serves, e.g. "s3://bucket".
         make_client: builds the obstore client, for all but reads.
         make_access: finds addresses, headers and keys; None: only obstore finds credentials, and reads as well.
+        way: with which credentials and where to, for messages.
     """
 
-    def __init__(self, root: str, make_client: Callable[[], Client], make_access: Callable[[], Access | None]) -> None:
-        super().__init__(root, make_client)
+    def __init__(
+        self,
+        root: str,
+        make_client: Callable[[], Client],
+        make_access: Callable[[], Access | None],
+        way: Reached,
+    ) -> None:
+        super().__init__(root, make_client, way)
         self._make_access = make_access
         self._access: Access | None = None
         self._is_found = False
@@ -84,7 +92,12 @@ class CurlStore(ObstoreStore):
                 if (address := handle.finish()) and not address.startswith(self._prefix):
                     headers = ()  # the user's are for this host: libcurl would withhold only Authorization
         except pycurl.error as error:
-            raise handle.failed(error) from (None if handle.failure else failures.redacted(error))
+            failure = handle.failed(error)
+            if isinstance(failure, StreamerError):
+                failure = self._way.explain(failure)
+            raise failure from (None if handle.failure else failures.redacted(error))
+        except AccessDeniedError as refusal:
+            raise self._way.explain(refusal) from None
         except ObjectChangedError as refusal:
             raise await self._explained(target, refusal) from None
         except asyncio.CancelledError:

@@ -110,9 +110,9 @@ async def test_a_new_engine_finds_what_was_published(config: CacheConfig, make_c
         await publish(cache, make_chunk(1), "old")
         await publish(cache, make_chunk(2, 500), "new")
         cache.use("new")
-        root_id = cache.root_id
+        root_id = cache.folder.root_id
     async with ChunkCache(config) as cache:
-        assert cache.root_id == root_id
+        assert cache.folder.root_id == root_id
         found = [(dataset, keys.tolist(), lengths.tolist()) for dataset, keys, lengths in cache.catalog()]
         assert [name for name, _, _ in found] == ["old", "new"]
         assert found[1][2] == [500 + 76]
@@ -209,6 +209,110 @@ async def test_memory_is_bounded_too(
         await publish(cache, make_chunk(2))
 
 
+@pytest.mark.parametrize("part", ["", "chunks", "tmp", "chunks/0", "root-id"])
+async def test_a_folder_that_is_removed_is_made_again(config: CacheConfig, make_chunk: MakeChunk, part: str) -> None:
+    """Whole or in part: what is gone is forgotten and told, with one warning, and the next chunk is written."""
+    lost: list[bytes] = []
+    warnings: list[str] = []
+    async with ChunkCache(config) as cache:
+        cache.on_lost, cache.on_warning = lost.extend, warnings.append
+        await publish(cache, make_chunk(1))
+        root_id, path = cache.folder.root_id, config.directory / part
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        await publish(cache, make_chunk(2))
+        await cache.measure()
+        if lost:
+            assert lost == [make_chunk(1).key]
+            assert not cache.contains(make_chunk(1).key)
+            await publish(cache, make_chunk(1))
+        assert bool(lost) == (part in ("", "chunks") or part == f"chunks/{make_chunk(1).key.hex()[0]}")
+        assert (config.directory / "root-id").read_text().strip() == root_id
+        for number in (1, 2):
+            verify_file(cache.folder.chunk_path(make_chunk(number).key), make_chunk(number).key)
+        assert cache.statistics().charged_bytes == 2 * charge(10_076)
+        if part in ("", "tmp"):
+            assert len(warnings) == 1
+            assert f"{config.directory} was removed by another program" in warnings[0]
+    async with ChunkCache(config) as cache:
+        assert set(cache.keys()) == {make_chunk(1).key, make_chunk(2).key}
+
+
+async def test_a_removed_folder_is_noticed_by_a_look_at_a_chunk(config: CacheConfig, make_chunk: MakeChunk) -> None:
+    """A reader that misses its file reports it: the folder is made again, and the chunk is not called corrupt."""
+    async with ChunkCache(config) as cache:
+        await publish(cache, make_chunk(1))
+        shutil.rmtree(config.directory)
+        assert not await cache.verify(make_chunk(1).key)
+        assert cache.folder.path.is_dir()
+        assert cache.statistics().damaged_chunks == 0
+        assert cache.restore() is None
+
+
+async def test_a_folder_that_is_removed_after_its_last_use_stays_away(
+    config: CacheConfig, make_chunk: MakeChunk
+) -> None:
+    """A script removes it when its job has ended; the engine that still runs does not make it again."""
+    async with ChunkCache(config) as cache:
+        cache.is_used = lambda: False
+        shutil.rmtree(config.directory)
+        await cache.measure()
+        with pytest.raises(CacheError, match="was removed after its last use"):
+            await publish(cache, make_chunk(1))
+        assert not config.directory.exists()
+        assert cache.restore(asked=True) is None
+        await publish(cache, make_chunk(1))
+
+
+async def test_a_folder_that_cannot_be_made_again_is_a_typed_error(config: CacheConfig, make_chunk: MakeChunk) -> None:
+    """With the folder; once it can be made, the next chunk is written."""
+    async with ChunkCache(config) as cache:
+        shutil.rmtree(config.directory)
+        config.directory.write_text("a file in its place")
+        with pytest.raises(CacheError, match=rf"{config.directory} was removed while .* cannot be made again"):
+            await publish(cache, make_chunk(1))
+        config.directory.unlink()
+        await publish(cache, make_chunk(1))
+
+
+async def test_a_folder_that_another_engine_has_made_is_left_alone(config: CacheConfig, make_chunk: MakeChunk) -> None:
+    """Two engines in one folder would evict each other's chunks."""
+    async with ChunkCache(config) as cache:
+        shutil.rmtree(config.directory)
+        async with ChunkCache(config):
+            await cache.measure()
+            with pytest.raises(CacheError, match="was replaced by another one"):
+                await publish(cache, make_chunk(1))
+
+
+async def test_files_that_cannot_be_removed_leave_room_in_memory_only(
+    config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that turned read-only: evicted bytes stay taken, chunks go to memory; later the files are removed."""
+    warnings: list[str] = []
+    limited = replace(config, limit_bytes=FIXED_BYTES + 8192 + 2 * charge(10_076))
+    async with ChunkCache(limited) as cache:
+        cache.on_warning = warnings.append
+        for number in (1, 2):
+            await publish(cache, make_chunk(number))
+
+        def refuse(paths: Mapping[bytes, Path], failed: dict[bytes, OSError]) -> None:
+            failed.update(dict.fromkeys(paths, OSError(errno.EROFS, os.strerror(errno.EROFS))))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "unlink_all", refuse)
+            patch.setattr("streamer.cache.dead_files.unlink_all", refuse)
+            with pytest.raises(CacheError, match="cannot unlink 1 chunk files"):
+                await cache.evict([make_chunk(1).key])
+            published = await publish(cache, make_chunk(3))
+            assert published.root == cache.roots[1]
+            assert cache.limit_bytes <= charge(10_076) + (512 << 20)
+            assert len(warnings) == 1
+        await cache.measure()
+        assert cache.statistics().charged_bytes == charge(10_076)
+        assert not cache.folder.chunk_path(make_chunk(1).key).exists()
+        assert (await publish(cache, make_chunk(1))).root == cache.root
+
+
 async def test_verify_finds_a_flipped_byte(config: CacheConfig, make_chunk: MakeChunk) -> None:
     """Counted, and no error for a chunk that is not here."""
     chunk = make_chunk(1)
@@ -256,8 +360,8 @@ async def test_the_page_cache_is_advised(config: CacheConfig, make_chunk: MakeCh
     async with ChunkCache(config) as cache:
         await publish(cache, make_chunk(1))
         for key in (make_chunk(1).key, make_chunk(2).key):
-            await cache.readahead(key)
-            await cache.drop(key)
+            await cache.advise(key, os.POSIX_FADV_WILLNEED)
+            await cache.advise(key, os.POSIX_FADV_DONTNEED)
 
 
 async def test_manifests_count(config: CacheConfig) -> None:
@@ -276,7 +380,7 @@ async def test_the_limit_gives_way_to_a_full_disk(
     real = os.statvfs(config.directory.parent)
 
     class Full:
-        f_blocks, f_frsize, f_bavail = real.f_blocks, real.f_frsize, 0
+        f_blocks, f_frsize, f_bavail, f_flag = real.f_blocks, real.f_frsize, 0, 0
 
     async with ChunkCache(replace(config, free_floor_bytes=8192)) as cache:
         whole = cache.limit_bytes

@@ -81,6 +81,16 @@ def test_clear_asks_for_yes(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("action", [["stat"], ["check"], ["clear", "--yes"]])
+def test_a_cleared_folder_is_empty_and_no_error(
+    folder: Path, capsys: pytest.CaptureFixture[str], action: list[str]
+) -> None:
+    """It said "No such file or directory" of a folder that is there."""
+    assert _run(capsys, "clear", folder, "--yes")[0] == 0
+    code, out, err = _run(capsys, action[0], folder, *action[1:])
+    assert (code, out, err) == (0, f"{folder}: empty, no cache has been made here\n", "")
+
+
 def test_export_makes_a_folder_that_stat_and_check_know(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -187,10 +188,39 @@ def test_the_command_measures_files(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert out.startswith("first byte: median ")
     assert "2 x 64 KiB" in out
     assert figures["clients"] == []
-    assert "measuring: 2 combinations of 2 combinations" in err
+    assert "measuring: 2 of 2 combinations" in err
 
 
 @pytest.mark.leaves_over("libuv opens one pipe for signals per process and keeps it")
+@pytest.mark.parametrize(
+    ("option", "file", "message"),
+    [
+        ("--plot", "link.png", "--plot needs matplotlib: pip install 'streamer-data[plots]'"),
+        ("--plot", "link.nonsense", "--plot link.nonsense: matplotlib does not write .nonsense"),
+        ("--plot", "nowhere/link.png", "--plot nowhere/link.png: there is no folder nowhere"),
+        ("--json", "nowhere/link.json", "--json nowhere/link.json: there is no folder nowhere"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_anything_is_measured(
+    option: str,
+    file: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A measurement takes minutes and money; its curves were lost for a missing library."""
+    monkeypatch.chdir(tmp_path)
+    if message.endswith("[plots]'"):
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    (tmp_path / "a.bin").write_bytes(bytes(1000))
+    assert main(["bench", f"{tmp_path}/", option, file]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert "measuring" not in err
+
+
 def test_the_bytes_are_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is left out is said."""
     (tmp_path / "a.bin").write_bytes(bytes(200_000))

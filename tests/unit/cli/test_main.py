@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +80,14 @@ def test_an_interrupt_is_130(capsys: pytest.CaptureFixture[str]) -> None:
     """As shells have it."""
     assert main._run(_arguments(KeyboardInterrupt()), Terminal()) == 130
     assert capsys.readouterr().err == "streamer: interrupted\n"
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The user named it; frames of the library say nothing more. Code 1, as the help has it."""
+    (tmp_path / "a").touch()
+    error = NotADirectoryError(20, "Not a directory", f"{tmp_path}/a/manifest")
+    assert main._run(_arguments(error), Terminal()) == Exit.FAILED
+    assert capsys.readouterr().err == f"streamer: {tmp_path}/a/manifest: Not a directory\n"
 
 
 def test_a_programming_error_is_not_hidden() -> None:

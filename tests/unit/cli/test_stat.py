@@ -1,8 +1,10 @@
 """`streamer stat`: finding an engine without starting one, and what is printed."""
 
+import contextlib
 import io
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,9 @@ from streamer.cli import stat_command
 from streamer.cli.connect import found
 from streamer.cli.status_view import StatusView
 from streamer.cli.terminal import Terminal
+from streamer.client import runtime_folder
 from streamer.client.settings import ClientSettings
-from streamer.errors import EngineUnavailableError
+from streamer.errors import ConfigError, EngineUnavailableError
 
 
 @pytest.fixture
@@ -20,32 +23,56 @@ def settings(tmp_path):
     return ClientSettings(cache_dir=tmp_path / "cache", runtime_dir=tmp_path)
 
 
-def listen(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
+@pytest.fixture
+def listen():
+    """Makes sockets that somebody listens at; gives their paths."""
+    with contextlib.ExitStack() as stack:
+
+        def start(path: Path) -> Path:
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(str(path))
+            listener.listen()
+            return path
+
+        yield start
 
 
 def test_an_engine_that_is_named_is_taken(settings, tmp_path):
     """The option before the environment."""
     named = ClientSettings(cache_dir=tmp_path, runtime_dir=tmp_path, engine="unix:/env.sock")
-    assert found(Path("/option.sock"), named).socket_path == Path("/option.sock")
-    assert found(None, named).socket_path == Path("/env.sock")
+    assert found(Path("/option.sock"), None, named).socket_path == Path("/option.sock")
+    assert found(None, None, named).socket_path == Path("/env.sock")
 
 
-def test_otherwise_the_users_service_then_the_embedded_engine(settings, tmp_path):
-    """Whichever socket is there; none is started, so `external` is set."""
-    listen(settings.socket_path)
-    assert found(None, settings).socket_path == settings.socket_path
-    assert found(None, settings).external
-    listen(tmp_path / "engine.sock")
-    assert found(None, settings).socket_path == tmp_path / "engine.sock"
+@pytest.mark.process
+def test_the_only_engine_is_found_whatever_its_cache_folder(settings, tmp_path, listen):
+    """A script that passed cache_dir=; the socket of a killed engine does not count."""
+    other = listen(replace(settings, cache_dir=tmp_path / "of a script").socket_path)
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(settings.socket_path))
+    assert found(None, None, settings).socket_path == other
+    assert found(None, None, settings).external
 
 
-def test_no_engine_is_an_error_that_names_the_places(settings, tmp_path):
+@pytest.mark.process
+def test_several_engines_are_listed(settings, tmp_path, listen, monkeypatch):
+    """Nothing is guessed: the message has every socket, and its options choose one."""
+    monkeypatch.setattr(runtime_folder, "ANSWER_SECONDS", 0.05)
+    paths = [listen(settings.socket_path), listen(tmp_path / "engine.sock")]
+    with pytest.raises(ConfigError, match=r"2 engines run in .*--cache-dir or --socket") as error:
+        found(None, None, settings)
+    assert all(str(path) in str(error.value) for path in paths)
+    assert found(None, settings.cache_dir, settings).socket_path == settings.socket_path
+    assert found(tmp_path / "engine.sock", None, settings).socket_path == tmp_path / "engine.sock"
+
+
+def test_no_engine_is_an_error_that_names_the_place(settings, tmp_path):
     """A plain file in the place of a socket is none."""
     (tmp_path / "engine.sock").write_text("")
-    with pytest.raises(EngineUnavailableError, match="--socket"):
-        found(None, settings)
+    with pytest.raises(EngineUnavailableError, match=rf"none listens in {tmp_path}.*--socket"):
+        found(None, None, settings)
+    with pytest.raises(EngineUnavailableError, match="no embedded engine of the cache folder /elsewhere runs"):
+        found(None, Path("/elsewhere"), settings)
 
 
 def test_the_figures_and_tables_are_printed():

@@ -112,8 +112,14 @@ def test_the_figures_as_text(what, shown):
 def test_an_idle_engine_has_a_picture():
     """Nothing connected, nothing divided by zero."""
     picture = StatusView({"pid": 1})
-    assert text(picture)["hits"] == "0.0% so far, the cache keeps 0.0% of the data"
+    assert text(picture)["hits"] == "nothing was needed yet"
     assert picture.session_rows() == picture.dataset_rows() == []
+
+
+def test_between_jobs_the_hits_are_those_of_the_engines_life():
+    """After a job whose bytes came from the cache to four fifths; its sessions are gone."""
+    picture = StatusView(statistics(sessions=[], needed_bytes=10_000, hit_bytes=8_000, hit_bound=0.0))
+    assert text(picture)["hits"] == "80.0% since the engine started; no epoch runs now"
 
 
 def test_names_of_clients_cannot_steer_the_terminal():

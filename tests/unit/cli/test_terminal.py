@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 
@@ -47,7 +48,20 @@ def test_on_a_terminal_progress_is_a_bar() -> None:
         bar.update(10, None)
         bar.update(20, 20)
     assert "drawing" in err.getvalue()
-    assert "20 images of 20 images" in err.getvalue()
+    assert "20 of 20 images" in err.getvalue()
+
+
+def test_a_note_beside_a_bar_has_a_line_of_its_own() -> None:
+    """The demo's note of the killed engine stood at the end of the bar's line."""
+    err = _Screen()
+    terminal = Terminal(io.StringIO(), err)
+    with terminal.progress("epoch 3", "images") as bar:
+        bar.update(10, 20)
+        terminal.note("engine 7 killed with [SIGKILL]")
+    terminal.note("after it")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", err.getvalue()).replace("\r", "\n")
+    assert [line for line in plain.splitlines() if "killed" in line] == ["engine 7 killed with [SIGKILL]"]
+    assert plain.splitlines()[-1] == "after it"
 
 
 def test_a_table_on_a_terminal_has_the_same_cells() -> None:

@@ -2,16 +2,23 @@
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import threading
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from streamer.client import launcher
 from streamer.client.engine_client import EngineClient
+from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.client.settings import ClientSettings
-from streamer.errors import ClosedError, ConfigError
+from streamer.errors import ClosedError, ConfigError, EngineUnavailableError
+from streamer.manifest.table import Manifest
+from streamer.wire.messages import GetManifest
 
 
 @pytest.fixture
@@ -106,3 +113,72 @@ def test_an_engine_starts_while_somebody_forks(client, monkeypatch):
         for child in children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+
+@pytest.mark.process
+def test_another_limit_than_the_running_engines_is_said_once(client, tmp_path, caplog):
+    """With both limits; every connection of the process finds the same, and says nothing more."""
+    client.statistics()
+    other = replace(client.settings, cache_bytes=32 << 20)
+    for _ in range(2):
+        with EngineClient(other) as second:
+            second.statistics()
+    lines = [record.getMessage() for record in caplog.records if "is not used" in record.getMessage()]
+    assert len(lines) == 1
+    assert f"cache_bytes={32 << 20} (33.6 MB) is not used" in lines[0]
+    assert str(tmp_path / "cache") in lines[0]
+    assert "limit of 8.4 MB" in lines[0]
+    with EngineClient(replace(client.settings, cache_bytes=None)) as third:
+        third.statistics()
+    assert "None" not in caplog.text
+
+
+@pytest.mark.process
+def test_a_cache_folder_that_is_removed_is_mended_under_its_readers(client, tmp_path, caplog):
+    """Both readers go on with chunks and manifest, a new client finds the folder, and the log has one line."""
+    (tmp_path / "data").mkdir()
+    for number in range(8):
+        (tmp_path / "data" / f"{number}.bin").write_bytes(bytes([number]) * 100_000)
+    made = client.manifest(GetManifest(0, [str(tmp_path / "data")], "auto", chunk_bytes=200_000))
+    manifest = Manifest.open(made)
+    with EngineClient(client.settings) as second:
+        sessions = [reading(one, manifest) for one in (client, second)]
+        for session in sessions:
+            session.wait(0, 60)
+        shutil.rmtree((tmp_path / "cache").rename(tmp_path / "gone"))
+        with EngineClient(client.settings) as third:
+            assert third.roots()[0] == tmp_path / "cache"
+        for session in sessions:
+            session.reject(0, "missing")
+            session.wait(manifest.chunks - 1, 60)
+        assert Manifest.open(made).digest == manifest.digest
+        keys = {key.tobytes().hex() for key in manifest.chunk_keys}
+        assert {path.stem for path in (tmp_path / "cache").glob("chunks/*/*.chunk")} == keys
+        for session in sessions:
+            session.close()
+    lines = [
+        record.getMessage() for record in caplog.records if "was removed by another program" in record.getMessage()
+    ]
+    assert len(lines) == 1
+
+
+def reading(client, manifest):
+    """A session that has every chunk open until its end."""
+    session = client.open_session(SessionSpec(dataset=manifest.digest, consumer="rank 0"))
+    first = np.arange(manifest.chunks, dtype=np.int64)
+    session.extend(EpochSchedule(0, first.astype(np.uint32), first, np.full(manifest.chunks, manifest.chunks - 1)))
+    return session
+
+
+def test_an_engine_that_is_waited_for_is_said_once(tmp_path, caplog, monkeypatch):
+    """`STREAMER_ENGINE` names a service that is down: a line after 1.5 s, an error after the time that it names."""
+    monkeypatch.setattr(launcher, "_QUIET_SECONDS", 0.3)
+    settings = ClientSettings(
+        cache_dir=tmp_path, runtime_dir=tmp_path, engine=f"unix:{tmp_path}/engine.sock", connect_seconds=1.0
+    )
+    with pytest.raises(EngineUnavailableError, match="after 1 s"):
+        EngineClient(settings).statistics()
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"waiting for the engine at {tmp_path}/engine.sock, which has not answered for 0.")
+    assert lines[0].endswith("After 1 s this is an error")

@@ -144,3 +144,41 @@ def test_on_field_without_a_picture_names_what_there_is():
     """The user sees the fields of the sample."""
     with pytest.raises(ConfigError, match="__key__, png"):
         OnField("jpg", Resize(30))({"__key__": "k", "png": b""}, rng=rng())
+
+
+def test_steps_may_be_any_functions_of_a_picture(picture):
+    """`rng` and `out` are given to those that have such a parameter."""
+
+    def noisy(found: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return found + rng.integers(0, 9, found.shape, np.uint8)
+
+    made = OnField("jpg", Resize(30), noisy, lambda found: found[::2])({"jpg": picture}, rng=rng(3))["jpg"]
+    assert np.array_equal(made, noisy(Resize(30)(picture), rng(3))[::2])
+
+
+@pytest.mark.parametrize("field", ["jpg", "seg.PNG", "image"])
+def test_image_is_the_picture_of_a_sample(picture, field):
+    """Whatever its extension; delivered under one name, so that pictures of several kinds make a batch."""
+    sample = {"__key__": "a", field: picture, "label": 3}
+    made = OnField("image", Resize((10, 20)))(sample, rng=rng())
+    assert list(made) == ["__key__", "image", "label"]
+    assert made["image"].shape == (10, 20, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"jpg": 1, "seg.png": 2}, "sample 'a' has no field 'image'; it has __key__, jpg, seg.png: name one of them"),
+        ({"cls": 1}, "sample 'a' has no field 'image'; it has __key__, cls: none of them is a picture"),
+    ],
+)
+def test_image_must_be_one_picture(fields, message):
+    """Not the first of several."""
+    with pytest.raises(ConfigError, match=message):
+        OnField("image")({"__key__": "a", **fields}, rng=rng())
+
+
+def test_a_missing_field_names_the_way_to_any_picture(picture):
+    """The folder has jpg and png."""
+    with pytest.raises(ConfigError, match=r"has no field 'jpg'; .*'image' is the picture of a sample, whatever"):
+        OnField("jpg")({"__key__": "a", "png": picture}, rng=rng())

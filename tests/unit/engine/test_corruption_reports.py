@@ -13,6 +13,7 @@ from streamer.engine.corruption_reports import (
     MAX_UNFOUNDED,
     MAX_UNFOUNDED_IN_ALL,
     VERIFIED_SECONDS,
+    WARNING_SECONDS,
     CorruptionReports,
 )
 from streamer.errors import IntegrityError, ManifestError
@@ -174,3 +175,21 @@ async def test_a_session_that_has_left_hears_nothing(parts):
     rejects.report(other, 6, "crc")
     await checked(rejects)
     assert (session.judged_rejects, other.judged_rejects, engine.cache.read) == (0, 1, [session.key(6)])
+
+
+async def test_many_wrong_chunks_are_one_warning(parts):
+    """For a minute; the rest is counted."""
+    engine, session, _ = parts
+    warnings: list[str] = []
+    async with asyncio.TaskGroup() as tasks:
+        rejects = CorruptionReports(engine.cache, engine.forget, engine.wake, engine.now, tasks, warn=warnings.append)
+        engine.cache.wrong = {session.key(chunk) for chunk in range(40)}
+        for chunk in range(40):
+            rejects.report(session, chunk, "crc")
+        await checked(rejects)
+        assert rejects.dropped.total() == 40
+        assert len(warnings) == 1
+        assert "is wrong and is fetched again" in warnings[0]
+        engine.time += WARNING_SECONDS
+        rejects.damaged(session.key(50))
+        assert len(warnings) == 2

@@ -39,7 +39,7 @@ async def chunk_of(path: Path) -> Chunk:
 async def test_the_configured_client_reads(client: FetchClient, kind: type[ObjectStore]) -> None:
     """`client` in the section [fetch] decides what reads S3."""
     async with Fetchers(FetchConfig(client=client), UrlAllowlist()) as fetchers, fetchers.of({"anon": True}) as fetcher:
-        assert type(fetcher.store("s3://bucket/key")) is kind
+        assert type(fetcher._endpoint("s3://bucket/key").store) is kind
 
 
 async def settle(fetchers: Fetchers, waiting: int) -> None:

@@ -51,6 +51,17 @@ def test_a_listing_that_is_enough_is_never_refused():
     assert run.texts[0] == "index 100 objects (100.0 GB): the listing is enough"
 
 
+def test_a_short_index_of_one_object_is_told_in_seconds():
+    """It said "1 objects" and 0.0 min."""
+    run = Run()
+    run.cost.estimated(Estimate(1, 600 * MB, 600 * MB, 12_000, 8 << 20))
+    for seconds, done in ((0, 0), (3, 300 * MB)):
+        run.seconds = 1000.0 + seconds
+        run.cost.progressed(Progress(0, 1, done, 600 * MB, done, 1))
+    assert run.texts[-1] == "index 1 object: read 600.0 MB, 6 s at 100.0 MB/s"
+    assert run.texts[-2] == "0 of 1 object, 1 sample"
+
+
 def test_an_index_that_is_over_is_not_refused():
     """It took as long as it took."""
     run = Run()

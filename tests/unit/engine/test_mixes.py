@@ -145,7 +145,7 @@ async def test_an_evicted_chunk_is_lost_by_all_its_numbers(engine: Engine) -> No
     await asyncio.sleep(0)
     assert all(reader.session.progress.is_local(reader.number(part, 2)) for part in (0, 1))
     assert engine._forget(key)
-    engine.scheduler._lost((key,))
+    engine.scheduler.lost((key,))
     assert not any(reader.session.progress.is_local(reader.number(part, 2)) for part in (0, 1))
     await reader.read(2)
     assert not reader.errors

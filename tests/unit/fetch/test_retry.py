@@ -74,7 +74,7 @@ def test_expired_credentials_are_known_by_their_code() -> None:
     assert not expired(AccessDeniedError("x", status=403, code="AccessDenied"))
 
 
-LONE = Failing(tries=8, idle_seconds=12.0, silent=False, isolated=True, worked=True)
+LONE = Failing(tries=8, idle_seconds=12.0, silent=False, isolated=True)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,8 @@ LONE = Failing(tries=8, idle_seconds=12.0, silent=False, isolated=True, worked=T
         (replace(LONE, tries=2, silent=True), True),
         (replace(LONE, tries=1, silent=True), False),
         (replace(LONE, tries=2, silent=True, idle_seconds=11.9), False),
-        (replace(LONE, idle_seconds=0.1, worked=False), True),
+        (replace(LONE, tries=1, idle_seconds=0.1, hopeless=True), True),
+        (replace(LONE, tries=50, idle_seconds=0.1), False),
         (replace(LONE, isolated=False), False),
         (replace(LONE, tries=50, idle_seconds=61.0, isolated=False), True),
         (replace(LONE, tries=2, idle_seconds=61.0, isolated=False, silent=True), False),

@@ -68,7 +68,6 @@ class FakeEngine:
     spoil: Callable[[int, Path], None] = lambda chunk, path: None
     manifest: Manifest | None = None
     notes: list[str] = field(default_factory=list)
-    limit_bytes: int = 0
 
     def connect(self, settings: ClientSettings) -> FakeClient:
         return FakeClient(self, settings)
@@ -136,6 +135,8 @@ class FakeEngine:
 class FakeClient:
     """Stands in for EngineClient."""
 
+    limit_bytes = 20_000
+
     connected = True
 
     def __init__(self, engine: FakeEngine, settings: ClientSettings) -> None:
@@ -156,10 +157,6 @@ class FakeClient:
 
     def roots(self) -> list[Path]:
         return [self.engine.root]
-
-    @property
-    def limit_bytes(self) -> int:
-        return self.engine.limit_bytes
 
     def open_session(self, spec: SessionSpec) -> FakeSession:
         session = FakeSession(self.engine, spec)

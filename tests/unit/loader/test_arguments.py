@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from torch.utils.data import Subset
 
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.errors import ConfigError, StateError
@@ -15,7 +17,16 @@ def sample(epoch: int, ordinal: int) -> object:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("batch_size", "16"), ("batch_size", 16.5), ("num_workers", "2"), ("num_workers", None), ("timeout", "5")],
+    [
+        ("batch_size", "16"),
+        ("batch_size", 16.5),
+        ("batch_size", None),
+        ("num_workers", "2"),
+        ("num_workers", None),
+        ("timeout", "5"),
+        ("timeout", -1),
+        ("report_seconds", "30"),
+    ],
 )
 def test_of_the_loader(name, value):
     """Text from a command line, a float from a division."""
@@ -26,11 +37,34 @@ def test_of_the_loader(name, value):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("seed", "a", "seed='a' is not a number"),
-        ("batch_size", "16", "batch_size='16' is not a number"),
+        ("drop_last", "no", "is neither True nor False"),
+        ("pin", "no", "is none of 'auto', True, False"),
+        ("collate_fn", 7, "cannot be called"),
+        ("device_transform", 7, "cannot be called"),
+        ("on_report", 7, "cannot be called"),
+    ],
+)
+def test_of_the_loader_for_other_types(name, value, message):
+    """Taken for True, or found at the first batch, otherwise."""
+    with pytest.raises(ConfigError, match=f"{name}={value!r} {message}"):
+        StreamingDataLoader(FakeDataset(8, sample), 4, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("seed", "a", "seed='a' is not a whole number"),
+        ("batch_size", "16", "batch_size='16' is not a whole number"),
         ("cache_bytes", 2.5e9, ""),
         ("url", None, "url=None is no url"),
         ("url", 3, "url=3 is no url"),
+        ("seed", 2.5, "seed=2.5 is not a whole number"),
+        ("rank", "0", "rank='0' is not a whole number"),
+        ("index_limit", "9", "index_limit='9' is not a number of seconds"),
+        ("manifest", 7, "manifest=7 is no path"),
+        ("cache_dir", 7, "cache_dir=7 is no path"),
+        ("allow_pickle", "no", "allow_pickle='no' is neither True nor False"),
+        ("storage_options", "secret", "storage_options: str is no dict"),
     ],
 )
 def test_of_the_dataset(name, value, message):
@@ -42,10 +76,96 @@ def test_of_the_dataset(name, value, message):
         StreamingDataset(**{"url": "/data", name: value})
 
 
+def test_numbers_of_numpy_are_numbers():
+    """From a configuration, or a division."""
+    options = StreamingDataset("/data", batch_size=np.int64(4), seed=np.uint8(3))._opening.options
+    assert (type(options.batch_size), type(options.seed)) == (int, int)
+    with StreamingDataLoader(FakeDataset(8, sample), np.int64(4), np.int8(0)) as loader:
+        assert len(loader) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("fraction", 0.9, r"fraction=0.9 is not a pair as \(0, 0.9\)"),
+        ("fraction", ("a", 1), "is not a pair"),
+        ("fraction", (0.9, 0.1), "is not 0 <= start < stop <= 1"),
+        ("keys", 7, "keys=7 is neither a text nor a sequence of texts"),
+        ("min_bytes", "1k", "min_bytes='1k' is not a whole number"),
+        ("indices", 3, "indices=3: give a slice, a sequence of whole numbers, or one of bools"),
+        ("indices", [0.5], "give a slice"),
+        ("indices", "abc", "give a slice"),
+        ("seed", "a", "seed='a' is not a whole number"),
+        ("transform", 7, "transform=7 cannot be called"),
+    ],
+)
+def test_of_a_selection(name, value, message):
+    """When it is made, not at its first use."""
+    with pytest.raises(ConfigError, match=message):
+        StreamingDataset("/data").select(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (slice(0, 3), r"dataset.select\(indices=slice\(0, 3, None\)\) is a dataset of several"),
+        ("a", "index='a' is not a whole number"),
+        (1.0, "index=1.0 is not a whole number"),
+        ([1], r"index=\[1\] is not a whole number"),
+    ],
+)
+def test_of_an_index(index, message):
+    """Not sample 1 for 1.0, and no comparison of lists with numbers."""
+    with pytest.raises(ConfigError, match=message):
+        StreamingDataset("/data")[index]
+
+
+def test_of_an_epoch():
+    """Of the dataset and of the loader."""
+    for thing in (StreamingDataset("/data"), StreamingDataLoader(FakeDataset(8, sample), 4)):
+        with pytest.raises(ConfigError, match="epoch='a' is not a whole number"):
+            thing.set_epoch("a")
+
+
+@pytest.mark.parametrize("name", ["transform", "shuffle", "batch_size", "url"])
+def test_arguments_cannot_be_changed(name):
+    """The assignment would have no effect, or one on some workers only."""
+    dataset = StreamingDataset("/data")
+    advice = r"dataset.select\(transform=...\) returns" if name == "transform" else "construct another dataset"
+    with pytest.raises(AttributeError, match=f"{name} of a StreamingDataset is fixed when it is constructed: {advice}"):
+        setattr(dataset, name, 1)
+
+
+def test_attributes_cannot_be_misspelt():
+    """Except in a class that is made from it, which may have any of its own."""
+
+    class Mine(StreamingDataset):
+        pass
+
+    with pytest.raises(AttributeError, match="StreamingDataset has no attribute 'transfrom'"):
+        StreamingDataset("/data").transfrom = 1
+    mine = Mine("/data")
+    mine.note = "x"
+    with pytest.raises(AttributeError, match="is fixed"):
+        mine.seed = 3
+    with pytest.raises(AttributeError):
+        mine.samples = 3
+
+
 def test_a_url_is_no_dataset():
     """As torch's loader takes a dataset, not its place."""
     with pytest.raises(ConfigError, match=r"dataset='/data' is not a StreamingDataset: pass StreamingDataset\(url\)"):
         StreamingDataLoader("/data", 4)
+
+
+def test_parts_that_torch_makes_are_no_datasets():
+    """They read samples one by one; the way to have a part is named."""
+    part = Subset(StreamingDataset("/data"), [1, 2])
+    advice = r"is not a StreamingDataset: .*dataset\.select\(indices=subset\.indices\), or fraction=\(0, 0\.9\)"
+    with pytest.raises(ConfigError, match=advice):
+        StreamingDataLoader(part, 4)
+    with pytest.raises(ConfigError, match=r"dataset=\[0, 1, 2, .*\.\.\.\] is not a StreamingDataset: pass"):
+        StreamingDataLoader(list(range(1_000_000)), 4)
 
 
 def test_none_is_no_state():
@@ -55,6 +175,8 @@ def test_none_is_no_state():
         pytest.raises(StateError, match="NoneType is no dict"),
     ):
         loader.load_state_dict(None)
+    with pytest.raises(StateError, match="NoneType is no dict"):
+        StreamingDataset("/data").load_state_dict(None)
 
 
 @pytest.mark.parametrize("manifest", ["/data", "/data/", "/data/manifest"])

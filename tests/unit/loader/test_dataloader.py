@@ -322,7 +322,7 @@ def test_error_in_a_transform(workers, kind):
         assert next(batches)["x"].tolist() == [0, 1, 2, 3]
         with pytest.raises(KeyError, match="no such field") as caught:
             next(batches)
-        assert "sample 5 of epoch 0, batch 1" in caught.value.__notes__[0]
+        assert "a sample of epoch 0, batch 1" in caught.value.__notes__[0]
         if workers:
             assert "in broken" in str(caught.value.__cause__)
         assert next(batches)["x"].tolist() == [8, 9, 10, 11]
@@ -420,6 +420,29 @@ def test_unreadable_chunk_is_leased_again(workers, kind, tmp_path):
         assert [batch["x"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
         assert dataset.prepared.sessions[0].rejected == [(3, "wrong bytes")] * 2
         assert loader.stats().rereads == 2
+
+
+class Overwritten:
+    """Each sample of the batch is in a chunk of its own, which is wrong until it is rejected."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __call__(self, epoch: int, ordinal: int) -> object:
+        if epoch == 0 and 4 <= ordinal < 12 and not os.path.exists(f"{self.folder}/{ordinal}"):
+            raise ChunkUnreadableError(ordinal, "wrong bytes")
+        return {"x": ordinal}
+
+
+@ways
+def test_any_number_of_wrong_chunks_in_a_batch_are_leased_again(workers, kind, tmp_path):
+    """The tries are counted for each chunk: eight of a batch of eight were an error after three."""
+    dataset = FakeDataset(12, Overwritten(str(tmp_path)))
+    with StreamingDataLoader(dataset, 12, workers, worker_type=kind) as loader:
+        loader.state_dict()
+        dataset.prepared.on_reject = lambda chunk: (tmp_path / str(chunk)).touch()
+        assert [batch["x"].tolist() for batch in loader] == [list(range(12))]
+        assert {chunk for chunk, _ in dataset.prepared.sessions[0].rejected} == set(range(4, 12))
 
 
 @ways

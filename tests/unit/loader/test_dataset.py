@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from streamer.errors import ConfigError, DecodeError, IntegrityError, ManifestError, StateError
+from streamer.loader.contracts import REREADS
 from streamer.loader.dataset import StreamingDataset
 
 
@@ -346,6 +347,21 @@ def test_a_state_that_does_not_fit_names_the_field(make_dataset, folder, options
     assert caught.value.details["field"] == field
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_a_state_of_another_shuffle_is_named_as_it_was_passed(make_dataset, tmp_path, before):
+    """Not by lanes and a window that were chosen automatically."""
+    for number in range(100):
+        (tmp_path / "many").mkdir(exist_ok=True)
+        (tmp_path / "many" / f"{number}.bin").write_bytes(bytes(1500))
+    saved = make_dataset(tmp_path / "many", shuffle=before)
+    assert before is False or saved.state_dict()["window"] > 1
+    other = make_dataset(tmp_path / "many", shuffle=not before)
+    other.load_state_dict(saved.state_dict())
+    message = f"shuffle was {before} when it was saved and is {not before} now; pass the shuffle the run began with"
+    with pytest.raises(StateError, match=message):
+        iter(other)
+
+
 def test_set_epoch_drops_a_loaded_state(make_dataset, folder):
     """The later of the two counts."""
     dataset = make_dataset(folder)
@@ -417,11 +433,11 @@ def test_a_damaged_chunk_is_leased_again(fake_engine, make_dataset, folder):
 
 
 def test_a_chunk_that_stays_damaged_is_an_error(fake_engine, make_dataset, folder):
-    """After one more try, with the reader's own error."""
+    """After three new leases of this chunk, with the reader's own error."""
     fake_engine.spoil = lambda chunk, path: _flip(path, 80) if chunk == 1 else None
     with pytest.raises(IntegrityError, match="checksum"):
         numbers(make_dataset(folder))
-    assert [chunk for chunk, _ in fake_engine.rejects] == [1]
+    assert [chunk for chunk, _ in fake_engine.rejects] == [1] * REREADS
 
 
 def test_an_undecodable_sample_is_an_error_with_its_place(make_dataset, folder):
@@ -441,7 +457,9 @@ def test_an_empty_file_is_an_error_with_its_own_name(make_dataset, tmp_path):
         (tmp_path / "a" / f"{number}.npy").write_bytes(b"")
     dataset = make_dataset(tmp_path / "a")
     for number in range(6):
-        with pytest.raises(DecodeError, match=rf"sample '{number}\.npy'.* \(sample \d, \S*/{number}\.npy \[0, 0\)\)"):
+        with pytest.raises(
+            DecodeError, match=rf"sample '{number}\.npy'.* \(dataset\[\d\], \S*/{number}\.npy \[0, 0\)\)"
+        ):
             dataset.get(f"{number}.npy")
 
 

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from streamer.errors import ManifestCorruptError
+from streamer.manifest.publish import publish_again
 from streamer.manifest.staging import settle, sweep, workplace
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import open_verified
@@ -30,6 +31,16 @@ async def test_a_broken_folder_is_replaced(build_it, store, tars):
     await build_it(store(tars), "s3://b/tars/")
     open_verified(first.path)
     assert [p.name for p in first.path.parent.iterdir()] == [first.digest]
+
+
+async def test_an_open_manifest_outlives_its_folder(build_it, store, tars):
+    """Another program removes the files: the mapped tables are written again."""
+    first = await build_it(store(tars), "s3://b/tars/")
+    before = {path.name: path.read_bytes() for path in first.path.glob("*.arrows")}
+    shutil.rmtree(first.path.parent)
+    assert publish_again(first, first.path.parent) == first.path
+    assert {path.name: path.read_bytes() for path in first.path.glob("*.arrows")} == before != {}
+    assert open_verified(first.path).digest == first.digest
 
 
 def test_nothing_remains_of_a_failed_writer(tmp_path):

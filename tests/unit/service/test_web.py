@@ -34,6 +34,15 @@ async def test_ready_says_why_not():
         assert (status, "streamer_store_received_bytes_total 5.0" in text) == (200, True)
 
 
+@pytest.mark.process
+async def test_the_log_names_the_port_that_the_kernel_chose(caplog):
+    """Port 0 is a wish."""
+    caplog.set_level("INFO")
+    async with serving("127.0.0.1:0", dict, lambda: ""):
+        (address,) = [record.args for record in caplog.records if "metrics" in record.message]
+        assert (await get(":".join(map(str, address)), "/healthz"))[0] == 200
+
+
 async def test_off_listens_nowhere():
     """No port, no aiohttp."""
     for address in ("", "off"):

@@ -72,6 +72,22 @@ def test_web_servers_cannot_be_listed(url: str) -> None:
     assert without_globs("https://h/a/{0..3}.tar") == "https://h/a/{0..3}.tar"
 
 
+@pytest.mark.parametrize(
+    ("url", "bucket"),
+    [
+        ("https://bkt.s3.eu-west-1.amazonaws.com/data/", "s3://bkt/data/"),
+        ("https://bkt.s3.amazonaws.com/", "s3://bkt/"),
+        ("https://s3.eu-west-1.amazonaws.com/bkt/data/", "s3://bkt/data/"),
+        ("https://storage.googleapis.com/bkt/data/", "gs://bkt/data/"),
+        ("https://acct.blob.core.windows.net/box/data/", "abfs://box@acct.dfs.core.windows.net/data/"),
+    ],
+)
+def test_the_web_address_of_a_bucket_is_named_as_a_url(url: str, bucket: str) -> None:
+    """The address that a console shows cannot be listed; the bucket can."""
+    with pytest.raises(ConfigError, match=f"this is the address of a bucket: write {bucket}"):
+        without_globs(url)
+
+
 def test_a_signed_url_is_no_dataset():
     """It would end, and be kept on the disk; its signature is not shown."""
     with pytest.raises(ConfigError, match=r"https://h/a\.tar with a query .* signed url ends") as caught:

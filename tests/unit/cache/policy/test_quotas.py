@@ -133,7 +133,7 @@ def test_new_values_are_planned_at_once() -> None:
 def test_a_mix_that_does_not_fit_opens_no_session() -> None:
     """All or none."""
     policy = policy_of(5, 100, 100)
-    with pytest.raises(CacheFullError, match="lanes"):
+    with pytest.raises(CacheFullError, match="too small"):
         policy.open_sessions("job", [Opening("a", "d0", 2 * CHUNK, 0), Opening("b", "d1", 2 * CHUNK, 0)])
     with pytest.raises(CacheError, match="not added"):
         policy.open_sessions("job", [Opening("a", "d0", CHUNK, 0), Opening("b", "other", CHUNK, 0)])

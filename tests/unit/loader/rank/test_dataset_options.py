@@ -33,6 +33,18 @@ def test_local_paths_become_absolute(monkeypatch, url, whole):
     assert absolute(url) == whole
 
 
+def test_a_scheme_may_be_written_in_capitals():
+    """Stores name their objects with a lower-case scheme, so that labels by folder come out."""
+    assert absolute("S3://Bucket/A") == "s3://Bucket/A"
+
+
+@pytest.mark.parametrize("url", [Path("s3://bucket/x"), "gs:/bucket/x", "https:/h/x"])
+def test_a_scheme_with_one_slash_is_no_local_path(url):
+    """As pathlib leaves it."""
+    with pytest.raises(ConfigError, match=r"write (s3|gs|https)://(bucket|h)/x as text"):
+        DatasetOptions(urls=as_urls(url))
+
+
 def test_one_url_or_several():
     """Texts or paths."""
     assert as_urls("s3://b") == ("s3://b",)

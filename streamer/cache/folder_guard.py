@@ -1,0 +1,105 @@
+"""Makes a cache folder again that another program removes while an engine uses it: `rm`, a cleaner of old files."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+
+from streamer.cache.folder import Folder, is_intact, make_again
+from streamer.errors import CacheError
+
+# `rm -r` of a folder that is made again meanwhile removes that one as well, a few times.
+REPEATED_SECONDS = 1.0
+
+
+class FolderGuard:
+    """Watches one opened folder. Owned by one `ChunkCache`.
+
+    Args:
+        folder: opened.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._lock: int | None = None
+        self._is_foreign = False
+        self._restored_at = self._restored_before = float("-inf")
+        # The engine has locked this one before it opened the folder.
+        self._locked_inode = os.stat(folder.path).st_ino
+
+    def __repr__(self) -> str:
+        return f"FolderGuard({str(self._folder.path)!r}, {'made again' if self._lock is not None else 'as opened'})"
+
+    def restore(self, *, wanted: bool) -> bool:
+        """Makes the folder again where it, or a part of it, is missing; what was in it is lost.
+
+        Args:
+            wanted: false: a missing folder is an error.
+
+        Returns:
+            True: something was missing.
+
+        Raises:
+            CacheError: it cannot be made, or another engine has its own there.
+        """
+        self._is_foreign = False
+        if is_intact(self._folder):
+            return False
+        path = self._folder.path
+        self._is_foreign = True
+        if not wanted:
+            raise CacheError(f"the cache folder {path} was removed after its last use", where=str(path))
+        try:
+            make_again(self._folder)
+            self._lock_again()
+        except CacheError:
+            raise
+        except OSError as error:
+            raise CacheError(
+                f"the cache folder {path} was removed while it was in use and cannot be made again: {error.strerror} "
+                f"({error.filename}); make it possible, or choose another cache_dir",
+                where=str(path),
+                errno=error.errno,
+            ) from error
+        self._is_foreign = False
+        self._restored_before, self._restored_at = self._restored_at, time.monotonic()
+        return True
+
+    def check(self) -> None:
+        """Before a write.
+
+        Raises:
+            FileNotFoundError: the folder is not this engine's any more: `restore` it, or find out why not.
+        """
+        if self._is_foreign:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._folder.path))
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the program that removed the folder was still at work when it was made again."""
+        return self._restored_at - self._restored_before < REPEATED_SECONDS
+
+    def close(self) -> None:
+        """Gives the lock of a folder that was made again back; idempotent."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    def _lock_again(self) -> None:
+        """The engine's lock is on the folder that is gone; without one a second engine could open the new folder."""
+        path = self._folder.path
+        if os.stat(path).st_ino == self._locked_inode:  # only what was in it is gone
+            return
+        self.close()
+        self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._locked_inode = os.fstat(self._lock).st_ino
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._locked_inode = 0
+            raise CacheError(
+                f"the cache folder {path} was removed, and another engine uses the new one; end one of the two",
+                where=str(path),
+            ) from None

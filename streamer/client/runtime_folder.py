@@ -1,0 +1,62 @@
+"""The folder of sockets, locks and logs: which engines listen there, and what is left of those that have ended."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import stat
+import time
+from pathlib import Path
+
+from streamer.client.connection import Connection, DisconnectedError
+from streamer.errors import StreamerError
+
+# An engine of this machine answers within milliseconds; one that is stopped must not keep a list from being shown.
+ANSWER_SECONDS = 2.0
+# Why last week's job failed can still be read.
+LOG_SECONDS = 7 * 86400.0
+# As `ClientSettings.engine_id` makes the names.
+_LOG_NAME = re.compile(r"[0-9a-f]{12}\.log")
+
+
+def engines(folder: Path) -> list[Path]:
+    """The sockets in a folder behind which an engine listens, by name."""
+    return [path for path in sorted(folder.glob("*.sock")) if listens(path)]
+
+
+def listens(path: Path) -> bool:
+    """Whether there is a process behind a socket; the file of a killed engine stays."""
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+            probe.settimeout(ANSWER_SECONDS)
+            probe.connect(str(path))
+    except (PermissionError, TimeoutError):
+        return True  # of another user, or busy: there is one
+    except OSError:
+        return False
+    return True
+
+
+def described(path: Path, token: str = "") -> str:
+    """An engine in words: its socket, and its cache folder and process where it says them."""
+    try:
+        with contextlib.closing(Connection(path, "", token, ANSWER_SECONDS)) as connection:
+            return f"{path} (cache {connection.welcome.root}, pid {connection.welcome.pid})"
+    except (DisconnectedError, StreamerError):
+        return str(path)
+
+
+def remove_old_logs(folder: Path) -> None:
+    """Removes the logs of embedded engines that have ended a week ago."""
+    oldest = time.time() - LOG_SECONDS
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if (
+                _LOG_NAME.fullmatch(path.name)
+                and path.stat().st_mtime < oldest
+                and not listens(path.with_suffix(".sock"))
+            ):
+                path.unlink()

@@ -1,0 +1,91 @@
+"""Calls to a store that are no ranges: listings and puts, with the patience that ranges have."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from streamer.config import FetchConfig
+from streamer.errors import StoreError, StreamerError, ThrottledError
+from streamer.fetch.endpoint import Endpoint
+from streamer.fetch.retry import Failing, asked_seconds, expired, gives_up, pause_seconds, retryable
+from streamer.fetch.statistics import Tally
+
+T = TypeVar("T")
+
+
+class WholeCall:
+    """One call, repeated as a whole until it succeeds: `await run(work)` once.
+
+    Args:
+        endpoint: of the store.
+        config: bounds.
+        tally: what is counted.
+    """
+
+    def __init__(self, endpoint: Endpoint, config: FetchConfig, tally: Tally) -> None:
+        self._endpoint = endpoint
+        self._config = config
+        self._tally = tally
+        self._tries = 0
+        self._started = endpoint.time()
+        self._refreshed = False
+
+    async def run(self, work: Callable[[], Awaitable[T]]) -> T:
+        """The result of `work`, which must make the call anew each time.
+
+        Raises:
+            StoreError: permanent, or still failing after the patience that ranges have.
+        """
+        endpoint = self._endpoint
+        endpoint.clock.begin()
+        endpoint.watch.begin()
+        try:
+            while True:
+                self._tries += 1
+                try:
+                    return await work()
+                except StreamerError as error:
+                    pause = await self._recover(error)
+                await asyncio.sleep(pause)
+        finally:
+            endpoint.watch.end()
+            endpoint.clock.end()
+
+    def progressed(self) -> None:
+        """A part of the answer is here."""
+        self._endpoint.watch.progressed(self._endpoint.time())
+
+    async def _recover(self, error: StreamerError) -> float:
+        """The pause before the next try.
+
+        Raises:
+            StoreError: there is none.
+        """
+        self._endpoint.watch.failed(error)
+        if expired(error) and not self._refreshed:
+            self._refreshed = True
+            await self._endpoint.refresh()
+            return 0.0
+        idle = self._endpoint.time() - self._started
+        failing = Failing(
+            tries=self._tries,
+            idle_seconds=idle,
+            silent=False,
+            isolated=isinstance(error.details.get("status"), int) and not isinstance(error, ThrottledError),
+            hopeless=self._endpoint.is_hopeless(error),
+        )
+        if not retryable(error) or gives_up(failing, self._config):
+            raise self._final(error, idle) from error
+        self._tally.retries += 1
+        config = self._config
+        pause = pause_seconds(self._tries, config.backoff_start_seconds, config.backoff_max_seconds, random.random())
+        return max(pause, asked_seconds(error))
+
+    def _final(self, error: StreamerError, idle: float) -> StreamerError:
+        if self._tries == 1 or not isinstance(error, StoreError):
+            return error
+        facts = {**error.details, "attempts": self._tries, "elapsed_seconds": round(idle, 3)}
+        return type(error)(f"{error.message} ({self._tries} tries in {idle:.1f} s)", **facts)

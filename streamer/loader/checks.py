@@ -1,0 +1,127 @@
+"""Checks of arguments. Each raises a ConfigError that names the argument, its value and the rule."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Mapping
+from typing import TypeVar
+
+from streamer.errors import ConfigError, StateError
+
+T = TypeVar("T")
+
+
+def whole(name: str, value: object) -> int:
+    """Returns the value.
+
+    Raises:
+        ConfigError: it is not a whole number.
+    """
+    try:
+        return operator.index(value if not isinstance(value, bool) else None)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigError(f"{name}={value!r} is not a whole number", field=name) from None
+
+
+def index(value: object) -> int:
+    """Returns the number of a sample.
+
+    Raises:
+        ConfigError: it is not a whole number.
+    """
+    if isinstance(value, slice):
+        several = f"dataset.select(indices={value}) is a dataset of several"
+        raise ConfigError(f"index={value} is not a whole number: {several}", field="index")
+    return whole("index", value)
+
+
+def at_least(name: str, value: object, least: int) -> int:
+    """Returns the value.
+
+    Raises:
+        ConfigError: it is not a whole number, or below `least`.
+    """
+    if (number := whole(name, value)) < least:
+        raise ConfigError(f"{name}={value} is below {least}", field=name)
+    return number
+
+
+def seconds(name: str, value: object) -> float:
+    """Returns the value.
+
+    Raises:
+        ConfigError: it is not a number of seconds.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value) or value < 0:
+        raise ConfigError(f"{name}={value!r} is not a number of seconds", field=name)
+    return value
+
+
+def one_of(name: str, value: T, allowed: tuple[T, ...]) -> T:
+    """Returns the value.
+
+    Raises:
+        ConfigError: it is not allowed.
+    """
+    if value not in allowed:
+        raise ConfigError(f"{name}={value!r} is none of {', '.join(map(repr, allowed))}", field=name)
+    return value
+
+
+def flag(name: str, value: object) -> bool:
+    """Returns the value.
+
+    Raises:
+        ConfigError: it is neither True nor False.
+    """
+    if value not in (True, False):
+        raise ConfigError(f"{name}={value!r} is neither True nor False", field=name)
+    return bool(value)
+
+
+def function(name: str, value: T | None) -> T | None:
+    """Returns the value.
+
+    Raises:
+        ConfigError: it is neither None nor a function.
+    """
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name}={value!r} cannot be called", field=name)
+    return value
+
+
+def path(name: str, value: str | os.PathLike[str] | None) -> str | None:
+    """Returns the value as a text.
+
+    Raises:
+        ConfigError: it is neither a text nor a path, nor None.
+    """
+    try:
+        return None if value is None else os.fspath(value)
+    except TypeError as error:
+        raise ConfigError(f"{name}={value!r} is no path", field=name) from error
+
+
+def mapping(name: str, value: Mapping[str, object] | None) -> dict[str, object]:
+    """Returns the value, or an empty dict for None.
+
+    Raises:
+        ConfigError: it is no dict.
+    """
+    if value is not None and not isinstance(value, Mapping):
+        # Not the value: it may be a secret.
+        raise ConfigError(f"{name}: {type(value).__name__} is no dict", field=name)
+    return dict(value or {})
+
+
+def saved_state(value: object) -> Mapping[str, object]:
+    """Returns the value.
+
+    Raises:
+        StateError: it is no dict.
+    """
+    if not isinstance(value, Mapping):
+        raise StateError(f"state: {type(value).__name__} is no dict that state_dict() has returned", field="state")
+    return value

@@ -1,0 +1,126 @@
+"""Which storage options exist; pure. A misspelt one is an error that names the nearest, before a request is made."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+
+from streamer.errors import ConfigError
+from streamer.store import options
+from streamer.store.urls import Address
+
+# Options of fsspec's filesystems that nothing here takes: the root is read through fsspec then.
+_OF_FSSPEC: dict[str, tuple[str, ...]] = {
+    "s3": ("s3_additional_kwargs", "session"),
+    "gs": (
+        *("check_connection", "default_location", "finalize_on_close", "max_mrd_pool_cache_queue_size"),
+        *("mrd_pool_cache_size", "secure_serialize", "session_kwargs", "timeout"),
+    ),
+    "az": (
+        *("assume_container_exists", "blocksize", "connection_timeout", "location_mode", "read_timeout"),
+        *("request_session", "socket_timeout", "timeout"),
+    ),
+    "http": (
+        *("allow_redirects", "auth", "cache_options", "cache_type", "cookies", "get_client", "params", "proxy"),
+        *("proxy_auth", "proxy_headers", "same_scheme", "simple_links", "ssl", "timeout", "trust_env"),
+    ),
+}
+_CLIENTS = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "http": "fsspec's HTTP client"}
+# Of s3fs: the arguments of botocore's client, and of its Config.
+_NESTED: dict[str, tuple[str, ...]] = {
+    "client_kwargs": (
+        *("endpoint_url", "region_name", "aws_access_key_id", "aws_secret_access_key", "aws_session_token", "verify"),
+        *("use_ssl", "api_version", "config", "aws_account_id"),
+    ),
+    "config_kwargs": (
+        *("connect_timeout", "read_timeout", "retries", "max_pool_connections", "tcp_keepalive", "s3", "proxies"),
+        *("proxies_config", "signature_version", "user_agent", "user_agent_extra", "user_agent_appid", "region_name"),
+        *("parameter_validation", "client_cert", "inject_host_prefix", "endpoint_discovery_enabled", "defaults_mode"),
+        *("use_dualstack_endpoint", "use_fips_endpoint", "ignore_configured_endpoint_urls", "account_id_endpoint_mode"),
+        *("request_min_compression_size_bytes", "disable_request_compression", "sigv4a_signing_region_set"),
+        *("request_checksum_calculation", "response_checksum_validation", "connector_args", "http_session_cls"),
+    ),
+}
+# What other programs call them.
+_MEANT: dict[str, dict[str, str]] = {
+    "s3": {
+        **dict.fromkeys(("region", "region_name", "aws_region"), "client_kwargs={'region_name': ...}"),
+        **dict.fromkeys(("aws_access_key_id", "access_key_id", "access_key"), "'key'"),
+        **dict.fromkeys(("aws_secret_access_key", "secret_access_key", "secret_key"), "'secret'"),
+        **dict.fromkeys(("aws_session_token", "session_token"), "'token'"),
+        **dict.fromkeys(("endpoint", "aws_endpoint_url", "host"), "'endpoint_url'"),
+        **dict.fromkeys(("anonymous", "no_sign_request", "skip_signature"), "'anon'"),
+        **dict.fromkeys(("verify", "ca_bundle"), "client_kwargs={'verify': ...}"),
+    },
+    "gs": dict.fromkeys(("credentials", "key", "keyfile", "service_account"), "'token'"),
+    "az": {"account": "'account_name'", "key": "'account_key'", "sas": "'sas_token'"},
+}
+
+
+def check(address: Address, given: options.Options) -> None:
+    """Refuses options that no client of this store has, and half of a pair of keys; no value is in the message.
+
+    Raises:
+        ConfigError: names the option and the nearest one that exists, or the missing half.
+    """
+    kind = options.family(address.scheme)
+    if kind is None:
+        return
+    for name, known in _named(kind, given):
+        if name not in known:
+            raise ConfigError(
+                f"{address.root}: storage_options has {name!r}, which {_CLIENTS[kind]} does not have; "
+                f"{_nearest(name, kind, known)}",
+                field="storage_options",
+                option=name,
+            )
+    if kind == "s3":
+        _check_keys(address, given)
+        _check_endpoint(address, given)
+
+
+def _named(kind: str, given: options.Options) -> Iterator[tuple[str, Collection[str]]]:
+    """Each option and the names that are possible in its place; those in nested mappings with their prefix."""
+    known = (*options.names(kind), *sorted(options.WITHOUT_EFFECT), *_OF_FSSPEC[kind])
+    for name, value in given.items():
+        yield name, known
+        if kind == "s3" and name in _NESTED and isinstance(value, Mapping):
+            inside = [f"{name}.{inner}" for inner in _NESTED[name]]
+            yield from ((f"{name}.{inner}", inside) for inner in value)
+
+
+def _nearest(name: str, kind: str, known: Collection[str]) -> str:
+    meant = _MEANT.get(kind, {}).get(name)
+    near = [repr(one) for one in difflib.get_close_matches(name, known, 1, 0.6)]
+    if meant or near:
+        return f"did you mean {meant or near[0]}?"
+    return f"the usual ones are {', '.join(options.names(kind))}"
+
+
+def _check_keys(address: Address, given: options.Options) -> None:
+    """A key without its secret, or a secret without its key: signing would fail or fall back to other credentials."""
+    inner = given.get("client_kwargs")
+    flat = {**(inner if isinstance(inner, Mapping) else {}), **given}
+    key = next((name for name in ("key", "username", "aws_access_key_id") if flat.get(name)), None)
+    secret = next((name for name in ("secret", "password", "aws_secret_access_key") if flat.get(name)), None)
+    if (key is None) != (secret is None):
+        has, lacks = (key, "secret") if secret is None else (secret, "key")
+        raise ConfigError(
+            f"{address.root}: storage_options has {has!r} without its {lacks!r}; give both, or none of them to use the "
+            "environment, the profile or the role of the machine",
+            field="storage_options",
+            option=lacks,
+        )
+
+
+def _check_endpoint(address: Address, given: options.Options) -> None:
+    """An endpoint that is no url."""
+    inner = given.get("client_kwargs")
+    for endpoint in (given.get("endpoint_url"), inner.get("endpoint_url") if isinstance(inner, Mapping) else None):
+        if endpoint is not None and not str(endpoint).startswith(("http://", "https://")):
+            raise ConfigError(
+                f"{address.root}: endpoint_url={str(endpoint)!r} in storage_options has no scheme; write "
+                f"https://{endpoint}, or http://{endpoint} where it has no TLS",
+                field="storage_options",
+                option="endpoint_url",
+            )

@@ -1,0 +1,87 @@
+"""With which credentials and at which address a root is reached, as error messages say it; pure. Never a secret."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import msgspec
+
+from streamer.errors import AccessDeniedError, StoreError, StreamerError
+from streamer.store.options import Translation, family
+from streamer.store.urls import Address
+
+
+class Reached(msgspec.Struct, frozen=True):
+    """How requests to a root are made.
+
+    Attributes:
+        credentials: what signs them.
+        endpoint: where they go, and what says so.
+    """
+
+    credentials: str
+    endpoint: str
+
+    def explain(self, error: StreamerError) -> StreamerError:
+        """The same error; a refusal says with which credentials, a missing connection to where."""
+        if isinstance(error, AccessDeniedError) and error.details.get("status") in (401, 403):
+            fact, _, advice = error.message.partition("; ")
+            text = f"{fact} to a request {self.credentials}; {advice}"
+        elif isinstance(error, StoreError) and error.details.get("unreached"):
+            text = f"{error.message}; tried {self.endpoint}"
+        else:
+            return error
+        return type(error)(text, **error.details)
+
+
+def reached(address: Address, translation: Translation, variables: Mapping[str, str] = os.environ) -> Reached:
+    """How a root is reached with these options and this environment."""
+    kind = family(address.scheme)
+    if kind == "http":
+        return Reached(
+            "without credentials (for a server that asks for them: headers in storage_options)", address.root
+        )
+    return Reached(_credentials(str(kind), translation, variables), _endpoint(str(kind), translation, variables))
+
+
+def _credentials(kind: str, translation: Translation, variables: Mapping[str, str]) -> str:
+    config = translation.config
+    if config.get("skip_signature"):
+        return "without credentials (anonymous, as storage_options says)"
+    if translation.profile is not None:
+        return f"with the profile {translation.profile!r}"
+    if any(name in config for name in _OPTIONS[kind]):
+        return "with the credentials in storage_options"
+    if name := next((name for name in _VARIABLES[kind] if variables.get(name)), None):
+        return f"with the credentials of the environment ({name})"
+    return "with the credentials that this machine has (default profile or role)"
+
+
+def _endpoint(kind: str, translation: Translation, variables: Mapping[str, str]) -> str:
+    given = translation.config.get("endpoint") or translation.config.get("base_url")
+    if given:
+        return f"{given} (endpoint_url in storage_options)"
+    if kind == "s3":
+        if name := next((name for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if variables.get(name)), None):
+            return f"{variables[name]} ({name} in the environment)"
+        return (
+            "AWS, because neither storage_options nor AWS_ENDPOINT_URL names an endpoint_url (MinIO, Ceph, R2 need one)"
+        )
+    return _CLOUDS[kind]
+
+
+_OPTIONS = {
+    "s3": ("access_key_id",),
+    "gs": ("service_account_key", "application_credentials"),
+    "az": ("account_key", "sas_key", "client_secret"),
+}
+_VARIABLES = {
+    "s3": ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
+    "gs": ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT"),
+    "az": ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_SECRET"),
+}
+_CLOUDS = {
+    "gs": "Google, because storage_options names no endpoint_url",
+    "az": "Azure, because storage_options names no account_host or connection_string",
+}

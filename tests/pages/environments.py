@@ -1,0 +1,124 @@
+"""Environments as the README makes them, from a wheel of the tree, and programs in them without the repository."""
+
+from __future__ import annotations
+
+import filecmp
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BUILT = ROOT / "build" / "pages"
+INSTALL_SECONDS = 1500
+PEERS = Path(__file__).parent / "peers.txt"
+PEERS_ALONE = Path(__file__).parent / "peers-alone.txt"
+# torchvision from another index than torch does not find torch's operators and refuses to be imported (where torch is
+# the one for the CPU, and torchvision the index's own); none of what the pages use of it needs them.
+_OPERATORS = """
+import sys
+
+
+class TorchvisionOperators:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "torchvision":
+            sys.meta_path.remove(TorchvisionOperators)
+            import torch
+
+            global operators
+            operators = torch.library.Library("torchvision", "DEF")
+            for operator in ("nms", "qnms"):
+                operators.define(operator + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+sys.meta_path.insert(0, TorchvisionOperators)
+"""
+# What a wheel is made of.
+_PARTS = ("pyproject.toml", "README.md", "LICENSE")
+
+
+def build_wheel() -> Path:
+    """A wheel of the tree as it is; from a copy, because setuptools keeps modules in build/ that are gone."""
+    source, wheels = BUILT / "source", BUILT / "wheels"
+    for folder in (source, wheels):
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "streamer", source / "streamer", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in _PARTS:
+        shutil.copy(ROOT / name, source / name)
+    _run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, source)
+    (wheel,) = wheels.glob("streamer_data-*.whl")
+    return wheel
+
+
+def fresh_environment(wheel: Path) -> Path:
+    """The Python of a new environment, made by the README's first command line and nothing else."""
+    folder = BUILT / "fresh"
+    shutil.rmtree(folder, ignore_errors=True)
+    _run(sys.executable, "-m", "venv", folder)
+    line = install_line()
+    # The line as it stands; what a user's pip is configured for comes from the environment.
+    _run("sh", "-c", line, PATH=f"{folder / 'bin'}:{os.environ['PATH']}", **_pinned(wheel))
+    _check_installed(folder)
+    return folder / "bin" / "python"
+
+
+def peers_environment(wheel: Path) -> Path:
+    """The Python of an environment with the peers; made anew when their versions change."""
+    folder = BUILT / "peers"
+    wanted = hashlib.sha256(
+        b"".join(p.read_bytes() for p in (PEERS, PEERS_ALONE, ROOT / "constraints.txt"))
+    ).hexdigest()
+    stamp, pip = folder / "made-of", folder / "bin" / "pip"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+        _run(sys.executable, "-m", "venv", folder)
+        _run(pip, "install", "--quiet", f"{wheel}[torch,s3,images]", "-r", PEERS, **_pinned(wheel))
+        _run(pip, "install", "--quiet", "--no-deps", "-r", PEERS_ALONE)
+        stamp.write_text(wanted)
+    _run(pip, "install", "--quiet", "--no-deps", "--force-reinstall", wheel)
+    _mend_torchvision(folder)
+    _check_installed(folder)
+    return folder / "bin" / "python"
+
+
+def _mend_torchvision(folder: Path) -> None:
+    command = [str(folder / "bin" / "python"), "-c", "import torchvision"]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        (packages,) = folder.glob("lib/python*/site-packages")
+        (packages / "sitecustomize.py").write_text(_OPERATORS)
+        subprocess.run(command, capture_output=True, check=True)
+
+
+def install_line() -> str:
+    """The README's own."""
+    (line,) = re.findall(r"^pip install .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    return str(line)
+
+
+def _pinned(wheel: Path) -> dict[str, str]:
+    links = f"{os.environ.get('PIP_FIND_LINKS', '')} {wheel.parent}".strip()
+    return {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_FIND_LINKS": links, "PIP_QUIET": "1"}
+
+
+def _check_installed(folder: Path) -> None:
+    """What is installed is this tree, file by file."""
+    (installed,) = folder.glob("lib/python*/site-packages/streamer")
+    files = [path.relative_to(ROOT / "streamer") for path in (ROOT / "streamer").rglob("*.py")]
+    _, *different = filecmp.cmpfiles(ROOT / "streamer", installed, map(str, files), shallow=False)
+    assert different == [[], []], f"not the tree: {different}"
+
+
+def _run(*command: object, **variables: str) -> None:
+    done = subprocess.run(
+        list(map(str, command)),
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=INSTALL_SECONDS,
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-4000:]}"

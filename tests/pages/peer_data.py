@@ -1,0 +1,75 @@
+"""Writes data with a peer's own writer: python peer_data.py KIND FOLDER. Runs where the peers are installed.
+
+Pictures of different sizes, as they are found; each is known by its number, which is its label.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+PICTURES = 400
+CLASSES = ("cats", "dogs")
+
+
+def pictures() -> Iterator[tuple[int, Image.Image]]:
+    """Number and picture, of three sizes."""
+    rng = np.random.default_rng(0)
+    for number in range(PICTURES):
+        shape = (80 + number % 3 * 16, 96, 3)
+        yield number, Image.fromarray(rng.integers(0, 255, shape, np.uint8))
+
+
+def folders(folder: Path) -> None:
+    """Class folders, with the extensions that ImageNet has."""
+    for number, picture in pictures():
+        path = folder / CLASSES[number % 2] / f"{number:04}.{('jpg', 'JPEG')[number % 4 == 3]}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture.save(path, "JPEG")
+
+
+def tars(folder: Path) -> None:
+    """100 shards by webdataset's writer."""
+    from webdataset import ShardWriter
+
+    with ShardWriter(str(folder / "train-%06d.tar"), maxcount=PICTURES // 100, verbose=False) as shards:
+        for number, picture in pictures():
+            shards.write({"__key__": f"{number:06}", "jpg": picture, "cls": number})
+
+
+def mds(folder: Path) -> None:
+    """By MosaicML's writer."""
+    from streaming import MDSWriter
+
+    with MDSWriter(out=str(folder), columns={"image": "jpeg", "label": "int"}, size_limit=1 << 20) as writer:
+        for number, picture in pictures():
+            writer.write({"image": picture, "label": number})
+
+
+def optimized(folder: Path) -> None:
+    """By LitData's `optimize`."""
+    from litdata import optimize
+
+    optimize(fn=_Drawn(), inputs=list(range(PICTURES)), output_dir=str(folder), num_workers=1, chunk_bytes="1MB")
+
+
+class _Drawn:
+    """Can be sent to a process of LitData's."""
+
+    def __init__(self) -> None:
+        self._made = dict(pictures())
+
+    def __call__(self, number: int) -> dict[str, object]:
+        return {"image": self._made[number], "label": number}
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {"raw": folders, "tars": tars, "mds": mds, "optimized": optimized}
+
+if __name__ == "__main__":
+    target = Path(sys.argv[2])
+    target.mkdir(parents=True)
+    WRITERS[sys.argv[1]](target)

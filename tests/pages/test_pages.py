@@ -1,0 +1,241 @@
+"""Every block of every page runs as printed, in an environment that the README's install line made from a wheel."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.pages.conftest import Place
+from tests.pages.environments import ROOT
+from tests.pages.peer_data import PICTURES
+
+pytestmark = [pytest.mark.pages, pytest.mark.timeout(1800)]
+
+DOCS = ROOT / "docs"
+EPILOGUE = "\nimport streamer\nassert 'site-packages' in streamer.__file__, streamer.__file__\n"
+
+
+# 300 pictures of one size.
+DRAWN = """
+import numpy as np
+from pathlib import Path
+from PIL import Image
+for number in range(300):
+    path = Path("images", ("cats", "dogs")[number % 2], f"{number:03}.jpg")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((8, 8, 3), number % 256, np.uint8)).save(path)
+"""
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def program(page: str, *kinds: str) -> str:
+    """The blocks of a page that say nothing about what they are for, and those of some kinds ("after")."""
+    return "\n".join(
+        block
+        for block in blocks(page)
+        if not block.startswith("# ") or block.split("\n")[0] in [f"# {kind}" for kind in kinds]
+    )
+
+
+def seen(printed: str) -> int:
+    """Samples in the shapes of batches that a page prints, a shape a line."""
+    return sum(
+        int(first) for first in re.findall(r"^(?:torch\.Size\(\[|\()(\d+), \d+, \d+, \d+", printed, re.MULTILINE)
+    )
+
+
+def python_pages() -> set[str]:
+    """All pages with a block of Python."""
+    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
+    return {str(page.relative_to(ROOT)) for page in pages if "```python" in page.read_text()}
+
+
+def test_the_readme_trains(place: Place, fresh: Path) -> None:
+    """90 epochs of 8 workers, as printed; pictures of one size, as it says."""
+    (block,) = blocks("README.md")
+    place.run(fresh, DRAWN)
+    place.upload(place.folder / "images", "train")
+    defined = "def train(images, labels): print(tuple(images.shape))\ndef save(state): pass\n"
+    printed = place.run(fresh, f"{defined}{block}loader.close(){EPILOGUE}")
+    assert seen(printed) >= 90 * 300
+    assert printed.count("LoaderStats(") == 90
+
+
+def test_the_quickstart_runs(place: Place, fresh: Path) -> None:
+    """All its blocks, one after the other."""
+    printed = place.run(fresh, program("docs/index.md") + EPILOGUE)
+    assert printed.splitlines()[0] == "64 ['cats', 'dogs']"
+    assert printed.splitlines()[-1] == "64 samples"
+
+
+def test_imagefolder(place: Place, fresh: Path, peers: Path) -> None:
+    """Two steps fewer than a whole epoch has are left out by both: 400 samples in batches of 16 have no rest."""
+    page, written = "docs/migrate/imagefolder.md", place.write(peers, "raw")
+    (place.folder / "images").mkdir()
+    written.rename(place.folder / "images" / "train")
+    place.upload(place.folder / "images" / "train", "train")
+    before = place.run(peers, program(page, "before"))
+    after = place.run(fresh, program(page, "after") + EPILOGUE)
+    stays = place.run(peers, program(page, "after, with torchvision") + EPILOGUE)
+    assert [seen(printed) for printed in (before, after, stays)] == [PICTURES] * 3
+    assert before.splitlines()[-1] == after.splitlines()[-1] == "['cats', 'dogs']"
+
+
+def test_webdataset(place: Place, fresh: Path, peers: Path) -> None:
+    """Its own shards; the loop of the peer goes over ten batches."""
+    page = "docs/migrate/webdataset.md"
+    place.upload(place.write(peers, "tars"), "")
+    assert place.run(peers, program(page, "before")).count("(") == 10
+    assert seen(place.run(fresh, program(page, "after") + EPILOGUE)) == PICTURES
+
+
+def test_huggingface(place: Place, fresh: Path, peers: Path) -> None:
+    """Tars: what both read. datasets 5.2 hands s3fs 2026.9 a block_size, which it refuses: before, they are local."""
+    page, written = "docs/migrate/huggingface.md", place.write(peers, "tars")
+    place.upload(written, "")
+    before = program(page, "before").replace("s3://bucket", str(written)).replace("storage_options=options", "")
+    assert seen(place.run(peers, before + EPILOGUE)) == PICTURES
+    assert seen(place.run(fresh, program(page, "after") + EPILOGUE)) == PICTURES
+
+
+def test_mosaicml(place: Place, fresh: Path, peers: Path) -> None:
+    """It reads what its writer wrote; the page's conversion makes tars of it, all samples of which are read."""
+    page = "docs/migrate/mosaicml.md"
+    place.upload(place.write(peers, "mds"), "mds")
+    assert seen(place.run(peers, program(page, "before"))) == PICTURES
+    place.run(peers, program(page, "convert"))
+    assert seen(place.run(fresh, program(page, "after") + EPILOGUE)) == PICTURES
+
+
+def test_litdata(place: Place, fresh: Path, peers: Path) -> None:
+    """As for MosaicML; both leave out what is left of 64. LitData 0.2.76 has https alone: its chunks are local here."""
+    page, written = "docs/migrate/litdata.md", place.write(peers, "optimized")
+    before, convert = (
+        program(page, kind).replace("s3://bucket/optimized", str(written)) for kind in ("before", "convert")
+    )
+    assert seen(place.run(peers, before)) == PICTURES - PICTURES % 64
+    place.run(peers, convert)
+    assert seen(place.run(fresh, program(page, "after") + EPILOGUE)) == PICTURES - PICTURES % 64
+
+
+def test_s3torchconnector(place: Place, fresh: Path, peers: Path) -> None:
+    """Objects that its own client wrote."""
+    page, written = "docs/migrate/s3torchconnector.md", place.write(peers, "raw")
+    upload = f"""
+from pathlib import Path
+from s3torchconnector import S3Checkpoint
+store = S3Checkpoint("us-east-1", endpoint={place.endpoint!r})
+for path in Path({str(written)!r}).rglob("*.*"):
+    with store.writer(f"s3://bucket/raw/{{path.relative_to({str(written)!r})}}") as file:
+        file.write(path.read_bytes())
+"""
+    place.run(peers, upload)
+    before = program(page, "before").replace('region="us-east-1"', f'region="us-east-1", endpoint={place.endpoint!r}')
+    assert seen(place.run(peers, before)) == PICTURES
+    assert seen(place.run(fresh, program(page, "after") + EPILOGUE)) == PICTURES
+
+
+COUNTED = """
+import os
+from collections import Counter
+
+SEEN = Counter()
+
+
+def count(module, arguments, named):
+    SEEN.update(named.pop("number").tolist())
+    return arguments, named
+
+
+model.register_forward_pre_hook(count, with_kwargs=True)
+"""
+
+
+def test_the_trainer(place: Place, peers: Path) -> None:
+    """As printed: in one process by the stock loader and by ours."""
+    place.upload(place.write(peers, "raw"), "train")
+    text = program("docs/migrate/hf-trainer.md")
+    printed = place.run(peers, text + EPILOGUE + "print(trainer.state.global_step)\n")
+    assert printed.splitlines()[-1] == str(2 * PICTURES // 16)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_trainer_resumes_at_the_sample(place: Place, peers: Path, ranks: int) -> None:
+    """The page's second way, stopped in the middle of the first epoch: each sample twice in two epochs."""
+    place.upload(place.write(peers, "raw"), "train")
+    common, _, several = blocks("docs/migrate/hf-trainer.md")
+    number = '"labels": sample["label"], "number": int(sample["__key__"].rpartition("/")[2].split(".")[0])}'
+    common = common.replace('"labels": sample["label"]}', number) + COUNTED
+    train = 'train = StreamingDataset("s3://bucket/train/", transform=prepare)\n'
+    stop = """
+class Stop(TrainerCallback):
+    def on_save(self, args, state, control, **kwargs):
+        control.should_training_stop = not Path("stopped").exists()
+
+
+"""
+    several = several.replace("callbacks=[SaveLoader()]", "callbacks=[SaveLoader(), Stop()]")
+    several = several.replace(
+        "arguments = TrainingArguments(", f"{stop}arguments = TrainingArguments(use_cpu=True, output_dir="
+    )
+    several = several.replace(
+        'report_to="none",', 'report_to="none", ddp_backend="gloo" if "RANK" in os.environ else None,'
+    )
+    end = """
+import torch
+if torch.distributed.is_initialized():
+    torch.distributed.barrier()
+Path("stopped").touch()
+with open(f"seen-{os.environ.get('RANK', 0)}", "a") as file:
+    print(*SEEN.elements(), file=file)
+"""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)) if ranks > 1 else ()
+    for _ in range(2):
+        place.run(peers, common + train + several + end + EPILOGUE, *launcher)
+    numbers = [int(word) for path in place.folder.glob("seen-*") for word in path.read_text().split()]
+    assert sorted(set(numbers)) == list(range(PICTURES))
+    repeats = 2 * (-PICTURES % (16 * ranks))
+    assert len(numbers) == 2 * PICTURES + repeats
+    assert sum(numbers.count(number) == 2 for number in range(PICTURES)) >= PICTURES - repeats
+
+
+# What the reader of a page has, of which it shows a part.
+AROUND_ORDER = """
+import torch
+from torch.utils.data import DataLoader
+from streamer import StreamingDataset
+right = 0
+def predict(batch): return batch["label"]
+"""
+AROUND_TUNING = """
+from streamer import StreamingDataLoader, StreamingDataset
+class wandb:
+    log = print
+def train(batch): pass
+data = StreamingDataset("s3://bucket/val/")
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "around", "end"),
+    [
+        ("docs/order.md", AROUND_ORDER, "assert right == 300, right\n"),
+        ("docs/tuning.md", AROUND_TUNING, "assert head.ceiling.samples_per_second > 0\nloader.close()\n"),
+    ],
+)
+def test_parts_of_programs(place: Place, fresh: Path, page: str, around: str, end: str) -> None:
+    """With what is around them in their reader's program; the last, incomplete batch counts no sample twice."""
+    place.run(fresh, DRAWN)
+    place.upload(place.folder / "images", "val")
+    place.run(fresh, around + program(page) + end + EPILOGUE)
+
+
+def test_every_page_with_a_program_is_run() -> None:
+    """A new page comes with its test."""
+    tested = (Path(__file__)).read_text()
+    assert [page for page in python_pages() if page.rpartition("/")[2].removesuffix(".md") not in tested] == []

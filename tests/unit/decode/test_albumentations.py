@@ -1,0 +1,56 @@
+"""Transforms of albumentations, passed as they are."""
+
+from __future__ import annotations
+
+import albumentations as A
+import numpy as np
+import pytest
+
+from streamer.decode.transforms import HorizontalFlip, OnField, Resize, as_transform
+
+LEFT = A.Crop(0, 0, 10, 20)
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("transform", [A.Compose([LEFT]), LEFT], ids=["composition", "single"])
+def test_as_a_step(picture, transform):
+    """Alone, and between steps of this package; the field keeps its name."""
+    made = OnField("jpg", transform)({"__key__": "a", "jpg": picture, "label": 3}, rng=rng())
+    assert list(made) == ["__key__", "jpg", "label"]
+    assert np.array_equal(made["jpg"], picture[:20, :10])
+    made = OnField("jpg", Resize((40, 40)), transform, HorizontalFlip(1.0))({"jpg": picture}, rng=rng())
+    assert np.array_equal(made["jpg"], Resize((40, 40))(picture)[:20, :10][:, ::-1])
+
+
+def test_as_the_transform_of_a_dataset(picture):
+    """The picture arrives as `image`, as everywhere in albumentations, and is delivered so; others are left alone."""
+    made = as_transform(A.Compose([LEFT]))({"__key__": "a", "png": picture, "label": 3}, rng=rng())
+    assert list(made) == ["__key__", "image", "label"]
+    assert made["image"].shape == (20, 10, 3)
+    assert as_transform(None) is None
+    assert as_transform(print) is print
+
+
+def test_masks_and_boxes_follow_the_picture(picture):
+    """Fields that the composition knows by their names, and additional targets by the name of the field."""
+    transform = A.Compose(
+        [LEFT],
+        additional_targets={"seg.png": "mask"},
+        bbox_params=A.BboxParams("pascal_voc", label_fields=["kinds"]),
+    )
+    sample = {
+        "jpg": picture,
+        "seg.png": picture[:, :, 0],
+        "mask": picture[:, :, 1],
+        "bboxes": np.array([[0, 0, 5, 5], [50, 50, 60, 60]], np.float32),
+        "kinds": [7, 8],
+        "label": 3,
+    }
+    made = OnField("jpg", transform)(sample, rng=rng())
+    assert np.array_equal(made["seg.png"], picture[:20, :10, 0])
+    assert np.array_equal(made["mask"], picture[:20, :10, 1])
+    assert (len(made["bboxes"]), list(made["kinds"]), made["label"]) == (1, [7], 3)
+    assert "image" not in made

@@ -1,0 +1,53 @@
+"""The advice for a cache that is too small names a limit that is enough."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from streamer.config import enough_bytes, parse_bytes
+from streamer.engine.too_small import Room
+
+MB = 10**6
+ROOM = Room(
+    root=Path("/c"),
+    limit_bytes=0,
+    whole_bytes=300_000,
+    overhead_bytes=589_824,
+    wanted_bytes=2_621_440,
+    others_bytes=0,
+    to_come=0,
+)
+
+
+def test_a_limit_below_manifests_and_catalog_is_named_whole() -> None:
+    """Not "0 B", which is what chunks may take of it; the advice has room for both."""
+    error = ROOM.error()
+    assert "the limit of 300.0 kB is too small" in str(error)
+    assert "Set cache_bytes to at least 3.3 MB" in str(error)
+    assert "0 B" not in str(error).replace("300.0 kB", "")
+    assert parse_bytes("3.3 MB", "x") >= ROOM.wanted_bytes + ROOM.overhead_bytes == error.details["least_bytes"]
+
+
+def test_ranks_that_have_not_come_yet_are_counted() -> None:
+    """The first of eight names what all eight need."""
+    error = replace(ROOM, to_come=6, others_bytes=2_621_440).error()
+    assert error.details["least_bytes"] == 8 * 2_621_440 + 589_824
+    assert "21.0 MB for all readers of this machine" in str(error)
+    assert "at least 21.6 MB" in str(error)
+
+
+def test_a_disk_that_others_fill_is_not_the_limits_fault() -> None:
+    """A higher limit would change nothing."""
+    error = replace(ROOM, whole_bytes=100 * MB, limit_bytes=1 * MB).error()
+    assert "the file system of the cache folder /c is too full, it has room for 1.0 MB" in str(error)
+    assert "Free 1.7 MB there" in str(error)
+    assert "cache_bytes" not in str(error)
+
+
+@pytest.mark.parametrize("count", [1, 999, 1000, 1001, 2_621_440, 3_211_264, 10**9 + 1, 5 * 10**12 + 7])
+def test_rounded_up(count: int) -> None:
+    """What is read back is no smaller, and no more than a tenth of its unit above."""
+    assert count <= parse_bytes(enough_bytes(count), "x") <= count * 1.1 + 1

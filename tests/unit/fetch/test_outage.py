@@ -1,0 +1,79 @@
+"""An endpoint that is asked and sends nothing: said once, with the reason and the time that is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamer.errors import StoreTimeoutError, ThrottledError
+from streamer.fetch.outage import AGAIN_SECONDS, QUIET_SECONDS, OutageWatch
+from streamer.fetch.presence_clock import PresenceClock
+from tests.unit.steered_loop import SteeredLoop
+
+
+@pytest.fixture
+def clock(loop: SteeredLoop) -> PresenceClock:
+    """As an endpoint's, while requests run."""
+    made = PresenceClock()
+    made.begin()
+    return made
+
+
+def watched(clock: PresenceClock) -> tuple[OutageWatch, list[str]]:
+    said: list[str] = []
+    return OutageWatch(clock, "s3://bucket", 60.0, said.append), said
+
+
+def test_a_quiet_endpoint_is_said_once(clock: PresenceClock, loop: SteeredLoop) -> None:
+    """After a second and a half, with the last failure; not again while it lasts."""
+    watch, said = watched(clock)
+    watch.begin()
+    loop.sleep(QUIET_SECONDS / 2)
+    watch.failed(ThrottledError("s3://bucket/x: the store answered 503 SlowDown", url="s3://bucket/x"))
+    assert said == []
+    loop.sleep(50.0)
+    assert said == [
+        "waiting for s3://bucket, which has served nothing for 1.5 s (the store answered 503 SlowDown); requests that "
+        "fail are repeated for 60 s, then this is an error"
+    ]
+
+
+def test_an_endpoint_that_serves_is_not_said(clock: PresenceClock, loop: SteeredLoop) -> None:
+    """Bytes every second, and then nobody asks."""
+    watch, said = watched(clock)
+    watch.begin()
+    for _ in range(10):
+        loop.sleep(1.0)
+        watch.progressed(clock.time())
+    watch.end()
+    loop.sleep(100.0)
+    assert said == []
+
+
+def test_silence_without_a_failure_is_said(clock: PresenceClock, loop: SteeredLoop) -> None:
+    """A store that takes requests and never answers."""
+    watch, said = watched(clock)
+    watch.begin()
+    loop.sleep(1.0)
+    watch.progressed(clock.time())
+    loop.sleep(3.0)
+    assert len(said) == 1
+    assert "no answer yet" in said[0]
+
+
+def test_the_next_outage_is_said_again(
+    clock: PresenceClock, loop: SteeredLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """But not each answer of a store that takes two seconds for every one."""
+    watch, said = watched(clock)
+    watch.begin()
+    with caplog.at_level("INFO", "streamer.fetch.outage"):
+        for _ in range(5):
+            loop.sleep(2.0)
+            watch.progressed(clock.time())
+    assert len(said) == 1
+    assert "serves again, after 2.0 s" in caplog.text
+    loop.sleep(AGAIN_SECONDS)
+    watch.progressed(clock.time())
+    watch.failed(StoreTimeoutError("s3://bucket/x: timed out", url="s3://bucket/x"))
+    loop.sleep(2.0)
+    assert len(said) == 2

@@ -1,0 +1,115 @@
+"""Listings and puts: repeated as ranges are, or an error at once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+
+import pytest
+
+from streamer.config import FetchConfig
+from streamer.errors import (
+    AccessDeniedError,
+    ConfigError,
+    ObjectNotFoundError,
+    StoreError,
+    StreamerError,
+    ThrottledError,
+)
+from streamer.fetch import Fetcher
+from streamer.manifest.model import ObjectRecord
+from streamer.store.local_store import LocalStore
+
+RECORDS = [[ObjectRecord(f"s3://b/{page}{i}", 1, "") for i in range(3)] for page in range(2)]
+CONFIG = FetchConfig(backoff_start_seconds=0.001, backoff_max_seconds=0.01, failing_seconds=0.05, outage_seconds=0.2)
+
+
+class FailingStore(LocalStore):
+    """Two pages, between which it fails as told; and a put that fails as told."""
+
+    def __init__(self, *failures: StreamerError) -> None:
+        super().__init__()
+        self.failures = list(failures)
+        self.puts: list[bytes] = []
+        self.refreshed = 0
+
+    async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
+        """See ObjectStore.list."""
+        yield RECORDS[0]
+        self._fail()
+        yield RECORDS[1]
+
+    async def put(self, url: str, content: bytes) -> None:
+        """See ObjectStore.put."""
+        self._fail()
+        self.puts.append(content)
+
+    async def refresh(self) -> None:
+        """See ObjectStore.refresh."""
+        self.refreshed += 1
+
+    def _fail(self) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+
+
+def refusal(status: int | None = 503, **details: str | bool) -> StreamerError:
+    kind = ThrottledError if status == 503 else StoreError
+    return kind("s3://b/: failed", url="s3://b/", status=status, **details)
+
+
+@pytest.mark.parametrize("status", [503, None])
+async def test_a_listing_begins_again_and_has_each_page_once(status: int | None) -> None:
+    """More failures than a range has attempts: a store that refuses, or that cannot be reached."""
+    store = FailingStore(*(refusal(status) for _ in range(CONFIG.attempts + 4)))
+    async with Fetcher(CONFIG, lambda root: store) as fetcher:
+        assert await fetcher.list("s3://b/") == RECORDS
+        assert fetcher.statistics().retries == CONFIG.attempts + 4
+
+
+async def test_a_put_is_repeated() -> None:
+    """The parts of a manifest that a node gives to the others."""
+    store = FailingStore(refusal(), refusal())
+    async with Fetcher(CONFIG, lambda root: store) as fetcher:
+        await fetcher.put("s3://b/x", b"root")
+    assert store.puts == [b"root"]
+
+
+@pytest.mark.parametrize("status", [503, 500])
+async def test_a_store_that_stays_away_is_an_error(status: int) -> None:
+    """After the outage's time, or after less for an answer that is about this request; with tries and seconds."""
+    store = FailingStore(*(refusal(status) for _ in range(10_000)))
+    async with Fetcher(CONFIG, lambda root: store) as fetcher:
+        with pytest.raises(StoreError, match=r"\(\d+ tries in 0\.\d s\)") as caught:
+            await fetcher.list("s3://b/")
+    assert float(caught.value.details["elapsed_seconds"]) >= (0.2 if status == 503 else 0.05)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AccessDeniedError("no", status=403),
+        ObjectNotFoundError("no", status=404),
+        ConfigError("no"),
+        refusal(None, untrusted=True),
+    ],
+)
+async def test_what_waiting_does_not_mend_is_raised_at_once(error: StreamerError) -> None:
+    """Wrong credentials, no such bucket, a wrong option, a certificate that nobody trusts."""
+    store = FailingStore(error, error)
+    async with Fetcher(CONFIG, lambda root: store) as fetcher:
+        with pytest.raises(type(error)) as caught:
+            await fetcher.list("s3://b/")
+    assert caught.value is error
+    assert len(store.failures) == 1
+
+
+async def test_expired_credentials_are_renewed_once() -> None:
+    """As for ranges."""
+    expired = AccessDeniedError("old", status=401)
+    store = FailingStore(expired)
+    async with Fetcher(CONFIG, lambda root: store) as fetcher:
+        assert await fetcher.list("s3://b/") == RECORDS
+        assert store.refreshed == 1
+        store.failures = [expired, expired]
+        with pytest.raises(AccessDeniedError):
+            await fetcher.list("s3://b/")
