@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 Stream = TypeVar("Stream", bound=PreparedStream)
 
+# Measured: 651 with 200 members in a rank, 53 without (2026-11-23).
+_DESCRIPTORS_PER_MEMBER, _OTHER_DESCRIPTORS = 4, 512
 # Manifests that are requested at the same time.
 _OPENED_AT_ONCE = 8
 
@@ -179,6 +182,7 @@ class MixOpening:
             opening.close()
 
     def _open_all(self) -> list[Member]:
+        _allow_descriptors(_DESCRIPTORS_PER_MEMBER * len(self.openings))
         # The same dataset may be a member twice; an opening is for one thread.
         distinct = {
             id(opening): (name, opening) for name, opening in zip(self.options.names, self.openings, strict=True)
@@ -214,6 +218,15 @@ def _in_step(prepared: MixPrepared) -> list[str]:
                 "order; give one of them another seed"
             )
     return found
+
+
+def _allow_descriptors(count: int) -> None:
+    """Raises the limit of open files where many members need it: each holds its manifest and its shared memory."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + _OTHER_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _open(member: tuple[str, Opening]) -> Member:
