@@ -243,7 +243,7 @@ def test_deadly_sample_is_named():
         batches = iter(loader)
         for _ in range(3):
             next(batches)
-        with pytest.raises(WorkerError, match=r"sample 13 \(#13\) .*killed by SIGSEGV.* MiB") as caught:
+        with pytest.raises(WorkerError, match=r"sample 13 \(#13\), .*killed by SIGSEGV.* MiB") as caught:
             next(batches)
         assert caught.value.details["ordinal"] == 13
         assert next(batches)["x"].tolist() == [16, 17, 18, 19]
