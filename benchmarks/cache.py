@@ -6,7 +6,8 @@ Prints tables and keeps them in benchmarks/results/cache-<date>.txt, with the cu
 table plays a job of four epochs against the policy, without a byte: hit rate and the warm look-ahead are of the last
 epoch, what was written to kept chunks (or became one, by a flag) of the worst warm epoch, the rest of the whole run.
 `bound` is (C - S) / D. The second has the last epoch of a cache that evicts the least recently used chunk; it writes
-what it misses. `formula` is f + (1 - f) ln(1 - f). Costs are CPU seconds of this process.
+what it misses. `formula` is f + (1 - f) ln(1 - f). The third is about mixes of several datasets (see cache_mixes.py).
+Costs are CPU seconds of this process.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from cache_mixes import HEADER as MIX_HEADER
+from cache_mixes import outcomes as mix_outcomes
+from cache_mixes import verdict as mix_verdict
 from numpy.typing import NDArray
 from report import kept, result
 
@@ -299,6 +303,8 @@ def main() -> None:
         control = list(controls(chunks))
         print(*(one.row() for one in outcomes), "", CONTROL_HEADER, *(one.row() for one in control), sep="\n")
         print("", *verdicts(outcomes, control), "", sep="\n")
+        mixes = list(mix_outcomes())
+        print(MIX_HEADER, *(one.row() for one in mixes), "", mix_verdict(mixes), "", sep="\n")
         print(decisions(50_000 if arguments.quick else 1_500_000))
         count = 8 if arguments.quick else 96
         print(f"\n{count} chunks of 8 MiB (page cache included):")

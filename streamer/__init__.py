@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from streamer.loader.dataloader import StreamingDataLoader as StreamingDataLoader
     from streamer.loader.dataset import StreamingDataset as StreamingDataset
     from streamer.loader.device.prefetcher import DevicePrefetcher as DevicePrefetcher
+    from streamer.loader.mixed_dataset import MixedDataset as MixedDataset
 
 __version__ = VERSION
 
@@ -24,9 +25,10 @@ _HOMES = {
     "StreamingDataset": "streamer.loader.dataset",
     "StreamingDataLoader": "streamer.loader.dataloader",
     "DevicePrefetcher": "streamer.loader.device.prefetcher",
+    "MixedDataset": "streamer.loader.mixed_dataset",
 }
 
-__all__ = ["DevicePrefetcher", "StreamingDataLoader", "StreamingDataset", "__version__", "errors"]
+__all__ = ["DevicePrefetcher", "MixedDataset", "StreamingDataLoader", "StreamingDataset", "__version__", "errors"]
 
 
 def __getattr__(name: str) -> object:

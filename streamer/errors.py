@@ -45,6 +45,10 @@ class StreamerError(Exception):
     def __str__(self) -> str:
         return self.message
 
+    def of_member(self, name: str) -> StreamerError:
+        """This error, said of a member of a mix."""
+        return type(self)(f"member {name}: {self.message}", **{**self.details, "member": name})
+
     def __reduce__(self) -> tuple[Callable[..., StreamerError], tuple[object, ...]]:
         return _rebuild, (type(self), self.message, self.details)
 

@@ -13,6 +13,7 @@ Synchronous; runs in a thread.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import grp
 import os
@@ -331,15 +332,20 @@ def read_header(folder: Folder, key: bytes, length: int) -> ChunkHeader:
 
 
 def used_bytes(path: Path, *, chunks: bool = True) -> int:
-    """Bytes the folder takes on the disk (`st_blocks`), folders included; without chunk files if asked."""
+    """Bytes the folder takes on the disk (`st_blocks`), folders included; without chunk files if asked.
+
+    What is renamed or removed meanwhile does not count: a manifest that another request has just built.
+    """
     total = 0
     stack = [path]
     while stack:
         folder = stack.pop()
-        total += folder.lstat().st_blocks * 512
-        for entry in os.scandir(folder):
-            if entry.is_dir(follow_symlinks=False):
-                stack.append(Path(entry.path))
-            elif chunks or not entry.name.endswith(SUFFIX):
-                total += entry.stat(follow_symlinks=False).st_blocks * 512
+        with contextlib.suppress(FileNotFoundError):
+            total += folder.lstat().st_blocks * 512
+            for entry in os.scandir(folder):
+                if entry.is_dir(follow_symlinks=False):
+                    stack.append(Path(entry.path))
+                elif chunks or not entry.name.endswith(SUFFIX):
+                    with contextlib.suppress(FileNotFoundError):
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512
     return total

@@ -150,6 +150,11 @@ class EngineClient:
             root=welcome.root,
         )
 
+    @property
+    def limit_bytes(self) -> int:
+        """What chunk files may take in the engine's cache; 0: unknown."""
+        return self._connected().welcome.limit_bytes
+
     # ------------------------------------------------------------ events
 
     def fileno(self) -> int:

@@ -97,7 +97,7 @@ class CorruptionReports:
         Raises:
             ManifestError: there is no such chunk.
         """
-        session.dataset.key(chunk)
+        session.collection.key(chunk)
         if (known := self._waiting.get((session.name, chunk))) is not None:
             known.times += 1
             return
@@ -136,7 +136,7 @@ class CorruptionReports:
             self._check_task = None
 
     async def _check(self, report: _Report) -> None:
-        session, key = report.session, report.session.dataset.key(report.chunk)
+        session, key = report.session, report.session.collection.key(report.chunk)
         right = await self._is_right(session, key, report)
         del self._waiting[session.name, report.chunk]
         if session.failed is None and session.is_open:
@@ -152,7 +152,7 @@ class CorruptionReports:
         self._verified = {known: at for known, at in self._verified.items() if now - at < VERIFIED_SECONDS}
         if key in self._verified:
             return True
-        expected_bytes = int(session.dataset.file_bytes[report.chunk])
+        expected_bytes = int(session.collection.file_bytes[report.chunk])
         if self._cache.length(key) not in (0, expected_bytes) or not await self._cache.verify(key):
             return False
         self._verified[key] = self._now()
@@ -162,14 +162,13 @@ class CorruptionReports:
 
     def _found_wrong(self, report: _Report, key: bytes) -> None:
         session, chunk = report.session, report.chunk
-        logger.info(
-            "%s reports chunk %d (%s) as damaged: %s", session.request.consumer, chunk, key.hex(), report.reason
-        )
+        label = session.collection.label(chunk)
+        logger.info("%s reports %s (%s) as damaged: %s", session.request.consumer, label, key.hex(), report.reason)
         self.damaged(key)
         if self.dropped[key] > MAX_REPORTS:
             session.fail(
                 IntegrityError(
-                    f"chunk {chunk} is wrong on disk after {MAX_REPORTS} fresh copies: {report.reason}; check the disk "
+                    f"{label} is wrong on disk after {MAX_REPORTS} fresh copies: {report.reason}; check the disk "
                     f"of {self._cache.root}",
                     where=str(self._cache.root),
                 )
@@ -179,17 +178,14 @@ class CorruptionReports:
     def _count_unfounded(self, report: _Report) -> None:
         session, chunk = report.session, report.chunk
         session.unfounded[chunk] += 1
-        times = session.unfounded[chunk]
+        times, label = session.unfounded[chunk], session.collection.label(chunk)
         logger.warning(
-            "%s reports chunk %d as damaged, which it is not: it stays (%s)",
-            session.request.consumer,
-            chunk,
-            report.reason,
+            "%s reports %s as damaged, which it is not: it stays (%s)", session.request.consumer, label, report.reason
         )
         if times > MAX_UNFOUNDED or session.unfounded.total() > MAX_UNFOUNDED_IN_ALL:
             session.fail(
                 IntegrityError(
-                    f"{session.request.consumer} found chunk {chunk} wrong {times} times ({report.reason}), but the "
+                    f"{session.request.consumer} found {label} wrong {times} times ({report.reason}), but the "
                     f"engine reads it from {self._cache.root} with every checksum right; does this process see "
                     "that very folder? Check its mount and its machine's memory",
                     where=str(self._cache.root),

@@ -2,6 +2,7 @@
 
 engine.py             its life, requests, sessions         session.py           one consumer: callbacks, pace, counts
 scheduler.py          admits, opens, starts fetches        session_progress.py  a consumer's place in its schedule
+uses.py               the entries of a schedule            collection.py        the datasets of a session as one
 in_flight.py          chunks on their way                  fetchers.py          stores and fetchers by credentials
 manifests.py          answers requests for manifests       manifest_store.py    the manifests on the disk
 index_cost.py         what an index costs                  page_cache.py        advice to the kernel
@@ -18,7 +19,7 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Self
 
@@ -27,8 +28,10 @@ import numpy.typing as npt
 
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.policy.cache_policy import CachePolicy
+from streamer.cache.policy.sessions import Opening
 from streamer.cache.policy.table import charged_bytes
 from streamer.config import EngineConfig, format_bytes
+from streamer.engine.collection import Collection, PartRequest
 from streamer.engine.corruption_reports import CorruptionReports
 from streamer.engine.datasets import Dataset, Datasets
 from streamer.engine.fetchers import Fetchers
@@ -37,11 +40,11 @@ from streamer.engine.index_cost import Report
 from streamer.engine.manifests import ManifestRequest, Manifests
 from streamer.engine.page_cache import PageCache
 from streamer.engine.scheduler import Scheduler
-from streamer.engine.session import EngineSession, SessionRequest, open_bytes
-from streamer.engine.session_progress import Columns
+from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.settling import Settling
 from streamer.engine.too_small import Room
 from streamer.engine.url_allowlist import UrlAllowlist
+from streamer.engine.uses import Columns, open_bytes
 from streamer.errors import CacheFullError, ConfigError, ManifestError, StreamerError
 
 logger = logging.getLogger(__name__)
@@ -183,16 +186,17 @@ class Engine:
         """A consumer begins.
 
         Raises:
-            ManifestError: the dataset is not here.
+            ManifestError: a dataset is not here.
+            AccessDeniedError: a dataset is not served here.
             StateError: it disagrees with another session of its job.
         """
         for other in self.sessions.values():
             request.check_agrees(other.request)
-        dataset = self.datasets.get(request.dataset, request.options)
-        self._add_dataset(dataset)
-        self.cache.use(dataset.manifest.digest)
+        collection = self._collection(request.all_parts)
+        for dataset in collection.datasets:
+            self.cache.use(dataset.manifest.digest)
         name = f"{next(self._numbers)} {request.consumer}"
-        session = EngineSession(self, name, request, dataset, (on_ready, on_error))
+        session = EngineSession(self, name, request, collection, (on_ready, on_error))
         self.sessions[name] = session
         self._settling.session_opened()
         return session
@@ -212,25 +216,28 @@ class Engine:
             return
         self.in_flight.leave(session)
         if session.admitted:
-            self.scheduler.freed(self.policy.close_session(session.name))
+            self.scheduler.freed(self.policy.close_session(*session.parts.names))
         self.wake()
 
     def admit(self, session: EngineSession, columns: Columns) -> None:
         """Registers a session with the policy once its first complete schedule shows how much it has open at once."""
         if session.admitted or session.failed is not None:
             return
-        needed = max(session.request.open_bytes, open_bytes(columns, charged_bytes(session.dataset.file_bytes)))
         session.lookahead_bytes = self._lookahead_bytes(session)
-        session.planned_bytes = needed + session.lookahead_bytes
+        openings = self._openings(session, columns)
+        session.planned_bytes = sum(one.open_bytes for one in openings) + session.lookahead_bytes
         try:
-            freed = self.policy.open_session(
-                session.name, session.request.job, session.dataset.manifest.digest, needed, session.lookahead_bytes
-            )
+            freed = self.policy.open_sessions(session.request.job, openings)
         except CacheFullError as error:
             session.fail(self._too_small(session, error))
             return
         session.admitted = True
         self.scheduler.freed(freed)
+
+    def extended(self, session: EngineSession) -> None:
+        """Running passes of a session go on in another epoch's schedule."""
+        if session.admitted:
+            self.scheduler.extended(session)
 
     def wake(self) -> None:
         """Something changed: schedules all sessions once, soon."""
@@ -259,8 +266,39 @@ class Engine:
 
     # ------------------------------------------------------------ room
 
-    def _add_dataset(self, dataset: Dataset) -> None:
-        self.policy.add_dataset(dataset.manifest.digest, dataset.file_bytes, dataset.manifest.chunk_keys)
+    def _collection(self, parts: Sequence[PartRequest]) -> Collection:
+        """The datasets of a session; equal ones share the columns, which take 8 bytes a chunk."""
+        datasets, names = tuple(map(self._dataset, parts)), tuple(part.name for part in parts)
+        known = (session.collection for session in self.sessions.values())
+        same = (one for one in known if one.datasets == datasets and one.names == names)
+        if (shared := next(same, None)) is not None:
+            return shared
+        self.policy.add_datasets([(one.manifest.digest, one.file_bytes, one.manifest.chunk_keys) for one in datasets])
+        return Collection(datasets, names)
+
+    def _dataset(self, part: PartRequest) -> Dataset:
+        try:
+            return self.datasets.get(part.dataset, part.options)
+        except StreamerError as error:
+            if not part.name:
+                raise
+            raise error.of_member(part.name) from error
+
+    def _openings(self, session: EngineSession, columns: Columns) -> list[Opening]:
+        """The policy's sessions, one for each part: its open bytes, and its share of the look-ahead."""
+        collection, sizes = session.collection, charged_bytes(session.collection.file_bytes)
+        values, rates = session.parts.relative_values(), collection.byte_rates(session.parts.values)
+        part_of = collection.parts_of(columns[0])
+        return [
+            Opening(
+                name,
+                part.dataset,
+                max(part.open_bytes, open_bytes(tuple(column[part_of == index] for column in columns), sizes)),
+                int(rates[index] * session.lookahead_bytes),
+                values[name],
+            )
+            for index, (name, part) in enumerate(zip(session.parts.names, session.request.all_parts, strict=True))
+        ]
 
     def _too_small(self, session: EngineSession, error: CacheFullError) -> CacheFullError:
         """The policy's refusal with what would be enough."""
@@ -281,13 +319,13 @@ class Engine:
         limit = self.cache.limit_bytes
         # Of all live data: a small validation set would fit alone, and took the room of the training's chunks for a
         # look-ahead over all of it.
-        live_bytes = self.policy.live_bytes(session.dataset.manifest.digest)
+        live_bytes = self.policy.live_bytes({part.dataset for part in session.request.all_parts})
         missing = max(0.0, 1.0 - limit / max(1, live_bytes))
         affordable = self.config.lookahead_bytes
         if missing:
             affordable = min(affordable, int(limit * LOOKAHEAD_SHARE / missing))
         sharers = max(1, len(self.sessions), min(session.request.world_size, 8))
-        return max(affordable // sharers, 2 * int(session.dataset.file_bytes.max(initial=0)))
+        return max(affordable // sharers, 2 * int(session.collection.file_bytes.max(initial=0)))
 
     def _restore(self) -> None:
         """Adds what earlier engines left in the folder, and the chunks of the read-only layers."""

@@ -32,6 +32,7 @@ class Fetch(msgspec.Struct):
     """One chunk between store and SSD.
 
     Attributes:
+        chunk: its number in the dataset.
         limit_bytes: the cache's new limit, where publishing changed it.
     """
 
@@ -75,7 +76,8 @@ class InFlight:
     def start(self, key: bytes, waiter: Waiter, victims: Iterable[bytes] = ()) -> None:
         """Starts the fetch of a chunk; the files of `victims` are removed before it is published."""
         self.unlink(victims)
-        fetch = Fetch(key, waiter.session.dataset, waiter.chunk, [waiter])
+        part, chunk = waiter.session.collection.locate(waiter.chunk)
+        fetch = Fetch(key, waiter.session.collection.datasets[part], chunk, [waiter])
         self._fetches[key] = fetch
         fetch.task = self._tasks.create_task(self._run(fetch), name=f"fetch {key.hex()}")
 

@@ -79,7 +79,8 @@ class SilenceWatch:
         elif any(session.progress.has_requests() for session in engine.sessions.values()):
             for session in engine.sessions.values():
                 if session.admitted and session.silent:
-                    engine.scheduler.freed(engine.policy.silence(session.name))
+                    for part in session.parts.names:
+                        engine.scheduler.freed(engine.policy.silence(part))
             engine.wake()
 
     def _forgive(self, absent_seconds: float) -> None:
@@ -104,7 +105,8 @@ async def remove_unused_once(engine: Engine) -> None:
     Raises:
         OSError: the disk refused to remove a manifest; the next call tries again.
     """
-    held = {session.dataset.manifest.digest: session.dataset for session in engine.sessions.values()}
+    used = (dataset for session in engine.sessions.values() for dataset in session.collection.datasets)
+    held = {dataset.manifest.digest: dataset for dataset in used}
     held |= {dataset.manifest.digest: dataset for dataset in engine.in_flight.datasets()}
     engine.datasets.drop_idle(held)
     engine.fetchers.close_idle({options_key(dataset.options) for dataset in held.values()})

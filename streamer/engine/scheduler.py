@@ -11,12 +11,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+import numpy as np
+
 from streamer.cache.policy.answers import Admit, Freed, Hit, Wait
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.engine.in_flight import Fetch, InFlight, Waiter
 from streamer.engine.page_cache import PageCache
 from streamer.engine.session import EngineSession
-from streamer.engine.session_progress import Use
+from streamer.engine.uses import Use
 from streamer.errors import BrokenError, CacheError, CacheFullError, StreamerError
 
 logger = logging.getLogger(__name__)
@@ -68,6 +70,12 @@ class Scheduler:
         if not self._wake_pending:
             self._wake_pending = True
             self._loop.call_soon(self._schedule_all)
+
+    def extended(self, session: EngineSession) -> None:
+        """Running passes go on in another epoch's schedule."""
+        for part, number in enumerate(session.parts.running_pass):
+            if number is not None:
+                self._start_pass(session, part, number)
 
     def freed(self, freed: Freed) -> None:
         """The policy evicted chunks: removes their files; sessions that had one in look-ahead ask for it again."""
@@ -129,10 +137,11 @@ class Scheduler:
 
     def _release_finished(self, session: EngineSession) -> None:
         for use in session.progress.take_finished():
-            key = session.dataset.key(use.chunk)
+            part, local = session.collection.locate(use.chunk)
+            key = session.collection.datasets[part].key(local)
             if not session.progress.holds(use.chunk):
-                session.keys.pop(key, None)
-            self.freed(self._policy.release(session.name, use.chunk))
+                session.forget(key, use.chunk)
+            self.freed(self._policy.release(session.parts.names[part], local))
             self._page_cache.dont_need(key)
 
     def _ask_ahead(self, session: EngineSession) -> None:
@@ -148,8 +157,11 @@ class Scheduler:
             if use is None or (use.first > progress.want and progress.ahead_bytes >= session.lookahead_bytes):
                 return
             if session.running_epoch is None:
-                self._start_epoch(session, use.epoch)
-            self._policy.look_ahead(session.name, use.chunk)
+                self._begin_epoch(session, use.epoch)
+            part, local = session.collection.locate(use.chunk)
+            if session.parts.running_pass[part] is None:
+                self._start_pass(session, part, use.pass_number)
+            self._policy.look_ahead(session.parts.names[part], local)
             progress.hold(use)
             # Local by an earlier use that is not finished yet: a hit, and counted as one.
             if progress.is_local(use.chunk) and not self._ask(session, use):
@@ -158,10 +170,11 @@ class Scheduler:
     def _ask(self, session: EngineSession, use: Use) -> bool:
         """Asks the policy for one chunk; False: no room now."""
         progress = session.progress
-        key = session.dataset.key(use.chunk)
-        session.keys[key] = use.chunk
+        part, local = session.collection.locate(use.chunk)
+        key = session.collection.datasets[part].key(local)
+        session.remember(key, use.chunk)
         try:
-            answer = self._policy.need(session.name, use.chunk, blocking=progress.is_blocking(use))
+            answer = self._policy.need(session.parts.names[part], local, blocking=progress.is_blocking(use))
         except CacheFullError as error:
             if not self._others_can_release(session):
                 session.fail(error)
@@ -179,7 +192,7 @@ class Scheduler:
             case Wait():
                 return False
         if use.number >= 0:
-            session.count(use.epoch, int(session.dataset.file_bytes[use.chunk]), hit=not isinstance(answer, Admit))
+            session.count(use, hit=not isinstance(answer, Admit))
         return True
 
     def _must_wait(self, session: EngineSession, use: Use) -> bool:
@@ -205,18 +218,29 @@ class Scheduler:
         return sum(one.open_bytes() for one in job) >= most
 
     def _open(self, session: EngineSession, use: Use) -> None:
+        part, local = session.collection.locate(use.chunk)
         if use.epoch != session.running_epoch:
-            self._start_epoch(session, use.epoch)
-        if self._policy.opened(session.name, use.chunk):
+            self._begin_epoch(session, use.epoch)
+        running = session.parts.running_pass[part]
+        if running is None or use.pass_number > running:
+            self._start_pass(session, part, use.pass_number)
+        if self._policy.opened(session.parts.names[part], local):
             session.progress.opened(use)
         else:
             session.progress.lost(use.chunk)
             self.wake()
 
-    def _start_epoch(self, session: EngineSession, epoch: int) -> None:
+    def _begin_epoch(self, session: EngineSession, epoch: int) -> None:
         """The first epoch begins with its first use, later ones when the reader reaches them."""
         session.running_epoch = epoch
-        self._policy.start_epoch(session.name, session.progress.remaining(epoch))
+        if session.parts.begin_epoch(epoch):
+            self.freed(self._policy.set_values(session.parts.relative_values()))
+
+    def _start_pass(self, session: EngineSession, part: int, number: int) -> None:
+        """As `_begin_epoch`, for a pass over one part: to the policy an epoch is a pass."""
+        session.parts.running_pass[part] = number
+        remaining = session.progress.remaining(session.collection.span(part), number)
+        self._policy.start_epoch(session.parts.names[part], remaining - np.uint32(session.collection.starts[part]))
 
     # ------------------------------------------------------------ failures
 
@@ -231,9 +255,10 @@ class Scheduler:
         """A reader that waits gets the error; a look-ahead, or a chunk that found no room, is tried again."""
         session, chunk = waiter.session, waiter.chunk
         if pause is None and session.progress.is_wanted(chunk):
-            session.fail(error)
+            session.fail(session.collection.name_error(chunk, error))
             return
-        logger.warning("chunk %d of %s is tried again: %s", chunk, session.request.consumer, error)
+        label = session.collection.label(chunk)
+        logger.warning("%s of %s is tried again: %s", label, session.request.consumer, error)
         if pause is None:
             session.deferred.add(chunk)
             self._loop.call_later(LOOKAHEAD_RETRY_SECONDS, self._retry, session, chunk)
@@ -253,5 +278,5 @@ class Scheduler:
         """These chunks are not local any more: sessions that hold one ask for it again."""
         for key in keys:
             for session in self._sessions.values():
-                if (chunk := session.keys.pop(key, None)) is not None:
+                for chunk in session.keys.pop(key, ()):
                     session.progress.lost(chunk)

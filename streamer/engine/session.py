@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
-from streamer.engine.datasets import Dataset
-from streamer.engine.session_progress import Columns, SessionProgress
+from streamer.engine.collection import Collection, PartRequest, Parts, UseCount
+from streamer.engine.session_progress import SessionProgress
+from streamer.engine.uses import Columns, Passes, Use
 from streamer.errors import StateError, StreamerError
 
 # Weight of the newest measurement in the mean time of a step.
@@ -34,6 +33,12 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
     open_bytes: int = 0
     stream: str = ""
     sharers: int = 0
+    parts: tuple[PartRequest, ...] = ()
+
+    @property
+    def all_parts(self) -> tuple[PartRequest, ...]:
+        """The parts; a lone dataset is one without a name."""
+        return self.parts or (PartRequest(self.dataset, "", self.options, 1.0, self.open_bytes),)
 
     def __repr__(self) -> str:
         # Not the options: they may be secret.
@@ -68,15 +73,6 @@ class LoaderReport(msgspec.Struct, frozen=True):
     bottleneck: str
     advice: str
     at: float
-
-
-class EpochCount(msgspec.Struct):
-    """Needs and hits of one session in one epoch."""
-
-    needs: int = 0
-    hits: int = 0
-    needed_bytes: int = 0
-    hit_bytes: int = 0
 
 
 class Waiting:
@@ -135,6 +131,10 @@ class SessionHost(Protocol):
         """The first complete schedule of a session is known."""
         ...
 
+    def extended(self, session: EngineSession) -> None:
+        """Running passes of a session go on in another epoch's schedule."""
+        ...
+
     def reject(self, session: EngineSession, chunk: int, reason: str) -> None:
         """The session's reader found a chunk corrupt."""
         ...
@@ -163,14 +163,16 @@ class EngineSession:
         host: SessionHost,
         name: str,
         request: SessionRequest,
-        dataset: Dataset,
+        collection: Collection,
         callbacks: tuple[Callable[[int, int], None], Callable[[StreamerError], None]],
     ) -> None:
         self.name = name
         self.request = request
-        self.dataset = dataset
-        self.progress = SessionProgress(dataset.file_bytes)
-        self.keys: dict[bytes, int] = {}
+        self.collection = collection
+        self.progress = SessionProgress(collection.file_bytes)
+        self.parts = Parts(name, collection, request.all_parts)
+        # The numbers that have a key: more than one where parts share chunks.
+        self.keys: dict[bytes, tuple[int, ...]] = {}
         self.deferred: set[int] = set()
         self.unfounded: Counter[int] = Counter()
         self.lookahead_bytes = 0
@@ -178,7 +180,7 @@ class EngineSession:
         self.running_epoch: int | None = None
         self.admitted = False
         self.failed: StreamerError | None = None
-        self.counts: dict[int, EpochCount] = {}
+        self.counts: dict[int, UseCount] = {}
         self.last_message_at = host.now()
         self.loader_report: LoaderReport | None = None
         self.waiting = Waiting(host.now())
@@ -194,11 +196,34 @@ class EngineSession:
 
     # ------------------------------------------------------------ messages of the consumer
 
-    def extend(self, epoch: int, columns: Columns, complete: bool) -> None:
-        """The schedule of one epoch, or a part of it."""
-        self.progress.extend(epoch, columns, complete)
+    def extend(
+        self,
+        epoch: int,
+        columns: Columns,
+        complete: bool,
+        *,
+        passes: Passes | None = None,
+        values: tuple[float, ...] = (),
+    ) -> None:
+        """The schedule of one epoch, or a part of it.
+
+        Args:
+            epoch: its number.
+            columns: chunks, first and last steps.
+            complete: no more of this epoch follows.
+            passes: of each use; None: the epoch is one pass.
+            values: of the parts from this epoch on; empty: as before.
+
+        Raises:
+            ProtocolError: not a schedule of this collection.
+        """
+        if values:
+            self.parts.expect_values(epoch, values)
+        self.progress.extend(epoch, columns, complete, passes)
         if complete:
             self._host.admit(self, columns)
+            if passes is not None:
+                self._host.extended(self)
         self._host.wake()
 
     def advance(self, done: int, want: int) -> None:
@@ -231,11 +256,11 @@ class EngineSession:
     @property
     def fill(self) -> float:
         """The bytes of its chunks that are local or in flight, as a share of `planned_bytes`."""
-        return self.progress.granted_chunks() * self.dataset.mean_bytes / max(1, self.planned_bytes)
+        return self.progress.granted_chunks() * self.parts.mean_bytes / max(1, self.planned_bytes)
 
     def open_bytes(self) -> float:
         """Bytes its reader may read now, at the mean size of its chunks."""
-        return self.progress.open_chunks() * self.dataset.mean_bytes
+        return self.progress.open_chunks() * self.parts.mean_bytes
 
     @property
     def owner(self) -> str:
@@ -275,16 +300,28 @@ class EngineSession:
         self.waiting.update(self.waits, self._host.now())
         return self.progress.through()
 
-    def count(self, epoch: int, size_bytes: int, *, hit: bool) -> None:
+    def count(self, use: Use, *, hit: bool) -> None:
         """One need."""
-        if epoch not in self.counts:
+        if use.epoch not in self.counts:
             self.counts = {known: self.counts[known] for known in list(self.counts)[-_EPOCHS_COUNTED:]}
-        count = self.counts.setdefault(epoch, EpochCount())
-        count.needs += 1
-        count.needed_bytes += size_bytes
-        if hit:
-            count.hits += 1
-            count.hit_bytes += size_bytes
+        size_bytes = int(self.collection.file_bytes[use.chunk])
+        self.counts.setdefault(use.epoch, UseCount()).add(size_bytes, hit)
+        if self.request.parts:
+            self.parts.counts[self.collection.locate(use.chunk)[0]].add(size_bytes, hit)
+
+    def remember(self, key: bytes, chunk: int) -> None:
+        """The policy may take the chunk of this key away."""
+        known = self.keys.get(key)
+        if known is None:
+            self.keys[key] = (chunk,)
+        elif chunk not in known:
+            self.keys[key] = (*known, chunk)
+
+    def forget(self, key: bytes, chunk: int) -> None:
+        """The session does not hold the chunk any more."""
+        known = self.keys.pop(key, ())
+        if known not in ((), (chunk,)):
+            self.keys[key] = tuple(one for one in known if one != chunk)
 
     def due_at(self, step: int) -> float:
         """When the consumer will read `step`, on the loop's clock, at its present pace."""
@@ -305,16 +342,3 @@ class EngineSession:
     def silent(self) -> bool:
         """No message for long: its consumer hangs."""
         return self._host.now() - self.last_message_at > self._host.silent_seconds
-
-
-def open_bytes(columns: Columns, file_bytes: npt.NDArray[np.int64]) -> int:
-    """The most bytes that the uses of a schedule have open at one step."""
-    chunk, first, last = columns
-    if not len(chunk):
-        return 0
-    size = file_bytes[chunk]
-    steps = np.concatenate([first, last + 1])
-    change = np.concatenate([size, -size])
-    # Within one step, closing comes before opening.
-    order = np.lexsort((change, steps))
-    return int(np.cumsum(change[order]).max())

@@ -14,56 +14,11 @@ import heapq
 import itertools
 from collections import Counter, deque
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from streamer.engine.uses import Columns, EpochUses, Passes, Use
 from streamer.errors import ProtocolError
-
-# Three empty arrays and what holds them (CPython 3.11): an epoch without entries is not free.
-_EPOCH_BYTES = 512
-
-Columns = tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]
-
-
-class Use(msgspec.Struct, frozen=True, order=True):
-    """One entry of the schedule; ordered by first need. `number` counts the session's uses."""
-
-    first: int
-    number: int
-    last: int
-    epoch: int
-    chunk: int
-
-
-class EpochUses:
-    """The uses of one epoch, in the order of the schedule."""
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.complete = False
-        self.cursor = 0
-        self.chunk: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
-        self.first: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self.last: npt.NDArray[np.int64] = np.empty(0, np.int64)
-
-    def extend(self, columns: Columns, complete: bool) -> None:
-        """Appends a frame of the schedule.
-
-        Raises:
-            ProtocolError: not in order of the steps.
-        """
-        self.chunk = np.concatenate([self.chunk, columns[0]])
-        self.first = np.concatenate([self.first, columns[1]])
-        self.last = np.concatenate([self.last, columns[2]])
-        self.complete = complete
-        if bool((np.diff(self.first) < 0).any()) or bool((self.last < self.first).any()):
-            raise ProtocolError(f"the schedule of epoch {self.epoch} is not in order of its steps")
-
-    @property
-    def exhausted(self) -> bool:
-        """All its uses are held or finished."""
-        return self.cursor >= len(self.chunk)
 
 
 class SessionProgress:
@@ -85,6 +40,7 @@ class SessionProgress:
         self._chunk_bytes = chunk_bytes
         self._numbers = 0
         self._epochs: deque[EpochUses] = deque()
+        self._next: Use | None = None
         self._known_step = -1
         self._ahead: deque[Use] = deque()
         self._urgent: dict[int, Use] = {}
@@ -99,19 +55,19 @@ class SessionProgress:
 
     # ------------------------------------------------------------ messages of the consumer
 
-    def extend(self, epoch: int, columns: Columns, complete: bool) -> None:
+    def extend(self, epoch: int, columns: Columns, complete: bool, passes: Passes | None = None) -> None:
         """Adds (a part of) the schedule of an epoch; epochs come in order.
 
         Raises:
             ProtocolError: not a schedule of this dataset.
         """
-        self._check(columns)
+        self._check(columns, passes)
         if not self._epochs or self._epochs[-1].complete:
             self._epochs.append(EpochUses(epoch))
         current = self._epochs[-1]
         if current.epoch != epoch:
             raise ProtocolError(f"the schedule of epoch {current.epoch} is not complete, epoch {epoch} follows")
-        current.extend(columns, complete)
+        current.extend(columns, complete, passes)
         if complete and len(current.last):
             self._known_step = max(self._known_step, int(current.last.max()))
 
@@ -137,6 +93,11 @@ class SessionProgress:
 
     def next_use(self) -> Use | None:
         """The first use that is not held yet; uses that the consumer has skipped are left out."""
+        if (known := self._next) is None or known.last < self.done:
+            self._next = self._find_next()
+        return self._next
+
+    def _find_next(self) -> Use | None:
         while self._epochs and self._epochs[0].complete:
             uses = self._epochs[0]
             while not uses.exhausted and int(uses.last[uses.cursor]) < self.done:
@@ -144,7 +105,8 @@ class SessionProgress:
             if not uses.exhausted:
                 i = uses.cursor
                 first, last, chunk = int(uses.first[i]), int(uses.last[i]), int(uses.chunk[i])
-                return Use(first, self._numbers, last, uses.epoch, chunk)
+                of_pass = uses.epoch if uses.passes is None else int(uses.passes[i])
+                return Use(first, self._numbers, last, uses.epoch, chunk, of_pass)
             self._epochs.popleft()
         return None
 
@@ -152,6 +114,7 @@ class SessionProgress:
         """The session now holds `next_use()`; the cursor advances."""
         self._epochs[0].cursor += 1
         self._numbers += 1
+        self._next = None
         self._held[use.chunk] += 1
         self._ahead.append(use)
         self.ahead_bytes += int(self._chunk_bytes[use.chunk])
@@ -190,7 +153,7 @@ class SessionProgress:
         self._local.discard(chunk)
         if broken:
             self._broken.add(chunk)
-        heapq.heappush(self._to_ask, Use(self.done, -1, self.done, -1, chunk) if broken else self._first_use(chunk))
+        heapq.heappush(self._to_ask, self._use_now(chunk) if broken else self._first_use(chunk))
         return True
 
     def openable(self) -> list[Use]:
@@ -245,7 +208,7 @@ class SessionProgress:
 
     def schedule_bytes(self) -> int:
         """The bytes of the schedules of its unfinished epochs."""
-        return sum(_EPOCH_BYTES + uses.chunk.nbytes + uses.first.nbytes + uses.last.nbytes for uses in self._epochs)
+        return sum(uses.nbytes for uses in self._epochs)
 
     def granted_chunks(self) -> int:
         """How many of its chunks are local or in flight."""
@@ -255,11 +218,19 @@ class SessionProgress:
         """How many uses are open."""
         return len(self._open)
 
-    def remaining(self, epoch: int) -> npt.NDArray[np.uint32]:
-        """Chunks of an epoch that are neither open nor finished."""
-        held = [use.chunk for use in (*self._urgent.values(), *self._ahead) if use.epoch == epoch]
-        future = [uses.chunk[uses.cursor :] for uses in self._epochs if uses.epoch == epoch]
-        return np.concatenate([np.asarray(held, np.uint32), *future])
+    def remaining(self, span: tuple[int, int], last_pass: int) -> npt.NDArray[np.uint32]:
+        """Chunks that are neither open nor finished in the passes of a part up to `last_pass`.
+
+        Args:
+            span: half-open range of the part's chunk numbers.
+            last_pass: the running one. An earlier one may have a few chunks left: lanes do not end at the same step.
+        """
+        held = [
+            use.chunk
+            for use in (*self._urgent.values(), *self._ahead)
+            if span[0] <= use.chunk < span[1] and use.pass_number <= last_pass
+        ]
+        return np.concatenate([np.asarray(held, np.uint32), *(uses.ahead(span, last_pass) for uses in self._epochs)])
 
     def _leave_ahead(self) -> Use:
         use = self._ahead.popleft()
@@ -270,7 +241,10 @@ class SessionProgress:
         for use in (*self._urgent.values(), *self._ahead):
             if use.chunk == chunk:
                 return use
-        return Use(self.done, -1, self.done, -1, chunk)
+        return self._use_now(chunk)
+
+    def _use_now(self, chunk: int) -> Use:
+        return Use(self.done, -1, self.done, -1, chunk, -1)
 
     def _drop(self, chunk: int) -> None:
         self._held[chunk] -= 1
@@ -279,10 +253,12 @@ class SessionProgress:
             self._local.discard(chunk)
             self._broken.discard(chunk)
 
-    def _check(self, columns: Columns) -> None:
+    def _check(self, columns: Columns, passes: Passes | None) -> None:
         chunk, first, last = columns
         if not len(chunk) == len(first) == len(last):
             raise ProtocolError(f"schedule columns of {len(chunk)}, {len(first)} and {len(last)} entries")
+        if passes is not None and len(passes) != len(chunk):
+            raise ProtocolError(f"schedule columns of {len(chunk)} chunks and {len(passes)} passes")
         if len(chunk) and int(chunk.max()) >= len(self._chunk_bytes):
             raise ProtocolError(
                 f"the schedule names chunk {int(chunk.max())}; the dataset has {len(self._chunk_bytes)}"

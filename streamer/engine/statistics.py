@@ -8,7 +8,8 @@ kept_bytes, transit_bytes, limit_bytes        what the cache holds
 evicted_chunks, rejected_chunks               what left it, and what was found corrupt on the disk
 unfounded_rejects                             chunks that a reader found corrupt and the engine intact
 refused_writes, written_bytes                 chunks that the disk refused, and bytes that it took
-hit_bound                                     what is kept / the live data: no policy gets more hits from one reader;
+hit_bound                                     what is kept / the live data, weighted by passes per epoch in a mix: the
+                                              most hits of one reader under any fixed choice of chunks;
                                               ranks that share a chunk fetch it once, and the second one hits
 fetches                                       chunks between store and SSD
 errors, error_kinds                           errors that reached a consumer
@@ -17,9 +18,15 @@ datasets                                      one entry per dataset in use in th
 sessions                                      one entry per session: consumer, epoch, progress, hits per epoch,
                                               waiting_seconds of age_seconds; what its loader reports of itself:
                                               loader_waiting_share, bottleneck, advice, report_age_seconds (or None)
+parts                                         one entry per part of the sessions over several datasets: its name (part)
+                                              and digest, the session's consumer, job and dataset; needs, hits,
+                                              needed_bytes, hit_bytes since the session began; hit_bound
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from streamer.engine.datasets import Dataset
 from streamer.engine.engine import Engine
@@ -32,6 +39,8 @@ Values = dict[str, Scalar | list[Table]]
 
 # Letters of a client's name that are repeated.
 _SHOWN_LETTERS = 120
+# Of all sessions, at 0.4 KB each: an answer that a client leaves unread may take 4 MiB.
+_SHOWN_PARTS = 4096
 
 
 def engine_statistics(engine: Engine) -> Values:
@@ -55,13 +64,14 @@ def engine_statistics(engine: Engine) -> Values:
         "unfounded_rejects": engine.corruption_reports.unfounded,
         "refused_writes": cache.refused_writes,
         "written_bytes": cache.written_bytes,
-        "hit_bound": _hit_bound(engine, policy.limit_bytes - policy.staging_bytes),
+        "hit_bound": engine.policy.hit_bound(_digests(engine.sessions.values())),
         "fetches": len(engine.in_flight),
         "errors": engine.errors.total(),
         "error_kinds": [{"kind": kind, "count": count} for kind, count in sorted(engine.errors.items())],
         "draining": engine.scheduler.draining,
         "datasets": [_dataset(engine, dataset) for dataset in engine.datasets.all()],
         "sessions": [_session(session) for session in engine.sessions.values()],
+        "parts": list(islice((row for one in engine.sessions.values() for row in _parts(engine, one)), _SHOWN_PARTS)),
         **_store(engine, fetch),
     }
 
@@ -77,11 +87,8 @@ def _store(engine: Engine, fetch: dict[str, int | float]) -> Table:
     }
 
 
-def _hit_bound(engine: Engine, kept_limit_bytes: int) -> float:
-    """1 when everything in use fits; 0 while nothing is in use."""
-    live = {session.dataset.manifest.digest: session.dataset.total_bytes for session in engine.sessions.values()}
-    total = sum(live.values())
-    return min(1.0, max(0, kept_limit_bytes) / total) if total else 0.0
+def _digests(sessions: Iterable[EngineSession]) -> set[str]:
+    return {dataset.manifest.digest for session in sessions for dataset in session.collection.datasets}
 
 
 def _dataset(engine: Engine, dataset: Dataset) -> Table:
@@ -94,7 +101,7 @@ def _dataset(engine: Engine, dataset: Dataset) -> Table:
         "samples": manifest.samples,
         "chunks": manifest.chunks,
         "total_bytes": dataset.total_bytes,
-        "sessions": sum(session.dataset is dataset for session in engine.sessions.values()),
+        "sessions": sum(dataset in session.collection.datasets for session in engine.sessions.values()),
     }
 
 
@@ -119,6 +126,22 @@ def _session(session: EngineSession) -> Table:
         "epoch_needed_bytes": count.needed_bytes if count else 0,
         "epoch_hit_bytes": count.hit_bytes if count else 0,
     }
+
+
+def _parts(engine: Engine, session: EngineSession) -> Iterator[Table]:
+    for part, count in zip(session.request.parts, session.parts.counts, strict=False):
+        yield {
+            "consumer": session.request.consumer[:_SHOWN_LETTERS],
+            "job": session.request.job[:_SHOWN_LETTERS],
+            "dataset": session.request.dataset,
+            "part": part.name[:_SHOWN_LETTERS],
+            "digest": part.dataset,
+            "needs": count.needs,
+            "hits": count.hits,
+            "needed_bytes": count.needed_bytes,
+            "hit_bytes": count.hit_bytes,
+            "hit_bound": engine.policy.hit_bound({part.dataset}),
+        }
 
 
 def _loader_report(report: LoaderReport | None, now: float) -> Table:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from streamer.config import RankConfig
 from streamer.errors import Detail
 from streamer.loader.batch.placement import Rows
-from streamer.loader.skipping import SharedBudget, SkipRules
+from streamer.loader.skipping import SharedBudget, Skipped, SkipRules
 from streamer.order.plan import LastBatch
 
 # A chunk that is still missing or wrong after this many new leases is an error. Counted for each chunk: a program that
@@ -102,6 +102,15 @@ class BatchedSource(Protocol):
         Raises:
             ChunkUnreadableError: the bytes are missing or wrong.
         """
+        ...
+
+
+@runtime_checkable
+class MixedSource(Protocol):
+    """A source of the samples of several datasets."""
+
+    def members(self, ordinals: npt.NDArray[np.int64]) -> list[str]:
+        """The name of the dataset of each sample."""
         ...
 
 
@@ -215,7 +224,15 @@ class PreparedStream(Protocol):
         ...
 
     def sample_key(self, ordinal: int) -> str:
-        """A readable name of a sample."""
+        """A readable name of a sample: its path, or container and byte range."""
+        ...
+
+    def sample_label(self, ordinal: int) -> str:
+        """The number of a sample for messages; in a mix with the name of its dataset."""
+        ...
+
+    def skipped(self, ordinal: int, cause: str) -> Skipped:
+        """The record of a sample that was replaced."""
         ...
 
     def sample_number(self, ordinal: int) -> int:
@@ -252,6 +269,41 @@ class PreparedStream(Protocol):
         Raises:
             StateError: the state is of another dataset, order or seed, or its position is inside a batch.
         """
+        ...
+
+
+@runtime_checkable
+class MixedStream(Protocol):
+    """A prepared stream of several datasets."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the datasets."""
+        ...
+
+    @property
+    def member_samples(self) -> Sequence[int]:
+        """Number of samples of each dataset."""
+        ...
+
+    def ordinals(self, epoch: int, batch: int) -> npt.NDArray[np.int64]:
+        """(samples,) the samples of this rank's batch, by the numbers that workers use."""
+        ...
+
+    def adopt(self, state: Mapping[str, object]) -> tuple[int, int]:
+        """As `resume`, but the mix may be changed; the epoch after the saved one begins."""
+        ...
+
+    def follow(self, before: PreparedStream, epoch: int) -> None:
+        """Continues at `epoch` where the mix was before its data changed: `before` has delivered all epochs before."""
+        ...
+
+    def sources(self, epoch: int, batch: int) -> npt.NDArray[np.int16]:
+        """(samples,) number of the dataset of each sample of this rank's batch."""
+        ...
+
+    def drawn(self, epoch: int, batch: int) -> npt.NDArray[np.int64]:
+        """(datasets,) samples of each dataset before batch `batch` of an epoch, over all epochs and ranks."""
         ...
 
 

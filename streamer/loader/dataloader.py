@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,13 +12,14 @@ import numpy.typing as npt
 
 from streamer.errors import ClosedError, StreamerError
 from streamer.loader.checks import at_least, function, one_of, saved_state, seconds
-from streamer.loader.contracts import Collate, Loadable, PreparedStream
+from streamer.loader.contracts import Collate, Loadable, MixedStream, PreparedStream
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.prefetcher import check_device
 from streamer.loader.epoch_iterator import EpochIterator, EpochOwner
-from streamer.loader.feed.supply import Supply
 from streamer.loader.headspace import Headspace, detached
 from streamer.loader.lifecycle import SupplyOwner
+from streamer.loader.loader_views import LoaderViews
+from streamer.loader.mix_view import resumed
 from streamer.loader.options import (
     LoaderSettings,
     Pin,
@@ -29,10 +29,10 @@ from streamer.loader.options import (
     span_of,
     worker_config,
 )
-from streamer.loader.skipping import OnError, SkipLedger, Skipped, SkipRules
-from streamer.loader.stall.report import Snapshot, StallReport, compare
-from streamer.loader.stall.reporter import OnReport, StallReporter, engine_view, named, rank_of, report_rules, snapshot
-from streamer.loader.stall.stats import LoaderStats, TrainerClock
+from streamer.loader.skipping import OnError, SkipLedger, SkipRules
+from streamer.loader.stall.report import Snapshot
+from streamer.loader.stall.reporter import OnReport, StallReporter, rank_of, report_rules
+from streamer.loader.stall.stats import TrainerClock
 from streamer.loader.torch_arguments import check_torch_arguments, last_batch_of
 from streamer.loader.torch_attributes import TorchAttributes
 from streamer.loader.workers.fork_server import fork_server
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class StreamingDataLoader(TorchAttributes):
+class StreamingDataLoader(LoaderViews, TorchAttributes):
     """Iterates over a `StreamingDataset` in batches, made by worker processes, delivered in order.
 
     The batches are those of `default_collate` over the dataset's own order, for any number of workers. Their tensors
@@ -134,10 +134,13 @@ class StreamingDataLoader(TorchAttributes):
         """bool (samples,): which samples of the last delivered batch are repeats."""
         self._ledger = SkipLedger(0)
         self._delivered = 0
+        self._last: Delivery | None = None
         # The error that the next iter() raises on all ranks; and whether the ranks have compared since.
         self._failure: StreamerError | None = None
         self._compared = False
         self._prepared: PreparedStream | None = None
+        # The stream before the data changed.
+        self._before: PreparedStream | None = None
         self._edition = 0
         self._supply_owner = SupplyOwner(self._settings)
         self._clock = TrainerClock()
@@ -216,8 +219,12 @@ class StreamingDataLoader(TorchAttributes):
         """The position after the last delivered batch. O(1)."""
         return self._prepare().state(*self._position)
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
+    def load_state_dict(self, state: Mapping[str, object], strict: bool = True) -> None:
         """Continues where the state was saved, on any number of ranks with a matching batch size.
+
+        Args:
+            state: of an earlier run.
+            strict: the order must be the same; False, for a `MixedDataset`: see its `load_state_dict`.
 
         Raises:
             StateError: the state is of another dataset, order or seed. With several ranks, the next `iter()` raises it,
@@ -229,22 +236,12 @@ class StreamingDataLoader(TorchAttributes):
         self._compared, self._failure = False, None
         try:
             self._supply_owner.start_workers()
-            self._start = self._position = self._prepare().resume(state)
+            self._start = self._position = resumed(self._prepare(), state, strict)
         except StreamerError as error:
             if not self._source.compares:
                 raise
             self._failure = error
         self._epoch_requested, self._begun = False, None
-
-    @property
-    def skipped(self) -> list[Skipped]:
-        """With on_error="skip": the samples of this rank that were replaced, with key and cause."""
-        return list(self._ledger.entries)
-
-    def report(self) -> StallReport:
-        """The stall report since the last call: waiting, bottleneck and advice; any thread."""
-        before, self._reported = self._reported, self.snapshot()
-        return self.name_samples(compare(before, self._reported))
 
     def headspace(self, k: int = 16, steps: int = 200) -> Headspace:
         """Measures the ceiling of the training step: train on the returned batches, then read `ceiling`.
@@ -263,31 +260,12 @@ class StreamingDataLoader(TorchAttributes):
         self._position, self._start, self._epoch_requested, self._begun = before
         return Headspace(batches, samples, at_least("steps", steps, 1))
 
-    def snapshot(self) -> Snapshot:
-        """The current counts, for `compare`; any thread."""
-        return snapshot(self.stats(), self._clock, self._supply, self._settings.worker_count)
-
-    def name_samples(self, report: StallReport) -> StallReport:
-        """The report with the name of its slowest sample."""
-        return report if self._prepared is None else named(report, self._prepared.sample_key)
-
-    def stats(self) -> LoaderStats:
-        """The statistics so far. Requests the engine's view, and waits for it half a second at most."""
-        # The engine first, so that the counts include the time of this request.
-        engine = engine_view(supply) if (supply := self._supply) is not None else None
-        counts = self._supply_owner.counts(self._clock)
-        return replace(counts, engine=engine, skipped=len(self._ledger.entries))
-
     def close(self) -> None:
         """Ends workers, thread and session; batches already delivered stay valid. Idempotent."""
         self._closed = True
         self._end_supply()
 
     # ------------------------------------------------------------ inside
-
-    @property
-    def _supply(self) -> Supply | None:
-        return self._supply_owner.supply
 
     def _begin_supply(self) -> StallReporter | None:
         """Begins the supply, if it has not begun; returns its new reporter, if any."""
@@ -314,12 +292,13 @@ class StreamingDataLoader(TorchAttributes):
     def _arrived(self, delivery: Delivery) -> None:
         """Delivers the next batch, unless too many samples were skipped."""
         if self._skip_rules.on_error == "skip":
-            number, key = self._prepare().sample_number, self._prepare().sample_key
-            self._ledger.note([Skipped(number(at), key(at), cause) for at, cause in delivery.skipped], self._delivered)
+            skipped = [self._prepare().skipped(at, cause) for at, cause in delivery.skipped]
+            self._ledger.note(skipped, self._delivered)
             self._ledger.check(self._delivered)
         self._delivered += 1
         self._position = delivery.epoch, delivery.batch + 1
         self.repeated = delivery.repeated
+        self._last = delivery.without_content()
 
     def _end_supply(self) -> None:
         if self._epoch is not None:
@@ -335,6 +314,7 @@ class StreamingDataLoader(TorchAttributes):
         # Also if `refresh` was called elsewhere: by the user, or by another loader of this dataset.
         if self._prepared is not None and self._edition != self._source.edition:
             self._end_supply()
+            self._before = self._prepared
             self._prepared, self._compared = None, False
 
     def _make_ready(self) -> None:
@@ -381,6 +361,9 @@ class StreamingDataLoader(TorchAttributes):
         if self._prepared is None:
             self._edition = self._source.edition
             self._prepared = self._source.prepare(self._settings.batch_size, self._settings.last_batch)
+            before, self._before = self._before, None
+            if before is not None and isinstance(self._prepared, MixedStream):
+                self._prepared.follow(before, self._start[0])
         return self._prepared
 
     def _check_usable(self) -> None:

@@ -8,31 +8,26 @@ from dataclasses import replace
 from types import EllipsisType
 
 import cloudpickle  # type: ignore[import-untyped]
-import numpy as np
-import numpy.typing as npt
-from torch.utils.data import IterableDataset, get_worker_info
 
 from streamer.decode.dispatch import DecodeRule
-from streamer.errors import ConfigError
 from streamer.loader import checks
+from streamer.loader.epoch_dataset import EpochDataset
 from streamer.loader.rank.dataset_options import DatasetOptions, FixedArguments, OnChange, OnDamage, as_urls
-from streamer.loader.rank.epoch_cell import EpochCell, WorkerTicket
+from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.loader_side import DatasetSide
 from streamer.loader.rank.opening import Opening
 from streamer.loader.rank.prepared import Prepared
-from streamer.loader.rank.sample_iterator import Progress, SampleIterator, resumed_share
 from streamer.loader.rank.selections import Indices, choice
 from streamer.loader.rank.single_reads import SlowReads
-from streamer.loader.rank.step_session import Share
 from streamer.loader.samples.maker import Transform
-from streamer.loader.skipping import OnError, SkipLedger, Skipped
+from streamer.loader.skipping import OnError
 from streamer.loader.torch_arguments import last_batch_of
 from streamer.order.plan import LastBatch
 
 Url = str | os.PathLike[str]
 
 
-class StreamingDataset(FixedArguments, IterableDataset[object]):
+class StreamingDataset(FixedArguments, EpochDataset):
     """Samples of a dataset in object storage, through the machine's cache, in an exact order.
 
     Works under `StreamingDataLoader`, under a plain `torch.utils.data.DataLoader` with any number of workers (fork or
@@ -89,10 +84,9 @@ class StreamingDataset(FixedArguments, IterableDataset[object]):
         ConfigError: an invalid argument.
     """
 
-    _resume: dict[str, object] | None
+    _opening: Opening
     # With the edition of the dataset that it was prepared from.
     _prepared: tuple[int, Prepared] | None
-    _progress: Progress | None
 
     def __init__(
         self,
@@ -162,7 +156,7 @@ class StreamingDataset(FixedArguments, IterableDataset[object]):
 
     def __len__(self) -> int:
         """Samples of this rank per epoch, over all its workers; repeats that fill the last batch count."""
-        return self._plain().epoch_samples
+        return self._plain().rank_samples(self.epoch)
 
     @property
     def samples(self) -> int:
@@ -251,102 +245,11 @@ class StreamingDataset(FixedArguments, IterableDataset[object]):
         """
         return self._side.refresh()
 
-    # ------------------------------------------------------------ epochs and state
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next `iter()`, in any process."""
-        return self._epochs.next_epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Makes the next `iter()` epoch `epoch`, also in persistent workers and in a StreamingDataLoader.
-
-        Raises:
-            ConfigError: negative.
-        """
-        epoch = checks.at_least("epoch", epoch, 0)
-        self._epochs.set(epoch)
-        self._side.requested_epoch = epoch
-        self._resume = None
-
-    def repeated(self, step: int) -> npt.NDArray[np.bool_]:
-        """Which samples of a batch are repeats that only fill it: bool (samples,). For plain DataLoaders.
-
-        `StreamingDataLoader.repeated` is its own. Samples that replace skipped ones are not marked.
-
-        Args:
-            step: number of the batch, counted from the start of the epoch, for plain DataLoaders whose batch size the
-                dataset was given.
-
-        Raises:
-            ConfigError: the dataset was not given `batch_size`.
-            IndexError: no such batch.
-        """
-        if self._opening.options.batch_size is None:
-            message = "repeated(step) needs the batches: give StreamingDataset the batch_size of the DataLoader"
-            raise ConfigError(message, field="batch_size")
-        return self._plain().plan(max(0, self.epoch - 1)).repeated(step)
-
-    def state_dict(self) -> dict[str, object]:
-        """The position of the last `iter()` of this process, or the start of the next one.
-
-        With worker processes the main process does not know it: use StreamingDataLoader or StatefulDataLoader.
-        """
-        if self._resume is not None:
-            return dict(self._resume)
-        progress = Progress(self.epoch, Share()) if self._progress is None else self._progress
-        return progress.state(self._plain())
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Makes the next `iter()` continue from a state; it is checked then.
-
-        Raises:
-            StateError: it is no dict.
-        """
-        self._resume = dict(checks.saved_state(state))
-
-    # ------------------------------------------------------------ reading
-
-    def __iter__(self) -> SampleIterator:
-        """The samples of this process's share of the next epoch.
-
-        Raises:
-            StreamerError: engine, manifest or a loaded state do not match; on every rank if torch.distributed is
-                initialised.
-        """
-        worker = get_worker_info()
-        if worker is None and self._resume is None and self._side.refreshes:
-            self.refresh()
-        prepared = self._plain() if worker is not None else self._opening.compared(self._plain, self._resume_place())
-        share = Share() if worker is None else Share(worker.id, worker.num_workers)
-        self._progress = self._resumed(prepared, share) or Progress(self._begin(), share)
-        return SampleIterator(prepared, self._progress, self._ledger, self._set_next_epoch)
-
-    @property
-    def skipped(self) -> list[Skipped]:
-        """With on_error="skip": the samples that `iter(dataset)` has skipped in this process, with causes."""
-        return list(self._ledger.entries)
-
-    def close(self) -> None:
-        """Closes this process's connections to the engine; the next use opens one again. Idempotent.
-
-        Close its loaders and iterators first. One that still reads gets a ClosedError after the batches that are
-        already made; its next `iter()` connects again.
-        """
-        self._opening.close()
-
     # ------------------------------------------------------------ inside
 
     def _start(self, opening: Opening) -> None:
-        options = opening.options
-        self._opening = opening
-        self._epochs = opening.shared
-        self._ledger = SkipLedger(options.error_budget)
-        self._side = DatasetSide(opening)
-        self._resume = None
+        self._begin_at_zero(opening, DatasetSide(opening), opening.options.error_budget)
         self._prepared = None
-        self._progress = None
-        self._rounds = (0, -1)
         self._single_reads = SlowReads()
 
     def __getstate__(self) -> dict[str, object]:
@@ -369,32 +272,3 @@ class StreamingDataset(FixedArguments, IterableDataset[object]):
             options = self._opening.options
             self._prepared = edition, self._opening.prepare(options.batch_size or 1, options.last_batch, plain=True)
         return self._prepared[1]
-
-    def _for_loader(self) -> DatasetSide:
-        return self._side
-
-    def _begin(self) -> int:
-        worker = get_worker_info()
-        if worker is None:
-            return self._epochs.begin()
-        # torch gives the workers of one iterator consecutive seeds.
-        base_seed = worker.seed - worker.id
-        count = self._rounds[1] + 1 if self._rounds[0] == base_seed else 0
-        self._rounds = (base_seed, count)
-        return self._epochs.begin(WorkerTicket(base_seed, count, worker.id))
-
-    def _resume_place(self) -> str:
-        state = self._resume
-        return "" if state is None else f"epoch {state.get('epoch')}, position {state.get('position')}"
-
-    def _resumed(self, prepared: Prepared, share: Share) -> Progress | None:
-        if self._resume is None:
-            return None
-        state, self._resume = self._resume, None
-        epoch, first = prepared.resume(state)
-        self._set_next_epoch(epoch)
-        share, delivered = resumed_share(state, share, first, prepared.local_batch)
-        return Progress(epoch, share, delivered)
-
-    def _set_next_epoch(self, epoch: int) -> None:
-        self._epochs.set(epoch + 1)

@@ -35,3 +35,7 @@ class Delivery(msgspec.Struct, frozen=True):
     def with_content(self, content: object) -> Delivery:
         """The batch with other content, which does not hold the slot."""
         return msgspec.structs.replace(self, content=content, memory=None)
+
+    def without_content(self) -> Delivery:
+        """The data about the batch alone, which holds no memory of it."""
+        return msgspec.structs.replace(self, content=None, memory=None, trace=None)

@@ -51,14 +51,17 @@ class Skipped:
         ordinal: the number that `dataset[i]` takes.
         key: path below the url, or container and byte range.
         cause: the error.
+        member: name of its dataset in a mix; "" outside one.
     """
 
     ordinal: int
     key: str
     cause: str
+    member: str = ""
 
     def __str__(self) -> str:
-        return f"sample {self.ordinal} ({self.key}): {self.cause}"
+        member = f"{self.member}/" if self.member else ""
+        return f"sample {member}{self.ordinal} ({self.key}): {self.cause}"
 
 
 class Stop(msgspec.Struct, frozen=True):

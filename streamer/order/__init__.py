@@ -6,11 +6,14 @@ spec.py       what fixes an order; the automatic choice of lanes and window
 cut.py        chunks to lanes
 deal.py       pieces of a lane to groups: the moving window of open chunks
 epoch.py      positions to ordinals
+padding.py    positions past the end
 rank_split.py positions of a batch to ranks
+protocol.py   what a rank asks of the order of a dataset or a mix
 schedule.py   chunks to batches: the schedule for the engine
 plan.py       one rank's epoch
 state.py      where a run is: a few numbers
 quality.py    how good the shuffle is and what it costs, in words
+mix/          the order of several datasets together
 """
 
 from streamer.order.epoch import EpochOrder

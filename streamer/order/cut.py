@@ -41,19 +41,28 @@ class LaneCut(msgspec.Struct, frozen=True, eq=False):
             sizes[0] -= self.head[lane]
         return chunks, sizes
 
+    def shifted(self, chunk_samples: Integers, shift: int) -> LaneCut:
+        """The cut of the same hashed chunks where position 0 lies in another lane: its ends move by less than L."""
+        return _cut(self.order, len(self.begin), chunk_samples, shift)
 
-def cut_lanes(spec: OrderSpec, chunk_samples: Integers, epoch: int) -> LaneCut:
+
+def cut_lanes(spec: OrderSpec, chunk_samples: Integers, epoch: int, shift: int = 0) -> LaneCut:
     """Cuts the dataset into lanes; the same for every epoch unless the cut is redrawn.
 
     Args:
         spec: the order.
         chunk_samples: (M,) samples per chunk.
         epoch: only looked at with cut="redrawn".
+        shift: the lane of position 0.
     """
     state = fold(spec.seed, TAG_CUT, *((epoch,) if spec.cut == "redrawn" else ()))
     order = hashed_order(state, np.flatnonzero(chunk_samples).astype(np.uint32))
+    return _cut(order, spec.lanes, chunk_samples, shift)
+
+
+def _cut(order: Chunks, lanes: int, chunk_samples: Integers, shift: int) -> LaneCut:
     stops = np.cumsum(chunk_samples[order], dtype=np.int64)
-    start = lane_starts(int(stops[-1]), spec.lanes)
+    start = lane_starts(int(stops[-1]), lanes, shift)
     first, last = start[:-1], start[1:] - 1
     begin = np.searchsorted(stops, first, side="right").astype(np.int64)
     end = np.where(last < first, begin, np.searchsorted(stops, last, side="right") + 1)
@@ -64,10 +73,11 @@ def cut_lanes(spec: OrderSpec, chunk_samples: Integers, epoch: int) -> LaneCut:
     return LaneCut(order, start, begin, end, head, tail, piece)
 
 
-def lane_starts(samples: int, lanes: int) -> Integers:
-    """(L+1,) samples before each lane: lane l holds n//L + (l < n%L)."""
-    lane = np.arange(lanes + 1, dtype=np.int64)
-    return lane * (samples // lanes) + np.minimum(lane, samples % lanes)
+def lane_starts(samples: int, lanes: int, shift: int = 0) -> Integers:
+    """(L+1,) samples before each lane: lane l holds n//L + ((l - shift) % L < n%L), that of position 0 is `shift`."""
+    lane = np.arange(lanes, dtype=np.int64)
+    sizes = samples // lanes + ((lane - shift) % lanes < samples % lanes)
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
 
 def epoch_state(spec: OrderSpec, epoch: int) -> int:

@@ -8,15 +8,12 @@ import msgspec
 import numpy as np
 
 from streamer.errors import ConfigError
-from streamer.order.epoch import EpochOrder
-from streamer.order.hashing import Chunks, Flags, Integers
+from streamer.order.hashing import Flags, Integers
+from streamer.order.protocol import Batches, Needs, Order
 from streamer.order.rank_split import RankSplit
-from streamer.order.schedule import Batches, Schedule, lane_needs, merge, run_needs
+from streamer.order.schedule import Schedule, merge
 from streamer.unique import unique
 
-# Samples computed at once: a call costs ~0.7 ms for any small number (2 cores, 2026-11), so
-# batches below this are made in blocks; above it, nothing more is gained.
-_BLOCK_SAMPLES = 4096
 # Cells of the (batches, lanes) matrix of a block: 1 MB.
 _BLOCK_CELLS = 1 << 17
 
@@ -29,7 +26,7 @@ class BatchIndex(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         positions: (B/R,) places in the epoch; from n on they are padding. Fewer in a short batch.
-        ordinals: (B/R,) samples.
+        ordinals: (B/R,) samples; of a mix their codes.
         repeated: (B/R,) True where the sample only fills the batch up.
     """
 
@@ -57,7 +54,7 @@ class RankPlan:
 
     def __init__(
         self,
-        order: EpochOrder,
+        order: Order,
         global_batch: int,
         world: int,
         rank: int,
@@ -66,7 +63,7 @@ class RankPlan:
         start: int = 0,
     ) -> None:
         self.order = order
-        self.rank_split = RankSplit(order.spec.lanes, global_batch, world, rank)
+        self.rank_split = RankSplit(order.lanes, global_batch, world, rank)
         self.last_batch = check_last_batch(last_batch, world)
         if not 0 <= start <= order.samples:
             raise ConfigError(f"start={start} is not in 0..{order.samples}", field="start")
@@ -137,33 +134,24 @@ class RankPlan:
         if start_batch == stop:
             return merge([])
         run = Batches(self.start, self.rank_split.global_batch, start_batch, stop)
-        needs = [*self._needs(run), *self._padding_needs(stop)]
-        return merge(needs)
+        return merge([*self.order.needs(self.rank_split, run), *self._padding_needs(stop)])
 
     def _check_batch(self, batch: int) -> None:
         if not 0 <= batch < self.batches:
             raise IndexError(f"batch {batch} is not in 0..{self.batches - 1}")
 
-    def _needs(self, run: Batches) -> list[tuple[Chunks, Integers, Integers]]:
-        rank_split, order = self.rank_split, self.order
-        if order.spec.shuffle == "none":
-            share = slice(rank_split.rank * rank_split.per_rank, (rank_split.rank + 1) * rank_split.per_rank)
-            return [run_needs(order.chunk_first, share, run, order.samples)]
-        return list(lane_needs(order, rank_split.rank_lanes(run.first_position), run))
-
-    def _padding_needs(self, stop: int) -> list[tuple[Chunks, Integers, Integers]]:
+    def _padding_needs(self, stop: int) -> list[Needs]:
         """Repeats may be in a chunk of a lane that only another rank draws from: looked up one by one."""
         if self.position(stop) <= self.order.samples or self.last_batch == "short":
             return []
         last = self.batch(stop - 1)
-        ordinals = unique(last.ordinals[last.repeated])
-        chunks = np.searchsorted(self.order.chunk_first, ordinals, side="right") - 1
+        chunks, passes = self.order.chunks(unique(last.ordinals[last.repeated]))
         batch = np.full(len(chunks), stop - 1, dtype=np.int64)
-        return [(chunks.astype(np.uint32), batch, batch)]
+        return [Needs(chunks.astype(np.uint32), batch, batch, passes)]
 
     def _compute(self, batch: int) -> None:
         rank_split = self.rank_split
-        count = min(_BLOCK_SAMPLES // rank_split.per_rank, _BLOCK_CELLS // rank_split.lanes)
+        count = min(self.order.block_samples // rank_split.per_rank, _BLOCK_CELLS // rank_split.lanes)
         first = batch - batch % max(1, count)
         self._block = range(first, min(first + max(1, count), self.batches))
         starts = np.arange(self._block.start, self._block.stop, dtype=np.int64)

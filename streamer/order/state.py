@@ -69,9 +69,7 @@ class State(msgspec.Struct, frozen=True):
     global_batch: int
 
     def __post_init__(self) -> None:
-        for name, least in (("epoch", 0), ("position", 0), ("global_batch", 1)):
-            if (value := getattr(self, name)) < least:
-                raise StateError(f"state: {name}={value} is less than {least}", field=name)
+        check_place(self.epoch, self.position, self.global_batch)
 
     def to_dict(self) -> dict[str, str | int]:
         """Plain values, for any checkpoint format."""
@@ -92,11 +90,9 @@ class State(msgspec.Struct, frozen=True):
             StateError: another format, a field missing or of another type, parts that do not
                 agree with the order_id.
         """
-        if (found := saved.get("format")) != STATE_FORMAT:
-            raise StateError(
-                f"state: format {found!r} cannot be read; this version reads {STATE_FORMAT}",
-                field="format",
-            )
+        check_format(saved)
+        if saved.get("kind") == "mix":
+            raise StateError("the state is of a MixedDataset, not of a single dataset: load it there", field="kind")
         fields = {name: _field(saved, name, kind) for name, kind in (_PARTS | _PLACE).items()}
         spec = _spec(fields)
         if saved.get("order_id") != spec.order_id:
@@ -142,19 +138,49 @@ class State(msgspec.Struct, frozen=True):
             global_batch: the batch of the run that goes on.
             last_batch: as in `RankPlan`.
         """
-        if global_batch != self.global_batch:
-            _log.warning(
-                "resuming epoch %d at position %d with a global batch of %d instead of %d: the "
-                "samples left are the same, the batches are not",
-                self.epoch,
-                self.position,
-                global_batch,
-                self.global_batch,
-            )
-        if batch_count(samples - self.position, global_batch, last_batch) <= 0:
-            return Resume(self.epoch + 1, 0, 0)
-        batch, start = divmod(self.position, global_batch)
-        return Resume(self.epoch, start, batch)
+        return resume_at((self.epoch, self.position, self.global_batch), samples, global_batch, last_batch)
+
+
+def resume_at(place: tuple[int, int, int], samples: int, global_batch: int, last_batch: LastBatch) -> Resume:
+    """Where to go on from a saved (epoch, position, global batch); see `State.resume`."""
+    epoch, position, saved_batch = place
+    if global_batch != saved_batch:
+        _log.warning(
+            "resuming epoch %d at position %d with a global batch of %d instead of %d: the "
+            "samples left are the same, the batches are not",
+            epoch,
+            position,
+            global_batch,
+            saved_batch,
+        )
+    if batch_count(samples - position, global_batch, last_batch) <= 0:
+        return Resume(epoch + 1, 0, 0)
+    batch, start = divmod(position, global_batch)
+    return Resume(epoch, start, batch)
+
+
+def check_place(epoch: int, position: int, global_batch: int) -> None:
+    """Refuses impossible places.
+
+    Raises:
+        StateError: a negative number, or no batch.
+    """
+    for name, value, least in (("epoch", epoch, 0), ("position", position, 0), ("global_batch", global_batch, 1)):
+        if value < least:
+            raise StateError(f"state: {name}={value} is less than {least}", field=name)
+
+
+def check_format(saved: Mapping[str, object]) -> None:
+    """Refuses states of other versions.
+
+    Raises:
+        StateError: another format.
+    """
+    if (found := saved.get("format")) != STATE_FORMAT:
+        raise StateError(
+            f"state: format {found!r} cannot be read; this version reads {STATE_FORMAT}",
+            field="format",
+        )
 
 
 def _shown(part: str | int) -> str:

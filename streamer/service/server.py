@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from streamer.config import EngineConfig
+from streamer.engine.collection import PartRequest
 from streamer.engine.datasets import options_key
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession, LoaderReport, SessionRequest
@@ -41,6 +42,7 @@ from streamer.wire.messages import (
     Notice,
     Opened,
     OpenSession,
+    Part,
     Read,
     Ready,
     Reject,
@@ -227,6 +229,7 @@ class Server:
                     open_bytes=request.open_bytes,
                     stream=request.stream,
                     sharers=request.sharers,
+                    parts=tuple(self._part(peer, state, part) for part in request.parts),
                 ),
                 on_ready=lambda through, rejects: peer.send(Ready(number, through, rejects)),
                 on_error=lambda error: peer.fail(error, session=number),
@@ -234,6 +237,14 @@ class Server:
             peer.send(Opened(number))
         except StreamerError as error:
             peer.fail(error, session=number)
+
+    def _part(self, peer: Peer, state: _PeerState, part: Part) -> PartRequest:
+        name = one_line(part.name)
+        try:
+            options = self._long_requests.options(peer, state.requests, part.options)
+        except StreamerError as error:
+            raise error.of_member(name) from error
+        return PartRequest(part.dataset, name, options, part.value, part.open_bytes)
 
     def _step(self, peer: Peer, state: _PeerState, request: Extend | Advance | Reject) -> None:
         session = state.sessions.get(request.session)
@@ -246,7 +257,10 @@ class Server:
                 session.reject(request.chunk, one_line(request.reason))
             case Extend():
                 self._check_room_for(request)
-                session.extend(request.epoch, _columns(request), request.complete)
+                values = tuple(request.values)
+                session.extend(
+                    request.epoch, _columns(request), request.complete, passes=_passes(request), values=values
+                )
 
     def _loader_report(self, sender: Peer, request: ReportFinding) -> None:
         """A loader's report, over a connection of its own: it applies to sessions of the same user and name only."""
@@ -263,7 +277,7 @@ class Server:
 
     def _check_room_for(self, request: Extend) -> None:
         held = sum(session.progress.schedule_bytes() for session in self._engine.sessions.values())
-        wanted = len(request.chunk) + len(request.first) + len(request.last)
+        wanted = sum(map(len, (request.chunk, request.first, request.last, request.passes)))
         if held + wanted > self._limits.schedule_bytes:
             raise ServiceError(
                 f"the schedules of all sessions take {held} bytes, {wanted} more exceed the "
@@ -278,7 +292,8 @@ class Server:
         self._count["notices"] += 1
         notice = Notice(self._count["notices"], one_line(text))
         for peer, state in self._peers.items():
-            keys = [options_key(one.dataset.options) for one in state.sessions.values()]
+            datasets = (dataset for one in state.sessions.values() for dataset in one.collection.datasets)
+            keys = {options_key(dataset.options) for dataset in datasets}
             if (key and state.requests.running) or key in keys or (not key and keys):
                 peer.send(notice)
 
@@ -305,6 +320,12 @@ class Server:
 def one_line(text: str) -> str:
     """A client's text for the log: short, without control characters or line breaks."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:_MOST_LETTERS])
+
+
+def _passes(request: Extend) -> np.ndarray | None:
+    if len(request.passes) % 4:
+        raise ProtocolError("the column of passes is cut short")
+    return np.frombuffer(request.passes, "<u4").astype(np.uint32, copy=False) if request.passes else None
 
 
 def _columns(request: Extend) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from streamer.errors import Detail, StateError, StreamerError
 from streamer.loader.batch.placement import Rows
 from streamer.loader.contracts import PreparedStream, StepSession
-from streamer.loader.skipping import SharedBudget, SkipRules
+from streamer.loader.skipping import SharedBudget, Skipped, SkipRules
 from streamer.order.plan import LastBatch, batch_count, check_last_batch
 
 # (epoch, ordinal) -> sample
@@ -222,6 +222,14 @@ class FakePrepared:
     def sample_number(self, ordinal: int) -> int:
         """The ordinal: nothing is selected."""
         return ordinal
+
+    def sample_label(self, ordinal: int) -> str:
+        """Its number."""
+        return str(ordinal)
+
+    def skipped(self, ordinal: int, cause: str) -> Skipped:
+        """The record of a sample that was replaced."""
+        return Skipped(ordinal, self.sample_key(ordinal), cause)
 
     def shared_budget(self) -> SharedBudget | None:
         """The test's budget; None: there are no other ranks."""

@@ -26,6 +26,9 @@ BOTTLENECKS = (
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Step = Annotated[int, Meta(ge=-1, le=2**62)]
 Name = Annotated[str, Meta(max_length=4096)]
+# Passes over a dataset in one epoch. Beyond the bound the bytes of a part times its value are no exact float any more.
+Value = Annotated[float, Meta(ge=0, le=2**32)]
+MAX_PARTS = 4096
 Detail = str | int | float | bool | None
 Scalar = str | int | float | bool | None
 
@@ -78,18 +81,42 @@ class GetManifest(Message, tag=2, frozen=True):
     in_key_order: bool = False
 
 
+class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One dataset of a session over several.
+
+    Attributes:
+        dataset: digest of the manifest.
+        name: for people, in errors and statistics.
+        options: its own storage options, as in OpenSession.
+        value: how many passes over this dataset an epoch makes: what one of its bytes saves while it is kept. Only the
+            ratios within one session matter. 0: never kept.
+        open_bytes: the most bytes of this part that are open at once.
+    """
+
+    dataset: Name
+    name: Name = ""
+    options: bytes = b"{}"
+    value: Value = 1.0
+    open_bytes: Count = 0
+
+
 class OpenSession(Message, tag=3, frozen=True):
     """One consumer's session; answered by Opened.
 
+    With `parts` the session reads several datasets. Its chunk numbers count through them: those of a part come after
+    those of the parts before it. Parts of the same dataset have numbers of their own; their files are shared.
+
     Attributes:
         session: number chosen by the client, unique in its connection.
-        dataset: digest of the manifest.
+        dataset: digest of the manifest; with `parts` a name for all of them together, by which sessions of one job and
+            reports are matched.
         consumer: who it is, for people: "rank 3" or "rank 3 worker 1 of 4".
         order_id, global_batch, world_size, start: what sessions of one job and stream must agree on ("" and 0: not
             compared).
         open_bytes: the most bytes that are open at once in this session's schedule.
         stream: tells the loaders of one job apart (training and validation on the same data).
         sharers: how many consumers of the job this machine will have (0: unknown), for advice.
+        parts: the datasets of a session over several; empty: the one named by `dataset`.
     """
 
     session: Count
@@ -104,6 +131,7 @@ class OpenSession(Message, tag=3, frozen=True):
     open_bytes: Count = 0
     stream: Name = ""
     sharers: Count = 0
+    parts: Annotated[list[Part], Meta(max_length=MAX_PARTS)] = []
 
 
 class Extend(Message, tag=4, frozen=True):
@@ -114,6 +142,9 @@ class Extend(Message, tag=4, frozen=True):
         chunk: little-endian uint32 each.
         first, last: little-endian int64 each: the steps, both inclusive, in which the chunk is read.
         complete: no more entries follow for this epoch.
+        passes: little-endian uint32 each: the pass over its part that the entry belongs to. A chunk is used once in a
+            pass, but for those that the boundary of two epochs cuts. Empty: each epoch is one pass.
+        values: of the parts from this epoch on (see Part); empty: as before.
     """
 
     session: Count
@@ -122,6 +153,8 @@ class Extend(Message, tag=4, frozen=True):
     first: bytes
     last: bytes
     complete: bool = True
+    passes: bytes = b""
+    values: Annotated[list[Value], Meta(max_length=MAX_PARTS)] = []
 
 
 class Advance(Message, tag=5, frozen=True):

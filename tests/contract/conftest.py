@@ -25,6 +25,7 @@ from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.client.settings import ClientSettings
 from streamer.config import CacheConfig, EngineConfig
+from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
 from streamer.engine.manifests import ManifestRequest
 from streamer.engine.session import SessionRequest
@@ -56,8 +57,8 @@ class InProcessSession:
             self._news.notify_all()
 
     def extend(self, schedule: EpochSchedule) -> None:
-        columns = (schedule.chunk, schedule.first, schedule.last)
-        self._source.call(lambda: self._session.extend(schedule.epoch, columns, True))
+        columns, passes, values = (schedule.chunk, schedule.first, schedule.last), schedule.passes, schedule.values
+        self._source.call(lambda: self._session.extend(schedule.epoch, columns, True, passes=passes, values=values))
 
     def want(self, step: int) -> None:
         self._want = max(self._want, step)
@@ -118,7 +119,8 @@ class InProcessSource:
         return Manifest.open(self.engine.cache.root / "manifests" / digest)
 
     def open_session(self, spec: SessionSpec) -> InProcessSession:
-        return InProcessSession(self, SessionRequest(job="job", **msgspec.structs.asdict(spec)))
+        parts = tuple(PartRequest(part.dataset, part.name, value=part.value) for part in spec.parts)
+        return InProcessSession(self, SessionRequest(job="job", **{**msgspec.structs.asdict(spec), "parts": parts}))
 
     def read(self, dataset: str, chunk: int, start: int, stop: int) -> bytes:
         found = self.engine.read(dataset, {}, chunk, (start, stop))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamer.client.session import EpochSchedule, SessionSpec
+from streamer.client.session import EpochSchedule, SessionPart, SessionSpec
 from streamer.errors import (
     CacheFullError,
     IntegrityError,
@@ -60,6 +60,44 @@ def _overhead(manifest, counts) -> int:
     extra = charged - counts["store_bytes"]
     assert 0 <= extra <= missed * (4096 + 1024 + chunkfile.HEADER_BYTES + 4 * int(manifest.chunk_samples.max()) + 4096)
     return extra
+
+
+def test_a_mix_reads_each_member_as_its_own(make_source, folder, read_chunk):
+    """Numbers end to end, three passes of the small member: the bytes are its own, and it comes from the store once."""
+    small = folder.parent / "small"
+    small.mkdir()
+    for number in range(3):
+        (small / f"{number}.bin").write_bytes(bytes([number]) * 50_000)
+    source = make_source()
+    members = {url.name: source.manifest(str(url)) for url in (folder, small)}
+    large, little = members.values()
+    parts = tuple(SessionPart(dataset=one.digest, name=name) for name, one in members.items())
+    session = source.open_session(SessionSpec(dataset="mix", consumer="rank 0", parts=parts))
+    uses = [(large, chunk, 0) for chunk in range(large.chunks)]
+    uses[1:1] = [(little, chunk, turn) for turn in range(3) for chunk in range(little.chunks)]
+    numbers = np.array([chunk + (large.chunks if one is little else 0) for one, chunk, _ in uses], np.uint32)
+    steps, passes = np.arange(len(uses)), np.array([turn for *_, turn in uses], np.uint32)
+    session.extend(EpochSchedule(0, numbers, steps, steps, passes, (1.0, 3.0)))
+    for step, (manifest, chunk, _) in enumerate(uses):
+        session.wait(step, 60)
+        root = folder if manifest is large else small
+        assert read_chunk(source, manifest, chunk) == source_samples(root, manifest, chunk)
+        session.done(step + 1)
+    assert source.statistics()["store_bytes"] == large.total_bytes + little.total_bytes
+    rows = {row["part"]: (row["needs"], row["hits"]) for row in source.statistics()["parts"]}
+    assert rows == {"data": (large.chunks, 0), "small": (3 * little.chunks, 2 * little.chunks)}
+    session.close()
+
+
+def test_a_member_without_a_manifest_is_named(make_source, folder):
+    """The error of the first wait."""
+    source = make_source()
+    parts = (
+        SessionPart(dataset=source.manifest(str(folder)).digest, name="web"),
+        SessionPart(dataset="0", name="books"),
+    )
+    with pytest.raises(ManifestError, match=r"^member books: "):
+        source.open_session(SessionSpec(dataset="mix", consumer="rank 0", parts=parts)).wait(0, 60)
 
 
 def test_two_sessions_share_one_fetch(make_source, folder):

@@ -1,7 +1,8 @@
 """One rank of a job that checkpoints its loader with torch.distributed.checkpoint: run by torchrun, or alone.
 
-    torchrun --nproc-per-node 2 elastic.py '<json>'     keys: url, cache_dir, global_batch, workers, records (folder),
-                                                        checkpoint (folder), every (steps between checkpoints),
+    torchrun --nproc-per-node 2 elastic.py '<json>'     keys: url, or members (name -> url) of a mix, cache_dir,
+                                                        global_batch, workers, records (folder), checkpoint (folder),
+                                                        every (steps between checkpoints),
                                                         dataset and loader (keyword arguments), hold_at (step)
 
 Each rank writes a line per step to records/<launch>-<rank>.jsonl: {"epoch", "position", "samples", "repeated"}, then
@@ -20,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from streamer import StreamingDataLoader, StreamingDataset
+from streamer import MixedDataset, StreamingDataLoader, StreamingDataset
 from streamer.errors import StreamerError
 
 
@@ -58,7 +59,12 @@ def main() -> None:
     rank = int(os.environ.get("RANK", "0"))
     if world > 1:
         dist.init_process_group("gloo")
-    dataset = StreamingDataset(task["url"], cache_dir=task["cache_dir"], cache_bytes="64MB", **task["dataset"])
+    where = {"cache_dir": task["cache_dir"], "cache_bytes": "64MB"}
+    if "members" in task:
+        members = {name: StreamingDataset(url, **where) for name, url in task["members"].items()}
+        dataset = MixedDataset(members, **task["dataset"])
+    else:
+        dataset = StreamingDataset(task["url"], **where, **task["dataset"])
     with StreamingDataLoader(
         dataset,
         task["global_batch"] // world,

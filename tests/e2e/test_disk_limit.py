@@ -26,7 +26,7 @@ from streamer.cache.folder import used_bytes
 from streamer.cache.policy.table import charged_bytes
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
-from streamer.engine.session import open_bytes
+from streamer.engine.uses import open_bytes
 from streamer.formats import chunkfile
 from streamer.manifest.table import Manifest
 from streamer.order import EpochOrder, OrderSpec, RankPlan

@@ -69,6 +69,17 @@ def test_the_quickstart_runs_block_by_block(tmp_path_factory: pytest.TempPathFac
     assert lines[-1] == "64 samples"
 
 
+def test_the_page_about_mixing_runs_block_by_block(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """And prints what it says."""
+    folder = tmp_path_factory.mktemp("m")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "mixing.md").read_text(), re.DOTALL)
+    lines = run("\n".join(blocks), folder)
+    assert lines[:4] == ["0 18 2", "1 18 2", "web 360 samples drawn, 0.9 passes", "books 40 samples drawn, 0.4 passes"]
+    assert lines[4:6] == ["100 web {'web': 180, 'books': 20}", "500"]
+    assert lines[6].startswith("mix      stratified")
+    assert lines[7:] == ["200"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:

@@ -123,6 +123,32 @@ def test_killed_and_resumed_on_other_ranks(job):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rest_ranks", [1, 4])
+def test_a_mix_killed_and_resumed_on_other_ranks(job, rest_ranks):
+    """kill -9 of 2 ranks in mid-epoch of a mix; the others go on with the very samples of one that was never ended."""
+    mix = {
+        "members": {f"class{number}": str(job.root / "data" / f"class{number}") for number in range(3)},
+        "dataset": {"weights": {"class0": 7, "class1": 2, "class2": 1}, "epoch_samples": 240},
+    }
+    one = job.launch(1, **mix)
+    one.communicate(timeout=240)
+    assert one.returncode == 0
+    whole = job.steps(0)
+    assert len(whole) == 10
+    two = job.launch(2, hold_at=5, **mix)
+    for pid in (two.pid, *(int(two.stdout.readline()) for _ in range(2))):
+        os.kill(pid, signal.SIGKILL)
+    two.communicate(timeout=240)
+    others = job.launch(rest_ranks, **mix)
+    others.communicate(timeout=240)
+    assert others.returncode == 0
+    rest = job.steps(2)
+    assert min(rest) == BATCH * 5
+    head = {position: names for position, names in job.steps(1).items() if position <= BATCH * 4}
+    assert {**head, **rest} == whole
+
+
+@pytest.mark.slow
 def test_a_spent_budget_stops_all_ranks_at_one_step(job):
     """Unreadable samples on two ranks: both raise, before the same batch, with the samples' names; nobody hangs."""
     bad = _files(job)[:40:2]

@@ -54,7 +54,7 @@ class Rank:
         self._news = asyncio.Event()
         request = SessionRequest(job=job, dataset=digest, consumer=f"{job} {seed}")
         self.session: EngineSession = engine.open_session(request, lambda *news: self._news.set(), self._failed)
-        count = self.session.dataset.manifest.chunks
+        count = self.session.collection.datasets[0].manifest.chunks
         chunks = np.random.default_rng(seed).permutation(count).astype(np.uint32)
         first = np.sort(np.arange(count, dtype=np.int64) * BATCHES // count)
         self.session.extend(0, (chunks, first, np.minimum(first + 2, BATCHES - 1)), True)

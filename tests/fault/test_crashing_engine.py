@@ -20,7 +20,7 @@ from streamer.client import restarts
 from streamer.client.engine_client import EngineClient
 from streamer.client.launcher import log_path
 from streamer.client.restarts import MOST_RESTARTS
-from streamer.client.session import EpochSchedule, Session, SessionSpec
+from streamer.client.session import EpochSchedule, Session, SessionPart, SessionSpec
 from streamer.client.settings import ClientSettings
 from streamer.errors import EngineUnavailableError
 from streamer.manifest.table import Manifest
@@ -162,6 +162,28 @@ def test_an_engine_that_makes_progress_is_always_replaced(settings, saboteur, ma
             session.wait(step, 60)
             session.done(step)
             kill_engine(client)
+
+
+def test_a_session_over_several_datasets_goes_on_in_the_next_engine(settings, manifest):
+    """With its parts, the uses that are left, their passes and the values of an epoch that began before."""
+    parts = tuple(SessionPart(dataset=manifest.digest, name=name) for name in ("plain", "augmented"))
+    chunks = 2 * manifest.chunks
+    numbers, steps = np.arange(chunks, dtype=np.uint32), np.arange(2 * chunks, dtype=np.int64)
+    with EngineClient(settings) as client:
+        session = client.open_session(SessionSpec(dataset="mix", consumer="rank 0", parts=parts))
+        for epoch, values in enumerate([(1.0, 3.0), ()]):
+            at = steps[epoch * chunks : (epoch + 1) * chunks]
+            session.extend(EpochSchedule(epoch, numbers, at, at, np.full(chunks, 7 + epoch, np.uint32), values))
+        session.wait(chunks + 2, 60)
+        session.done(chunks + 2)
+        kill_engine(client)
+        session.wait(2 * chunks - 1, 60)
+        values = client.statistics()
+        assert {row["part"]: row["needs"] for row in values["parts"]} == {
+            "plain": manifest.chunks - 2,
+            "augmented": manifest.chunks,
+        }
+        assert values["store_bytes"] == 0
 
 
 def kill_engine(client: EngineClient) -> None:

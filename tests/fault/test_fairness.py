@@ -65,7 +65,7 @@ class Trainer:
         self.errors: list[Exception] = []
         request = SessionRequest(job=job, dataset=digest, consumer=job)
         self.session: EngineSession = engine.open_session(request, lambda *news: None, self.errors.append)
-        self.chunks = self.session.dataset.manifest.chunks
+        self.chunks = self.session.collection.datasets[0].manifest.chunks
         steps = np.arange(self.chunks, dtype=np.int64)
         chunks = np.roll(steps, start).astype(np.uint32)
         self.session.extend(0, (chunks, steps, steps), True)

@@ -65,7 +65,7 @@ async def train(engine: Engine, digest: str) -> None:
     session = engine.open_session(
         SessionRequest(job="job", dataset=digest, consumer="rank"), lambda *reached: news.set(), failed
     )
-    count = session.dataset.manifest.chunks
+    count = session.collection.datasets[0].manifest.chunks
     chunks = np.random.default_rng(3).permutation(count).astype(np.uint32)
     first = np.sort(np.arange(count, dtype=np.int64) * STEPS // count)
     session.extend(0, (chunks, first, np.minimum(first + 2, STEPS - 1)), True)

@@ -19,6 +19,7 @@ from streamer.wire.messages import (
     Hello,
     Message,
     OpenSession,
+    Part,
     Read,
     Reject,
     ReportFinding,
@@ -35,7 +36,10 @@ def message(drawn: random.Random, datasets: tuple[str, ...]) -> Message:
     return drawn.choice(
         (
             lambda: Hello(PROTOCOL, text(), number(), text(), text()),
-            lambda: OpenSession(session, text(), dataset, text(), drawn.choice((b"{}", b"[", b"3", b"\xff"))),
+            lambda: OpenSession(session, text(), dataset, text(), options(drawn)),
+            lambda: OpenSession(
+                session, text(), text(), text(), parts=[part(drawn, dataset) for _ in range(number() % 4)]
+            ),
             lambda: extend(drawn, session),
             lambda: extend(drawn, session),
             lambda: Advance(session, number(), drawn.choice((-1, *ODD_NUMBERS))),
@@ -57,7 +61,28 @@ def extend(drawn: random.Random, session: int) -> Extend:
     chunk = np.array([drawn.randrange(8 if drawn.random() < 0.9 else 2**32) for _ in range(count)], "<u4")
     cut = drawn.choice((0, 0, 0, 0, 1))
     raw = chunk.tobytes()[: len(chunk.tobytes()) - cut]
-    return Extend(session, drawn.randrange(3), raw, first.tobytes(), last.astype("<i8").tobytes(), drawn.random() < 0.8)
+    passes = np.array([drawn.choice((0, 0, 1, 2**32 - 1)) for _ in range(count)], "<u4").tobytes()
+    return Extend(
+        session,
+        drawn.randrange(3),
+        raw,
+        first.tobytes(),
+        last.astype("<i8").tobytes(),
+        drawn.random() < 0.8,
+        drawn.choice((b"", passes, passes, passes[:-1])),
+        drawn.choice(([], [], [1.0, 0.5], [0.0, 0.0, 2.0])),
+    )
+
+
+def options(drawn: random.Random) -> bytes:
+    """Storage options, and what is none."""
+    return drawn.choice((b"{}", b"[", b"3", b"\xff"))
+
+
+def part(drawn: random.Random, dataset: str) -> Part:
+    """A part of a session, mostly of a dataset that exists."""
+    value = drawn.choice((0.0, 1e-300, 1.0, 2.0**32))
+    return Part(dataset, drawn.choice(ODD_TEXTS), b"{}" if drawn.random() < 0.7 else options(drawn), value, 7)
 
 
 def frame(drawn: random.Random, datasets: tuple[str, ...] = ("0" * 32,)) -> bytes:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from torch.utils.data import IterableDataset
 
 import streamer
 
@@ -62,7 +63,14 @@ def test_without_torch_the_error_says_what_to_install():
 
 def test_the_names_are_these():
     """Frozen: a change here is a change for every user."""
-    assert streamer.__all__ == ["DevicePrefetcher", "StreamingDataLoader", "StreamingDataset", "__version__", "errors"]
+    assert streamer.__all__ == [
+        "DevicePrefetcher",
+        "MixedDataset",
+        "StreamingDataLoader",
+        "StreamingDataset",
+        "__version__",
+        "errors",
+    ]
     assert dir(streamer) == sorted(streamer.__all__)
     for name in streamer.__all__:
         assert getattr(streamer, name) is not None
@@ -106,7 +114,10 @@ def test_the_dataset_takes_these_arguments():
 
 def test_the_dataset_has_these_methods():
     """Its public face besides what torch's IterableDataset has."""
-    own = {name for name in vars(streamer.StreamingDataset) if not name.startswith("_")}
+    classes = streamer.StreamingDataset.__mro__
+    own = {
+        name for kind in classes[: classes.index(IterableDataset)] for name in vars(kind) if not name.startswith("_")
+    }
     assert own == {
         "class_to_idx",
         "classes",

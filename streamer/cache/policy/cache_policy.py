@@ -8,7 +8,8 @@ while a live session still has it ahead in its running epoch, *referenced* while
 open and in look-ahead, `S = 1.1 (1 - f) w + 2 chunks`, `f = min(1, C/D)`, or the mean of the misses and two deviations
 `(1 - f) w + 2 sqrt(f (1 - f) w chunk)` where that is more.
 
-Why this is optimal. In an epoch each chunk of the data (D bytes) is needed exactly once.
+Why this is optimal for one dataset. In an epoch each chunk of the data (D bytes) is needed exactly once. (`quotas` has
+the rule for several: how they share the kept part, and S; what follows then holds for each of them and its quota.)
 
 1. *No policy exceeds C/D.* A hit in epoch e+1 is on a chunk that was not fetched for this use, so it has been in the
    cache since its use in epoch e, hence at the moment between the epochs. At most C bytes are there. This holds for
@@ -35,28 +36,25 @@ Why this is optimal. In an epoch each chunk of the data (D bytes) is needed exac
    (`Wait`, then ask again), or a chunk that is not open is evicted. Chunks that *other sessions* need later do not
    occupy transit: two jobs at different places of one dataset would otherwise each wait for what the other keeps.
 
-Plain LRU for comparison (`streamer.testing.cache_simulation.lru_hit_rates`): under fresh permutations a chunk used at x
-and next at y sees 1 - x(1-y) of the data between, so it hits with f + (1 - f) ln(1 - f): 15 % at f = 0.5, and nothing
-at all under an identical order.
-
 How the engine drives it (one thread, one loop; every call is synchronous and takes microseconds):
 
     policy = CachePolicy(limit_bytes, settling=True)
     policy.local(keys, file_bytes, dataset_id) per dataset in the catalog; unlink policy.fit().victims
     policy.add_dataset(id, file_bytes, keys);  policy.connect(job) ... policy.disconnect(job)
     policy.open_session(sid, job, id, open_bytes, lookahead_bytes);  policy.start_epoch(sid, remaining_chunks)
+    (of a consumer with several datasets: open_sessions(job, ...), one for each; its epochs are passes over the dataset)
     for each use in schedule order: look_ahead(sid, chunk); need(sid, chunk, blocking=...)
         Hit -> nothing;  Wait -> ask again on change
         Admit -> unlink victims, fetch, publish, then published(key) or failed(key)
     opened(sid, chunk) when the reader may open the file (its lease begins);  release(sid, chunk) when it is done
-    policy.close_session(sid);  policy.silence(sid) for a hanging one;  policy.settle() some seconds after the start
+    policy.close_session(*sids);  policy.silence(sid) for a hanging one;  policy.settle() some seconds after the start
 
 Every call that returns `Freed` (or an `Admit` with victims) obliges the caller to unlink those files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -64,7 +62,8 @@ from numpy.typing import ArrayLike
 from streamer.cache.policy.admission import Admission
 from streamer.cache.policy.answers import Answer, Freed, PolicyStatistics
 from streamer.cache.policy.partitions import Outcome, Partitions
-from streamer.cache.policy.sessions import Session, refuse_if_too_large, take
+from streamer.cache.policy.quotas import hit_bound, join_pools
+from streamer.cache.policy.sessions import Opening, Session, apply_values, refuse_if_too_large, take, windows
 from streamer.cache.policy.table import VACANT, Group, Rows, State, as_keys, charged_bytes
 from streamer.config import format_bytes
 from streamer.errors import CacheError
@@ -147,14 +146,12 @@ class CachePolicy:
             file_bytes: (M,) length of each chunk's file: header, bytes and checksums (`chunkfile.file_bytes`).
             keys: (M,) or (M, 16): 16 bytes each.
         """
-        group = self._table.group(dataset_id)
-        if len(group.rows):
-            return
-        group.rows = self._rows(keys, file_bytes, group)
-        self._table.price(group.rows, charged_bytes(np.asarray(file_bytes, np.int64)))
-        cost = self._table.cost[group.rows[self._table.state[group.rows] != State.BELOW]]
-        group.total_bytes = int(cost.sum())
-        group.largest_bytes = int(cost.max(initial=0))
+        self.add_datasets([(dataset_id, file_bytes, keys)])
+
+    def add_datasets(self, datasets: Sequence[tuple[str, ArrayLike, ArrayLike]]) -> None:
+        """As `add_dataset`, for several at once: each call costs a sort of all known chunks."""
+        found = {name: (self._table.group(name), lengths, as_keys(keys)) for name, lengths, keys in datasets}
+        self._table.add_rows([new for new in found.values() if not len(new[0].rows)])
 
     def forget_datasets(self, known: Container[str]) -> list[str]:
         """Drops the datasets that are not `known` any more and that no session is on, their chunks not.
@@ -176,9 +173,13 @@ class CachePolicy:
             self._plan()
         return [group.name for group in gone]
 
-    def live_bytes(self, dataset_id: str) -> int:
-        """Bytes of all datasets of live jobs and of this one."""
-        return sum(group.total_bytes for group in self._table.groups if group.jobs or group.name == dataset_id)
+    def live_bytes(self, dataset_ids: Container[str]) -> int:
+        """Bytes of all datasets of live jobs and of these."""
+        return sum(group.total_bytes for group in self._table.groups if group.jobs or group.name in dataset_ids)
+
+    def hit_bound(self, dataset_ids: Container[str]) -> float:
+        """The largest share of hits in the needs of these datasets that their quotas allow; 0 without any."""
+        return hit_bound([group for group in self._table.groups if group.name in dataset_ids])
 
     def is_local(self, key: bytes) -> bool:
         """True: readable on this machine now."""
@@ -213,49 +214,59 @@ class CachePolicy:
         for group in ended:
             group.jobs.discard(job)
             self._end_of_use(group)
+            if not group.jobs:
+                group.leave_pool()
         self._partitions.adopt()
         self._plan()
 
     def open_session(self, session: str, job: str, dataset_id: str, open_bytes: int, lookahead_bytes: int) -> Freed:
-        """A consumer begins; its sums enter the staging area S.
+        """A consumer of one dataset begins (see `Opening`); its sums enter the staging area S.
 
-        Args:
-            session: any unique name.
-            job: sessions and connections of one job belong together.
-            dataset_id: added before.
-            open_bytes: the most it has open (between `opened` and `release`) at once.
-            lookahead_bytes: what it asks for beyond that.
+        Sessions and connections of one job belong together.
 
         Raises:
             CacheFullError: the open chunks of all sessions plus one each do not fit into the limit; nothing changed.
             CacheError: unknown dataset, or the name is taken.
         """
-        group = self._table.group(dataset_id)
-        if session in self._sessions or not len(group.rows):
-            raise CacheError(f"session {session!r}: name taken, or dataset {dataset_id} not added")
-        refuse_if_too_large(self._sessions.values(), group, open_bytes, self._partitions.limit_bytes)
-        self.connect(job)
-        scheduled = np.zeros(len(group.rows), np.bool_)
-        self._sessions[session] = Session(session, job, group, open_bytes, lookahead_bytes, scheduled)
-        if job not in group.jobs:
-            group.jobs.add(job)
+        return self.open_sessions(job, [Opening(session, dataset_id, open_bytes, lookahead_bytes)])
+
+    def open_sessions(self, job: str, openings: Sequence[Opening]) -> Freed:
+        """As `open_session`, for all datasets of one consumer: all of its sessions, or none."""
+        opened = [Session.of(job, one, self._table.group(one.dataset_id)) for one in openings]
+        for session in opened:
+            if session.name in self._sessions or not len(session.group.rows):
+                raise CacheError(f"session {session.name!r}: name taken, or dataset {session.group.name} not added")
+        refuse_if_too_large(self._sessions.values(), opened, self._partitions.limit_bytes)
+        newly = any(job not in session.group.jobs for session in opened)
+        for session in opened:
+            self.connect(job)
+            self._sessions[session.name] = session
+            session.group.jobs.add(job)
+        if newly:
             self._partitions.adopt()
+        join_pools(self._table.groups, [session.group for session in opened])
         self._plan()
         return self._trimmed(Outcome())
 
-    def close_session(self, session: str) -> Freed:
+    def set_values(self, values: Mapping[str, float]) -> Freed:
+        """The values of sessions have changed (see `Opening`). Nothing is evicted that no other chunk replaces."""
+        for session, value in values.items():
+            self._sessions[session].value = value
+        self._plan()
+        return self._trimmed(Outcome())
+
+    def close_session(self, *sessions: str) -> Freed:
         """A consumer is gone: its chunks are released at once. Unknown names are ignored."""
-        gone = self._sessions.pop(session, None)
-        if gone is None:
-            return Freed()
         outcome = Outcome()
-        gone.set_scheduled(self._table, np.zeros_like(gone.scheduled))
-        for row, count in gone.open.items():
-            take(self._table.open, row, count)
-        self._unreference(gone.open, outcome)
-        if not gone.silent:
-            self._unreference(gone.ahead, outcome)
-        self.disconnect(gone.job)
+        closed = [gone for name in sessions if (gone := self._sessions.pop(name, None)) is not None]
+        if not closed:
+            return Freed()
+        for gone in closed:
+            gone.end_leases(self._table)
+            self._unreference(gone.open, outcome)
+            if not gone.silent:
+                self._unreference(gone.ahead, outcome)
+            self.disconnect(gone.job)
         self._plan()
         return self._trimmed(outcome)
 
@@ -364,7 +375,8 @@ class CachePolicy:
         group.last_used = self._partitions.tick
 
     def _plan(self) -> None:
-        self._partitions.plan(sum(one.window_bytes for one in self._sessions.values()))
+        apply_values(self._sessions.values())
+        self._partitions.plan(windows(self._sessions.values()))
 
     def _trimmed(self, outcome: Outcome) -> Freed:
         """Also continues what a lower limit began: a chunk that was open then may be evicted now."""

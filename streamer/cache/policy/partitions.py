@@ -5,7 +5,7 @@ The second part of the policy (see `cache_policy` for the rule and its proof): k
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from itertools import chain
 
 import msgspec
@@ -13,17 +13,10 @@ import numpy as np
 
 from streamer.cache.policy.answers import Freed
 from streamer.cache.policy.emergency import Queues
+from streamer.cache.policy.quotas import share_out, staging_bytes
 from streamer.cache.policy.table import RANK_BITS, ChunkTable, Group, State
 from streamer.cache.policy.victims import Victims
 from streamer.unique import unique
-
-# Beyond the mean of (1 - f) w: the misses among w chunks scatter by sqrt(w f (1 - f)), so a tenth and two chunks are
-# too little for windows of some tens of chunks; S then is the mean and two deviations. With 36 chunks of 4,000 and
-# f = 0.75, blocked requests changed 1.4 % of the kept content per warm epoch, and waited 1.5 % of the time; now
-# below 0.1 % and 0.2 %, for 0.001 of the hit rate (2026-11-20).
-STAGING_MARGIN = 1.1
-STAGING_CHUNKS = 2
-STAGING_DEVIATIONS = 2.0
 
 
 class Outcome(msgspec.Struct):
@@ -63,25 +56,17 @@ class Partitions:
 
     # --- sums ------------------------------------------------------------------------------------------------
 
-    def plan(self, window_bytes: int) -> None:
-        """S and the quotas anew, for sessions whose open and look-ahead bytes sum to `window_bytes`."""
+    def plan(self, window_bytes: Mapping[int, int]) -> None:
+        """S and the quotas anew.
+
+        Args:
+            window_bytes: open and in look-ahead over all sessions, by index of the dataset.
+        """
         live = [group for group in self.table.groups if group.jobs]
-        data_bytes = sum(group.total_bytes for group in live)
-        self.staging_bytes = 0
-        if live:
-            share = min(1.0, self.limit_bytes / max(1, data_bytes))
-            largest = max(group.largest_bytes for group in live)
-            self.staging_bytes = min(self.limit_bytes, _staging_bytes(share, window_bytes, largest))
-        self._share_out(live)
+        self.staging_bytes = staging_bytes(live, self.limit_bytes, window_bytes)
+        share_out(live, self.kept_limit_bytes)
         for group in self.table.groups:
             self.select(group)
-
-    def _share_out(self, live: list[Group]) -> None:
-        """Max-min fair quotas: equal shares, but none more than its dataset; what is left over is shared again."""
-        left = self.kept_limit_bytes
-        for place, group in enumerate(sorted(live, key=lambda one: one.total_bytes)):
-            group.quota_bytes = min(group.total_bytes, left // (len(live) - place))
-            left -= group.quota_bytes
 
     def select(self, group: Group) -> None:
         """Which chunks of a dataset its quota is for; of a finished one: none."""
@@ -299,11 +284,3 @@ class Partitions:
         key = self.table.key
         stayed = [row for row in outcome.promoted if row not in outcome.victims]
         return Freed(tuple(map(key, outcome.victims)), tuple(map(key, stayed)))
-
-
-def _staging_bytes(share: float, window_bytes: int, largest: int) -> int:
-    """S, for a cache of a share of the data and `window_bytes` open or in look-ahead."""
-    mean = (1.0 - share) * window_bytes
-    deviation = math.sqrt(share * (1.0 - share) * window_bytes * largest)
-    least = int(STAGING_MARGIN * mean) + STAGING_CHUNKS * largest
-    return max(least, int(mean + STAGING_DEVIATIONS * deviation))

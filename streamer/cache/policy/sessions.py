@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -13,10 +14,29 @@ from streamer.config import format_bytes
 from streamer.errors import CacheFullError
 
 
+class Opening(msgspec.Struct, frozen=True):
+    """A session that is to be opened. A consumer of several datasets has one session for each, its epochs are passes.
+
+    Attributes:
+        session: any unique name.
+        dataset_id: added before.
+        open_bytes: the most it has open (between `opened` and `release`) at once.
+        lookahead_bytes: what it asks for beyond that.
+        value: what a kept byte of this dataset saves, beside those of the consumer's other ones.
+    """
+
+    session: str
+    dataset_id: str
+    open_bytes: int
+    lookahead_bytes: int
+    value: float = 1.0
+
+
 class Session(msgspec.Struct):
     """One consumer: what it has ahead in this epoch, in look-ahead (in order of use) and open; uses counted by row.
 
     Attributes:
+        value: see `Opening`.
         answered: of the uses in look-ahead, those whose need was answered: each counts once, however often it is asked.
     """
 
@@ -30,6 +50,13 @@ class Session(msgspec.Struct):
     open: dict[int, int] = msgspec.field(default_factory=dict)
     answered: dict[int, int] = msgspec.field(default_factory=dict)
     silent: bool = False
+    value: float = 1.0
+
+    @classmethod
+    def of(cls, job: str, opening: Opening, group: Group) -> Session:
+        """A session that has begun nothing."""
+        sums, scheduled = (opening.open_bytes, opening.lookahead_bytes), np.zeros(len(group.rows), np.bool_)
+        return cls(opening.session, job, group, *sums, scheduled, value=opening.value)
 
     @property
     def window_bytes(self) -> int:
@@ -56,6 +83,12 @@ class Session(msgspec.Struct):
             for row, count in self.ahead.items():
                 table.referenced[row] = table.referenced.get(row, 0) + count
 
+    def end_leases(self, table: ChunkTable) -> None:
+        """Nothing is open or scheduled any more."""
+        self.set_scheduled(table, np.zeros_like(self.scheduled))
+        for row, count in self.open.items():
+            take(table.open, row, count)
+
     def set_scheduled(self, table: ChunkTable, scheduled: NDArray[np.bool_]) -> None:
         """Replaces the bitmap of the running epoch; chunks that are not scheduled any more become evictable."""
         before = self.group.rows[self.scheduled]
@@ -74,14 +107,29 @@ def take(counts: dict[int, int], row: int, count: int = 1) -> None:
         del counts[row]
 
 
-def refuse_if_too_large(sessions: Iterable[Session], group: Group, open_bytes: int, limit_bytes: int) -> None:
+def windows(sessions: Iterable[Session]) -> Mapping[int, int]:
+    """The bytes that are open and in look-ahead at most, by index of the dataset."""
+    sums: Counter[int] = Counter()
+    for session in sessions:
+        sums[session.group.index] += session.window_bytes
+    return sums
+
+
+def apply_values(sessions: Collection[Session]) -> None:
+    """A dataset has the largest value that a session gives it; without one the last it had."""
+    for session in sessions:
+        session.group.value = 0.0
+    for session in sessions:
+        session.group.value = max(session.group.value, session.value)
+
+
+def refuse_if_too_large(sessions: Iterable[Session], opened: Sequence[Session], limit_bytes: int) -> None:
     """The open chunks of all sessions and one more for each must fit: then a blocking request can always be admitted.
 
     Raises:
         CacheFullError: they do not; names the numbers and the knobs.
     """
-    others = sum(one.open_bytes + one.group.largest_bytes for one in sessions)
-    wanted = open_bytes + group.largest_bytes
+    others, wanted = (sum(one.open_bytes + one.group.largest_bytes for one in some) for some in (sessions, opened))
     if others + wanted > limit_bytes:
         raise CacheFullError(
             f"the cache limit of {format_bytes(limit_bytes)} is too small: this session needs"

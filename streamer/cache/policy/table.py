@@ -8,6 +8,7 @@ cleaned lazily, so that each decision costs a few microseconds whatever the numb
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -80,23 +81,41 @@ class Group(msgspec.Struct):
 
     Attributes:
         rows: row of each chunk number; empty when only the catalog knows the dataset.
+        data_bytes: of all its chunks; total_bytes: of those that are not in a read-only layer.
         jobs: live jobs that use it; empty: a finished one, whose chunks go first.
         last_used: tick of the last end of a job on it; orders finished datasets.
-        quota_bytes: its fair share of the kept part, while it is live.
+        pool: datasets of one pool share its part of the cache by value; its own index: it shares with none.
+        value: what a kept byte of it saves, beside those of its pool.
+        quota_bytes: its share of the kept part, while it is live.
         least_rank: its quota has room for the chunks of this rank and above: they are selected. Above all: for none.
     """
 
     index: int
     name: str
     rows: Rows = msgspec.field(default_factory=lambda: np.empty(0, np.int32))
+    data_bytes: int = 0
     total_bytes: int = 0
     largest_bytes: int = 0
     kept_bytes: int = 0
+    pool: int = -1
+    value: float = 1.0
     quota_bytes: int = 0
     least_rank: int = 1 << RANK_BITS
     last_used: int = 0
     jobs: set[str] = msgspec.field(default_factory=set)
     heap: list[int] = msgspec.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.leave_pool()
+
+    def leave_pool(self) -> None:
+        """It is in no mix."""
+        self.pool, self.value = self.index, 1.0
+
+    @property
+    def quota_share(self) -> float:
+        """The share of its bytes that its quota has room for."""
+        return min(1.0, self.quota_bytes / max(1, self.total_bytes))
 
 
 class ChunkTable:
@@ -168,6 +187,23 @@ class ChunkTable:
         rows[fresh] = self._places(len(fresh), known=rows)
         self._enter(rows[fresh], distinct[fresh], cost[first[fresh]], owner[first[fresh]])
         return rows[inverse].astype(np.int32)
+
+    def add_rows(self, datasets: Sequence[tuple[Group, ArrayLike, Keys]]) -> None:
+        """The rows and sums of groups that have none, from their files' lengths and keys. O(n log n) in all rows."""
+        if not datasets:
+            return
+        groups, lengths, keys = zip(*datasets, strict=True)
+        cost = charged_bytes(np.concatenate([np.asarray(one, np.int64) for one in lengths]))
+        counts = [len(one) for one in keys]
+        owner = np.repeat(np.array([group.index for group in groups], np.int32), counts)
+        rows = self.intern(np.concatenate(keys), cost, owner)
+        self.price(rows, cost)
+        for group, mine in zip(groups, np.split(rows, np.cumsum(counts)[:-1]), strict=True):
+            group.rows = mine
+            absent_or_own = self.cost[mine[self.state[mine] != State.BELOW]]
+            group.data_bytes = int(self.cost[mine].sum())
+            group.total_bytes = int(absent_or_own.sum())
+            group.largest_bytes = int(absent_or_own.max(initial=0))
 
     def _places(self, count: int, known: NDArray[np.int64]) -> NDArray[np.int64]:
         """`count` rows for new chunks, spare ones first; `known` rows are in use again."""

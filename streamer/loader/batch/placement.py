@@ -84,13 +84,14 @@ class Rows:
         return None
 
     def reserve(self, count: int) -> Bytes | None:
-        """Reserves memory behind the rows for bytes of the samples, once; None: there is not enough."""
+        """Reserves memory behind the rows for bytes of samples; None: there is not enough."""
         start = aligned(self.end)
         if start + count > len(self._memory):
             return None
         self.end = start + count
         memory = self._memory[start : self.end]
-        self._reserved = (address(memory), address(memory) + count) if count else (0, 0)
+        if count:  # in a mix each member reserves a part
+            self._reserved = self._reserved[0] or address(memory), address(memory) + count
         return memory
 
     def in_place(self, buffer: StringsBuffer) -> InPlaceStringsBuffer | None:

@@ -312,7 +312,9 @@ class Feeder:
         elif isinstance(message, Unreadable):
             self._reread(pending, message.chunk, message.reason)
         else:
-            self._fail(pending, failures.located(deserialize_error(message.error), pending, message.ordinal))
+            assert self._configured is not None
+            error = deserialize_error(message.error)
+            self._fail(pending, failures.located(error, pending, message.ordinal))
 
     def not_opened(self, error: bytes) -> None:
         """See `Listener`."""

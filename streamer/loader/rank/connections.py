@@ -70,6 +70,14 @@ class EngineConnections:
         finally:
             self.give_back(connection)
 
+    def close_idle(self) -> None:
+        """Closes the connections that no caller has taken."""
+        while self._free:
+            connection = self._free.pop()
+            with contextlib.suppress(ValueError):
+                self._all.remove(connection)
+            connection.close()
+
     def close(self) -> None:
         """Closes all connections; threads that wait on one get a ClosedError. Later uses make new ones. Idempotent."""
         _close_all(self._all, self._free)

@@ -16,13 +16,14 @@ from streamer.client.engine_client import EngineClient
 from streamer.client.launcher import log_path
 from streamer.config import Environment, RankConfig
 from streamer.decode.transforms import as_transform
-from streamer.errors import Detail, StreamerError
+from streamer.errors import StreamerError
 from streamer.loader.contracts import PreparedStream
-from streamer.loader.rank.agreement import agree, detect, gather_for
+from streamer.loader.rank.agreement import agree, compared, detect, gather_for
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.dataset_options import DatasetOptions
 from streamer.loader.rank.epoch_cell import EpochCell
-from streamer.loader.rank.prepared import Identity, Prepared
+from streamer.loader.rank.prepared import Prepared
+from streamer.loader.rank.rank_stream import Identity
 from streamer.loader.rank.selections import Choice, choose
 from streamer.loader.rank.single_reads import StreamedBytes, find_key
 from streamer.loader.samples.maker import SampleMaker, SampleRules
@@ -123,7 +124,7 @@ class Opening:
             global_batch=batch_size * rank_config.world_size,
             last_batch=last_batch,
             roots=roots,
-            rules=self._rules(),
+            rules=self.rules(),
             selection=None if selection is None else (selection.digest, selection.path.parent),
         )
         stream = self._stream(batch_size, plain)
@@ -161,20 +162,7 @@ class Opening:
             StreamerError: of the first rank that failed, on every rank.
             StateError: the ranks disagree.
         """
-        gather = gather_for(self.rank_config())
-        if gather is None:
-            return prepare()
-        prepared: Stream | None = None
-        facts: dict[str, Detail] = {}
-        failure: StreamerError | None = None
-        try:
-            prepared = prepare()
-            facts = {**prepared.facts(), "resume": place}
-        except StreamerError as error:
-            failure = error
-        agree(gather, facts, failure)
-        assert prepared is not None, "agree raises where this rank failed"
-        return prepared
+        return compared(self.rank_config(), prepare, place)
 
     def refresh(self) -> bool:
         """Lists the objects again; collective. True: they have changed, and the new manifest is used from now on.
@@ -214,8 +202,13 @@ class Opening:
             return ""
         return digest
 
-    def look(self, epoch: int, index: int) -> object:
+    def look(self, epoch: int, index: int, rules: SampleRules | None = None) -> object:
         """Makes sample number `index` of the selection, from the cache or the store; negative: from the end.
+
+        Args:
+            epoch: of its random numbers.
+            index: of the sample.
+            rules: instead of the dataset's.
 
         Raises:
             IndexError: no such sample.
@@ -226,7 +219,7 @@ class Opening:
         ordinals = np.array([index], np.int64)
         chosen = ordinals if self.selection is None else self.selection.to_base(ordinals)
         with self._streamed() as content:
-            maker = SampleMaker(self.manifest, content, self._rules(), lambda _: index)
+            maker = SampleMaker(self.manifest, content, rules or self.rules(), lambda _: index)
             return maker.make(epoch, maker.places(chosen)[0])
 
     def find(self, key: str) -> int:
@@ -316,7 +309,8 @@ class Opening:
             if spread.crossing:
                 logger.warning("%s", str(spread))
 
-    def _rules(self) -> SampleRules:
+    def rules(self) -> SampleRules:
+        """The rules of making samples."""
         options = self.options
         return SampleRules(
             decode=options.decode,

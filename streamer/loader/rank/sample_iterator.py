@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import msgspec
 
 from streamer.errors import StateError
 from streamer.loader.contracts import REREADS, ChunkUnreadableError
-from streamer.loader.rank.prepared import Prepared
+from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.step_session import Share, StepSession
 from streamer.loader.samples.maker import SampleLocation
-from streamer.loader.skipping import SkipLedger, Skipped, may_skip
+from streamer.loader.skipping import SkipLedger, may_skip
 from streamer.loader.waiting import Notice
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Progress(msgspec.Struct):
     share: Share
     delivered: int = 0
 
-    def state(self, prepared: Prepared) -> dict[str, object]:
+    def state(self, prepared: RankStream) -> dict[str, object]:
         """Plain values for a checkpoint.
 
         For a single process the position is sufficient, and any number of ranks may resume. With several workers each
@@ -63,7 +63,7 @@ class SampleIterator(Iterator[object]):
     _session: StepSession | None
 
     def __init__(
-        self, prepared: Prepared, progress: Progress, ledger: SkipLedger, resumed: Callable[[int], None]
+        self, prepared: RankStream, progress: Progress, ledger: SkipLedger, resumed: Callable[[int], None]
     ) -> None:
         self._prepared = prepared
         self._maker = prepared.maker()
@@ -121,7 +121,7 @@ class SampleIterator(Iterator[object]):
         self._steps = range(max(0, share.steps(self._prepared.plan(epoch).batches) - first))
         self._rest = Share(share.worker, share.workers, share.first + first * share.workers)
         self._step = -1
-        self._places: list[SampleLocation] = []
+        self._places: Sequence[SampleLocation] = []
         self._index = 0
         self._session = None
 
@@ -167,8 +167,7 @@ class SampleIterator(Iterator[object]):
 
     def _skip_place(self, place: SampleLocation, error: Exception) -> None:
         cause = f"{type(error).__name__}: {error}"
-        number, key = self._prepared.sample_number(place.ordinal), self._prepared.sample_key(place.ordinal)
-        self._ledger.note([Skipped(number, key, cause)])
+        self._ledger.note([self._prepared.skipped(place.ordinal, cause)])
         self._ledger.check()
 
     def _leased(self, place: SampleLocation) -> object:

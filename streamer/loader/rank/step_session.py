@@ -166,7 +166,8 @@ class StepSession:
         base = self._steps
         self._drop_finished_epochs()
         self._bases[epoch] = (base, share)
-        self._session.extend(EpochSchedule(epoch, schedule.chunk, schedule.first + base, schedule.last + base))
+        first, last = schedule.first + base, schedule.last + base
+        self._session.extend(msgspec.structs.replace(schedule, first=first, last=last))
         self._steps = base + steps
         self._extend_at = base + (steps * 3) // 4
         self._next_epoch, self._share = epoch + 1, msgspec.structs.replace(share, first=0)

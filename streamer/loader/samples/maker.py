@@ -51,11 +51,18 @@ class ByteSource(Protocol):
 
 
 class CachedBytes:
-    """Reads from the chunk files that the engine has made local."""
+    """Reads from the chunk files that the engine has made local.
 
-    def __init__(self, manifest: Manifest, roots: Sequence[Path]) -> None:
+    Args:
+        manifest: of the dataset.
+        roots: cache folders.
+        first_chunk: the number of its first chunk in the session with the engine; in a mix it may be above 0.
+    """
+
+    def __init__(self, manifest: Manifest, roots: Sequence[Path], first_chunk: int = 0) -> None:
         self._manifest = manifest
         self._reader = ChunkReader(roots)
+        self._first_chunk = first_chunk
 
     def read(self, place: SampleLocation) -> memoryview:
         """Reads one sample.
@@ -85,9 +92,9 @@ class CachedBytes:
                 targets,
             )
         except FileNotFoundError as error:
-            raise ChunkUnreadableError(chunk, f"missing: {error.filename}") from error
+            raise ChunkUnreadableError(self._first_chunk + chunk, f"missing: {error.filename}") from error
         except IntegrityError as error:
-            raise ChunkUnreadableError(chunk, f"wrong bytes: {error}") from error
+            raise ChunkUnreadableError(self._first_chunk + chunk, f"wrong bytes: {error}") from error
 
 
 class SampleRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,12 +105,16 @@ class SampleRules(msgspec.Struct, frozen=True, kw_only=True):
         transform: sample dict -> anything; None: the dict itself.
         allow_pickle: read fields that run code.
         seed: of each sample's `rng`, together with epoch and ordinal.
+        member: name of the dataset in a mix, for messages; "" outside one.
+        source_key: the field of a sample with that name; None: not added.
     """
 
     decode: DecodeRule = "auto"
     transform: Transform | None = None
     allow_pickle: bool = False
     seed: int = 0
+    member: str = ""
+    source_key: str | None = None
 
 
 class SampleMaker:
@@ -260,6 +271,8 @@ class SampleMaker:
         sample = self._decode(key, fields, row, in_place, raw=raw)
         if (label := self._name(place.ordinal).label) >= 0:
             sample["label"] = label
+        if self._rules.source_key is not None:
+            sample[self._rules.source_key] = self._rules.member
         return sample
 
     def fields(self, place: SampleLocation) -> tuple[str, Sequence[Field]]:
@@ -309,11 +322,16 @@ class SampleMaker:
             self._named = ordinal, self._manifest.name(ordinal)
         return self._named[1]
 
+    def _label(self, ordinal: int) -> str:
+        """The sample as `dataset[...]` has it."""
+        member = f"[{self._rules.member!r}]" if self._rules.member else ""
+        return f"dataset{member}[{self._number(ordinal)}]"
+
     def _located(self, error: DecodeError, place: SampleLocation) -> DecodeError:
         where = _where(self._manifest, place.ordinal)
         number = self._number(place.ordinal)
         return DecodeError(
-            f"{error.message} (dataset[{number}], {where})",
+            f"{error.message} ({self._label(place.ordinal)}, {where})",
             **{**error.details, "ordinal": place.ordinal, "number": number, "object": where},
         )
 
@@ -328,7 +346,7 @@ class SampleMaker:
     def _text(self, place: SampleLocation, key: object) -> str:
         """The names of a sample, as users know it."""
         where = _where(self._manifest, place.ordinal)
-        return f"dataset[{self._number(place.ordinal)}], {f'key {key!r}, ' if key else ''}{where}"
+        return f"{self._label(place.ordinal)}, {f'key {key!r}, ' if key else ''}{where}"
 
 
 def sample_key(manifest: Manifest, ordinal: int) -> str:

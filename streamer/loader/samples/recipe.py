@@ -15,13 +15,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamer.decode.arrays import NO_ROW, Row
-from streamer.decode.dispatch import Raw
-from streamer.errors import DecodeError
 from streamer.loader.batch.placement import Rows
-from streamer.loader.samples.maker import CachedBytes, Sample, SampleLocation, SampleMaker, SampleRules
-from streamer.loader.samples.scatter import ScatterReader
-from streamer.loader.samples.whole_fields import WholeReader
+from streamer.loader.samples.maker import CachedBytes, SampleLocation, SampleMaker, SampleRules
+from streamer.loader.samples.row_reader import RowReader
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
 from streamer.order.epoch import EpochOrder
@@ -71,7 +67,7 @@ class Plans:
 
     def __init__(self, recipe: SampleRecipe, manifest: Manifest) -> None:
         self._recipe = recipe
-        self._selection = None if recipe.selection is None else _open_selection(manifest, *recipe.selection)
+        self._selection = None if recipe.selection is None else open_selection(manifest, *recipe.selection)
         chunk_samples = manifest.chunk_samples if self._selection is None else self._selection.chunk_samples
         self._order = EpochOrder(recipe.spec, chunk_samples, recipe.entry[0])
         self._kept: OrderedDict[int, RankPlan] = OrderedDict()
@@ -123,10 +119,8 @@ class SampleReader:
         content = CachedBytes(manifest, recipe.roots)
         self._plans = Plans(recipe, manifest)
         self._maker = SampleMaker(manifest, content, recipe.rules, self._plans.number)
-        self._scatter = ScatterReader(content, self._maker.decoder)
-        self._whole = WholeReader(content)
+        self._reader = RowReader(self._maker, content)
         self._places: list[SampleLocation] = []
-        self._rows: Rows | None = None
 
     def __repr__(self) -> str:
         return f"SampleReader(rank {self._recipe.rank} of {self._recipe.world_size}, {self._recipe.manifest_path.name})"
@@ -167,10 +161,8 @@ class SampleReader:
             ChunkUnreadableError: the bytes of a sample are missing or wrong.
         """
         started = time.perf_counter_ns()
-        self._places, self._rows = self._maker.places(ordinals), rows
-        own = rows if self._maker.decodes_into_rows else None
-        self._scatter.begin(self._places, own, at)
-        self._whole.begin(self._places, own, at)
+        self._places = self._maker.places(ordinals)
+        self._reader.begin(dict(enumerate(self._places)), rows, at)
         self._maker.spent(0, started)
 
     def load_at(self, epoch: int, ordinal: int, index: int) -> object:
@@ -178,37 +170,7 @@ class SampleReader:
         place = self._places[index]
         if place.ordinal != ordinal:
             place = self._maker.places(np.array([ordinal], np.int64))[0]
-        row = NO_ROW if self._rows is None else self._rows.row(index)
-        if not self._maker.decodes_into_rows:
-            return self._maker.transform(epoch, place, self._maker.sample(place), row)
-        return self._in_place(place, index) or self._untransformed(place, index, row)
-
-    def _untransformed(self, place: SampleLocation, index: int, row: Row) -> Sample:
-        if self._rows is None:  # user code may keep its arguments
-            return self._maker.sample(place, row)
-        maker, content = self._maker, self._whole.held(index) if place is self._places[index] else None
-        if content is None:
-            sample = maker.sample(place, row, self._scatter.learn, raw=Raw)
-        else:
-            sample = maker.decode(place, content, row, self._scatter.learn, raw=Raw)
-        self._whole.learn(place, sample)
-        return sample
-
-    def _in_place(self, place: SampleLocation, index: int) -> Sample | None:
-        """The sample whose arrays are already in their rows; None: it must be read."""
-        held = self._scatter.held(index, place.ordinal)
-        if held is None:
-            return None
-        started = time.perf_counter_ns()
-        try:
-            key, fields = self._maker.open(place, held.content)
-            arrays = held.in_place(fields)
-            # Copied: the next sample uses the same memory.
-            return None if arrays is None else self._maker.build(place, key, fields, NO_ROW, arrays, raw=_copied)
-        except DecodeError:  # unless the holes cause it, ordinary reading raises it again
-            return None
-        finally:
-            self._maker.spent(1, started)
+        return self._reader.load_at(epoch, place, index)
 
     def stage_nanoseconds(self) -> tuple[int, int, int]:
         """Read, decode, transform: nanoseconds since it was opened."""
@@ -218,11 +180,8 @@ class SampleReader:
         """Does nothing: no descriptor and no mapping is kept between samples."""
 
 
-def _copied(content: memoryview) -> Raw:
-    return Raw(memoryview(bytes(content)))
-
-
-def _open_selection(manifest: Manifest, digest: str, folder: Path) -> Selection:
+def open_selection(manifest: Manifest, digest: str, folder: Path) -> Selection:
+    """The selection of this digest in a folder."""
     # Imported here: it imports the manifest's builder and asyncio, 40 ms of a worker's start (2026-11-20).
     from streamer.manifest.selection import Selection
 

@@ -155,7 +155,7 @@ class ScatterReader:
     def __repr__(self) -> str:
         return f"ScatterReader({self._template}, {len(self._ordinals)} samples)"
 
-    def begin(self, places: Sequence[SampleLocation], rows: Rows | None, at: Callable[[int], None]) -> None:
+    def begin(self, places: Mapping[int, SampleLocation], rows: Rows | None, at: Callable[[int], None]) -> None:
         """Reads the samples of a batch that match the template, their arrays into rows.
 
         Args:
@@ -174,7 +174,7 @@ class ScatterReader:
             return
         if any(rows.shapes.get(hole.field) != hole.shape for hole in template.holes):
             return
-        alike = {index: place for index, place in enumerate(places) if place.stop - place.start == template.length}
+        alike = {index: place for index, place in places.items() if place.stop - place.start == template.length}
         if alike:
             self._read(template, alike, rows, at)
 

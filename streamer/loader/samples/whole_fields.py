@@ -6,7 +6,7 @@ slot, and the description of the batch contains the offsets of the fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from streamer.decode.dispatch import Raw
 from streamer.loader.batch.placement import Rows
@@ -33,11 +33,11 @@ class WholeReader:
     def __repr__(self) -> str:
         return f"WholeReader({len(self._contents)} samples)"
 
-    def begin(self, places: Sequence[SampleLocation], rows: Rows | None, at: Callable[[int], None]) -> None:
-        """Reads all samples of a batch, if they fit.
+    def begin(self, places: Mapping[int, SampleLocation], rows: Rows | None, at: Callable[[int], None]) -> None:
+        """Reads all samples of a batch, or of one member of it, if they fit.
 
         Args:
-            places: of the samples, by index.
+            places: of the samples, by index in the batch.
             rows: of the batch; the bytes are read behind them; None: nothing is read.
             at: called with the ordinal of the first sample of each chunk, before they are read.
 
@@ -47,11 +47,11 @@ class WholeReader:
         self._contents, self._learning = {}, rows is not None
         if rows is None or not self._stay:
             return
-        memory = rows.reserve(sum(place.stop - place.start for place in places))
+        memory = rows.reserve(sum(place.stop - place.start for place in places.values()))
         if memory is None:
             return
         targets, start, view = {}, 0, memory.data
-        for index, place in enumerate(places):
+        for index, place in places.items():
             stop = start + place.stop - place.start
             targets[index] = place, [view[start:stop]]
             start = stop

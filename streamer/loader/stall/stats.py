@@ -13,6 +13,48 @@ Scalar = str | int | float | bool | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PartView:
+    """The engine's statistics of one member of a mix, for this loader's session.
+
+    Attributes:
+        needs, hits: uses of chunks, and those that cost no store byte.
+        store_bytes: of the other ones.
+        hit_bound: the largest share of hits that any policy can reach.
+    """
+
+    needs: int = 0
+    hits: int = 0
+    store_bytes: int = 0
+    hit_bound: float = 0.0
+
+    @classmethod
+    def of(cls, row: Mapping[str, object]) -> PartView:
+        """Reads the row of a part of the engine's statistics."""
+        needed, hit = _number(row.get("needed_bytes")), _number(row.get("hit_bytes"))
+        counts = {name: int(_number(row.get(name))) for name in ("needs", "hits")}
+        return cls(**counts, store_bytes=int(needed - hit), hit_bound=_number(row.get("hit_bound")))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberStats:
+    """The statistics of one member of a mix.
+
+    Attributes:
+        drawn: its samples that the trainers of all ranks have received, over all epochs.
+        passes: over its samples, so far.
+        share: its share of all samples, so far.
+        skipped: its samples that this rank has replaced by others (`on_error="skip"`).
+        engine: the engine's view of it; None: no engine, or no answer in time.
+    """
+
+    drawn: int
+    passes: float
+    share: float
+    skipped: int
+    engine: PartView | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineView:
     """The engine's statistics, and those of this loader's session. Counts and seconds since its start.
 
@@ -24,6 +66,7 @@ class EngineView:
         limit_bytes, kept_bytes: of the cache, and of its kept part.
         hit_bound: the largest share of hits that any policy can reach.
         waiting_seconds: time that this session's consumer waited for the engine.
+        parts: of a mix, by name of the member.
         reply: sends this loader's finding to the engine; None: not available.
     """
 
@@ -40,17 +83,15 @@ class EngineView:
     kept_bytes: int = 0
     hit_bound: float = 0.0
     waiting_seconds: float = 0.0
+    parts: Mapping[str, PartView] = field(default_factory=dict)
     reply: Callable[[Finding], object] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> EngineView:
         """Reads the engine's statistics, with `consumer`, `job`, `dataset` and `reply` of this session."""
         mine = tuple(values.get(name) for name in _IDENTITY)
-        waited = 0.0
-        sessions = values.get("sessions")
-        for row in sessions if isinstance(sessions, list) else []:
-            if tuple(row.get(name) for name in _IDENTITY) == mine:
-                waited += float(row.get("waiting_seconds") or 0)
+        waited = sum(_number(row.get("waiting_seconds")) for row in _rows(values, "sessions", mine))
+        parts = {str(row.get("part")): PartView.of(row) for row in _rows(values, "parts", mine)}
         # Counters that an older engine does not have are 0.
         counts = {name: int(_number(values.get(name))) for name in _COUNTS}
         reply = values.get("reply")
@@ -58,6 +99,7 @@ class EngineView:
             **counts,
             hit_bound=_number(values.get("hit_bound")),
             waiting_seconds=waited,
+            parts=parts,
             reply=reply if callable(reply) else None,
         )
 
@@ -76,6 +118,13 @@ _COUNTS = (
     "limit_bytes",
     "kept_bytes",
 )
+
+
+def _rows(values: Mapping[str, object], table: str, mine: tuple[object, ...]) -> list[Mapping[str, object]]:
+    """The rows of a table that are about this session."""
+    rows = values.get(table)
+    found = rows if isinstance(rows, list) else []
+    return [row for row in found if tuple(row.get(name) for name in _IDENTITY) == mine]
 
 
 def _number(value: object) -> float:
@@ -102,6 +151,7 @@ class LoaderStats:
         skipped: samples replaced by others (`on_error="skip"`), in the batches delivered.
         pinned: whether the ring is registered with CUDA.
         engine: the engine's view; None: no engine, or no answer in time.
+        members: of a mix, by name; {} for one dataset.
     """
 
     batches: int = 0
@@ -134,6 +184,7 @@ class LoaderStats:
     pinned: bool = False
     waiting: Mapping[str, float] = field(default_factory=dict)
     engine: EngineView | None = None
+    members: Mapping[str, MemberStats] = field(default_factory=dict)
 
     @property
     def wait_share(self) -> float:

@@ -20,7 +20,15 @@ from streamer.loader.batch.collate import collate as collate_samples
 from streamer.loader.batch.mismatch import explain
 from streamer.loader.batch.packing import PackedBatch
 from streamer.loader.batch.placement import PredictedLayout, Rows
-from streamer.loader.contracts import BatchedSource, BatchSource, ChunkUnreadableError, Collate, StagedSource
+from streamer.loader.contracts import (
+    BatchedSource,
+    BatchSource,
+    ChunkUnreadableError,
+    Collate,
+    MixedSource,
+    StagedSource,
+)
+from streamer.loader.samples.member_fields import check_fields
 from streamer.loader.samples.seeding import SeededCode, collate_seed, sample_seeds
 from streamer.loader.skipping import OnError, may_skip
 from streamer.loader.stages import Stages
@@ -48,6 +56,12 @@ class MakerRules(msgspec.Struct, frozen=True):
     collate_fn: Collate | None = None
     on_error: OnError = "raise"
     seed_globals: bool = True
+
+    @property
+    def own_collate(self) -> bool:
+        """Whether batches are collated by a function of the user."""
+        module = getattr(self.collate_fn, "__module__", "")
+        return self.collate_fn is not None and module != "torch.utils.data._utils.collate"
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -90,7 +104,9 @@ class BatchMaker:
         self._load = self._batched.load_at if self._batched is not None else lambda e, o, _: source.load(e, o)
         # A user's collate_fn may keep its samples, so they are never in memory that is reused.
         takes_rows = self._batched is not None and self._batched.takes_rows and rules.collate_fn is None
-        self._predicted = PredictedLayout() if takes_rows else None
+        self._mixed = source if isinstance(source, MixedSource) else None
+        # Of a mix with batches of one member each, by its name.
+        self._predicted: dict[str, PredictedLayout] | None = {} if takes_rows else None
         quiet = self._batched is not None and not self._batched.draws
         self._seeds_samples = rules.seed_globals and not quiet
         self._user_code = SeededCode(self._batched.user_code if self._batched is not None else ())
@@ -122,7 +138,7 @@ class BatchMaker:
 
     def _load_job(self, job: _Job) -> Loaded:
         # With samples left out, each one is read by itself: those that crashed a worker must not be read at all.
-        rows = self._rows(job.memory, job.ordinals.size) if not job.left_out else None
+        rows = self._rows(job) if not job.left_out else None
         if self._batched is not None:
             self._batched.begin(job.ordinals, rows, partial(self._at, job.task))
         seeds = sample_seeds(self._rules.seed, job.epoch, job.ordinals) if self._seeds_samples else None
@@ -139,7 +155,7 @@ class BatchMaker:
         structure = self.collate(loaded)
         packed = PackedBatch(structure, loaded.rows)
         if self._predicted is not None:
-            self._predicted.learn(structure, loaded.rows, packed.claimed)
+            self._layout(loaded.job).learn(structure, loaded.rows, packed.claimed)
         return packed
 
     def collate(self, loaded: Loaded) -> object:
@@ -149,6 +165,8 @@ class BatchMaker:
             WorkerError: the function has called `sys.exit`.
             ConfigError: torch's rules make no batch of these samples; names field and samples.
         """
+        if self._mixed is not None and not self._rules.own_collate:
+            check_fields(loaded.samples, self._mixed.members(loaded.job.ordinals))
         try:
             return self._collate(loaded)
         except Exception as error:
@@ -180,8 +198,15 @@ class BatchMaker:
         """The source's read, decode and transform nanoseconds so far; zeros if it does not measure them."""
         return self._staged.stage_nanoseconds() if self._staged else (0, 0, 0)
 
-    def _rows(self, memory: Bytes | None, samples: int) -> Rows | None:
-        return self._predicted.rows(memory, samples) if self._predicted is not None and memory is not None else None
+    def _rows(self, job: _Job) -> Rows | None:
+        if self._predicted is None or job.memory is None:
+            return None
+        return self._layout(job).rows(job.memory, job.ordinals.size)
+
+    def _layout(self, job: _Job) -> PredictedLayout:
+        assert self._predicted is not None
+        members = set() if self._mixed is None else set(self._mixed.members(job.ordinals))
+        return self._predicted.setdefault(members.pop() if len(members) == 1 else "", PredictedLayout())
 
     def _fill_all(self, made: _Batch) -> None:
         """Fills the missing samples in turn with others of the batch, as under a plain DataLoader."""

@@ -42,7 +42,7 @@ def work_name(ordinal: int, prepared: PreparedStream) -> str:
     """What a worker was doing: its sample with the name and the number that `dataset[i]` takes, or the batch."""
     if ordinal < 0:
         return "putting the batch together"
-    return f"sample {prepared.sample_number(ordinal)} ({prepared.sample_key(ordinal)})"
+    return f"sample {prepared.sample_label(ordinal)} ({prepared.sample_key(ordinal)})"
 
 
 def repeated_crash(pending: Pending, what: str, report: ExitReport, timeout_seconds: float) -> WorkerError:

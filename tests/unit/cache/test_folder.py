@@ -130,3 +130,20 @@ def test_a_layer_that_is_missing_is_refused(tmp_path: Path) -> None:
     """CacheError with the path."""
     with pytest.raises(CacheError, match="cannot read the cache layer"):
         open_layer(tmp_path / "none")
+
+
+def test_used_bytes_leaves_out_what_is_removed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two manifests built at the same time: the folder of one is renamed while the other one measures."""
+    (tmp_path / "building").mkdir()
+    (tmp_path / "building" / "file").write_bytes(bytes(10_000))
+    before = used_bytes(tmp_path)
+    scandir = os.scandir
+
+    def renaming(folder: Path) -> object:
+        found = list(scandir(folder))
+        if folder == tmp_path:
+            (tmp_path / "building").rename(tmp_path / "built")
+        return iter(found)
+
+    monkeypatch.setattr(os, "scandir", renaming)
+    assert 0 < used_bytes(tmp_path) < before

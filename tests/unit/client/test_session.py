@@ -1,9 +1,12 @@
 """What a session tells the engine, and when."""
 
+import numpy as np
 import pytest
 
-from streamer.client.session import Session, SessionSpec
-from streamer.wire.messages import Advance
+from streamer.client.session import EpochSchedule, Session, SessionPart, SessionSpec
+from streamer.errors import ProtocolError
+from streamer.wire.frames import encode, request_decoder
+from streamer.wire.messages import Advance, Extend, OpenSession, Part
 
 
 class Line:
@@ -14,6 +17,9 @@ class Line:
 
     def post(self, message, quietly=False):
         self.posted.append(message)
+
+    def post_all(self, messages):
+        self.posted += messages
 
 
 @pytest.fixture
@@ -51,3 +57,54 @@ def test_a_new_engine_has_heard_it(session, line):
     session.done(2)
     assert last == Advance(7, 2, -1)
     assert line.posted == []
+
+
+def epoch_of(epoch, first_step, values=()):
+    steps = np.arange(first_step, first_step + 4)
+    return EpochSchedule(epoch, np.arange(4, dtype=np.uint32), steps, steps, np.arange(4, dtype=np.uint32), values)
+
+
+def test_a_mix_is_opened_with_its_parts(line):
+    """Each with its credentials, which are not in its repr."""
+    parts = (
+        SessionPart(dataset="w", name="web", options=b'{"key": "hunter2"}', value=0.7, open_bytes=9),
+        SessionPart(dataset="b", name="books", value=4.0),
+    )
+    assert "hunter2" not in repr(parts)
+    session = Session(line, 7, SessionSpec(dataset="mix", consumer="rank 0", parts=parts))
+    (opened,) = session.reopen_messages("job", b"{}")
+    assert isinstance(opened, OpenSession)
+    assert opened.parts == [Part("w", "web", b'{"key": "hunter2"}', 0.7, 9), Part("b", "books", b"{}", 4.0, 0)]
+    assert list(request_decoder().feed(encode(opened))) == [opened]
+
+
+def test_passes_and_values_go_with_the_rest_of_an_epoch(session, line):
+    """A new engine gets the uses that are left, each with its pass, and the values of an epoch that is over."""
+    session.extend(epoch_of(0, 0, (1.0, 4.0)))
+    session.extend(epoch_of(1, 4))
+    assert [message.values for message in line.posted] == [[1.0, 4.0], [1.0, 4.0]]
+    assert [np.frombuffer(message.passes, "<u4").tolist() for message in line.posted] == [[0, 1, 2, 3]] * 2
+    session.done(6)
+    rest = [message for message in session.reopen_messages("job", b"{}") if isinstance(message, Extend)]
+    assert [np.frombuffer(message.passes, "<u4").tolist() for message in rest] == [[], [2, 3]]
+    session.extend(epoch_of(2, 8))
+    session.done(8)
+    assert [m.values for m in session.reopen_messages("job", b"{}") if isinstance(m, Extend)] == [[1.0, 4.0]] * 2
+
+
+def test_one_dataset_costs_three_bytes_more_than_before_mixes(session, line):
+    """An empty column and an empty list in a schedule, an empty list in the session's first message."""
+    steps = np.arange(4)
+    session.extend(EpochSchedule(0, steps.astype(np.uint32), steps, steps))
+    (extended,) = line.posted
+    (opened, *_) = session.reopen_messages("job", b"{}")
+    assert (extended.passes, extended.values, opened.parts) == (b"", [], [])
+    assert len(encode(extended)) == 4 + 1 + 1 + 1 + 1 + (2 + 16) + 2 * (2 + 32) + 1 + 3
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_value_is_a_finite_number(value):
+    """Others would be compared with those of every other part."""
+    broken = encode(OpenSession(1, "job", "mix", "rank 0", parts=[Part("d", value=value)]))
+    with pytest.raises(ProtocolError):
+        list(request_decoder().feed(broken))

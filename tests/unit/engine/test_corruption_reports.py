@@ -64,7 +64,7 @@ class Session:
 
     def __init__(self, engine: Engine, name: str = "1 rank 0") -> None:
         self.name = name
-        self.dataset = self.progress = self.request = self
+        self.collection = self.progress = self.request = self
         self.unfounded: Counter[int] = Counter()
         self.failed: IntegrityError | None = None
         self.judged_rejects = 0
@@ -76,6 +76,9 @@ class Session:
         if chunk >= CHUNKS:
             raise ManifestError(f"no chunk {chunk}")
         return bytes([chunk]) * 16
+
+    def label(self, chunk: int) -> str:
+        return f"chunk {chunk}"
 
     def holds(self, chunk: int) -> bool:
         return chunk in self.held

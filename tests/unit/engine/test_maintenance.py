@@ -53,7 +53,7 @@ class Consumer:
         self.session: EngineSession = engine.open_session(request, lambda *news: self._ready.set(), print)
 
     async def read_all(self) -> None:
-        chunks = self.session.dataset.manifest.chunks
+        chunks = self.session.collection.datasets[0].manifest.chunks
         steps = np.arange(chunks)
         self.session.extend(0, (steps.astype(np.uint32), steps, steps), True)
         self.session.advance(0, chunks - 1)

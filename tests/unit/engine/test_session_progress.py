@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.engine.session import open_bytes
 from streamer.engine.session_progress import SessionProgress
+from streamer.engine.uses import open_bytes
 from streamer.errors import ProtocolError
 
 

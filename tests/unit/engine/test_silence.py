@@ -19,6 +19,7 @@ class Session:
     """One that waits for room, and was last heard of when it was made."""
 
     name, admitted = "s", True
+    parts = SimpleNamespace(names=["s/0", "s/1"])
     progress = SimpleNamespace(has_requests=lambda: True)
 
     def __init__(self, loop: SteeredLoop) -> None:
@@ -54,7 +55,7 @@ def test_a_consumer_that_hangs_is_noticed(loop: SteeredLoop, house: House) -> No
     loop.sleep(SILENT_SECONDS - SILENCE_CHECK_SECONDS)
     assert house.silenced == []
     loop.sleep(3 * SILENCE_CHECK_SECONDS)
-    assert set(house.silenced) == {"s"}
+    assert set(house.silenced) == {"s/0", "s/1"}
 
 
 def test_an_engine_that_was_stopped_blames_nobody(loop: SteeredLoop, house: House) -> None:
@@ -64,4 +65,4 @@ def test_an_engine_that_was_stopped_blames_nobody(loop: SteeredLoop, house: Hous
     loop.sleep(SILENT_SECONDS - 10.0 - SILENCE_CHECK_SECONDS)
     assert house.silenced == []
     loop.sleep(3 * SILENCE_CHECK_SECONDS)
-    assert set(house.silenced) == {"s"}
+    assert set(house.silenced) == {"s/0", "s/1"}

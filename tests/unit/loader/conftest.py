@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -90,32 +90,52 @@ class FakeEngine:
             )
         return self.manifest
 
-    def chunk_bytes(self, chunk: int) -> bytes:
+    def locate(self, chunk: int) -> tuple[Manifest, int]:
+        """The manifest of a chunk, and its number there."""
         assert self.manifest is not None
-        return b"".join(map(_content, self.manifest.chunk(chunk).extents))
+        return self.manifest, chunk
+
+    def number(self, spec: SessionSpec, chunk: int) -> int:
+        """The number here of a chunk of a session."""
+        return chunk
+
+    @property
+    def chunks(self) -> Iterable[int]:
+        assert self.manifest is not None
+        return range(self.manifest.chunks)
+
+    def chunk_bytes(self, chunk: int) -> bytes:
+        manifest, number = self.locate(chunk)
+        return b"".join(map(_content, manifest.chunk(number).extents))
+
+    def read(self, dataset: str, chunk: int, start: int, stop: int) -> bytes:
+        assert self.manifest is not None
+        assert dataset == self.manifest.digest
+        return self.chunk_bytes(chunk)[start:stop]
 
     def path(self, chunk: int) -> Path:
-        assert self.manifest is not None
-        return self.root / relative_path(self.manifest.chunk(chunk).key)
+        manifest, number = self.locate(chunk)
+        return self.root / relative_path(manifest.chunk(number).key)
 
     def make_local(self, chunk: int) -> None:
-        assert self.manifest is not None
         if not self.path(chunk).exists():
-            offsets = self.manifest.sample_offsets(chunk)
-            key = self.manifest.chunk(chunk).key
+            manifest, number = self.locate(chunk)
+            offsets = manifest.sample_offsets(number)
+            key = manifest.chunk(number).key
             write_chunk(ChunkBytes(key, [self.chunk_bytes(chunk)], offsets), open_folder(self.root))
             self.fetched.append(chunk)
             self.spoil(chunk, self.path(chunk))
 
     def evict_unleased(self) -> None:
-        assert self.manifest is not None
         leased = {chunk for session in self.sessions for chunk in session.leased}
-        for chunk in set(range(self.manifest.chunks)) - leased:
+        for chunk in set(self.chunks) - leased:
             self.path(chunk).unlink(missing_ok=True)
 
 
 class FakeClient:
     """Stands in for EngineClient."""
+
+    limit_bytes = 20_000
 
     connected = True
 
@@ -152,9 +172,7 @@ class FakeClient:
     def pump(self, timeout_seconds: float) -> None: ...
 
     def read(self, dataset: str, chunk: int, start: int, stop: int) -> bytes:
-        assert self.engine.manifest is not None
-        assert dataset == self.engine.manifest.digest
-        return self.engine.chunk_bytes(chunk)[start:stop]
+        return self.engine.read(dataset, chunk, start, stop)
 
     def shut_down(self) -> None:
         self.closed = True
@@ -196,7 +214,7 @@ class FakeSession:
 
     def reject(self, chunk: int, reason: str) -> None:
         self.engine.rejects.append((chunk, reason))
-        self.engine.path(chunk).unlink(missing_ok=True)
+        self.engine.path(self.engine.number(self.spec, chunk)).unlink(missing_ok=True)
         self._keep()
 
     def close(self) -> None:
@@ -206,7 +224,7 @@ class FakeSession:
 
     def _keep(self) -> None:
         self.leased = {
-            int(chunk)
+            self.engine.number(self.spec, int(chunk))
             for schedule in self.epochs
             for chunk, first, last in zip(schedule.chunk, schedule.first, schedule.last, strict=True)
             if first <= self.ready and last >= self.low

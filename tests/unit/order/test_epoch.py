@@ -10,6 +10,8 @@ import pytest
 
 from streamer.errors import ConfigError, ManifestError
 from streamer.order import EpochOrder, OrderSpec
+from streamer.order.padding import real_positions
+from streamer.order.spec import Cut
 
 SPEC = OrderSpec("m", 17, "block", 8, 32)
 
@@ -33,18 +35,35 @@ def test_a_redrawn_cut_is_not_shared_between_epochs() -> None:
     assert order.at(3).ordinals(np.arange(350)).tolist() == fresh.ordinals(np.arange(350)).tolist()
 
 
+@pytest.mark.parametrize("cut", ["fixed", "redrawn"])
+@pytest.mark.parametrize("shift", [0, 3, 7])
+def test_a_shift_turns_the_lanes_and_keeps_every_sample(shift: int, cut: Cut) -> None:
+    """Position p is in lane (p + shift) mod L; `at` gives what a fresh order with that shift gives."""
+    spec, sizes = OrderSpec("m", 17, "block", 8, 32, cut), np.full(50, 7)
+    order = EpochOrder(spec, sizes, 2, shift=shift)
+    ordinals = order.ordinals(np.arange(350))
+    assert sorted(ordinals.tolist()) == list(range(350))
+    assert np.diff(order.lane_start).tolist() == np.bincount((np.arange(350) + shift) % 8).tolist()
+    other = EpochOrder(spec, sizes, 0)
+    other.ordinals(np.arange(9))
+    assert np.array_equal(other.at(2, shift).ordinals(np.arange(350)), ordinals)
+    lanes = [set(ordinals[(np.arange(350) + shift) % 8 == lane].tolist()) for lane in range(8)]
+    own = EpochOrder(spec, sizes, 2).ordinals(np.arange(350))
+    unshifted = [set(own[np.arange(350) % 8 == lane].tolist()) for lane in range(8)]
+    assert sum(len(a & b) for a, b in zip(lanes, unshifted, strict=True)) >= 350 - 8 * 8
+
+
 def test_padding_repeats_the_end_of_its_own_lane() -> None:
     """p >= n is p - L ceil((p-n+1)/L): the last L positions again and again."""
     order = EpochOrder(SPEC, np.full(4, 5), 0)
     positions = np.arange(20, 41)
-    assert order.real_positions(positions).tolist() == [12 + (p - 20) % 8 for p in range(20, 41)]
+    assert real_positions(positions, 20, 8).tolist() == [12 + (p - 20) % 8 for p in range(20, 41)]
     assert np.array_equal(order.ordinals(positions), order.ordinals(12 + (positions - 20) % 8))
 
 
 def test_padding_with_fewer_samples_than_lanes_goes_round() -> None:
     """With 3 samples in 8 lanes most lanes have nothing to repeat: p mod n."""
-    order = EpochOrder(SPEC, np.array([0, 3]), 0)
-    assert order.real_positions(np.arange(3, 10)).tolist() == [0, 1, 2, 0, 1, 0, 1]
+    assert real_positions(np.arange(3, 10), 3, 8).tolist() == [0, 1, 2, 0, 1, 0, 1]
 
 
 def test_without_shuffle_position_is_ordinal() -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from streamer.errors import ConfigError, StateError, StreamerError
-from streamer.loader.rank import opening
+from streamer.loader.rank import agreement
 
 
 def test_the_batches_of_all_ranks_are_the_global_batch(make_dataset, folder):
@@ -88,7 +88,7 @@ def test_all_ranks_prepare_together(make_dataset, folder, monkeypatch):
         told.append(json.loads(text))
         return [text, text]
 
-    monkeypatch.setattr(opening, "gather_for", lambda rank_config: gather)
+    monkeypatch.setattr(agreement, "gather_for", lambda rank_config: gather)
     dataset = make_dataset(folder, rank=0, world_size=2)
     prepared = dataset._for_loader().prepare(5, "drop")
     assert not told, "preparing needs nobody else"
@@ -112,7 +112,7 @@ def test_all_ranks_prepare_together(make_dataset, folder, monkeypatch):
 def test_a_rank_with_another_state_is_refused(make_dataset, folder, monkeypatch):
     """Before it waits for the others in the wrong place."""
     other = {"facts": {"resume": "epoch 1, position 20"}, "failure": None}
-    monkeypatch.setattr(opening, "gather_for", lambda rank_config: lambda text: [json.dumps(other), text])
+    monkeypatch.setattr(agreement, "gather_for", lambda rank_config: lambda text: [json.dumps(other), text])
     dataset = make_dataset(folder, rank=0, world_size=2, batch_size=5)
     dataset.load_state_dict({"epoch": 1, "position": 30})
     with pytest.raises(StreamerError, match=r"position 20.*position 30"):

@@ -1,0 +1,175 @@
+"""The datasets of one session as one: their chunks are numbered end to end. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.engine.datasets import Dataset
+from streamer.errors import ProtocolError, StreamerError
+
+
+class PartRequest(msgspec.Struct, frozen=True):
+    """One dataset of a session over several; see `wire.messages.Part`."""
+
+    dataset: str
+    name: str = ""
+    options: Mapping[str, object] = msgspec.field(default_factory=dict)
+    value: float = 1.0
+    open_bytes: int = 0
+
+    def __repr__(self) -> str:
+        # Not the options: they may be secret.
+        return f"PartRequest({self.name!r}, dataset={self.dataset}, value={self.value})"
+
+
+class UseCount(msgspec.Struct):
+    """Needs and hits of one session, in one epoch or of one part."""
+
+    needs: int = 0
+    hits: int = 0
+    needed_bytes: int = 0
+    hit_bytes: int = 0
+
+    def add(self, size_bytes: int, hit: bool) -> None:
+        """One need."""
+        self.needs += 1
+        self.needed_bytes += size_bytes
+        if hit:
+            self.hits += 1
+            self.hit_bytes += size_bytes
+
+
+class Collection:
+    """One dataset, or the parts of a mix. Two parts of one dataset have numbers of their own and equal keys.
+
+    Args:
+        datasets: of the parts, in order; at least one.
+        names: of the parts, for people; "" of a lone dataset.
+
+    Attributes:
+        file_bytes: int64 (chunks,): the length of each chunk's file.
+        starts: the first chunk number of each part.
+    """
+
+    def __init__(self, datasets: Sequence[Dataset], names: Sequence[str]) -> None:
+        self.datasets = tuple(datasets)
+        self.names = tuple(names)
+        self._lone = len(self.datasets) == 1
+        counts = [dataset.manifest.chunks for dataset in datasets]
+        self.starts: list[int] = [0, *np.cumsum(counts).tolist()][:-1]
+        self.file_bytes: npt.NDArray[np.int64] = (
+            datasets[0].file_bytes if len(datasets) == 1 else np.concatenate([one.file_bytes for one in datasets])
+        )
+
+    def __repr__(self) -> str:
+        return f"Collection({len(self.datasets)} datasets, {len(self.file_bytes)} chunks)"
+
+    def __len__(self) -> int:
+        return len(self.datasets)
+
+    def locate(self, chunk: int) -> tuple[int, int]:
+        """The part of a chunk and its number there."""
+        if self._lone:
+            return 0, chunk
+        part = bisect_right(self.starts, chunk) - 1
+        return part, chunk - self.starts[part]
+
+    def parts_of(self, chunks: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+        """The part of each chunk."""
+        found: npt.NDArray[np.int64] = np.searchsorted(np.asarray(self.starts), chunks, side="right") - 1
+        return found
+
+    def span(self, part: int) -> tuple[int, int]:
+        """The half-open range of a part's chunk numbers."""
+        return self.starts[part], self.starts[part] + self.datasets[part].manifest.chunks
+
+    def key(self, chunk: int) -> bytes:
+        """The name of a chunk in the cache.
+
+        Raises:
+            ManifestError: there is no such chunk.
+        """
+        part, local = self.locate(chunk)
+        return self.datasets[part].key(local)
+
+    def label(self, chunk: int) -> str:
+        """A chunk as messages name it."""
+        part, local = self.locate(chunk)
+        return f"chunk {local} of member {self.names[part]}" if self.names[part] else f"chunk {local}"
+
+    def name_error(self, chunk: int, error: StreamerError) -> StreamerError:
+        """The error over a chunk, with the name of its part."""
+        name = self.names[self.locate(chunk)[0]]
+        return error.of_member(name) if name else error
+
+    def byte_rates(self, values: Sequence[float]) -> list[float]:
+        """The share of each part in the bytes that an epoch needs."""
+        rates = [value * dataset.total_bytes for dataset, value in zip(self.datasets, values, strict=True)]
+        return [rate / (sum(rates) or 1.0) for rate in rates]
+
+    def mean_bytes(self, values: Sequence[float]) -> float:
+        """Of a chunk's file, each chunk counted as often as an epoch needs it."""
+        pairs = list(zip(self.datasets, values, strict=True))
+        chunks = sum(value * dataset.manifest.chunks for dataset, value in pairs)
+        return sum(value * dataset.total_bytes for dataset, value in pairs) / max(1.0, chunks)
+
+
+class Parts:
+    """What a session keeps of each of its parts.
+
+    Args:
+        name: the session's.
+        collection: the datasets.
+        requests: of the parts; a lone dataset is one without a name.
+
+    Attributes:
+        names: of the policy's sessions, one for each part.
+        values: of the running epoch.
+        running_pass: the pass that each part's reader is in; None: not begun.
+        counts: needs and hits since the session began; of a lone dataset they are not counted.
+        mean_bytes: of a chunk's file, each chunk counted as often as an epoch needs it.
+    """
+
+    def __init__(self, name: str, collection: Collection, requests: Sequence[PartRequest]) -> None:
+        self.names = [name] if len(requests) == 1 else [f"{name}/{part}" for part in range(len(requests))]
+        self.values = tuple(request.value for request in requests)
+        self.running_pass: list[int | None] = [None] * len(requests)
+        self.counts = [UseCount() for _ in requests]
+        self.mean_bytes = collection.mean_bytes(self.values)
+        self._collection = collection
+        # By the epoch that they begin with.
+        self._next_values: dict[int, tuple[float, ...]] = {}
+
+    def __repr__(self) -> str:
+        return f"Parts({len(self.names)}, running_pass={self.running_pass[:8]})"
+
+    def expect_values(self, epoch: int, values: tuple[float, ...]) -> None:
+        """The values from an epoch on.
+
+        Raises:
+            ProtocolError: not one for each part.
+        """
+        if len(values) != len(self.names):
+            raise ProtocolError(f"{len(values)} values for {len(self.names)} parts")
+        self._next_values[epoch] = values
+
+    def begin_epoch(self, epoch: int) -> bool:
+        """The reader is in another epoch; True: with other values."""
+        before = self.values
+        for begun in sorted(known for known in self._next_values if known <= epoch):
+            self.values = self._next_values.pop(begun)
+        self.mean_bytes = self._collection.mean_bytes(self.values)
+        return self.values != before
+
+    def relative_values(self) -> dict[str, float]:
+        """For the policy: by name, as multiples of the largest; parts of one dataset use its bytes together."""
+        sums: dict[Dataset, float] = {}
+        for dataset, value in zip(self._collection.datasets, self.values, strict=True):
+            sums[dataset] = sums.get(dataset, 0.0) + value
+        most = max(sums.values()) or 1.0
+        return {name: sums[dataset] / most for name, dataset in zip(self.names, self._collection.datasets, strict=True)}

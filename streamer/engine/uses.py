@@ -1,0 +1,91 @@
+"""The uses of chunks that a schedule consists of. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.errors import ProtocolError
+
+# Three empty arrays and what holds them (CPython 3.11): an epoch without entries is not free.
+_EPOCH_BYTES = 512
+
+Columns = tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]
+Passes = npt.NDArray[np.uint32]
+
+
+class Use(msgspec.Struct, frozen=True, order=True):
+    """One entry of the schedule; ordered by first need. `number` counts the session's uses.
+
+    Attributes:
+        pass_number: of its part; the epoch, where each epoch is one pass.
+    """
+
+    first: int
+    number: int
+    last: int
+    epoch: int
+    chunk: int
+    pass_number: int
+
+
+class EpochUses:
+    """The uses of one epoch, in the order of the schedule. Without `passes` the epoch is one pass."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.complete = False
+        self.cursor = 0
+        self.chunk: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+        self.first: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self.last: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self.passes: Passes | None = None
+
+    def extend(self, columns: Columns, complete: bool, passes: Passes | None = None) -> None:
+        """Appends a frame of the schedule.
+
+        Raises:
+            ProtocolError: not in order of the steps, or only some frames have passes.
+        """
+        if len(self.chunk) and len(columns[0]) and (self.passes is None) != (passes is None):
+            raise ProtocolError(f"only a part of the schedule of epoch {self.epoch} has passes")
+        if passes is not None:
+            self.passes = passes if self.passes is None else np.concatenate([self.passes, passes])
+        self.chunk = np.concatenate([self.chunk, columns[0]])
+        self.first = np.concatenate([self.first, columns[1]])
+        self.last = np.concatenate([self.last, columns[2]])
+        self.complete = complete
+        if bool((np.diff(self.first) < 0).any()) or bool((self.last < self.first).any()):
+            raise ProtocolError(f"the schedule of epoch {self.epoch} is not in order of its steps")
+
+    @property
+    def exhausted(self) -> bool:
+        """All its uses are held or finished."""
+        return self.cursor >= len(self.chunk)
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes."""
+        return _EPOCH_BYTES + sum(
+            column.nbytes for column in (self.chunk, self.first, self.last, self.passes) if column is not None
+        )
+
+    def ahead(self, span: tuple[int, int], last_pass: int) -> npt.NDArray[np.uint32]:
+        """Chunks of a span that are not held yet, in the passes up to `last_pass`."""
+        chunk = self.chunk[self.cursor :]
+        begun = self.epoch <= last_pass if self.passes is None else self.passes[self.cursor :] <= last_pass
+        return chunk[(chunk >= span[0]) & (chunk < span[1]) & begun]
+
+
+def open_bytes(columns: Columns, file_bytes: npt.NDArray[np.int64]) -> int:
+    """The most bytes that the uses of a schedule have open at one step."""
+    chunk, first, last = columns
+    if not len(chunk):
+        return 0
+    size = file_bytes[chunk]
+    steps = np.concatenate([first, last + 1])
+    change = np.concatenate([size, -size])
+    # Within one step, closing comes before opening.
+    order = np.lexsort((change, steps))
+    return int(np.cumsum(change[order]).max())

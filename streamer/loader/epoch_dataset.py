@@ -1,0 +1,203 @@
+"""What a dataset and a mix of datasets share: epochs, state, and iteration in one process."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import IterableDataset, get_worker_info
+
+from streamer.errors import ConfigError
+from streamer.loader import checks
+from streamer.loader.contracts import LoaderSide, PreparedStream
+from streamer.loader.rank.epoch_cell import EpochCell, WorkerTicket
+from streamer.loader.rank.rank_stream import RankStream
+from streamer.loader.rank.sample_iterator import Progress, SampleIterator, resumed_share
+from streamer.loader.rank.step_session import Share
+from streamer.loader.skipping import SkipLedger, Skipped
+
+Stream = TypeVar("Stream", bound=PreparedStream)
+
+
+class PlainOptions(Protocol):
+    """The part of the options that both use."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of a batch on one rank, for plain DataLoaders."""
+        ...
+
+
+class Opened(Protocol):
+    """The part of an opening that both use."""
+
+    shared: EpochCell
+
+    @property
+    def options(self) -> PlainOptions:
+        """The user's."""
+        ...
+
+    def compared(self, prepare: Callable[[], Stream], place: str) -> Stream:
+        """Prepares on all ranks together. Collective."""
+        ...
+
+    def close(self) -> None:
+        """Closes the connections."""
+        ...
+
+
+class Side(LoaderSide, Protocol):
+    """The interface for loaders, with the epoch that they take from it."""
+
+    requested_epoch: int | None
+
+
+class EpochDataset(IterableDataset[object]):
+    """Epochs, state and iteration; `_plain` prepares what is iterated over."""
+
+    _opening: Opened
+    _resume: dict[str, object] | None
+    _progress: Progress | None
+
+    # ------------------------------------------------------------ epochs and state
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next `iter()`, in any process."""
+        return self._epochs.next_epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next `iter()` epoch `epoch`, also in persistent workers and in a StreamingDataLoader.
+
+        Raises:
+            ConfigError: negative.
+        """
+        epoch = checks.at_least("epoch", epoch, 0)
+        self._epochs.set(epoch)
+        self._side.requested_epoch = epoch
+        self._resume = None
+
+    def repeated(self, step: int) -> npt.NDArray[np.bool_]:
+        """Which samples of a batch are repeats that only fill it: bool (samples,). For plain DataLoaders.
+
+        `StreamingDataLoader.repeated` is its own. Samples that replace skipped ones are not marked.
+
+        Args:
+            step: number of the batch, counted from the start of the epoch, for plain DataLoaders whose batch size the
+                dataset was given.
+
+        Raises:
+            ConfigError: the dataset was not given `batch_size`.
+            IndexError: no such batch.
+        """
+        if self._opening.options.batch_size is None:
+            message = "repeated(step) needs the batches: give the dataset the batch_size of the DataLoader"
+            raise ConfigError(message, field="batch_size")
+        return self._plain().plan(max(0, self.epoch - 1)).repeated(step)
+
+    def state_dict(self) -> dict[str, object]:
+        """The position of the last `iter()` of this process, or the start of the next one.
+
+        With worker processes the main process does not know it: use StreamingDataLoader or StatefulDataLoader.
+        """
+        if self._resume is not None:
+            return dict(self._resume)
+        progress = Progress(self.epoch, Share()) if self._progress is None else self._progress
+        return progress.state(self._plain())
+
+    def load_state_dict(self, state: Mapping[str, object], strict: bool = True) -> None:
+        """Makes the next `iter()` continue from a state; it is checked then.
+
+        Args:
+            state: of an earlier run.
+            strict: the order must be the same. False, for a mix: members, weights or batching may be changed; members
+                that were there continue where they were, with the next epoch.
+
+        Raises:
+            StateError: it is no dict.
+        """
+        self._resume, self._resume_strict = dict(checks.saved_state(state)), strict
+
+    # ------------------------------------------------------------ reading
+
+    def __iter__(self) -> SampleIterator:
+        """The samples of this process's share of the next epoch.
+
+        Raises:
+            StreamerError: engine, manifest or a loaded state do not match; on every rank if torch.distributed is
+                initialised.
+        """
+        worker = get_worker_info()
+        if worker is None and self._resume is None and self._side.refreshes:
+            self.refresh()
+        prepared = self._plain() if worker is not None else self._opening.compared(self._plain, self._resume_place())
+        share = Share() if worker is None else Share(worker.id, worker.num_workers)
+        self._progress = self._resumed(prepared, share) or Progress(self._begin(), share)
+        return SampleIterator(prepared, self._progress, self._ledger, self._set_next_epoch)
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """With on_error="skip": the samples that `iter(dataset)` has skipped in this process, with causes."""
+        return list(self._ledger.entries)
+
+    def close(self) -> None:
+        """Closes this process's connections to the engine; the next use opens one again. Idempotent.
+
+        Close its loaders and iterators first. One that still reads gets a ClosedError after the batches that are
+        already made; its next `iter()` connects again.
+        """
+        self._opening.close()
+
+    # ------------------------------------------------------------ inside
+
+    def _begin_at_zero(self, opening: Opened, side: Side, error_budget: int) -> None:
+        """Sets the state of an object that has iterated over nothing yet."""
+        self._opening = opening
+        self._epochs = opening.shared
+        self._side = side
+        self._ledger = SkipLedger(error_budget)
+        self._resume = None
+        self._resume_strict = True
+        self._progress = None
+        self._rounds = (0, -1)
+
+    @abstractmethod
+    def refresh(self) -> bool:
+        """Lists the objects again; True: they have changed. Collective."""
+
+    @abstractmethod
+    def _plain(self) -> RankStream:
+        """Prepares for a bare loop or a plain DataLoader."""
+
+    def _for_loader(self) -> LoaderSide:
+        return self._side
+
+    def _begin(self) -> int:
+        worker = get_worker_info()
+        if worker is None:
+            return self._epochs.begin()
+        # torch gives the workers of one iterator consecutive seeds.
+        base_seed = worker.seed - worker.id
+        count = self._rounds[1] + 1 if self._rounds[0] == base_seed else 0
+        self._rounds = (base_seed, count)
+        return self._epochs.begin(WorkerTicket(base_seed, count, worker.id))
+
+    def _resume_place(self) -> str:
+        state = self._resume
+        return "" if state is None else f"epoch {state.get('epoch')}, position {state.get('position')}"
+
+    def _resumed(self, prepared: RankStream, share: Share) -> Progress | None:
+        if self._resume is None:
+            return None
+        state, self._resume = self._resume, None
+        epoch, first = prepared.resume(state) if self._resume_strict else prepared.adopt(state)
+        self._set_next_epoch(epoch)
+        share, delivered = resumed_share(state, share, first, prepared.local_batch)
+        return Progress(epoch, share, delivered)
+
+    def _set_next_epoch(self, epoch: int) -> None:
+        self._epochs.set(epoch + 1)

@@ -1,0 +1,124 @@
+"""The options of a mix, checked when it is constructed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import get_args
+
+import msgspec
+
+from streamer.config import RankConfig
+from streamer.errors import ConfigError
+from streamer.loader import checks
+from streamer.loader.rank.dataset_options import DatasetOptions
+from streamer.loader.skipping import OnError
+from streamer.order.mix import Batching, MixRequest, Shares
+from streamer.order.plan import LastBatch
+from streamer.order.spec import shuffle_mode
+from streamer.wire.messages import MAX_PARTS
+
+# Set for the whole mix, and refused on a member.
+_OF_THE_MIX = (
+    *("batch_size", "last_batch", "rank", "world_size", "on_error", "error_budget", "stream", "lanes"),
+    "shuffle_window",
+)
+_LEAST = {"batch_size": 1, "lanes": 1, "shuffle_window": 1, "seed": 0, "error_budget": 0}
+# Equal in all members: they are read through one engine.
+_IN_COMMON = ("engine", "cache_dir", "cache_bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixOptions:
+    """The arguments of `MixedDataset`, which documents them.
+
+    Attributes:
+        names: of the members, in order.
+        shares: how much of each member.
+    """
+
+    names: tuple[str, ...]
+    shares: Shares
+    batching: Batching = "stratified"
+    seed: int = 17
+    source_key: str | None = "__source__"
+    batch_size: int | None = None
+    last_batch: LastBatch | None = None
+    lanes: int | None = None
+    shuffle_window: int | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    on_error: OnError = "raise"
+    error_budget: int = 100
+    stream: str = ""
+
+    def __post_init__(self) -> None:
+        checks.one_of("batching", self.batching, get_args(Batching))
+        checks.one_of("on_error", self.on_error, ("raise", "skip"))
+        for name, least in _LEAST.items():
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, checks.at_least(name, getattr(self, name), least))
+        if self.source_key == "":
+            raise ConfigError("source_key='' is no name of a field; None adds no field", field="source_key")
+
+    @property
+    def request(self) -> MixRequest:
+        """The order that is asked for, without the sizes of the members."""
+        return MixRequest(self.shares, self.seed, self.batching, self.lanes, self.shuffle_window)
+
+    def with_rank(self, rank_config: RankConfig) -> MixOptions:
+        """The same options with this rank and world size."""
+        return replace(self, rank=rank_config.rank, world_size=rank_config.world_size)
+
+    def without_choose(self) -> MixOptions:
+        """The same options for selections of the members, for which numbers of samples are wrong."""
+        return replace(self, shares=msgspec.structs.replace(self.shares, choose={}))
+
+
+def check_names(names: Sequence[object]) -> tuple[str, ...]:
+    """The names of the members.
+
+    Raises:
+        ConfigError: too few, too many, or no texts.
+    """
+    if not 1 <= len(names) <= MAX_PARTS:
+        raise ConfigError(f"members has {len(names)} entries; a mix has 1 to {MAX_PARTS}", field="members")
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"members: the name {name!r} is not a text", field="members")
+    return tuple(str(name) for name in names)
+
+
+def check_members(members: Mapping[str, DatasetOptions]) -> None:
+    """Checks the options of the members.
+
+    Raises:
+        ConfigError: an option that belongs to the mix, or one that differs and must not.
+    """
+    defaults = {entry.name: entry.default for entry in fields(DatasetOptions)}
+    for name, options in members.items():
+        for option in _OF_THE_MIX:
+            if getattr(options, option) != defaults[option]:
+                raise ConfigError(
+                    f"member {name}: {option}={getattr(options, option)!r} is an option of the whole; pass it to "
+                    "MixedDataset",
+                    field=option,
+                    member=name,
+                )
+    first_name, first = next(iter(members.items()))
+    for name, options in members.items():
+        for option in _IN_COMMON:
+            if getattr(first, option) != getattr(options, option):
+                raise _differ(option, (first_name, first), (name, options))
+        if (shuffle_mode(first.shuffle) == "none") != (shuffle_mode(options.shuffle) == "none"):
+            raise _differ("shuffle", (first_name, first), (name, options))
+
+
+def _differ(option: str, first: tuple[str, DatasetOptions], other: tuple[str, DatasetOptions]) -> ConfigError:
+    values = f"{getattr(first[1], option)!r} and {getattr(other[1], option)!r}"
+    return ConfigError(
+        f"members {first[0]} and {other[0]} differ in {option}: {values}; a mix is read through one engine and in one "
+        "order, so give both the same",
+        field=option,
+        members=f"{first[0]}, {other[0]}",
+    )

@@ -1,0 +1,261 @@
+"""MixedDataset: several datasets as one, in exact shares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
+
+from streamer.errors import ConfigError
+from streamer.loader import checks
+from streamer.loader.dataset import StreamingDataset
+from streamer.loader.epoch_dataset import EpochDataset
+from streamer.loader.mix.loader_side import MixSide
+from streamer.loader.mix.opening import MixOpening
+from streamer.loader.mix.options import MixOptions, check_members, check_names
+from streamer.loader.mix.prepared import MixPrepared
+from streamer.loader.rank.epoch_cell import EpochCell
+from streamer.loader.skipping import OnError
+from streamer.loader.torch_arguments import last_batch_of
+from streamer.order.mix import Batching, Shares
+from streamer.order.mix.shares import Amounts, Stop, WeightStages
+from streamer.order.plan import LastBatch
+
+
+class MixedDataset(EpochDataset):
+    """Samples of several datasets in exact shares, in one order, through the machine's cache.
+
+    Works wherever a `StreamingDataset` works. Each member is an endless sequence of passes over its samples: an epoch
+    takes the next part of it. After any number of epochs no sample of a member was used more than once more than any
+    other. The members may have different stores, credentials, formats, decoders and transforms.
+
+    Give one of `weights`, `repeat`, `choose` and `temperature`; without them each member makes one pass per epoch.
+
+    Args:
+        members: name -> dataset, in order.
+        weights: shares of the samples, on any scale, by name; 0 leaves a member out. Or stages of epochs
+            `[(0, {...}), (10, {...})]`: from that epoch on.
+        repeat: passes per epoch, by name or the same for all; 0.25 uses another quarter in each epoch.
+        choose: samples per epoch, by name.
+        temperature: weights are `samples ** (1 / temperature)`: 1 by size, a large number equal.
+        epoch_samples: length of an epoch with `weights` or `temperature`, rounded to whole batches; None: all samples.
+        stop: instead: an epoch ends when the first member, or every member, has made one pass.
+        batching: "stratified": each batch has each member's share; "random": the shares hold on average;
+            "homogeneous": each batch is of one member.
+        seed: of the mixing; members have their own.
+        source_key: field of each sample with the name of its member; None: not added.
+        batch_size, drop_last, last_batch, lanes, shuffle_window, rank, world_size, on_error, error_budget, stream: of
+            the whole, as of a `StreamingDataset`; the members have none of them.
+
+    Raises:
+        ConfigError: an invalid argument, or members that do not go together.
+    """
+
+    _opening: MixOpening
+    _side: MixSide
+    # With the edition of the data that it was prepared from.
+    _prepared: tuple[int, MixPrepared] | None
+
+    def __init__(
+        self,
+        members: Mapping[str, StreamingDataset],
+        *,
+        weights: Amounts | WeightStages | None = None,
+        repeat: Amounts | float | None = None,
+        choose: Mapping[str, int] | None = None,
+        temperature: float | None = None,
+        epoch_samples: int | None = None,
+        stop: Stop | None = None,
+        batching: Batching = "stratified",
+        seed: int = 17,
+        source_key: str | None = "__source__",
+        batch_size: int | None = None,
+        drop_last: bool = False,
+        last_batch: LastBatch | None = None,
+        lanes: int | None = None,
+        shuffle_window: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        on_error: OnError = "raise",
+        error_budget: int = 100,
+        stream: str = "",
+    ) -> None:
+        names = check_names(list(_mapping(members)))
+        shares = Shares.of(
+            names,
+            weights=weights,
+            repeat=repeat,
+            choose=choose,
+            temperature=temperature,
+            epoch_samples=epoch_samples,
+            stop=stop,
+        )
+        options = MixOptions(
+            names=names,
+            shares=shares,
+            batching=batching,
+            seed=seed,
+            source_key=source_key,
+            batch_size=batch_size,
+            last_batch=last_batch_of(last_batch, drop_last),
+            lanes=lanes,
+            shuffle_window=shuffle_window,
+            rank=rank,
+            world_size=world_size,
+            on_error=on_error,
+            error_budget=error_budget,
+            stream=stream,
+        )
+        check_members({name: member._opening.options for name, member in members.items()})
+        self._start(members, options, f"pid-{os.getpid()}", EpochCell())
+
+    def __repr__(self) -> str:
+        return f"MixedDataset({', '.join(self._members)}, batching={self._opening.options.batching!r})"
+
+    # ------------------------------------------------------------ contents
+
+    def __len__(self) -> int:
+        """Samples of this rank in the next epoch, over all its workers; repeats that fill the last batch count."""
+        return self._plain().rank_samples(self.epoch)
+
+    @property
+    def samples(self) -> int:
+        """Number of samples of the next epoch, over all ranks."""
+        return self._plain().spec.samples(self.epoch)
+
+    @property
+    def members(self) -> dict[str, StreamingDataset]:
+        """The datasets, by name."""
+        return dict(self._members)
+
+    def quotas(self, epoch: int | None = None) -> dict[str, int]:
+        """Samples of each member in an epoch, over all ranks; None: the next one."""
+        quotas = self._plain().spec.quotas(self.epoch if epoch is None else epoch)
+        return dict(zip(self._members, quotas, strict=True))
+
+    def explain(self, batch_size: int, nodes: int = 1) -> str:
+        """The order of the mix and its cost in words.
+
+        Args:
+            batch_size: samples of a batch over all ranks.
+            nodes: number of machines.
+        """
+        return self._opening.explained(batch_size, nodes)
+
+    def __getitem__(self, index: int | str) -> object:
+        """A member by its name; or one sample, by a small ranged read, for inspection.
+
+        Args:
+            index: name; or the number of a sample, counted through the members laid end to end, or from their end.
+
+        Raises:
+            KeyError: no such member.
+            IndexError: no such sample.
+        """
+        if isinstance(index, str):
+            return self._members[index]
+        index = checks.index(index)
+        counts = [member.samples for member in self._members.values()]
+        if not -sum(counts) <= index < sum(counts):
+            raise IndexError(f"sample {index} of {sum(counts)}")
+        first = np.cumsum([0, *counts])
+        number = int(np.searchsorted(first, index % sum(counts), side="right")) - 1
+        return self._opening.look(self.epoch, number, index % sum(counts) - int(first[number]))
+
+    def select(
+        self,
+        *,
+        keys: str | Sequence[str] | None = None,
+        labels: Sequence[str | int] | None = None,
+        min_bytes: int | None = None,
+        max_bytes: int | None = None,
+        fraction: tuple[float, float] | None = None,
+        seed: int = 0,
+    ) -> MixedDataset:
+        """Returns a mix of selections of the members, each by these conditions; see `StreamingDataset.select`.
+
+        Weights, `repeat` and `temperature` stay as they are. Numbers of samples are for a member: select on it.
+
+        Raises:
+            ConfigError: invalid conditions, or a mix by `choose`.
+        """
+        options = self._opening.options
+        if options.shares.choose:
+            raise ConfigError(
+                "select() of a mix by choose= leaves open how many samples of the selections an epoch has; select on "
+                "the members, and mix the selections",
+                field="choose",
+            )
+        chosen = {
+            name: member.select(
+                keys=keys, labels=labels, min_bytes=min_bytes, max_bytes=max_bytes, fraction=fraction, seed=seed
+            )
+            for name, member in self._members.items()
+        }
+        other = MixedDataset.__new__(MixedDataset)
+        other._start(chosen, options, self._opening.job, EpochCell())
+        return other
+
+    def refresh(self) -> bool:
+        """Lists the objects of every member again; True: one has changed. Collective.
+
+        Changed members begin a new pass with the next epoch; the others continue where they are. See
+        `StreamingDataset.refresh`.
+
+        Raises:
+            StreamerError: the objects cannot be listed or indexed; on every rank.
+        """
+        before = self._prepared
+        changed = self._side.refresh()
+        if changed and before is not None:
+            self._plain().follow(before[1], self.epoch)
+        return changed
+
+    # ------------------------------------------------------------ inside
+
+    def _start(self, members: Mapping[str, StreamingDataset], options: MixOptions, job: str, shared: EpochCell) -> None:
+        self._members = dict(members)
+        opening = MixOpening(options, [member._opening for member in members.values()], job, shared)
+        self._begin_at_zero(opening, MixSide(opening), options.error_budget)
+        self._prepared = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """For spawned workers: without open resources, and with the rank, which they cannot detect."""
+        opening = self._opening
+        options = opening.options.with_rank(opening.rank_config())
+        settings = cloudpickle.dumps((options, opening.job, self._resume, self._resume_strict))
+        # Not inside: a spawned worker shares the epochs and manifests of this process.
+        return {"settings": settings, "members": self._members, "epochs": self._epochs}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        settings, members, epochs = state["settings"], state["members"], state["epochs"]
+        assert isinstance(settings, bytes)
+        assert isinstance(members, dict)
+        assert isinstance(epochs, EpochCell)
+        options, job, resume, strict = cloudpickle.loads(settings)
+        self._start(members, options, job, epochs)
+        self._resume, self._resume_strict = resume, strict
+
+    def _plain(self) -> MixPrepared:
+        """Prepares for a plain DataLoader: whole batches if their size is known, else single samples."""
+        edition = self._side.edition
+        if self._prepared is None or self._prepared[0] != edition:
+            options = self._opening.options
+            self._prepared = edition, self._opening.prepare(options.batch_size or 1, options.last_batch, plain=True)
+        return self._prepared[1]
+
+
+def _mapping(members: object) -> Mapping[object, object]:
+    if not isinstance(members, Mapping):
+        raise ConfigError(f"members={members!r}: give name -> StreamingDataset", field="members")
+    for name, member in members.items():
+        if not isinstance(member, StreamingDataset):
+            raise ConfigError(
+                f"member {name}: {type(member).__name__} is not a StreamingDataset; a mix of mixes is one mix of all "
+                "their members",
+                field="members",
+                member=str(name),
+            )
+    return members

@@ -1,0 +1,57 @@
+"""Compares the samples of the members of a mix: those of one batch must have the same fields."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from streamer.errors import ConfigError
+
+_CURE = "make the transforms agree, pass collate_fn, or batching='homogeneous'"
+
+
+def check_fields(samples: Sequence[object], members: Sequence[str]) -> None:
+    """Checks that the first samples of each member in a batch have the same fields, types and shapes.
+
+    Args:
+        samples: of a batch.
+        members: the name of the member of each.
+
+    Raises:
+        ConfigError: names two members, the field and both shapes.
+    """
+    first: dict[str, object] = {}
+    for name, sample in zip(members, samples, strict=True):
+        first.setdefault(name, sample)
+    (name, sample), *others = first.items()
+    for other_name, other in others:
+        found = _difference(sample, other)
+        if found:
+            raise ConfigError(f"members {name} and {other_name} differ in {found}: {_CURE}", field="transform")
+
+
+def _difference(first: object, other: object) -> str:
+    if not isinstance(first, Mapping) or not isinstance(other, Mapping):
+        return _values("", first, other)
+    if first.keys() != other.keys():
+        names = [sorted(map(str, one.keys() - two.keys())) for one, two in ((first, other), (other, first))]
+        only = [", ".join(each) or "none" for each in names]
+        return f"their fields (only in the first: {only[0]}; only in the second: {only[1]})"
+    return next(filter(None, (_values(f"field {key!r}", first[key], other[key]) for key in first)), "")
+
+
+def _values(what: str, first: object, other: object) -> str:
+    forms = _form(first), _form(other)
+    return "" if forms[0] == forms[1] else f"{what or 'what their transforms return'}: {forms[0]} and {forms[1]}"
+
+
+def _form(value: object) -> str:
+    """Type and shape of an array or a tensor; the kind of another value."""
+    torch = sys.modules.get("torch")
+    if isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor)):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if isinstance(value, (bool, int, float, np.generic)):
+        return "a number"
+    return type(value).__name__

@@ -1,0 +1,93 @@
+"""Reads the samples of a batch from one dataset, their arrays directly into the rows of the batch where possible."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from streamer.decode.arrays import NO_ROW, Row
+from streamer.decode.dispatch import Raw
+from streamer.errors import DecodeError
+from streamer.loader.batch.placement import Rows
+from streamer.loader.samples.maker import CachedBytes, Sample, SampleLocation, SampleMaker
+from streamer.loader.samples.scatter import ScatterReader
+from streamer.loader.samples.whole_fields import WholeReader
+
+
+class RowReader:
+    """Reads the samples of a batch, or those of one member of a mix. Used by one thread.
+
+    Args:
+        maker: of the samples.
+        content: the chunk files.
+    """
+
+    def __init__(self, maker: SampleMaker, content: CachedBytes) -> None:
+        self._maker = maker
+        self._scatter = ScatterReader(content, maker.decoder)
+        self._whole = WholeReader(content)
+        self._places: Mapping[int, SampleLocation] = {}
+        self._rows: Rows | None = None
+
+    def __repr__(self) -> str:
+        return f"RowReader({len(self._places)} samples, {self._scatter!r}, {self._whole!r})"
+
+    def begin(self, places: Mapping[int, SampleLocation], rows: Rows | None, at: Callable[[int], None]) -> None:
+        """Reads raw arrays and raw bytes directly to the slot.
+
+        Args:
+            places: of the samples, by index in the batch.
+            rows: the rows to which arrays may be written; None: no rows.
+            at: called with the ordinal of the first sample of each chunk that is read.
+
+        Raises:
+            ChunkUnreadableError: the bytes of a sample are missing or wrong.
+        """
+        self._places, self._rows = places, rows
+        own = rows if self._maker.decodes_into_rows else None
+        self._scatter.begin(places, own, at)
+        self._whole.begin(places, own, at)
+
+    def load_at(self, run: int, place: SampleLocation, index: int) -> object:
+        """One sample for an index of the current batch; see `SampleMaker.make`.
+
+        Args:
+            run: the epoch, or the pass of a member of a mix.
+            place: of the sample; not necessarily the one that `begin` got for the index.
+            index: in the batch.
+        """
+        row = NO_ROW if self._rows is None else self._rows.row(index)
+        if not self._maker.decodes_into_rows:
+            return self._maker.transform(run, place, self._maker.sample(place), row)
+        return self._in_place(place, index) or self._untransformed(place, index, row)
+
+    def _untransformed(self, place: SampleLocation, index: int, row: Row) -> Sample:
+        if self._rows is None:  # user code may keep its arguments
+            return self._maker.sample(place, row)
+        maker, content = self._maker, self._whole.held(index) if place is self._places.get(index) else None
+        if content is None:
+            sample = maker.sample(place, row, self._scatter.learn, raw=Raw)
+        else:
+            sample = maker.decode(place, content, row, self._scatter.learn, raw=Raw)
+        self._whole.learn(place, sample)
+        return sample
+
+    def _in_place(self, place: SampleLocation, index: int) -> Sample | None:
+        """The sample whose arrays are already in their rows; None: it must be read."""
+        held = self._scatter.held(index, place.ordinal)
+        if held is None:
+            return None
+        started = time.perf_counter_ns()
+        try:
+            key, fields = self._maker.open(place, held.content)
+            arrays = held.in_place(fields)
+            # Copied: the next sample uses the same memory.
+            return None if arrays is None else self._maker.build(place, key, fields, NO_ROW, arrays, raw=_copied)
+        except DecodeError:  # unless the holes cause it, ordinary reading raises it again
+            return None
+        finally:
+            self._maker.spent(1, started)
+
+
+def _copied(content: memoryview) -> Raw:
+    return Raw(memoryview(bytes(content)))

@@ -1,0 +1,50 @@
+"""A mix of several datasets: which member, and which of its samples, comes at which position. Pure functions, no I/O.
+
+shares.py   proportions as a user says them
+request.py  from these and the members' sizes to the spec
+spec.py     what fixes the order of a mix
+quotas.py   how much of each member an epoch takes
+tree.py     how the places of a lane are shared between the members
+halving.py  counts split evenly over batches
+windows.py  the places of some batches: member, and count in the lane
+places.py   the places of an epoch, by batching
+streams.py  a member's passes: from a stream position to the sample
+codes.py    one number for member, pass and sample
+order.py    positions to samples
+needs.py    chunks to batches
+state.py    where a run is
+adopt.py    going on with a changed mix
+explain.py  the mix in words
+"""
+
+from streamer.order.mix.adopt import Adopted, adopt
+from streamer.order.mix.codes import SampleCodes
+from streamer.order.mix.explain import MemberSize, cautions, explain, hit_bound, kept_bytes
+from streamer.order.mix.order import MixOrder
+from streamer.order.mix.quotas import Stage
+from streamer.order.mix.request import MixRequest, MixSource
+from streamer.order.mix.shares import Shares
+from streamer.order.mix.spec import Batching, MixMember, MixSpec
+from streamer.order.mix.state import MixState
+from streamer.order.mix.streams import MemberChunks
+
+__all__ = [
+    "Adopted",
+    "Batching",
+    "MemberChunks",
+    "MemberSize",
+    "MixMember",
+    "MixOrder",
+    "MixRequest",
+    "MixSource",
+    "MixSpec",
+    "MixState",
+    "SampleCodes",
+    "Shares",
+    "Stage",
+    "adopt",
+    "cautions",
+    "explain",
+    "hit_bound",
+    "kept_bytes",
+]

@@ -1,0 +1,135 @@
+"""Going on with a changed mix: every member continues where the saved run left it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from streamer.errors import StateError
+from streamer.order.mix.places import epoch_places, lane_ends
+from streamer.order.mix.request import MixRequest, MixSource, Place, Start
+from streamer.order.mix.spec import MixSpec
+from streamer.order.mix.state import MixState
+from streamer.order.spec import OrderSpec
+from streamer.order.state import State
+
+
+class Adopted(msgspec.Struct, frozen=True):
+    """A changed mix that goes on from a saved state, see `adopt`.
+
+    Attributes:
+        spec: the new mix; it begins with epoch `spec.origin_epoch`, at position 0.
+        notes: what was taken over and what was not, one sentence each, for the log.
+    """
+
+    spec: MixSpec
+    notes: tuple[str, ...]
+
+
+class _Left(msgspec.Struct, frozen=True):
+    """Where a run left a member.
+
+    Attributes:
+        order: of its passes.
+        samples: n.
+        place: stream position up to which every sample was used, and the turn there.
+        beyond: samples after it that were used too, and will come again.
+    """
+
+    order: OrderSpec
+    samples: int
+    place: Place
+    beyond: int = 0
+
+    @property
+    def inside(self) -> bool:
+        """Whether a pass is not finished."""
+        return self.place.origin % self.samples > 0
+
+
+def adopt(saved: Mapping[str, object], request: MixRequest, sources: Sequence[MixSource], batch_size: int) -> Adopted:
+    """Continues with other weights, members, batching or epoch length: `load_state_dict(state, strict=False)`.
+
+    The epoch after the saved one begins. A member with the same name and the same order goes on where it was; if its
+    data or its order has changed, with its next pass; a new one begins at 0. At an epoch's end that is exact: no sample
+    of a member was used more than once more than any other. In the middle of an epoch the lanes of a member are not at
+    the same place: in that pass up to 4 samples per lane of a stratified mix come twice, else more; see the notes.
+
+    Args:
+        saved: the state of a mix, or of a single dataset, which is then that member's.
+        request: the new mix.
+        sources: its members.
+        batch_size: its global batch.
+
+    Raises:
+        StateError: not a state of a mix or dataset; one of a single dataset that is no member.
+        ConfigError: as of `MixRequest.spec`.
+    """
+    if saved.get("kind") == "mix":
+        state = MixState.from_dict(saved)
+        epoch, lanes, left = _next_epoch(state), state.spec.lanes, _left_by_mix(state)
+    else:
+        single = State.from_dict(saved)
+        epoch, lanes, left = single.epoch + (single.position > 0), single.spec.lanes, _left_by_dataset(single, sources)
+    # Inside a pass the order must stay as it is; from the next one on a member may have another window.
+    windows = {name: one.order.window for name, one in left.items() if one.inside}
+    start = Start(epoch, lanes, windows=windows)
+    orders = {member.name: member.order for member in request.spec_from(sources, batch_size, start).members}
+    places, notes = {}, []
+    for source in sources:
+        places[source.name], note = _continued(source, left.get(source.name), orders[source.name])
+        notes.append(f"member {source.name} {note}")
+    notes += [f"member {name} is left out from now on" for name in left if name not in orders]
+    start = msgspec.structs.replace(start, places=places)
+    return Adopted(request.spec_from(sources, batch_size, start), tuple(notes))
+
+
+def _continued(source: MixSource, left: _Left | None, order: OrderSpec) -> tuple[Place, str]:
+    """Where a member begins, and a sentence about it."""
+    if left is None:
+        return Place(), "is new: it begins with its first pass"
+    if left.inside and order != left.order:
+        number = left.place.origin // left.samples + 1
+        changed = [part for part, value in order.parts().items() if value != left.order.parts()[part]]
+        return Place(number * source.samples), f"begins pass {number} anew: {', '.join(changed)} changed"
+    number, place = divmod(left.place.origin, left.samples)
+    again = f"; {left.beyond} samples come again" if left.beyond else ""
+    if not left.inside:
+        return Place(number * source.samples), f"goes on with pass {number}{again}"
+    return left.place, f"goes on in pass {number} after {place} of {left.samples} samples{again}"
+
+
+def _next_epoch(state: MixState) -> int:
+    return state.epoch + (state.position > 0)
+
+
+def _left_by_mix(state: MixState) -> dict[str, _Left]:
+    spec, epoch = state.spec, state.epoch
+    drawn, quotas = spec.drawn(epoch), spec.quotas(epoch)
+    if state.position >= sum(quotas):
+        least = used = list(quotas)
+    elif state.position == 0:
+        least = used = [0] * len(drawn)
+    else:
+        counts = epoch_places(spec, epoch).counts(lane_ends(state.position, spec.lanes))
+        least, used = (spec.lanes * counts.min(axis=1)).tolist(), counts.sum(axis=1).tolist()
+    turns = spec.turns(epoch)
+    return {
+        member.name: _Left(member.order, member.samples, Place(start + low, turn), many - low)
+        for member, start, turn, low, many in zip(spec.members, drawn, turns, least, used, strict=True)
+    }
+
+
+def _left_by_dataset(state: State, sources: Sequence[MixSource]) -> dict[str, _Left]:
+    """A dataset alone is a stream whose every epoch begins in lane 0."""
+    for source in sources:
+        if (source.manifest_digest, source.seed) == (state.spec.manifest_digest, state.spec.seed):
+            origin = state.epoch * source.samples + min(state.position, source.samples)
+            place = Place(origin, -state.epoch * source.samples % state.spec.lanes)
+            return {source.name: _Left(state.spec, source.samples, place)}
+    raise StateError(
+        f"the state is of a dataset with manifest {state.spec.manifest_digest} and seed {state.spec.seed}, which is no "
+        f"member of the mix: {[source.name for source in sources]}",
+        field="manifest",
+    )

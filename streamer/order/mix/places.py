@@ -1,0 +1,54 @@
+"""The places of an epoch of a mix, chosen by its batching; see `windows.py`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from streamer.order.hashing import Integers
+from streamer.order.mix.spec import MixSpec
+from streamer.order.mix.tree import LaneShares
+from streamer.order.mix.windows import BatchWindows, LaneWindows
+
+
+class Places(Protocol):
+    """Which member, and which of its samples in the lane, is at which place of a lane."""
+
+    @property
+    def lane_samples(self) -> Integers:
+        """(L,) places of each lane."""
+        ...
+
+    def find(self, lanes: Integers, slots: Integers) -> tuple[Integers, Integers]:
+        """Member and its count in the lane at some places, both (N,)."""
+        ...
+
+    def counts(self, slots: Integers) -> Integers:
+        """(M, L) samples of each member among the first (L,) `slots` of the lanes."""
+        ...
+
+    def span(self, member: int, lanes: Integers, begin: Integers, end: Integers) -> tuple[Integers, Integers]:
+        """(N,) half-open counts of a member in lanes that include all in a run of places of the lane."""
+        ...
+
+    def bounds(self, member: int, lanes: Integers, counts: Integers) -> tuple[Integers, Integers]:
+        """(N,) the first and the last place at which a member's c-th sample of a lane can be, both inclusive."""
+        ...
+
+
+def epoch_places(spec: MixSpec, epoch: int) -> Places:
+    """The places of one epoch."""
+    quotas = spec.quotas(epoch)
+    if spec.batching != "homogeneous":
+        shares = LaneShares(quotas, spec.lanes, spec.seed, epoch)
+        stratified = spec.batching == "stratified"
+        return LaneWindows(shares, (spec.slots, spec.window), (spec.seed, epoch), stratified=stratified)
+    batches = LaneShares([quota // spec.unit for quota in quotas], 1, spec.seed, epoch)
+    windows = LaneWindows(batches, (1, spec.window), (spec.seed, epoch), stratified=False)
+    return BatchWindows(windows, spec.lanes, spec.slots)
+
+
+def lane_ends(position: int, lanes: int) -> Integers:
+    """(L,) places of each lane among the first `position` positions of an epoch."""
+    return (position + lanes - 1 - np.arange(lanes)) // lanes

@@ -1,0 +1,242 @@
+"""From what a user says, and what the members' manifests say, to the `MixSpec`: a pure function, equal on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from streamer.errors import ConfigError, ManifestError
+from streamer.order.hashing import Integers
+from streamer.order.mix.quotas import Stage
+from streamer.order.mix.shares import Amount, Shares, whole_passes_as_weights
+from streamer.order.mix.spec import MOST_MEMBERS, Batching, MixMember, MixSpec
+from streamer.order.spec import Cut, OrderSpec, Shuffle, auto_lanes, auto_window
+
+# Batches that are mixed together: with 16 the counts of 100 members stray by less than 2 per batch (2026-11-22).
+_WINDOW = 16
+# Counts of a window, 8 bytes each: beyond this the window is shorter.
+_WINDOW_CELLS = 1 << 20
+
+
+class MixSource(msgspec.Struct, frozen=True, eq=False):
+    """One dataset that is to be mixed.
+
+    Attributes:
+        name: as the user calls it.
+        manifest_digest: identity of its manifest or selection.
+        chunk_samples: (M,) samples per chunk, of the selection.
+        seed: of its own order.
+        shuffle: of its own order.
+        cut: of its own order.
+    """
+
+    name: str
+    manifest_digest: str
+    chunk_samples: Integers
+    seed: int
+    shuffle: Shuffle = "block"
+    cut: Cut = "fixed"
+
+    @property
+    def samples(self) -> int:
+        """n."""
+        return int(self.chunk_samples.sum())
+
+    @property
+    def chunks(self) -> int:
+        """Chunks with samples."""
+        return int(np.count_nonzero(self.chunk_samples))
+
+
+class Place(msgspec.Struct, frozen=True):
+    """How far a member is: see `MixMember`."""
+
+    origin: int = 0
+    turn: int = 0
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What a mix takes over from a run that it continues.
+
+    Attributes:
+        epoch: the first epoch.
+        lanes: L; 0: choose.
+        slots: W; 0: choose.
+        windows: of members, by name.
+        places: of members, by name.
+    """
+
+    epoch: int = 0
+    lanes: int = 0
+    slots: int = 0
+    windows: dict[str, int] = {}
+    places: dict[str, Place] = {}
+
+    @classmethod
+    def of(cls, spec: MixSpec) -> Start:
+        """That of the same mix."""
+        return cls(
+            spec.origin_epoch,
+            spec.lanes,
+            spec.slots,
+            {member.name: member.order.window for member in spec.members},
+            {member.name: Place(member.origin, member.turn) for member in spec.members},
+        )
+
+
+class MixRequest(msgspec.Struct, frozen=True):
+    """What a user says about a mix.
+
+    Attributes:
+        shares: the proportions.
+        seed: of the mixing.
+        batching: see `MixSpec`.
+        lanes: None: chosen from the members and the batch.
+        window: chunks open together, of all members over all nodes; None: chosen.
+    """
+
+    shares: Shares
+    seed: int
+    batching: Batching = "stratified"
+    lanes: int | None = None
+    window: int | None = None
+
+    def spec(self, sources: Sequence[MixSource], batch_size: int, *, like: MixSpec | None = None) -> MixSpec:
+        """Resolves lanes, windows and shares.
+
+        Args:
+            sources: the members.
+            batch_size: the global batch, samples over all ranks.
+            like: of a saved state that goes on: what the request leaves open (lanes, windows, batch), and how far the
+                members are, is taken from it; `MixState.check` compares the rest.
+
+        Raises:
+            ConfigError: a value outside its rule; names the member.
+            ManifestError: a member without samples.
+        """
+        return self.spec_from(sources, batch_size, Start() if like is None else Start.of(like))
+
+    def spec_from(self, sources: Sequence[MixSource], batch_size: int, start: Start) -> MixSpec:
+        """As `spec`, from a given start."""
+        _check_sources(sources, batch_size)
+        ordered = _ordered(sources)
+        lanes = self._lanes(sources, batch_size, start, ordered)
+        slots = start.slots if start.slots and start.lanes == lanes else max(1, batch_size // lanes)
+        if self.batching == "homogeneous" and batch_size % lanes:
+            raise ConfigError(
+                f'batching="homogeneous" needs lanes that divide the global batch: {lanes} do not divide {batch_size}',
+                field="lanes",
+            )
+        unit = lanes * (slots if self.batching == "homogeneous" else 1)
+        amounts = self._amounts(sources, start)
+        stages = tuple(_stage(amount, unit, lanes * slots) for amount in amounts)
+        windows = [1] * len(sources) if ordered else self._windows(sources, amounts, batch_size, lanes, start)
+        members = (
+            _member(source, lanes, window, passes, start.places.get(source.name, Place()))
+            for source, window, passes in zip(sources, windows, amounts[0].passes, strict=True)
+        )
+        window = _window(len(sources), lanes)
+        return MixSpec(tuple(members), stages, self.seed, self.batching, lanes, slots, window, start.epoch)
+
+    def _lanes(self, sources: Sequence[MixSource], batch_size: int, start: Start, ordered: bool) -> int:
+        if ordered and (self.lanes, self.window) != (None, None):
+            raise ConfigError(
+                f"lanes={self.lanes} and shuffle_window={self.window} have no meaning with shuffle=False; leave them "
+                "out",
+                field="lanes",
+            )
+        if ordered:
+            return 1
+        for field, value in (("lanes", self.lanes), ("shuffle_window", self.window)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{field}={value} must be at least 1", field=field)
+        return self.lanes or start.lanes or auto_lanes(sum(source.chunks for source in sources), batch_size)
+
+    def _amounts(self, sources: Sequence[MixSource], start: Start) -> list[Amount]:
+        """The stages from the start on. Whole passes need a place at which a pass begins, and mixed batches."""
+        stages = self.shares.amounts({source.name: source.samples for source in sources})
+        begun = max(i for i, stage in enumerate(stages) if stage.epoch <= start.epoch)
+        first = msgspec.structs.replace(stages[begun], epoch=start.epoch)
+        partial = [
+            self.batching == "homogeneous" or start.places.get(source.name, Place()).origin % source.samples > 0
+            for source in sources
+        ]
+        sizes = [source.samples for source in sources]
+        return [whole_passes_as_weights(stage, sizes, partial) for stage in (first, *stages[begun + 1 :])]
+
+    def _windows(
+        self, sources: Sequence[MixSource], amounts: Sequence[Amount], batch_size: int, lanes: int, start: Start
+    ) -> list[int]:
+        """K of each member: its share of the chunks that the mix has open, at least one per lane.
+
+        The largest share of all stages, for a member keeps its window for the run.
+        """
+        whole = self.window or auto_window(sum(source.chunks for source in sources), batch_size)
+        shares = [max(of_stages) for of_stages in zip(*(_shares(amount, sources) for amount in amounts), strict=True)]
+        windows = []
+        for source, share in zip(sources, shares, strict=True):
+            limit = whole if self.window else source.chunks // 16
+            window = max(lanes, min(int(whole * share), limit) // lanes * lanes)
+            windows.append(window if self.window else start.windows.get(source.name, window))
+        return windows
+
+
+def _shares(amount: Amount, sources: Sequence[MixSource]) -> list[float]:
+    """Each member's part of the samples of an epoch; only used for windows, which a state keeps."""
+    weights = max(1, sum(amount.weights))
+    own = [
+        passes * source.samples + amount.samples * weight // weights
+        for source, passes, weight in zip(sources, amount.passes, amount.weights, strict=True)
+    ]
+    return [samples / max(1, sum(own)) for samples in own]
+
+
+def _stage(amount: Amount, unit: int, batch: int) -> Stage:
+    """Rounds an epoch to whole batches, so that it ends without padding."""
+    if not any(amount.weights):
+        return Stage(amount.epoch, amount.weights, 0)
+    batches = max(1, (2 * amount.samples + batch) // (2 * batch))
+    return Stage(amount.epoch, amount.weights, batches * batch // unit)
+
+
+def _member(source: MixSource, lanes: int, window: int, passes: int, place: Place) -> MixMember:
+    try:
+        order = OrderSpec(source.manifest_digest, source.seed, source.shuffle, lanes, window, source.cut)
+    except ConfigError as error:
+        raise ConfigError(f"member {source.name}: {error}", **error.details) from error
+    return MixMember(source.name, order, source.samples, passes, place.origin, 0 if passes else place.turn)
+
+
+def _window(members: int, lanes: int) -> int:
+    window = _WINDOW
+    while window > 1 and members * lanes * window > _WINDOW_CELLS:
+        window //= 2
+    return window
+
+
+def _ordered(sources: Sequence[MixSource]) -> bool:
+    """Whether no member is shuffled."""
+    unshuffled = [source.name for source in sources if source.shuffle == "none"]
+    if unshuffled and len(unshuffled) < len(sources):
+        raise ConfigError(
+            f"members {unshuffled} are not shuffled and the others are: a mix shuffles all of its members or none",
+            field="shuffle",
+        )
+    return bool(unshuffled)
+
+
+def _check_sources(sources: Sequence[MixSource], batch_size: int) -> None:
+    if batch_size < 1:
+        raise ConfigError(f"batch_size={batch_size} must be at least 1", field="batch_size")
+    names = [source.name for source in sources]
+    if not 1 <= len(names) <= MOST_MEMBERS or len(set(names)) < len(names):
+        raise ConfigError(f"a mix has 1 to {MOST_MEMBERS} members of different names, not {names[:9]}", field="members")
+    for source in sources:
+        if source.samples == 0:
+            raise ManifestError(
+                f"member {source.name}: manifest {source.manifest_digest} has no samples in "
+                f"{len(source.chunk_samples)} chunks; check its url and selection, or leave it out",
+                manifest=source.manifest_digest,
+            )

@@ -1,0 +1,223 @@
+"""The proportions of a mix as a user says them, checked, and what they mean for members of known sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import pairwise
+from typing import Literal, TypeAlias, get_args
+
+import msgspec
+
+from streamer.errors import ConfigError
+
+Stop: TypeAlias = Literal["first_exhausted", "all_exhausted"]
+Amounts: TypeAlias = Mapping[str, float]
+# From an epoch on: these weights.
+WeightStages: TypeAlias = Sequence[tuple[int, Amounts]]
+
+# Integer weights: relative errors of 2**-32 are one sample in 4e9.
+_SCALE = 1 << 32
+# Absolute amounts count in 65,536ths of a sample: `repeat=0.25` is exact for any number of samples.
+_PART = 1 << 16
+
+
+class Amount(msgspec.Struct, frozen=True):
+    """What the members get in the epochs of one stage.
+
+    Attributes:
+        epoch: the first one.
+        passes: of each member, whole passes in every epoch; 0: by weight.
+        weights: of each member, integers; 0 where it has whole passes.
+        samples: of an epoch, over the members with weights, before rounding.
+    """
+
+    epoch: int
+    passes: tuple[int, ...]
+    weights: tuple[int, ...]
+    samples: int
+
+
+class Shares(msgspec.Struct, frozen=True):
+    """The proportions as a user says them. None of the four: every sample once per epoch.
+
+    Attributes:
+        weights: stages of (first epoch, weight by name); relative.
+        repeat: passes per epoch by name.
+        choose: samples per epoch by name.
+        temperature: weights are n ** (1 / temperature).
+        epoch_samples: length of an epoch, with `weights` or `temperature`.
+        stop: the length instead: until the first, or until every member has made one pass.
+    """
+
+    weights: tuple[tuple[int, dict[str, float]], ...] = ()
+    repeat: dict[str, float] = {}
+    choose: dict[str, int] = {}
+    temperature: float = 0.0
+    epoch_samples: int = 0
+    stop: Stop | None = None
+
+    @classmethod
+    def of(
+        cls,
+        names: Sequence[str],
+        *,
+        weights: Amounts | WeightStages | None = None,
+        repeat: Amounts | float | None = None,
+        choose: Mapping[str, int] | None = None,
+        temperature: float | None = None,
+        epoch_samples: int | None = None,
+        stop: str | None = None,
+    ) -> Shares:
+        """Checks the arguments of a mix.
+
+        Args:
+            names: of the members, in their order.
+            weights: by name, of any scale; or stages, see `WeightStages`. 0 leaves a member out.
+            repeat: by name, or one number for all.
+            choose: by name.
+            temperature: 1: by size; large: equal.
+            epoch_samples: rounded to whole batches.
+            stop: see the class.
+
+        Raises:
+            ConfigError: names the argument: an unknown or missing member, a number that is no share, all shares zero,
+                two of the four, a length where they fix it.
+        """
+        given = {"weights": weights, "repeat": repeat, "choose": choose, "temperature": temperature}
+        chosen = [name for name, value in given.items() if value is not None]
+        if len(chosen) > 1:
+            raise ConfigError(f"{' and '.join(chosen)} both fix the shares of the members: pass one", field=chosen[1])
+        _check_length(chosen, epoch_samples, stop)
+        if isinstance(repeat, int | float):
+            repeat = dict.fromkeys(names, float(repeat))
+        if temperature is not None and not (temperature > 0 and math.isfinite(temperature)):
+            raise ConfigError(f"temperature={temperature} is not a positive number", field="temperature")
+        return cls(
+            weights=_weight_stages(names, weights),
+            repeat=_checked("repeat", names, repeat),
+            choose={name: int(value) for name, value in _checked("choose", names, choose).items()},
+            temperature=temperature or 0.0,
+            epoch_samples=epoch_samples or 0,
+            stop=stop,  # type: ignore[arg-type]  # checked
+        )
+
+    def amounts(self, samples: Mapping[str, int]) -> tuple[Amount, ...]:
+        """What members of these sizes get, by stages of epochs.
+
+        Args:
+            samples: n by name, in the order of the mix.
+        """
+        if self.choose:
+            return (_absolute([(0, Fraction(self.choose[name])) for name in samples]),)
+        if self.weights or self.temperature:
+            return self._relative(samples)
+        repeat = self.repeat or dict.fromkeys(samples, 1.0)
+        whole = {name: int(passes) if passes == int(passes) else 0 for name, passes in repeat.items()}
+        return (_absolute([(whole[name], Fraction(repeat[name]) * n) for name, n in samples.items()]),)
+
+    def _relative(self, samples: Mapping[str, int]) -> tuple[Amount, ...]:
+        stages = self.weights or ((0, {name: n ** (1 / self.temperature) for name, n in samples.items()}),)
+        none = (0,) * len(samples)
+        scaled = [(epoch, _integers([by_name[name] for name in samples])) for epoch, by_name in stages]
+        length = self.epoch_samples or self._length(list(samples.values()), scaled)
+        return tuple(Amount(epoch, none, weights, length) for epoch, weights in scaled)
+
+    def _length(self, sizes: Sequence[int], stages: Sequence[tuple[int, tuple[int, ...]]]) -> int:
+        if self.stop is None:
+            return sum(size for i, size in enumerate(sizes) if any(weights[i] for _, weights in stages))
+        weights = stages[0][1]
+        passes = [size * sum(weights) // weight for size, weight in zip(sizes, weights, strict=True) if weight]
+        return min(passes) if self.stop == "first_exhausted" else max(passes)
+
+
+def _absolute(amounts: Sequence[tuple[int, Fraction]]) -> Amount:
+    """Whole passes where there are some, else samples, which then are weights too."""
+    weights = tuple(0 if passes else round(size * _PART) for passes, size in amounts)
+    return Amount(0, tuple(passes for passes, _ in amounts), weights, round(Fraction(sum(weights), _PART)))
+
+
+def _integers(weights: Sequence[float]) -> tuple[int, ...]:
+    """Shares as integers that sum to about 2**32; a positive one stays positive."""
+    total = math.fsum(weights)
+    return tuple(max(1, round(weight / total * _SCALE)) if weight else 0 for weight in weights)
+
+
+def _weight_stages(
+    names: Sequence[str], weights: Amounts | WeightStages | None
+) -> tuple[tuple[int, dict[str, float]], ...]:
+    if weights is None:
+        return ()
+    stages = [(0, weights)] if isinstance(weights, Mapping) else weights
+    epochs = _stage_epochs(stages)
+    if epochs[:1] != [0] or any(a >= b for a, b in pairwise(epochs)):
+        raise ConfigError(
+            f"weights={weights!r} must be a mapping, or [(0, mapping), (epoch, mapping), ...] with ascending epochs",
+            field="weights",
+        )
+    return tuple((epoch, _checked("weights", names, stage[1])) for epoch, stage in zip(epochs, stages, strict=True))
+
+
+def _stage_epochs(stages: object) -> list[int]:
+    """The epochs of stages; none if one is not (epoch, weights)."""
+    rows = list(stages) if isinstance(stages, list | tuple) else []
+    good = [row for row in rows if isinstance(row, list | tuple) and len(row) == 2 and isinstance(row[0], int)]
+    return [row[0] for row in good] if len(good) == len(rows) else []
+
+
+def _checked(field: str, names: Sequence[str], values: object) -> dict[str, float]:
+    """The values in the order of the members, each a share."""
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{field}={values!r} is not a mapping from the names of the members", field=field)
+    unknown, missing = [name for name in values if name not in names], [name for name in names if name not in values]
+    if unknown or missing:
+        raise ConfigError(
+            f"{field} has values for {unknown}, which are no members, and none for the members {missing} (0 leaves a "
+            f"member out); members: {list(names)}",
+            field=field,
+        )
+    for name, value in values.items():
+        if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+            raise ConfigError(f"{field}: {name}={value!r} is not a number of at least 0", field=field)
+        if field == "choose" and value != int(value):
+            raise ConfigError(f"choose: {name}={value!r} is not a whole number of samples", field=field)
+    if not any(values.values()):
+        raise ConfigError(f"{field}={dict(values)} leaves every member out", field=field)
+    return {name: values[name] for name in names}
+
+
+def _check_length(chosen: Sequence[str], epoch_samples: int | None, stop: str | None) -> None:
+    if epoch_samples is not None and epoch_samples < 1:
+        raise ConfigError(f"epoch_samples={epoch_samples} must be at least 1", field="epoch_samples")
+    if stop is not None and stop not in get_args(Stop):
+        raise ConfigError(f"stop={stop!r} is not one of {get_args(Stop)}", field="stop")
+    if epoch_samples is not None and stop is not None:
+        raise ConfigError("epoch_samples and stop both fix the length of an epoch: pass one", field="stop")
+    length = "epoch_samples" if epoch_samples is not None else "stop"
+    if (epoch_samples or stop) and (not chosen or chosen[0] in ("repeat", "choose")):
+        raise ConfigError(
+            f"{length} goes with weights or temperature; {chosen[0] if chosen else 'repeat=1, the default,'} already "
+            "fixes the length of an epoch",
+            field=length,
+        )
+
+
+def whole_passes_as_weights(amount: Amount, sizes: Sequence[int], members: Sequence[bool]) -> Amount:
+    """The same amounts where some members cannot have whole passes: as fair, but rounded to units in each epoch.
+
+    Args:
+        amount: of one stage.
+        sizes: n of each member.
+        members: which of them are to be changed.
+    """
+    changed = [passes if change else 0 for passes, change in zip(amount.passes, members, strict=True)]
+    added = [passes * n for passes, n in zip(changed, sizes, strict=True)]
+    return Amount(
+        amount.epoch,
+        tuple(0 if change else passes for passes, change in zip(amount.passes, changed, strict=True)),
+        tuple(weight + samples * _PART for weight, samples in zip(amount.weights, added, strict=True)),
+        amount.samples + sum(added),
+    )

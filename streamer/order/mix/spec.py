@@ -1,0 +1,196 @@
+"""The inputs of a mix's order, resolved to numbers: equal specs give equal orders on any machines, for every epoch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from typing import Literal, TypeAlias, get_args
+
+import msgspec
+
+from streamer.errors import ConfigError
+from streamer.order.mix.quotas import Stage, drawn_units
+from streamer.order.spec import OrderSpec
+
+Batching: TypeAlias = Literal["stratified", "random", "homogeneous"]
+
+# Raised whenever the same parts would give another order; part of every order_id.
+MIX_FORMAT = 1
+MOST_MEMBERS = 4096
+
+
+class MixMember(msgspec.Struct, frozen=True):
+    """One dataset of a mix: an endless stream of passes over its samples, of which each epoch takes the next part.
+
+    Stream position Q lies in pass Q div n, at place Q mod n of it, in lane (Q + turn) mod L.
+
+    Attributes:
+        name: as the user calls it.
+        order: the order of a pass, with the pass number as epoch; its lanes are those of the mix.
+        samples: n, of its selection.
+        passes: whole passes in each epoch; 0: it gets its share by the stages' weights.
+        origin: stream position at the mix's `origin_epoch`; a multiple of n where `passes` is not 0.
+        turn: places the stream in the lanes; not used where `passes` is not 0, see `MixSpec.turns`.
+    """
+
+    name: str
+    order: OrderSpec
+    samples: int
+    passes: int = 0
+    origin: int = 0
+    turn: int = 0
+
+    def parts(self) -> dict[str, str | int]:
+        """The parts by name, but for those of the mix."""
+        order = self.order.parts()
+        del order["lanes"]
+        return {
+            **order,
+            "samples": self.samples,
+            "passes": self.passes,
+            "origin": self.origin,
+            "turn": self.turn,
+        }
+
+
+class MixSpec(msgspec.Struct, frozen=True, dict=True):
+    """The parts of a mix's order. `MixRequest.spec` makes one from what the user says.
+
+    Attributes:
+        members: at least one.
+        stages: shares of the members without `passes`; at least one, the first from `origin_epoch` on.
+        seed: of the mixing; members have their own.
+        batching: "stratified": every batch has every member's share, rounded; "random": every `window` batches have;
+            "homogeneous": every batch is of one member.
+        lanes: L, of the mix and of each member.
+        slots: W, places of a lane in a batch; W L is the batch that the mix is stratified for.
+        window: T, batches that are mixed together; a power of two.
+        origin_epoch: the epoch at which the members are at their `origin`; not 0 after `adopt`.
+
+    Raises:
+        ConfigError: a part outside of these rules.
+    """
+
+    members: tuple[MixMember, ...]
+    stages: tuple[Stage, ...]
+    seed: int
+    batching: Batching
+    lanes: int
+    slots: int
+    window: int
+    origin_epoch: int = 0
+
+    def __post_init__(self) -> None:
+        _check_members(self)
+        _check_stages(self)
+        if self.batching not in get_args(Batching):
+            raise ConfigError(f"batching={self.batching!r} is not one of {get_args(Batching)}", field="batching")
+        if min(self.lanes, self.slots, self.window) < 1 or self.window & (self.window - 1):
+            raise ConfigError(
+                f"lanes={self.lanes} and slots={self.slots} must be at least 1, window={self.window} a power of two",
+                field="lanes",
+            )
+
+    # ------------------------------------------------------------- what an epoch takes
+
+    @property
+    def unit(self) -> int:
+        """Samples that a member without `passes` gets a whole number of: one per lane, or one batch if homogeneous."""
+        return self.lanes * (self.slots if self.batching == "homogeneous" else 1)
+
+    def drawn(self, epoch: int) -> tuple[int, ...]:
+        """Stream position of each member at the start of an epoch: samples taken from it in all epochs before.
+
+        Raises:
+            ConfigError: an epoch before `origin_epoch`.
+        """
+        if epoch < self.origin_epoch:
+            raise ConfigError(
+                f"epoch={epoch} comes before epoch {self.origin_epoch}, in which this mix began", field="epoch"
+            )
+        epochs = epoch - self.origin_epoch
+        units = drawn_units(self.stages, epoch)
+        return tuple(
+            member.origin + (epochs * member.passes * member.samples if member.passes else share * self.unit)
+            for member, share in zip(self.members, units, strict=True)
+        )
+
+    def quotas(self, epoch: int) -> tuple[int, ...]:
+        """Samples of each member in an epoch."""
+        return tuple(stop - start for start, stop in zip(self.drawn(epoch), self.drawn(epoch + 1), strict=True))
+
+    def samples(self, epoch: int) -> int:
+        """Samples of an epoch over all members and ranks, without padding."""
+        return sum(self.quotas(epoch))
+
+    def first_passes(self, epoch: int) -> tuple[int, ...]:
+        """The first pass of each member that an epoch touches; the turns of sample codes count from there."""
+        return tuple(start // m.samples for start, m in zip(self.drawn(epoch), self.members, strict=True))
+
+    def passes(self, epoch: int) -> tuple[float, ...]:
+        """Passes over each member in an epoch: the fetches that a cached byte of it saves."""
+        return tuple(quota / m.samples for quota, m in zip(self.quotas(epoch), self.members, strict=True))
+
+    def turns(self, epoch: int) -> tuple[int, ...]:
+        """Of each member: its stream position Q lies in lane (Q + turn) mod L.
+
+        Members with whole passes need not fill the lanes evenly. The next one begins in the lane after the last one of
+        the member before, so that the lanes of the mix stay equal; such a turn changes only between two passes.
+        """
+        turns, before = [], 0
+        for member, start in zip(self.members, self.drawn(epoch), strict=True):
+            turns.append((before - start) % self.lanes if member.passes else member.turn)
+            before += member.passes * member.samples
+        return tuple(turns)
+
+    # ------------------------------------------------------------- identity
+
+    @cached_property
+    def order_id(self) -> str:
+        """32 hex characters: the digest of all parts and of the format of the order."""
+        text = json.dumps({"mix": MIX_FORMAT, **self.parts()}, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def parts(self) -> dict[str, object]:
+        """All parts as plain values: what a state keeps."""
+        parts: dict[str, object] = json.loads(msgspec.json.encode(self))
+        return parts
+
+    def facts(self) -> dict[str, str | int]:
+        """All parts, flat, by readable names ("member books: seed"): what ranks and states are compared by."""
+        found: dict[str, str | int] = {"members": ", ".join(member.name for member in self.members)}
+        for name in ("batching", "seed", "lanes", "slots", "window", "origin_epoch"):
+            found[name] = getattr(self, name)
+        for member in self.members:
+            found |= {f"member {member.name}: {part}": value for part, value in member.parts().items()}
+        for stage in self.stages:
+            for member, weight in zip(self.members, stage.weights, strict=True):
+                share = f"{weight / max(1, sum(stage.weights)):.6%}"
+                found[f"member {member.name}: weight from epoch {stage.epoch}"] = share
+            found[f"samples of an epoch, from epoch {stage.epoch}"] = stage.units * self.unit
+        return found
+
+
+def _check_members(spec: MixSpec) -> None:
+    for member in spec.members:
+        if member.order.lanes != spec.lanes:
+            raise ConfigError(
+                f"member {member.name}: lanes={member.order.lanes} is not the mix's {spec.lanes}", field="lanes"
+            )
+        if member.samples < 1 or min(member.passes, member.origin, member.turn) < 0:
+            raise ConfigError(f"member {member.name}: a number of {member} is too small", field="members")
+        if member.passes and (member.origin % member.samples or spec.batching == "homogeneous"):
+            raise ConfigError(f"member {member.name}: passes need a pass's begin, and mixed batches", field="repeat")
+
+
+def _check_stages(spec: MixSpec) -> None:
+    epochs = [stage.epoch for stage in spec.stages]
+    if not epochs or epochs[0] != spec.origin_epoch or sorted(set(epochs)) != epochs:
+        raise ConfigError(f"stages from epochs {epochs} do not ascend from {spec.origin_epoch}", field="weights")
+    for stage in spec.stages:
+        weights = stage.weights
+        if len(weights) != len(spec.members) or min(weights) < 0 or (stage.units > 0) != any(weights):
+            raise ConfigError(
+                f"{stage} must have a weight for each of {len(spec.members)} members, and units", field="weights"
+            )

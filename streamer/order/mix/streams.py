@@ -1,0 +1,147 @@
+"""One member of a mix: an endless stream of passes over its samples, each in its own order."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import msgspec
+import numpy as np
+
+from streamer.errors import ManifestError
+from streamer.order.bijection import permute
+from streamer.order.epoch import EpochOrder
+from streamer.order.hashing import Chunks, Integers, fold, fold_each
+from streamer.order.mix.spec import MixMember
+from streamer.order.schedule import piece_runs
+from streamer.unique import unique
+
+TAG_SMALL = 35
+
+# The running pass, the one before a block's first sample, and the next one, which the look-ahead plans.
+_PASSES_KEPT = 3
+# With fewer samples per lane than this, lanes would be empty or mix nothing.
+_SMALL = 4
+
+
+class MemberChunks(msgspec.Struct, frozen=True, eq=False):
+    """The chunks of one member.
+
+    Attributes:
+        samples: (M,) samples per chunk, of the member's selection.
+        first: (M+1,) their prefix sum.
+        base: number of its chunk 0 among the chunks of the whole mix; members over one manifest may share it.
+    """
+
+    samples: Integers
+    first: Integers
+    base: int
+
+
+class MemberStream:
+    """The stream of one member. Owned by one thread; keeps the tables of the last passes.
+
+    A member with less than 4 samples per lane is permuted as a whole, without lanes.
+
+    Args:
+        member: of the mix.
+        chunks: its chunks.
+
+    Raises:
+        ManifestError: they do not have the member's samples.
+    """
+
+    def __init__(self, member: MixMember, chunks: MemberChunks) -> None:
+        if int(chunks.first[-1]) != member.samples:
+            raise ManifestError(
+                f"member {member.name}: its chunks have {int(chunks.first[-1])} samples, its part of the mix "
+                f"{member.samples}",
+                manifest=member.order.manifest_digest,
+            )
+        self.member = member
+        self.chunks = chunks
+        self.lanes = member.order.lanes
+        self.has_lanes = member.samples >= _SMALL * self.lanes or member.order.shuffle == "none"
+        self._passes: OrderedDict[tuple[int, int], EpochOrder] = OrderedDict()
+
+    @property
+    def all_open(self) -> bool:
+        """Whether its window holds all of its chunks."""
+        return int(np.count_nonzero(self.chunks.samples)) <= self.member.order.window
+
+    def ordinals(self, stream: Integers, turn: int) -> tuple[Integers, Integers]:
+        """Pass and ordinal at some stream positions, both (N,).
+
+        Args:
+            stream: (N,) positions.
+            turn: position Q lies in lane (Q + turn) mod L.
+        """
+        passes, places = np.divmod(stream, self.member.samples)
+        if self.member.order.shuffle == "none":
+            return passes, places
+        if not self.has_lanes:
+            keys = fold_each(fold(self.member.order.seed, TAG_SMALL), passes)
+            return passes, permute(places, np.full_like(places, self.member.samples), keys)
+        found = np.empty_like(stream)
+        for number in unique(passes).tolist():
+            mine = np.flatnonzero(passes == number)
+            found[mine] = self.order(number, turn).ordinals(places[mine])
+        return passes, found
+
+    def order(self, number: int, turn: int) -> EpochOrder:
+        """One pass: an epoch whose first position lies in the lane where the stream is."""
+        key = (number, (number * self.member.samples + turn) % self.lanes)
+        if key not in self._passes:
+            self._passes[key] = self._order(*key)
+            if len(self._passes) > _PASSES_KEPT:
+                self._passes.popitem(last=False)
+        self._passes.move_to_end(key)
+        return self._passes[key]
+
+    def _order(self, number: int, shift: int) -> EpochOrder:
+        if self._passes:
+            return next(reversed(self._passes.values())).at(number, shift)
+        chunks = self.chunks
+        return EpochOrder(self.member.order, chunks.samples, number, chunk_first=chunks.first, shift=shift)
+
+    def pieces(self, number: int, turn: int, lane: int, run: tuple[int, int]) -> tuple[Chunks, Integers, Integers]:
+        """The chunks that a run of indices of a lane of a pass uses, each with the half-open indices of its samples.
+
+        Args:
+            number: of the pass.
+            turn: as of `ordinals`.
+            lane: the lane.
+            run: half-open indices of the lane, not empty.
+        """
+        if self.member.order.shuffle == "none":
+            return self._pieces_in_order(run)
+        order = self.order(number, turn)
+        order.fill(np.array([lane]))
+        pieces, begin, end = piece_runs(order.deal, lane, run)
+        return order.piece_chunks[pieces], begin, end
+
+    def _pieces_in_order(self, run: tuple[int, int]) -> tuple[Chunks, Integers, Integers]:
+        first = self.chunks.first
+        low = int(np.searchsorted(first, run[0], side="right")) - 1
+        high = int(np.searchsorted(first, run[1], side="left"))
+        numbers = low + np.flatnonzero(self.chunks.samples[low:high])
+        return numbers.astype(np.uint32), np.maximum(first[numbers], run[0]), np.minimum(first[numbers + 1], run[1])
+
+    def lane_length(self, number: int, turn: int, lane: int) -> int:
+        """Samples of a lane in a pass."""
+        whole, rest = divmod(self.member.samples, self.lanes)
+        return whole + ((lane - turn - number * self.member.samples) % self.lanes < rest)
+
+    def all_chunks(self, lanes: Integers) -> Chunks:
+        """The chunks that some lanes may use in any pass, whatever its shift."""
+        if not self.has_lanes or self.member.order.shuffle == "none" or self.member.order.cut == "redrawn":
+            return np.flatnonzero(self.chunks.samples).astype(np.uint32)
+        order = self.order(0, 0).cut.order
+        stops = np.cumsum(self.chunks.samples[order], dtype=np.int64)
+        whole, rest = divmod(self.member.samples, self.lanes)
+        # Before lane l are l whole lanes, and as many longer ones as the shift brings there: up to min(l, rest).
+        low = np.searchsorted(stops, lanes * whole, side="right")
+        high = np.searchsorted(stops, (lanes + 1) * whole + np.minimum(lanes + 1, rest), side="left")
+        used = np.zeros(len(order), np.bool_)
+        for begin, end in zip(low.tolist(), high.tolist(), strict=True):
+            used[begin : end + 1] = True
+        return order[used]

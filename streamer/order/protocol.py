@@ -1,0 +1,94 @@
+"""What a `RankPlan` asks of an order: `EpochOrder` for one dataset, `MixOrder` for a mix of several."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from streamer.order.hashing import Chunks, Integers
+from streamer.order.rank_split import RankSplit
+
+
+class Batches(msgspec.Struct, frozen=True):
+    """A run of batches of an epoch: batch g holds the positions origin + [g B, (g+1) B).
+
+    Attributes:
+        origin: position of batch 0.
+        size: B.
+        begin, end: half-open batch numbers.
+    """
+
+    origin: int
+    size: int
+    begin: int
+    end: int
+
+    @property
+    def first_position(self) -> int:
+        """The first position of the run."""
+        return self.origin + self.begin * self.size
+
+    @property
+    def stop_position(self) -> int:
+        """One past the last position of the run."""
+        return self.origin + self.end * self.size
+
+    def number(self, positions: Integers) -> Integers:
+        """The batches of some positions, clipped to the run."""
+        return np.clip((positions - self.origin) // self.size, self.begin, self.end - 1)
+
+
+class Needs(msgspec.Struct, frozen=True, eq=False):
+    """Chunks with the batches that use them; a chunk may have several entries.
+
+    Attributes:
+        chunk: (C,) chunk numbers; those of a mix count through the chunks of all its datasets.
+        first, last: (C,) batch numbers in the epoch, both inclusive.
+        passes: (C,) which pass over its dataset the use belongs to; for one dataset that is the epoch.
+    """
+
+    chunk: Chunks
+    first: Integers
+    last: Integers
+    passes: Integers
+
+
+class Order(Protocol):
+    """The global order of one epoch: positions 0..samples-1 to samples, the same on all machines."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch, from 0."""
+        ...
+
+    @property
+    def samples(self) -> int:
+        """Number of positions of the epoch."""
+        ...
+
+    @property
+    def lanes(self) -> int:
+        """L: position p lies in lane p mod L."""
+        ...
+
+    @property
+    def block_samples(self) -> int:
+        """Positions that one call of `ordinals` should have, so that its fixed cost does not count."""
+        ...
+
+    def ordinals(self, positions: Integers) -> Integers:
+        """The samples at some positions, (N,) int64; those from `samples` on are padding, and repeat samples.
+
+        For a mix they are codes, see `streamer.order.mix.codes`.
+        """
+        ...
+
+    def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
+        """The chunks that a rank uses in a run of batches, padding left out; never narrower than the truth."""
+        ...
+
+    def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
+        """Chunk and pass of some samples, both (N,)."""
+        ...

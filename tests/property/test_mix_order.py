@@ -1,0 +1,229 @@
+"""Mixes of arbitrary members, proportions and geometries: exactly once, fair over epochs, random access, schedules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streamer.order import RankPlan, Schedule
+from streamer.order.mix import MixOrder, MixSource, MixSpec, adopt
+from streamer.order.mix.state import MixState
+from tests.mixes import chunk_sizes, order, request
+
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+QUICK = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=SLOW)
+ALL = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=SLOW)
+EPOCHS = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """Members, and everything that can be said about their mix."""
+
+    members: tuple[MixSource, ...]
+    said: dict[str, object]
+    batch: int
+
+    @cached_property
+    def spec(self) -> MixSpec:
+        return request(self.names, **self.said).spec(self.members, self.batch)
+
+    @property
+    def names(self) -> list[str]:
+        return [source.name for source in self.members]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [source.samples for source in self.members]
+
+    def order(self, epoch: int) -> MixOrder:
+        return order(self.spec, self.members, epoch)
+
+
+_numbers = {
+    "weights": st.floats(0.001, 1),
+    "repeat": st.sampled_from([1, 1, 2, 3, 0.25, 0.7, 2.5]),
+    "choose": st.integers(1, 900),
+}
+
+
+@st.composite
+def _shares(draw: st.DrawFn, names: list[str]) -> dict[str, object]:
+    kind = draw(st.sampled_from(["all", "weights", "repeat", "choose", "temperature", "stages"]))
+    length = {"epoch_samples": draw(st.integers(1, 4000))}
+    if kind == "all":
+        return {}
+    if kind == "temperature":
+        return {"temperature": draw(st.floats(0.5, 20)), **length}
+    if kind == "stages":
+        pauses = st.fixed_dictionaries({name: st.integers(0, 3) for name in names}).filter(lambda w: any(w.values()))
+        return {"weights": [(0, draw(pauses)), (draw(st.integers(1, 3)), draw(pauses))], **length}
+    shares = draw(st.fixed_dictionaries(dict.fromkeys(names, _numbers[kind])))
+    return {kind: shares, **(length if kind == "weights" else {})}
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    sizes = draw(st.lists(st.one_of(st.integers(1, 60), st.integers(1, 3000)), min_size=1, max_size=8))
+    members = tuple(
+        MixSource(f"m{i}", f"{i:032x}", chunk_sizes(samples, draw(st.integers(1, 60))), 5 + i)
+        for i, samples in enumerate(sizes)
+    )
+    lanes = draw(st.integers(1, 16))
+    said: dict[str, object] = {
+        **draw(_shares([source.name for source in members])),
+        "lanes": lanes,
+        "batching": draw(st.sampled_from(["stratified", "random", "homogeneous"])),
+        "window": draw(st.sampled_from([None, 1, 40, 400])),
+        "seed": draw(st.integers(0, 1 << 40)),
+    }
+    return Case(members, said, lanes * draw(st.integers(1, 9)))
+
+
+class Uses:
+    """How often each sample of each member was used."""
+
+    def __init__(self, case: Case) -> None:
+        self.counts = [np.zeros(size, np.int64) for size in case.sizes]
+
+    def add(self, mixed: MixOrder, codes: np.ndarray) -> None:
+        members, ordinals = mixed.codes.members(codes), mixed.codes.ordinals(codes)
+        for member, counts in enumerate(self.counts):
+            np.add.at(counts, ordinals[members == member], 1)
+
+    def are_fair(self) -> bool:
+        return all(counts.max() - counts.min() <= 1 for counts in self.counts)
+
+
+def _check_epochs(case: Case) -> None:
+    uses, mixed = Uses(case), case.order(0)
+    for epoch in range(EPOCHS):
+        mixed = mixed.at(epoch)
+        codes = mixed.ordinals(np.arange(mixed.samples))
+        uses.add(mixed, codes)
+        assert len(np.unique(codes)) == mixed.samples
+        assert uses.are_fair()
+        assert [int(counts.sum()) for counts in uses.counts] == list(case.spec.drawn(epoch + 1))
+        some = np.random.default_rng(epoch).integers(0, mixed.samples, 40)
+        assert np.array_equal(case.order(epoch).ordinals(some), codes[some])
+
+
+@QUICK
+@given(cases())
+def test_every_epoch_goes_on_with_each_member_where_the_last_one_ended(case: Case) -> None:
+    """Each epoch has its quotas, all samples are used equally often or once more, any place can be asked first."""
+    _check_epochs(case)
+
+
+@pytest.mark.slow
+@ALL
+@given(cases())
+def test_every_epoch_of_many_mixes_goes_on_where_the_last_one_ended(case: Case) -> None:
+    """The same for 300 mixes."""
+    _check_epochs(case)
+
+
+@QUICK
+@given(cases(), st.integers(0, 1 << 30))
+def test_drawn_counts_what_was_delivered(case: Case, place: int) -> None:
+    """At any position of an epoch, per member."""
+    mixed = case.order(1)
+    position = place % (mixed.samples + 1)
+    members = mixed.codes.members(mixed.ordinals(np.arange(position)))
+    assert mixed.drawn(position).tolist() == np.bincount(members, minlength=len(case.members)).tolist()
+
+
+# ------------------------------------------------------------------ schedules
+
+
+def _told(schedule: Schedule) -> dict[int, list[tuple[int, int, int]]]:
+    """Chunk -> (pass, first, last) of its entries."""
+    told: dict[int, list[tuple[int, int, int]]] = {}
+    rows = (schedule.chunk.tolist(), schedule.passes.tolist(), schedule.first.tolist(), schedule.last.tolist())
+    for chunk, *use in zip(*rows, strict=True):
+        told.setdefault(chunk, []).append((use[0], use[1], use[2]))
+    return told
+
+
+def _covered(plan: RankPlan, begin: int, end: int) -> bool:
+    """Whether each use is inside an entry of its chunk: one of its own pass, or one of the whole run."""
+    told = _told(plan.schedule(begin, end))
+    for number in range(begin, end):
+        chunks, passes = plan.order.chunks(plan.batch(number).ordinals)
+        for chunk, own in set(zip(chunks.tolist(), passes.tolist(), strict=True)):
+            entries = [use for use in told.get(chunk, []) if use[0] == own or use[1:] == (begin, end - 1)]
+            if not any(first <= number <= last for _, first, last in entries):
+                return False
+    return True
+
+
+def _check_schedules(case: Case, x: int, y: int) -> None:
+    mixed = case.order(x % EPOCHS)
+    worlds = [ranks for ranks in range(1, case.batch + 1) if case.batch % ranks == 0]
+    world = worlds[x % len(worlds)]
+    start = x % mixed.samples if y % 2 else 0
+    plan = RankPlan(mixed, case.batch, world, y % world, start=start)
+    begin, end = sorted((x % (plan.batches + 1), y % (plan.batches + 1)))
+    assert _covered(plan, 0, plan.batches)
+    assert _covered(plan, begin, end)
+
+
+@QUICK
+@given(cases(), st.integers(0, 1 << 20), st.integers(0, 1 << 20))
+def test_a_schedule_covers_every_use(case: Case, x: int, y: int) -> None:
+    """Never narrower than the truth, for whole epochs, parts of them, any rank, and after a shifted start."""
+    _check_schedules(case, x, y)
+
+
+@pytest.mark.slow
+@ALL
+@given(cases(), st.integers(0, 1 << 20), st.integers(0, 1 << 20))
+def test_the_schedules_of_many_mixes_cover_every_use(case: Case, x: int, y: int) -> None:
+    """The same for 300 mixes."""
+    _check_schedules(case, x, y)
+
+
+# ------------------------------------------------------------------ going on with a changed mix
+
+
+@QUICK
+@given(cases(), cases(), st.integers(1, 3))
+def test_a_changed_mix_goes_on_fairly_at_the_end_of_an_epoch(case: Case, other: Case, epochs: int) -> None:
+    """With other proportions and batching all samples are used equally often or once more, over both jobs."""
+    uses = Uses(case)
+    for epoch in range(epochs):
+        mixed = case.order(epoch)
+        uses.add(mixed, mixed.ordinals(np.arange(mixed.samples)))
+    said = {name: other.said[name] for name in ("batching", "seed")}
+    said["weights"] = {name: 0.1 + (i * 7 + epochs) % 5 for i, name in enumerate(case.names)}
+    saved = MixState(case.spec, epochs - 1, case.order(epochs - 1).samples, case.batch).to_dict()
+    spec = adopt(saved, request(case.names, **said), case.members, case.batch).spec
+    assert spec.origin_epoch == epochs
+    for epoch in range(epochs, epochs + 3):
+        mixed = order(spec, case.members, epoch)
+        uses.add(mixed, mixed.ordinals(np.arange(mixed.samples)))
+        assert uses.are_fair()
+
+
+@QUICK
+@given(cases(), st.integers(0, 1 << 30))
+def test_a_changed_mix_goes_on_in_the_middle_of_an_epoch(case: Case, place: int) -> None:
+    """Samples used after the place that is taken over come again: at most 4 per lane and member if stratified."""
+    mixed = case.order(0)
+    position = place % mixed.samples // case.batch * case.batch
+    uses = Uses(case)
+    uses.add(mixed, mixed.ordinals(np.arange(position)))
+    saved = MixState(case.spec, 0, position, case.batch).to_dict()
+    spec = adopt(saved, request(case.names, **case.said), case.members, case.batch).spec
+    beyond = mixed.drawn(position) - [member.origin for member in spec.members]
+    assert beyond.min() >= 0
+    assert case.said["batching"] != "stratified" or beyond.max() <= 4 * case.spec.lanes
+    changed = order(spec, case.members, spec.origin_epoch)
+    uses.add(changed, changed.ordinals(np.arange(changed.samples)))
+    for counts, again in zip(uses.counts, beyond.tolist(), strict=True):
+        assert np.clip(counts - counts.min() - 1, 0, None).sum() <= again

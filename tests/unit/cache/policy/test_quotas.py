@@ -1,0 +1,162 @@
+"""How the kept part is shared out among datasets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streamer.cache.policy.cache_policy import CachePolicy
+from streamer.cache.policy.quotas import join_pools, share_out, staging_bytes
+from streamer.cache.policy.sessions import Opening
+from streamer.cache.policy.table import Group, charge
+from streamer.errors import CacheError, CacheFullError
+
+CHUNK = charge(1 << 20)
+
+
+def group(index: int, total: int, value: float = 1.0, pool: int | None = None) -> Group:
+    made = Group(index, f"d{index}", data_bytes=total, total_bytes=total, largest_bytes=1)
+    made.value = value
+    made.pool = index if pool is None else pool
+    return made
+
+
+def quotas(groups: list[Group], room: int) -> list[int]:
+    share_out(groups, room)
+    return [one.quota_bytes for one in groups]
+
+
+@pytest.mark.parametrize("room", [0, 7, 10, 25, 31, 60, 100])
+def test_datasets_that_are_read_alone_share_equally(room: int) -> None:
+    """Equal shares, but none more than its data; what is left over is shared again."""
+    left, expected = room, {}
+    for place, (total, index) in enumerate([(5, 1), (10, 2), (40, 0)]):
+        expected[index] = min(total, left // (3 - place))
+        left -= expected[index]
+    assert quotas([group(0, 40), group(1, 5), group(2, 10)], room) == [expected[index] for index in range(3)]
+
+
+def test_the_most_passes_of_a_mix_are_kept_first() -> None:
+    """Whatever the order of the parts; equal ones share equally; a part that an epoch does not use gets nothing."""
+    mix = [group(0, 100, 0.2, 0), group(1, 10, 1.0, 0), group(2, 30, 0.5, 0), group(3, 30, 0.5, 0), group(4, 9, 0.0, 0)]
+    assert quotas(mix, 8) == [0, 8, 0, 0, 0]
+    assert quotas(mix, 50) == [0, 10, 20, 20, 0]
+    assert quotas(mix, 90) == [20, 10, 30, 30, 0]
+    assert quotas(mix, 500) == [100, 10, 30, 30, 0]
+
+
+def test_a_small_part_of_many_passes_does_not_cost_the_large_one_its_room() -> None:
+    """Beside another job: values compare the parts of one mix, not jobs. By value alone the other one got all 200."""
+    large, small, other = group(0, 1000, 0.001, 0), group(1, 1, 1.0, 0), group(2, 1000)
+    assert quotas([large, small, other], 200) == [99, 1, 100]
+
+
+def test_mixes_with_a_common_dataset_are_one_pool() -> None:
+    """It has one quota, so they share one part of the cache."""
+    groups = [group(index, 10) for index in range(5)]
+    join_pools(groups, groups[:2])
+    join_pools(groups, groups[3:])
+    assert [one.pool for one in groups] == [0, 0, 2, 3, 3]
+    join_pools(groups, groups[1:4])
+    assert [one.pool for one in groups] == [0, 0, 0, 0, 0]
+
+
+def test_staging_of_one_dataset_has_two_deviations() -> None:
+    """The misses of 50 bytes at half of the data, in chunks of one byte; a tenth and two chunks if that is more."""
+    (one,) = live = [group(0, 1000)]
+    assert staging_bytes(live, 500, {0: 50}) == 25 + 7
+    assert staging_bytes(live, 500, {0: 500}) == 250 + 25 + 2
+    assert staging_bytes(live, 1000, {0: 50}) == 2
+    assert staging_bytes([], 500, {}) == 0
+    assert one.quota_share == 1.0
+
+
+def test_staging_counts_the_misses_of_each_dataset() -> None:
+    """Of what is kept whole no miss passes through; what S takes from the other one's quota is more misses."""
+    small, large = group(0, 100, 1.0, 0), group(1, 1000, 0.5, 0)
+    first = 25 + 7  # with 500 of 1,000 kept
+    assert staging_bytes([small, large], 600, {0: 50, 1: 50}) == int(26.6 + 2 * (0.468 * 0.532 * 50) ** 0.5) == 33
+    assert (small.quota_share, large.quota_share) == (1.0, (500 - first) / 1000)
+
+
+def policy_of(limit_chunks: int, *chunks: int) -> CachePolicy:
+    policy = CachePolicy(limit_chunks * CHUNK)
+    random = np.random.default_rng(0)
+    datasets = [(f"d{index}", np.full(count, 1 << 20), random.bytes(16 * count)) for index, count in enumerate(chunks)]
+    policy.add_datasets([(name, sizes, np.frombuffer(keys, np.uint8)) for name, sizes, keys in datasets])
+    return policy
+
+
+def openings(*values: float, name: str = "mix") -> list[Opening]:
+    return [Opening(f"{name}/{part}", f"d{part}", CHUNK, CHUNK, value) for part, value in enumerate(values)]
+
+
+def shares(policy: CachePolicy) -> list[float]:
+    return [round(one.quota_bytes / CHUNK, 1) for one in policy._table.groups if one.name.startswith("d")]
+
+
+def test_the_last_values_hold_between_the_sessions_of_a_job() -> None:
+    """Validation between two epochs must not evict what the next epoch is to hit."""
+    policy = policy_of(50, 100, 20, 30)
+    policy.connect("job")
+    policy.open_sessions("job", openings(0.1, 1.0))
+    during = shares(policy)
+    policy.close_session("mix/0", "mix/1")
+    assert [one.value for one in policy._table.groups[:2]] == [0.1, 1.0]
+    assert shares(policy)[1] == 20.0 == during[1]
+    policy.disconnect("job")
+    assert {(one.value, one.pool == one.index) for one in policy._table.groups} == {(1.0, True)}
+
+
+def test_a_dataset_of_two_sessions_has_the_larger_value() -> None:
+    """A job that reads it alone beside a mix in which it is rare."""
+    policy = policy_of(50, 100, 100)
+    policy.open_sessions("one", openings(0.1, 1.0))
+    policy.open_session("alone", "two", "d0", CHUNK, CHUNK)
+    assert [one.value for one in policy._table.groups[:2]] == [1.0, 1.0]
+    first, second = shares(policy)
+    assert first == second
+    policy.close_session("alone")
+    assert policy._table.groups[0].value == 0.1
+
+
+def test_new_values_are_planned_at_once() -> None:
+    """What is kept stays until another chunk takes its place."""
+    policy = policy_of(50, 100, 100)
+    policy.open_sessions("job", openings(1.0, 0.5))
+    before = shares(policy)
+    assert before[1] == 0.0
+    assert not policy.set_values({"mix/0": 0.5, "mix/1": 1.0}).victims
+    assert shares(policy) == before[::-1]
+
+
+def test_a_mix_that_does_not_fit_opens_no_session() -> None:
+    """All or none."""
+    policy = policy_of(5, 100, 100)
+    with pytest.raises(CacheFullError, match="too small"):
+        policy.open_sessions("job", [Opening("a", "d0", 2 * CHUNK, 0), Opening("b", "d1", 2 * CHUNK, 0)])
+    with pytest.raises(CacheError, match="not added"):
+        policy.open_sessions("job", [Opening("a", "d0", CHUNK, 0), Opening("b", "other", CHUNK, 0)])
+    assert policy.statistics().sessions == 0
+    policy.open_session("a", "job", "d0", CHUNK, CHUNK)
+
+
+def test_the_bound_counts_passes() -> None:
+    """The hits of a fixed choice of chunks: the small dataset's four passes, and what is left for the large one."""
+    policy = policy_of(60, 100, 20)
+    policy.open_sessions("job", openings(0.25, 1.0))
+    large, small = shares(policy)
+    assert small == 20.0
+    assert policy.hit_bound({"d0", "d1"}) == pytest.approx((0.25 * large + 20) / (0.25 * 100 + 20), abs=0.002)
+    assert policy.hit_bound({"d1"}) == 1.0
+    assert policy.hit_bound(set()) == 0.0
+
+
+def test_chunks_of_a_layer_are_always_hits() -> None:
+    """They need no room."""
+    policy = CachePolicy(40 * CHUNK)
+    keys = np.random.default_rng(0).integers(0, 256, (100, 16), dtype=np.uint8)
+    policy.below(keys[:50])
+    policy.add_dataset("d0", np.full(100, 1 << 20), keys)
+    policy.open_session("a", "job", "d0", CHUNK, CHUNK)
+    assert policy.hit_bound({"d0"}) == pytest.approx((50 + shares(policy)[0]) / 100, abs=0.001)

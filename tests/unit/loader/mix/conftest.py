@@ -1,0 +1,119 @@
+"""Several folders on the local disk, and an engine client that keeps exactly what is leased of all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.cache.folder import open_folder
+from streamer.client.session import SessionSpec
+from streamer.formats.detect import chooser
+from streamer.loader.dataset import StreamingDataset
+from streamer.loader.mix import opening as mix_opening
+from streamer.loader.mixed_dataset import MixedDataset
+from streamer.loader.rank import opening
+from streamer.manifest.build import BuildOptions, build
+from streamer.manifest.table import Manifest
+from streamer.wire.messages import GetManifest
+from tests.unit.loader.conftest import CHUNK_BYTES, Disk, FakeEngine
+
+# Sizes of the folders of `members`, by name; a sample is its number, plus 1000 times the number of its folder.
+SIZES = {"a": 100, "b": 60, "c": 7}
+
+
+class MixEngine(FakeEngine):
+    """An engine that has several datasets; the chunks of a session count through its parts."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.manifests: dict[str, Manifest] = {}
+
+    def build(self, request: GetManifest) -> Manifest:
+        name = " ".join(request.urls)
+        if name not in self.manifests:
+            work = build(
+                request.urls,
+                self.root / "manifests",
+                lister=Disk(),
+                reader=Disk(),
+                choose_format=chooser(request.format),
+                options=BuildOptions(chunk_bytes=CHUNK_BYTES),
+            )
+            self.manifests[name] = asyncio.run(work)
+        return self.manifests[name]
+
+    def number(self, spec: SessionSpec, chunk: int) -> int:
+        """Manifest and number in it as one number: several sessions have several numberings."""
+        digests = [manifest.digest for manifest in self.manifests.values()]
+        for digest in [part.dataset for part in spec.parts] or [spec.dataset]:
+            manifest = list(self.manifests.values())[digests.index(digest)]
+            if chunk < manifest.chunks:
+                return digests.index(digest) << 16 | chunk
+            chunk -= manifest.chunks
+        raise IndexError(chunk)
+
+    def locate(self, chunk: int) -> tuple[Manifest, int]:
+        return list(self.manifests.values())[chunk >> 16], chunk & 0xFFFF
+
+    @property
+    def chunks(self) -> Iterable[int]:
+        manifests = enumerate(self.manifests.values())
+        return [place << 16 | chunk for place, manifest in manifests for chunk in range(manifest.chunks)]
+
+    def read(self, dataset: str, chunk: int, start: int, stop: int) -> bytes:
+        (manifest,) = [found for found in self.manifests.values() if found.digest == dataset]
+        extents = manifest.chunk(chunk).extents
+        return b"".join(Path(e.object.url).read_bytes()[e.start : e.stop] for e in extents)[start:stop]
+
+
+@pytest.fixture
+def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MixEngine:
+    """The engine of every dataset and mix made in the test."""
+    root = tmp_path / "cache"
+    root.mkdir()
+    open_folder(root)
+    engine = MixEngine(root)
+    for module in (opening, mix_opening):
+        monkeypatch.setattr(module, "EngineClient", engine.connect)
+    for name in ("RANK", "WORLD_SIZE", "STREAMER_ENGINE"):
+        monkeypatch.delenv(name, raising=False)
+    return engine
+
+
+def write(folder: Path, count: int, first: int, length: int = 40) -> Path:
+    """Arrays of one number each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        np.save(folder / f"{number:04}.npy", np.full(length, first + number, np.int32))
+    return folder
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, Path]:
+    """One folder for each of SIZES."""
+    sizes = enumerate(SIZES.items())
+    return {name: write(tmp_path / name, size, 1000 * place) for place, (name, size) in sizes}
+
+
+@pytest.fixture
+def make_mix(fake_engine: MixEngine, folders: dict[str, Path]) -> Iterator[Callable[..., MixedDataset]]:
+    """Makes mixes of the folders on the fake engine; `of` names them, `members` are options by name."""
+    made: list[MixedDataset] = []
+
+    def make(of: str = "abc", members: dict[str, dict[str, object]] | None = None, **options: object) -> MixedDataset:
+        datasets = {name: StreamingDataset(folders[name], **(members or {}).get(name, {})) for name in of}
+        made.append(MixedDataset(datasets, **options))
+        return made[-1]
+
+    yield make
+    while made:
+        made.pop().close()
+
+
+def numbers(samples: object) -> list[int]:
+    """The number of each sample."""
+    return [int(sample["npy"][0]) for sample in samples]  # type: ignore[attr-defined]

@@ -1,0 +1,512 @@
+"""MixedDataset in one process, on an engine that keeps exactly what is leased."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections import Counter
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from streamer import StreamingDataLoader, StreamingDataset
+from streamer.errors import ConfigError, DecodeError, ManifestError, StateError
+from streamer.loader.mixed_dataset import MixedDataset
+from tests.unit.loader.mix.conftest import SIZES, numbers, write
+
+ALL = [1000 * place + number for place, size in enumerate(SIZES.values()) for number in range(size)]
+
+
+def member_of(number: int) -> str:
+    return list(SIZES)[number // 1000]
+
+
+# ---------------------------------------------------------------- iteration
+
+
+def test_without_a_rule_every_sample_comes_once_per_epoch(make_mix):
+    """In another order each time; with the name of its member."""
+    data = make_mix()
+    epochs = [list(data) for _ in range(3)]
+    found = [numbers(epoch) for epoch in epochs]
+    assert [sorted(epoch) for epoch in found] == [ALL] * 3
+    assert len({tuple(epoch) for epoch in found}) == 3
+    assert all(sample["__source__"] == member_of(sample["npy"][0]) for epoch in epochs for sample in epoch)
+
+
+def test_constructing_does_no_io(fake_engine, make_mix):
+    """The first use opens the members."""
+    make_mix()
+    assert fake_engine.requests == []
+
+
+def test_a_member_makes_another_part_of_its_pass_in_each_epoch(make_mix):
+    """repeat=0.25 of 100: 25 in each epoch, all of them after four; 2 of 60: each twice in each epoch."""
+    data = make_mix("ab", repeat={"a": 0.25, "b": 2}, batch_size=5)
+    uses: Counter[int] = Counter()
+    for _ in range(4):
+        epoch = Counter(numbers(islice(data, data.samples)))
+        assert sum(epoch[number] for number in range(100)) == 25
+        assert {epoch[1000 + number] for number in range(60)} == {2}
+        uses.update(epoch)
+    assert {uses[number] for number in range(100)} == {1}
+
+
+def test_batches_are_the_same_through_the_loader_and_a_bare_loop(make_mix):
+    """Sample for sample; `sources` and `__source__` agree with the numbers; stats with a recount."""
+    bare = make_mix(weights={"a": 7, "b": 2, "c": 1}, epoch_samples=120, batch_size=12)
+    with StreamingDataLoader(make_mix(weights={"a": 7, "b": 2, "c": 1}, epoch_samples=120), 12) as loader:
+        drawn: Counter[str] = Counter()
+        for _ in range(3):
+            expected = numbers(bare)
+            found = []
+            for batch in loader:
+                members = [member_of(number) for number in batch["npy"][:, 0].tolist()]
+                assert list(batch["__source__"]) == members
+                assert [list(SIZES)[number] for number in loader.sources] == members
+                drawn.update(members)
+                found += batch["npy"][:, 0].tolist()
+            assert found == expected
+        stats = loader.stats().members
+        assert {name: row.drawn for name, row in stats.items()} == drawn
+        assert {name: row.share for name, row in stats.items()} == {name: drawn[name] / 360 for name in SIZES}
+        assert stats["c"].passes == drawn["c"] / 7
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_the_global_batches_do_not_depend_on_the_ranks(make_mix, world_size):
+    """Each rank's samples together are those of one rank."""
+    whole = make_mix(batch_size=12, last_batch="fill")
+    ranks = [make_mix(batch_size=12 // world_size, rank=rank, world_size=world_size) for rank in range(world_size)]
+    expected = np.array(numbers(whole)).reshape(-1, 12)
+    found = np.concatenate([np.array(numbers(rank)).reshape(-1, 12 // world_size) for rank in ranks], axis=1)
+    assert (np.sort(found, axis=1) == np.sort(expected, axis=1)).all()
+
+
+@pytest.mark.parametrize("batching", ["stratified", "random", "homogeneous"])
+def test_batchings(make_mix, batching):
+    """The share of each member in a batch, by batching."""
+    data = make_mix("ab", weights={"a": 3, "b": 1}, epoch_samples=160, batching=batching, batch_size=8)
+    batches = np.array(numbers(data)).reshape(-1, 8)
+    of_b = (batches >= 1000).sum(axis=1)
+    assert of_b.sum() == 40
+    expected = {"stratified": of_b == 2, "random": of_b <= 8, "homogeneous": (of_b == 0) | (of_b == 8)}
+    assert expected[batching].all()
+
+
+def test_a_sample_draws_by_the_pass_of_its_member(make_mix):
+    """Twice in an epoch: other numbers; the same pass in another mix, or alone: the same numbers."""
+
+    def draw(sample, rng):
+        return {"npy": sample["npy"], "drawn": rng.random()}
+
+    def draws(data):
+        return sorted((int(sample["npy"][0]), sample["drawn"]) for sample in data)
+
+    twice = draws(make_mix("b", {"b": {"transform": draw}}, repeat=2))
+    assert len({drawn for _, drawn in twice}) == 120
+    once = make_mix("ab", {name: {"transform": draw} for name in "ab"})
+    first, second = ([pair for pair in draws(once) if pair[0] >= 1000] for _ in range(2))
+    assert sorted([*first, *second]) == twice
+    alone = once.members["b"]
+    assert draws(alone) == first
+
+
+# ---------------------------------------------------------------- contents
+
+
+def test_a_member_by_name_and_a_sample_by_number(make_mix):
+    """Samples count through the members laid end to end."""
+    data = make_mix()
+    assert data["b"] is data.members["b"]
+    assert sorted(numbers(data[index] for index in range(167))) == ALL
+    for index, name, own in ((0, "a", 0), (99, "a", 99), (100, "b", 0), (159, "b", 59), (160, "c", 0), (-1, "c", -1)):
+        sample = data[index]
+        assert sample["__source__"] == name
+        assert sample["__key__"] == data.members[name][own]["__key__"]
+    assert data[-167]["__key__"] == data[0]["__key__"]
+    for index in (167, -168):
+        with pytest.raises(IndexError, match="167"):
+            data[index]
+    with pytest.raises(KeyError):
+        data["d"]
+
+
+def test_the_name_of_the_member_is_not_added_without_a_key(make_mix):
+    """Or it has another one."""
+    assert set(make_mix(source_key=None)[0]) == {"__key__", "npy"}
+    assert make_mix(source_key="from")[0]["from"] == "a"
+
+
+def test_length_samples_and_quotas(make_mix):
+    """Of the next epoch: padded on this rank, over all ranks, by member."""
+    data = make_mix(batch_size=6, rank=0, world_size=2)
+    assert (len(data), data.samples) == (84, 167)
+    assert data.quotas() == SIZES
+    assert make_mix("ab", choose={"a": 30, "b": 10}, batch_size=8).quotas(3) == {"a": 30, "b": 10}
+
+
+def test_a_selection_of_a_mix_selects_in_every_member(make_mix):
+    """A split for validation in one line; a mix by choose= is refused."""
+    data = make_mix(weights={"a": 1, "b": 1, "c": 1})
+    train, validation = data.select(fraction=(0, 0.8)), data.select(fraction=(0.8, 1))
+    sizes = [{name: member.samples for name, member in part.members.items()} for part in (train, validation)]
+    assert {name: sizes[0][name] + sizes[1][name] for name in SIZES} == SIZES
+    assert set(numbers(train)).isdisjoint(numbers(validation))
+    with pytest.raises(ConfigError, match="choose"):
+        make_mix(choose={"a": 5, "b": 5, "c": 5}).select(fraction=(0, 0.5))
+
+
+def test_explain_names_members_batches_and_cache(make_mix, caplog):
+    """And the log has it once."""
+    data = make_mix(weights={"a": 7, "b": 2, "c": 1}, epoch_samples=120)
+    text = data.explain(12, nodes=2)
+    for part in ("stratified", "10 batches of 12", "70.00%", "passes", "hits at most"):
+        assert part in text, text
+    with caplog.at_level(logging.INFO, "streamer.loader.mix"):
+        for _ in range(2):
+            data._for_loader().prepare(12)
+    assert sum("10 batches of 12" in record.message for record in caplog.records) == 1
+
+
+# ---------------------------------------------------------------- state
+
+
+def test_a_state_continues_with_the_next_sample(make_mix):
+    """Of a bare loop, and of the loader on another number of ranks."""
+    options = {"weights": {"a": 7, "b": 2, "c": 1}, "epoch_samples": 120}
+    data = make_mix(batch_size=12, **options)
+    expected = numbers(data) + numbers(data)
+    first = make_mix(batch_size=12, **options)
+    taken = numbers(islice(first, 43))
+    other = make_mix(batch_size=12, **options)
+    other.load_state_dict(first.state_dict())
+    assert taken + numbers(other) + numbers(other) == expected
+    with StreamingDataLoader(make_mix(**options), 12) as loader:
+        iterator = iter(loader)
+        head = [next(iterator)["npy"][:, 0].tolist() for _ in range(3)]
+        state = loader.state_dict()
+    assert [number for batch in head for number in batch] == expected[:36]
+    parts = []
+    for rank in range(2):
+        with StreamingDataLoader(make_mix(rank=rank, world_size=2, **options), 6) as loader:
+            loader.load_state_dict(state)
+            parts.append([batch["npy"][:, 0].tolist() for batch in loader])
+    rest = [sorted(left + right) for left, right in zip(*parts, strict=True)]
+    assert rest == [sorted(expected[at : at + 12]) for at in range(36, 120, 12)]
+
+
+def test_weights_may_change_between_two_jobs(make_mix):
+    """At the end of an epoch: after both jobs no sample of a member was used more than once more than another."""
+    uses: Counter[int] = Counter()
+    with StreamingDataLoader(make_mix("ab", weights={"a": 3, "b": 1}, epoch_samples=80), 8) as loader:
+        for _ in range(3):
+            for batch in loader:
+                uses.update(batch["npy"][:, 0].tolist())
+        state = loader.state_dict()
+    changed = make_mix("abc", weights={"a": 1, "b": 2, "c": 1}, epoch_samples=96)
+    with StreamingDataLoader(changed, 8) as loader:
+        with pytest.raises(StateError):
+            loader.load_state_dict(state)
+        loader.load_state_dict(state, strict=False)
+        for _ in range(4):
+            for batch in loader:
+                uses.update(batch["npy"][:, 0].tolist())
+        later = loader.state_dict()
+    for place, (name, size) in enumerate(SIZES.items()):
+        counts = [uses[1000 * place + number] for number in range(size)]
+        assert max(counts) - min(counts) <= 1, name
+    with StreamingDataLoader(make_mix("abc", weights={"a": 1, "b": 2, "c": 1}, epoch_samples=96), 8) as loader:
+        loader.load_state_dict(later)
+        assert next(iter(loader))["npy"].shape == (8, 40), "a state after the change fits the changed mix"
+
+
+def test_a_state_of_a_dataset_is_that_members(make_mix):
+    """strict=False only; a state of a mix does not fit a dataset."""
+    data = make_mix("ab", batch_size=10)
+    alone = StreamingDataset(data.members["a"]._opening.options.urls[0], batch_size=10)
+    used = numbers(islice(alone, 100))
+    state = alone.state_dict()
+    alone.close()
+    data.load_state_dict(state, strict=False)
+    assert data.epoch == 0
+    found = numbers(data)
+    assert sorted(found) == sorted(used + [1000 + number for number in range(60)])
+    other = data.members["a"]
+    other.load_state_dict(data.state_dict())
+    with pytest.raises(StateError, match="MixedDataset"):
+        iter(other)
+
+
+def test_strict_false_is_for_mixes(make_mix):
+    """The order of one dataset is fixed."""
+    dataset = make_mix("a").members["a"]
+    with StreamingDataLoader(dataset, 10) as loader, pytest.raises(ConfigError, match="strict"):
+        loader.load_state_dict(loader.state_dict(), strict=False)
+
+
+def test_set_epoch_and_copies(make_mix):
+    """Back to an epoch that was; a pickled copy has the same order."""
+    data = make_mix()
+    first, second = numbers(data), numbers(data)
+    data.set_epoch(0)
+    assert (numbers(data), numbers(data)) == (first, second)
+    copy = pickle.loads(pickle.dumps(data))
+    copy.set_epoch(1)
+    assert numbers(copy) == second
+    copy.close()
+
+
+def test_refresh_lets_the_other_members_continue(fake_engine, make_mix, folders):
+    """A member that has changed begins a new pass; the others go on where they are."""
+    data = make_mix("ab", repeat={"a": 0.5, "b": 0.5}, batch_size=8)
+    half = numbers(islice(data, data.samples))
+    assert not data.refresh()
+    write(folders["b"], 80, 1000)
+    fake_engine.manifests.pop(str(folders["b"]))
+    assert data.refresh()
+    other = numbers(islice(data, data.samples))
+    of_a = [number for number in half + other if number < 1000]
+    assert len(of_a) == len(set(of_a)) >= 88
+    assert data.members["b"].samples == 80
+
+
+def test_the_loader_takes_a_change_between_epochs(fake_engine, make_mix, folders):
+    """With on_change="refresh" of a member it lists before each epoch."""
+    data = make_mix("ab", {"b": {"on_change": "refresh"}}, repeat={"a": 0.5, "b": 1})
+    with StreamingDataLoader(data, 10) as loader:
+        first = [number for batch in loader for number in batch["npy"][:, 0].tolist()]
+        write(folders["b"], 80, 1000)
+        fake_engine.manifests.pop(str(folders["b"]))
+        second = [number for batch in loader for number in batch["npy"][:, 0].tolist()]
+    assert {number for number in second if number >= 1000} == {1000 + number for number in range(80)}
+    of_a = [number for number in first + second if number < 1000]
+    assert len(of_a) == len(set(of_a)) == 100
+
+
+# ---------------------------------------------------------------- damaged samples
+
+
+def test_a_skipped_sample_has_the_name_of_its_member(make_mix, folders):
+    """In `skipped`, in `stats`, and `sources` says what took its place."""
+    (folders["b"] / "0005.npy").write_bytes(b"no array")
+    with StreamingDataLoader(make_mix(on_error="skip"), 10) as loader:
+        for batch in loader:
+            members = [member_of(number) for number in batch["npy"][:, 0].tolist()]
+            assert [list(SIZES)[number] for number in loader.sources] == members == list(batch["__source__"])
+        (skipped,) = loader.skipped
+        assert (skipped.member, skipped.key) == ("b", "0005.npy")
+        assert loader.dataset.members["b"]._opening.find("0005.npy") == skipped.ordinal
+        assert str(skipped).startswith(f"sample b/{skipped.ordinal} (0005.npy)")
+        assert {name: row.skipped for name, row in loader.stats().members.items()} == {"a": 0, "b": 1, "c": 0}
+
+
+def test_an_error_names_the_member(make_mix, folders):
+    """Not the number that the loader works with."""
+    (folders["b"] / "0005.npy").write_bytes(b"no array")
+    data = make_mix()
+    label = f"dataset['b'][{data.members['b']._opening.find('0005.npy')}]"
+    with StreamingDataLoader(data, 10) as loader, pytest.raises(DecodeError) as caught:
+        list(loader)
+    assert f"({label}, " in caught.value.message
+
+
+def test_members_that_do_not_collate_are_named(make_mix):
+    """With both shapes, and what to do; batches of one member need not agree."""
+    members = {"b": {"transform": lambda sample: {**sample, "npy": sample["npy"][:7].astype(np.float32)}}}
+    with StreamingDataLoader(make_mix("ab", members), 10) as loader, pytest.raises(ConfigError) as caught:
+        list(loader)
+    for part in ("members a and b", "'npy'", "int32 (40,)", "float32 (7,)", "homogeneous", "collate_fn"):
+        assert part in caught.value.message
+    members = {"b": {"transform": lambda sample: {**sample, "more": 1}}}
+    with StreamingDataLoader(make_mix("ab", members), 10) as loader, pytest.raises(ConfigError, match="more"):
+        list(loader)
+    with StreamingDataLoader(make_mix("ab", members), 10, collate_fn=len) as loader:
+        assert sum(loader) == 160
+    mixed = make_mix("ab", members, repeat={"a": 1, "b": 1.5}, batching="homogeneous")
+    with StreamingDataLoader(mixed, 10) as loader:
+        assert {("more" in batch, set(batch["__source__"]) == {"b"}) for batch in loader} == {
+            (True, True),
+            (False, False),
+        }
+
+
+# ---------------------------------------------------------------- arguments and edge cases
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"weights": {"a": 1, "b": -1, "c": 1}}, "weights"),
+        ({"weights": {"a": 1, "b": float("nan"), "c": 1}}, "weights"),
+        ({"weights": {"a": 1, "b": float("inf"), "c": 1}}, "weights"),
+        ({"weights": {"a": 0, "b": 0, "c": 0}}, "weights"),
+        ({"weights": {"a": 1, "b": 1, "c": 1, "d": 1}}, "weights"),
+        ({"weights": {"a": 1, "b": 1}}, "weights"),
+        ({"weights": {"a": 1, "b": 1, "c": 1}, "repeat": 1}, "repeat"),
+        ({"choose": {"a": 1, "b": 1, "c": 1}, "temperature": 2}, "temperature"),
+        ({"repeat": 1, "stop": "all_exhausted"}, "stop"),
+        ({"choose": {"a": 1, "b": 1, "c": 1}, "stop": "first_exhausted"}, "stop"),
+        ({"stop": "whenever", "temperature": 1}, "stop"),
+        ({"epoch_samples": 0, "temperature": 1}, "epoch_samples"),
+        ({"temperature": 0}, "temperature"),
+        ({"repeat": {"a": 1, "b": 1, "c": -1}}, "repeat"),
+        ({"choose": {"a": 1, "b": 1, "c": 0.5}}, "choose"),
+        ({"batching": "sorted"}, "batching"),
+        ({"seed": -1}, "seed"),
+        ({"source_key": ""}, "source_key"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"lanes": 0}, "lanes"),
+        ({"shuffle_window": 0}, "shuffle_window"),
+        ({"on_error": "ignore"}, "on_error"),
+        ({"error_budget": -1}, "error_budget"),
+    ],
+)
+def test_an_argument_that_cannot_be_is_refused_at_once(make_mix, options, field):
+    """With the field's name, before any I/O."""
+    with pytest.raises(ConfigError) as caught:
+        make_mix(**options)
+    assert caught.value.details["field"] == field
+
+
+def test_wrong_names_are_listed(make_mix):
+    """Those without a member, and those without a weight."""
+    with pytest.raises(ConfigError) as caught:
+        make_mix(weights={"a": 1, "d": 1})
+    for name in ("b", "c", "d"):
+        assert name in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"batch_size": 2},
+        {"last_batch": "drop"},
+        {"rank": 0, "world_size": 2},
+        {"on_error": "skip"},
+        {"error_budget": 7},
+        {"stream": "s"},
+        {"lanes": 2},
+        {"shuffle_window": 64},
+    ],
+)
+def test_an_option_of_the_whole_is_refused_on_a_member(make_mix, option):
+    """With the member's name."""
+    with pytest.raises(ConfigError, match=r"member b: .*MixedDataset") as caught:
+        make_mix(members={"b": option})
+    assert caught.value.details["field"] in option
+
+
+@pytest.mark.parametrize(
+    "option", [{"cache_dir": "/x"}, {"cache_bytes": "1GB"}, {"engine": "unix:/x"}, {"shuffle": False}]
+)
+def test_what_members_must_have_in_common(make_mix, option):
+    """One engine, one cache; in order all of them or none."""
+    with pytest.raises(ConfigError, match="members a and b differ in") as caught:
+        make_mix(members={"b": option})
+    assert caught.value.details["field"] in option
+
+
+def test_members_are_datasets_by_name(make_mix, folders):
+    """At least one; no list, no mix of mixes."""
+    dataset = StreamingDataset(folders["a"])
+    for members in ({}, [dataset], {"a": str(folders["a"])}, {"": dataset}, {3: dataset}, {"a": make_mix("a")}):
+        with pytest.raises(ConfigError) as caught:
+            MixedDataset(members)
+        assert caught.value.details["field"] == "members"
+
+
+def test_one_member_is_allowed(make_mix):
+    """Its batches are the dataset's own, in another order inside."""
+    data = make_mix("a", batch_size=10)
+    dataset = data.members["a"]
+    alone = StreamingDataset(dataset._opening.options.urls[0], batch_size=10)
+    for _ in range(3):
+        own = np.sort(np.array(numbers(alone)).reshape(-1, 10), axis=1)
+        assert (np.sort(np.array(numbers(data)).reshape(-1, 10), axis=1) == own).all()
+    alone.close()
+
+
+def test_a_member_of_one_sample(make_mix, tmp_path):
+    """And a batch that needs it several times: it repeats, and the log says so once."""
+    single = StreamingDataset(write(tmp_path / "single", 1, 9000))
+    data = make_mix("a")
+    mixed = MixedDataset({"a": data.members["a"], "one": single}, weights={"a": 1, "one": 1}, batch_size=10)
+    counts = Counter(numbers(mixed))
+    assert counts[9000] == counts.total() / 2
+    mixed.close()
+
+
+def test_a_member_that_repeats_inside_a_batch_is_logged(make_mix, caplog):
+    """7 samples for 10 places of a batch."""
+    data = make_mix("ac", weights={"a": 1, "c": 1})
+    data._for_loader().prepare(20)
+    assert "member c has 7 samples, fewer than a batch takes of it" in caplog.text
+
+
+def test_a_weight_of_zero_leaves_a_member_out(make_mix, caplog):
+    """Said in the log."""
+    data = make_mix(weights={"a": 1, "b": 0, "c": 1}, batch_size=10)
+    assert {member_of(number) for number in numbers(data)} == {"a", "c"}
+    assert "member b gives no sample" in caplog.text
+
+
+def test_a_tiny_weight_is_exact_in_the_long_run(make_mix):
+    """Its quota is 0 in some epochs."""
+    data = make_mix("ab", weights={"a": 1999, "b": 1}, epoch_samples=100, batch_size=10)
+    quotas = [data.quotas(epoch)["b"] for epoch in range(400)]
+    assert min(quotas) == 0 < max(quotas)
+    assert abs(sum(quotas) - 20) <= 2
+
+
+def test_stages_of_weights(make_mix):
+    """From that epoch on; a member with 0 begins later where it is."""
+    data = make_mix("ab", weights=[(0, {"a": 1, "b": 0}), (2, {"a": 1, "b": 1})], epoch_samples=40, batch_size=10)
+    assert [data.quotas(epoch)["b"] for epoch in range(4)] == [0, 0, 20, 20]
+    found = [Counter(map(member_of, numbers(data))) for _ in range(4)]
+    assert [counts["b"] for counts in found] == [0, 0, 20, 20]
+
+
+def test_the_same_dataset_twice(make_mix, caplog):
+    """Two transforms of the same data; with equal seeds the log warns."""
+    data = make_mix("a")
+    twice = MixedDataset({"x": data.members["a"], "y": data.members["a"]}, batch_size=10)
+    counts = Counter(numbers(twice))
+    assert set(counts.values()) == {2}
+    assert "members x and y have the same samples and the same seed" in caplog.text
+    twice.close()
+
+
+def test_an_empty_member_is_named(make_mix, tmp_path):
+    """The error of its manifest begins with its name."""
+    (tmp_path / "empty").mkdir()
+    data = make_mix("a")
+    mixed = MixedDataset({"a": data.members["a"], "none": StreamingDataset(tmp_path / "empty")})
+    with pytest.raises(ManifestError, match=r"^member none: "):
+        len(mixed)
+    mixed.close()
+
+
+def test_sources_is_for_mixes(make_mix):
+    """A loader of one dataset has none."""
+    with StreamingDataLoader(make_mix("a").members["a"], 10) as loader, pytest.raises(ConfigError, match="sources"):
+        _ = loader.sources
+
+
+def test_a_damaged_chunk_of_the_second_member_is_leased_again(fake_engine, make_mix, folders):
+    """Its number counts after those of the first."""
+    spoilt: list[int] = []
+
+    def spoil(chunk, path):
+        if not spoilt and fake_engine.locate(chunk)[0] is fake_engine.manifests[str(folders["b"])]:
+            spoilt.append(chunk & 0xFFFF)
+            path.write_bytes(path.read_bytes()[:-40])
+
+    fake_engine.spoil = spoil
+    with StreamingDataLoader(make_mix("ab"), 10) as loader:
+        assert sorted(number for batch in loader for number in batch["npy"][:, 0].tolist()) == sorted(
+            number for number in ALL if number < 2000
+        )
+    before = fake_engine.manifests[str(folders["a"])].chunks
+    assert [chunk - before for chunk, _ in fake_engine.rejects] == spoilt

@@ -1,0 +1,59 @@
+"""A mix in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamer.order.mix import MemberSize, MixSpec, cautions, explain, hit_bound, kept_bytes
+from tests.mixes import request, sources
+
+MIB = 1 << 20
+SIZES = {"web": 300_000, "books": 3_000}
+
+
+def _spec(**said: object) -> MixSpec:
+    said = said or {"weights": {"web": 9, "books": 1}, "epoch_samples": 100_000}
+    return request(list(SIZES), **said).spec(sources(SIZES, 75), 256)
+
+
+def test_a_mix_is_said_in_a_row_per_member() -> None:
+    """Shares, passes, open chunks, what a cache keeps first, what a batch has."""
+    text = explain(
+        _spec(), [MemberSize(4000, 32_000 * MIB), MemberSize(40, 320 * MIB)], 256, cache_bytes=3520 * MIB, nodes=4
+    )
+    rows = dict(row.split(maxsplit=1) for row in text.splitlines())
+    assert rows["mix"].startswith("stratified, 8 lanes, 391 batches of 256 in an epoch of 100,096 samples, order ")
+    assert " ".join(rows["web"].split()) == "90.00% 90,088 samples = 0.30 passes 224 chunks open 1.9 GB"
+    assert " ".join(rows["books"].split()) == "10.00% 10,008 samples = 3.34 passes 8 chunks open 67.1 MB"
+    assert rows["cache"] == "3.7 GB of 33.9 GB: hits at most 19% (web 10%, books all)"
+    assert rows["batch"] == "every batch has 230.4 web, 25.6 books, within 2 samples"
+    assert rows["nodes"] == "4 nodes share no lane: store bytes 1.00 x dataset"
+
+
+@pytest.mark.parametrize(
+    ("batching", "message"),
+    [("random", "every 16 batches have their share, 230.4 web, 25.6 books"), ("homogeneous", "every batch is of one")],
+)
+def test_other_batchings_are_said(batching: str, message: str) -> None:
+    """What a batch has."""
+    spec = _spec(batching=batching, weights={"web": 9, "books": 1}, epoch_samples=256 * 1000)
+    assert message in explain(spec, [MemberSize(4000, MIB), MemberSize(40, MIB)], 256)
+
+
+def test_a_cache_keeps_members_of_many_passes_first() -> None:
+    """A byte saves as many fetches as its member makes passes; members without passes are not kept."""
+    assert kept_bytes([0.5, 4, 1, 0], [100, 10, 30, 50], 25) == [0, 10, 15, 0]
+    assert kept_bytes([0.5, 4, 1, 0], [100, 10, 30, 50], 1000) == [100, 10, 30, 0]
+    assert hit_bound([0.5, 4, 1, 0], [100, 10, 30, 50], 25) == pytest.approx((40 + 15) / (50 + 40 + 30))
+    assert hit_bound([1], [100], 30) == pytest.approx(0.3)
+
+
+def test_what_a_user_may_not_expect_is_said() -> None:
+    """A rounded epoch, a member without samples in an epoch, a member smaller than its part of a batch."""
+    found = cautions(_spec(), 256, 100_000)
+    assert found == ["epoch_samples=100,000 is rounded to 100,096, a multiple of the global batch"]
+    found = cautions(_spec(weights={"web": 1e6, "books": 1}, epoch_samples=256), 256)
+    assert found == ["member books gives no sample to epoch 0: its share is too small"]
+    tiny = {"web": 3000, "one": 1}
+    spec = request(list(tiny), weights={"web": 1, "one": 1}).spec(sources(tiny), 64)
+    assert "member one has 1 samples, fewer than a batch takes of it" in cautions(spec, 64)[0]

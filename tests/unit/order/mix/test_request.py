@@ -1,0 +1,119 @@
+"""From what is said about a mix to its spec."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from streamer.errors import ConfigError, ManifestError
+from streamer.order import OrderSpec
+from streamer.order.mix import MixSource, MixSpec
+from tests.mixes import request, sources
+
+SIZES = {"web": 300_000, "books": 75_000, "rare": 30_000}
+
+
+def _spec(batch: int = 256, **said: object) -> MixSpec:
+    return request(list(SIZES), **said).spec(sources(SIZES, 75), batch)
+
+
+def test_lanes_and_windows_are_those_of_the_members_together() -> None:
+    """Lanes by all chunks; of the window each member has its share, at least one chunk per lane."""
+    spec = _spec(weights={"web": 0.90, "books": 0.09, "rare": 0.01})
+    assert (spec.lanes, spec.slots, spec.window) == (8, 32, 16)
+    assert [member.order.window for member in spec.members] == [224, 16, 8]
+
+
+def test_a_window_that_is_said_is_shared_out() -> None:
+    """Also beyond the 16th of a member's chunks that is the automatic limit."""
+    spec = _spec(window=1024, weights={"web": 0, "books": 0.5, "rare": 0.5})
+    assert [member.order.window for member in spec.members] == [8, 512, 512]
+
+
+def test_a_member_keeps_the_window_of_its_largest_stage() -> None:
+    """The window cannot change inside a pass."""
+    spec = _spec(window=512, weights=[(0, {"web": 1, "books": 0, "rare": 0}), (3, {"web": 1, "books": 1, "rare": 0})])
+    assert [member.order.window for member in spec.members] == [512, 256, 8]
+
+
+def test_one_member_has_the_geometry_of_the_dataset_alone() -> None:
+    """Same lanes, same chunks open per lane."""
+    member = MixSource("web", "0" * 32, np.full(3000, 75), 5)
+    alone = OrderSpec.auto("0" * 32, member.chunk_samples, 256, 5)
+    mixed = request(["web"]).spec([member], 256)
+    assert (mixed.lanes, mixed.members[0].order.lane_window) == (alone.lanes, alone.lane_window)
+
+
+def test_epochs_by_weight_are_whole_batches() -> None:
+    """10,000 samples are 39 batches of 256; a short epoch is one."""
+    even = dict.fromkeys(SIZES, 1)
+    assert _spec(weights=even, epoch_samples=10_000).samples(0) == 39 * 256
+    assert _spec(weights=even, epoch_samples=5).samples(0) == 256
+
+
+def test_whole_passes_are_exact() -> None:
+    """In every epoch, beside members that are not."""
+    spec = _spec(repeat={"web": 1, "books": 2.5, "rare": 3})
+    assert {spec.quotas(epoch)[0] for epoch in range(9)} == {300_000}
+    assert {spec.quotas(epoch)[2] for epoch in range(9)} == {90_000}
+
+
+def test_homogeneous_shares_are_whole_batches() -> None:
+    """Also those of whole passes, which then are exact over epochs only."""
+    spec = _spec(batching="homogeneous", repeat=1)
+    assert all(quota % 256 == 0 for epoch in range(5) for quota in spec.quotas(epoch))
+    assert abs(spec.drawn(100)[0] - 100 * 300_000) <= 100 * 256
+
+
+def test_what_a_state_brings_stays() -> None:
+    """Lanes, batch, windows, and how far the members are; but not what is said."""
+    saved = _spec(weights=dict.fromkeys(SIZES, 1))
+    member = msgspec.structs.replace(saved.members[1], origin=800, turn=3)
+    saved = msgspec.structs.replace(saved, members=(saved.members[0], member, saved.members[2]))
+    asked = request(list(SIZES), weights=dict.fromkeys(SIZES, 1))
+    assert asked.spec(sources(SIZES, 75), 4096, like=saved) == saved
+    asked = request(list(SIZES), weights=dict.fromkeys(SIZES, 1), lanes=16)
+    assert asked.spec(sources(SIZES, 75), 4096, like=saved).lanes == 16
+
+
+def test_members_in_the_order_of_their_data_have_one_lane() -> None:
+    """And no window."""
+    members = [MixSource(name, "0" * 32, np.full(9, 9), 0, "none") for name in SIZES]
+    spec = request(list(SIZES)).spec(members, 64)
+    assert (spec.lanes, spec.slots, [member.order.window for member in spec.members]) == (1, 64, [1, 1, 1])
+
+
+def test_many_members_are_mixed_in_shorter_windows() -> None:
+    """So that the counts of a window stay below 8 MB."""
+    names = {f"m{i}": 10 for i in range(1000)}
+    assert request(list(names), lanes=256).spec(sources(names), 256).window == 4
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "message"),
+    [
+        ({"lanes": 3, "batching": "homogeneous"}, ConfigError, "lanes that divide the global batch: 3 do not"),
+        ({"batching": "sorted"}, ConfigError, "batching='sorted' is not one of"),
+        ({"lanes": 0}, ConfigError, "lanes=0 must be at least 1"),
+        ({"window": -1}, ConfigError, "shuffle_window=-1 must be at least 1"),
+    ],
+)
+def test_what_is_no_mix_is_refused(said: dict[str, object], error: type[Exception], message: str) -> None:
+    """The message names the argument."""
+    with pytest.raises(error, match=message):
+        _spec(**said)
+
+
+def test_members_must_have_samples_and_agree_on_shuffling() -> None:
+    """The message names them."""
+    empty = MixSource("void", "0" * 32, np.zeros(3, np.int64), 0)
+    ordered = MixSource("ordered", "0" * 32, np.full(3, 9), 0, "none")
+    with pytest.raises(ManifestError, match=r"member void: manifest 0+ has no samples"):
+        request(["void"]).spec([empty], 4)
+    with pytest.raises(ConfigError, match=r"members \['ordered'\] are not shuffled and the others are"):
+        request(["ordered", "web"]).spec([ordered, *sources({"web": 9})], 4)
+    with pytest.raises(ConfigError, match="lanes=2 and shuffle_window=None have no meaning with shuffle=False"):
+        request(["ordered"], lanes=2).spec([ordered], 4)
+    with pytest.raises(ConfigError, match="1 to 4096 members of different names"):
+        request(["web"]).spec(sources({"web": 9}) * 2, 4)

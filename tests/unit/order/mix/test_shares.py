@@ -1,0 +1,101 @@
+"""Proportions as a user says them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamer.errors import ConfigError
+from streamer.order.mix import Shares
+
+NAMES = ["web", "books"]
+SIZES = {"web": 1000, "books": 300}
+
+
+def _amount(**said: Any) -> Any:
+    return Shares.of(NAMES, **said).amounts(SIZES)[0]
+
+
+def test_without_a_word_every_sample_comes_once() -> None:
+    """Whole passes, no weights."""
+    amount = _amount()
+    assert (amount.passes, amount.weights, amount.samples) == ((1, 1), (0, 0), 0)
+
+
+@pytest.mark.parametrize("scale", [1, 10, 0.001])
+def test_weights_have_any_scale(scale: float) -> None:
+    """Only their ratio counts."""
+    weights = _amount(weights={"books": 0.25 * scale, "web": 0.75 * scale}).weights
+    assert weights == (3 << 30, 1 << 30)
+
+
+def test_an_epoch_of_weights_has_as_many_samples_as_the_members_with_weight() -> None:
+    """Unless its length is said."""
+    assert _amount(weights={"web": 1, "books": 2}).samples == 1300
+    assert _amount(weights={"web": 1, "books": 0}).samples == 1000
+    assert _amount(weights={"web": 1, "books": 2}, epoch_samples=77).samples == 77
+
+
+def test_an_epoch_can_stop_with_the_first_or_the_last_pass() -> None:
+    """At equal weights the smaller member ends first: 300 of each, or 1,000."""
+    even = {"web": 1, "books": 1}
+    assert _amount(weights=even, stop="first_exhausted").samples == 600
+    assert _amount(weights=even, stop="all_exhausted").samples == 2000
+
+
+def test_repeat_gives_whole_passes_or_exact_parts() -> None:
+    """A whole number is exact in every epoch, a part over epochs."""
+    amount = _amount(repeat={"web": 0.25, "books": 2})
+    assert (amount.passes, amount.weights, amount.samples) == ((0, 2), (250 << 16, 0), 250)
+    assert _amount(repeat=3).passes == (3, 3)
+
+
+def test_choose_gives_samples() -> None:
+    """0 leaves a member out."""
+    amount = _amount(choose={"web": 40, "books": 0})
+    assert (amount.weights, amount.samples) == ((40 << 16, 0), 40)
+
+
+def test_temperature_goes_from_sizes_to_equal_shares() -> None:
+    """1: by size; large: equal."""
+    by_size, equal = (_amount(temperature=t).weights for t in (1.0, 1e9))
+    assert by_size[0] / by_size[1] == pytest.approx(1000 / 300)
+    assert equal[0] / equal[1] == pytest.approx(1)
+
+
+def test_weights_change_by_stages_of_epochs() -> None:
+    """Each stage from its epoch on."""
+    stages = Shares.of(NAMES, weights=[(0, {"web": 1, "books": 0}), (5, {"web": 1, "books": 1})]).amounts(SIZES)
+    assert [(stage.epoch, stage.weights) for stage in stages] == [(0, (1 << 32, 0)), (5, (1 << 31, 1 << 31))]
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"weights": {"web": 1, "news": 1}}, r"\['news'\], which are no members, and none for the members \['books'\]"),
+        ({"weights": {"web": 1, "books": -1}}, "books=-1 is not a number of at least 0"),
+        ({"weights": {"web": 1, "books": float("nan")}}, "books=nan is not a number"),
+        ({"weights": {"web": 1, "books": float("inf")}}, "books=inf is not a number"),
+        ({"weights": {"web": 1, "books": "2"}}, "books='2' is not a number"),
+        ({"weights": {"web": 0, "books": 0}}, "leaves every member out"),
+        ({"weights": 3}, "weights=3 must be a mapping, or"),
+        ({"weights": [(1, {"web": 1, "books": 1})]}, "must be a mapping, or"),
+        ({"weights": [(0, {"web": 1, "books": 1}), (0, {"web": 1, "books": 1})]}, "with ascending epochs"),
+        ({"weights": [(0, {"web": 1, "books": 1}), (9, {"web": 1, "books": 1}, "linear")]}, "with ascending epochs"),
+        ({"repeat": {"web": 1}}, "none for the members"),
+        ({"choose": {"web": 1.5, "books": 1}}, "not a whole number of samples"),
+        ({"temperature": 0}, "temperature=0 is not a positive number"),
+        ({"weights": {"web": 1, "books": 1}, "repeat": 2}, "weights and repeat both fix the shares"),
+        ({"repeat": 2, "stop": "first_exhausted"}, "stop goes with weights or temperature; repeat already"),
+        ({"choose": {"web": 1, "books": 1}, "epoch_samples": 9}, "epoch_samples goes with weights or temperature"),
+        ({"epoch_samples": 9}, "repeat=1, the default, already"),
+        ({"temperature": 1, "stop": "sometimes"}, "stop='sometimes' is not one of"),
+        ({"temperature": 1, "stop": "first_exhausted", "epoch_samples": 9}, "pass one"),
+        ({"temperature": 1, "epoch_samples": 0}, "epoch_samples=0 must be at least 1"),
+    ],
+)
+def test_what_is_no_proportion_is_refused(said: dict[str, Any], message: str) -> None:
+    """The message names the argument and its value."""
+    with pytest.raises(ConfigError, match=message):
+        Shares.of(NAMES, **said)

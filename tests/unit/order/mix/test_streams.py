@@ -1,0 +1,88 @@
+"""A member's passes, one after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streamer.errors import ManifestError
+from streamer.order import EpochOrder, OrderSpec
+from streamer.order.mix.spec import MixMember
+from streamer.order.mix.streams import MemberChunks, MemberStream
+from streamer.order.spec import Cut, Shuffle
+from tests.mixes import chunk_sizes
+
+
+def _stream(samples: int, shuffle: Shuffle = "block", cut: Cut = "fixed") -> MemberStream:
+    sizes = chunk_sizes(samples, 7)
+    lanes, window = (1, 1) if shuffle == "none" else (8, 16)
+    spec = OrderSpec("0" * 32, 5, shuffle, lanes, window, cut)
+    chunks = MemberChunks(sizes, np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]), 0)
+    return MemberStream(MixMember("m", spec, samples), chunks)
+
+
+@pytest.mark.parametrize("samples", [1, 31, 32, 100, 333])
+@pytest.mark.parametrize("shuffle", ["block", "none"])
+@pytest.mark.parametrize("turn", [0, 5])
+def test_each_pass_has_every_sample_once(samples: int, shuffle: Shuffle, turn: int) -> None:
+    """Also without lanes, and with lanes that the samples do not fill evenly."""
+    stream = _stream(samples, shuffle)
+    passes, ordinals = stream.ordinals(np.arange(5 * samples), turn)
+    assert passes.tolist() == np.repeat(np.arange(5), samples).tolist()
+    assert (np.sort(ordinals.reshape(5, samples), axis=1) == np.arange(samples)).all()
+    if shuffle == "none":
+        assert ordinals.tolist() == list(range(samples)) * 5
+
+
+def test_a_pass_that_begins_in_lane_zero_is_an_epoch_of_the_dataset() -> None:
+    """Bit for bit."""
+    stream = _stream(336)
+    for number in range(3):
+        _, ordinals = stream.ordinals(number * 336 + np.arange(336), 0)
+        alone = EpochOrder(stream.member.order, stream.chunks.samples, number).ordinals(np.arange(336))
+        assert np.array_equal(ordinals, alone)
+
+
+@pytest.mark.parametrize("cut", ["fixed", "redrawn"])
+def test_a_lane_of_the_stream_keeps_its_chunks(cut: Cut) -> None:
+    """Lane (Q + turn) mod L of any pass draws from the chunks that `all_chunks` says, of a fixed cut few more."""
+    stream, turn = _stream(333, cut=cut), 3
+    positions = np.arange(20 * 333)
+    _, ordinals = stream.ordinals(positions, turn)
+    chunks = np.searchsorted(stream.chunks.first, ordinals, side="right") - 1
+    for lane in range(8):
+        used = set(chunks[(positions + turn) % 8 == lane].tolist())
+        told = set(stream.all_chunks(np.array([lane])).tolist())
+        assert used <= told
+        assert cut == "redrawn" or len(told) <= len(used) + 2
+
+
+def test_the_lanes_of_a_pass_have_the_lengths_that_are_said() -> None:
+    """n div L or one more, wherever the pass begins."""
+    stream, turn = _stream(333), 3
+    for number in range(9):
+        positions = number * 333 + np.arange(333)
+        counts = np.bincount((positions + turn) % 8, minlength=8)
+        assert counts.tolist() == [stream.lane_length(number, turn, lane) for lane in range(8)]
+
+
+@pytest.mark.parametrize("shuffle", ["block", "none"])
+def test_pieces_cover_the_samples_of_a_run(shuffle: Shuffle) -> None:
+    """Each chunk that a run of a lane uses, with bounds that contain the indices of its samples."""
+    stream = _stream(333, shuffle)
+    lanes = stream.lanes
+    for lane, run in [(0, (0, 41)), (lanes - 1, (10, 30)), (lanes // 2, (40, 41))]:
+        chunks, begin, end = stream.pieces(2, 5, lane, run)
+        first = 2 * 333 + (lane - 5 - 2 * 333) % lanes
+        _, ordinals = stream.ordinals(first + lanes * np.arange(*run), 5)
+        used = np.searchsorted(stream.chunks.first, ordinals, side="right") - 1
+        told = dict(zip(chunks.tolist(), zip(begin.tolist(), end.tolist(), strict=True), strict=True))
+        for index, chunk in zip(range(*run), used.tolist(), strict=True):
+            assert told[chunk][0] <= index < told[chunk][1]
+
+
+def test_chunks_of_another_selection_are_refused() -> None:
+    """The spec and the chunks must be of the same data."""
+    stream = _stream(50)
+    with pytest.raises(ManifestError, match="member m: its chunks have 50 samples, its part of the mix 49"):
+        MemberStream(MixMember("m", stream.member.order, 49), stream.chunks)

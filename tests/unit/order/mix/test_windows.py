@@ -1,0 +1,124 @@
+"""The places of an epoch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streamer.order.mix import Batching, MixOrder
+from streamer.order.mix.places import epoch_places
+from tests.mixes import counts_by_batch, mix, weighted
+
+ZIPF_100 = [1 / n for n in range(1, 101)]
+
+
+@pytest.mark.parametrize("weights", [[7, 3], [50, 25, 15, 9, 1], [1 / n for n in range(1, 21)], ZIPF_100, [1] * 100])
+@pytest.mark.parametrize(("lanes", "batch"), [(8, 256), (16, 1024), (64, 4096)])
+def test_every_stratified_batch_has_every_members_share(weights: list[float], lanes: int, batch: int) -> None:
+    """Within 2 samples, with a standard deviation of at most 0.6; the epoch's totals are exact."""
+    mixed = weighted(weights, batch, 48, lanes=lanes)
+    counts = counts_by_batch(mixed, batch)
+    share = batch * np.array(weights) / sum(weights)
+    assert np.abs(counts - share).max() < 2
+    assert counts.std(axis=0).max() <= 0.6
+    assert tuple(counts.sum(axis=0)) == mixed.spec.quotas(0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "lanes", "batch"), [([2, 1, 1], 8, 256), ([5, 2, 1], 8, 64), ([12, 3, 1], 16, 256)]
+)
+def test_shares_that_are_whole_in_every_lane_are_exact_in_every_batch(
+    weights: list[float], lanes: int, batch: int
+) -> None:
+    """Nothing is rounded, so nothing strays."""
+    counts = counts_by_batch(weighted(weights, batch, 100, lanes=lanes), batch)
+    assert (counts == batch * np.array(weights) // sum(weights)).all()
+
+
+def test_the_part_of_one_rank_is_as_even() -> None:
+    """One lane's 32 samples of a batch are within 2 of their shares; independent draws are 9 off."""
+    mixed = weighted([70, 20, 9, 1], 256, 160, lanes=8)
+    members = mixed.codes.members(mixed.ordinals(np.arange(mixed.samples))).reshape(160, 32, 8)
+    counts = np.stack([(members == member).sum(axis=1) for member in range(4)], axis=-1)
+    assert np.abs(counts - 32 * np.array([0.7, 0.2, 0.09, 0.01])).max() < 2
+
+
+def test_random_batches_scatter_and_windows_do_not() -> None:
+    """A batch is as draws without replacement; every 16 batches have the shares, rounded in each lane."""
+    mixed = weighted([70, 20, 9, 1], 256, 160, lanes=8, batching="random")
+    counts = counts_by_batch(mixed, 256)
+    assert 4 < counts[:, 0].std() < 10
+    windows = counts.reshape(10, 16, 4).sum(axis=1)
+    assert np.abs(windows - 16 * 256 * np.array([0.7, 0.2, 0.09, 0.01])).max() < 4
+    assert tuple(counts.sum(axis=0)) == mixed.spec.quotas(0)
+
+
+def test_homogeneous_batches_are_of_one_member() -> None:
+    """Each of them; in a window of 16 the members have their shares of the batches."""
+    mixed = weighted([8, 4, 4], 256, 160, batching="homogeneous")
+    counts = counts_by_batch(mixed, 256)
+    assert set(counts.ravel().tolist()) == {0, 256}
+    windows = counts.reshape(10, 16, 3).sum(axis=1) // 256
+    assert (windows == [8, 4, 4]).all()
+    assert len({tuple(window) for window in counts.argmax(axis=1).reshape(10, 16).tolist()}) == 10
+
+
+def test_no_two_batches_have_the_same_sequence_of_members() -> None:
+    """The places are permuted anew in each batch and lane."""
+    mixed = weighted([70, 20, 9, 1], 256, 200, lanes=8)
+    members = mixed.codes.members(mixed.ordinals(np.arange(mixed.samples))).reshape(200, 256)
+    assert len({tuple(row) for row in members.tolist()}) == 200
+
+
+@pytest.mark.parametrize("batching", ["stratified", "random", "homogeneous"])
+@pytest.mark.parametrize("batches", [1, 16, 31, 37])
+def test_any_place_can_be_asked_alone(batching: Batching, batches: int) -> None:
+    """Also in the shorter windows at the end, and in the incomplete batch."""
+    mixed = weighted([5, 3, 1], 64, batches, lanes=4, batching=batching)
+    whole = mixed.ordinals(np.arange(mixed.samples))
+    for position in range(0, mixed.samples, 97):
+        assert mixed.at(0).ordinals(np.array([position]))[0] == whole[position]
+
+
+@pytest.mark.parametrize("sizes", [{"a": 100, "b": 37, "c": 1}, {"a": 1001, "b": 2}])
+@pytest.mark.parametrize("batching", ["stratified", "random"])
+def test_an_incomplete_last_batch_has_what_is_left(sizes: dict[str, int], batching: Batching) -> None:
+    """Whole passes need not fill batches: every sample comes once."""
+    mixed = mix(sizes, 24, lanes=8, batching=batching)
+    codes = mixed.ordinals(np.arange(mixed.samples))
+    found = [(mixed.codes.members(codes) == member).sum() for member in range(len(sizes))]
+    assert found == list(sizes.values())
+    assert len(np.unique(codes)) == len(codes)
+
+
+# ------------------------------------------------------------------ where a sample can be
+
+
+def _widths(mixed: MixOrder) -> tuple[np.ndarray, np.ndarray]:
+    """Of all samples: the members' samples per batch and lane, and by how many batches their bounds are too wide."""
+    places, lanes, slots = epoch_places(mixed.spec, 0), mixed.lanes, mixed.spec.slots
+    positions = np.arange(mixed.samples)
+    lane, slot = positions % lanes, positions // lanes
+    members, counts = places.find(lane, slot)
+    rates, widths = [], []
+    for member, quota in enumerate(mixed.spec.quotas(0)):
+        mine = members == member
+        low, high = places.bounds(member, lane[mine], counts[mine])
+        assert np.all((low <= slot[mine]) & (slot[mine] <= high))
+        widths.append(high // slots - low // slots)
+        rates.append(np.full(len(low), quota * slots / mixed.samples))
+    return np.concatenate(rates), np.concatenate(widths)
+
+
+@pytest.mark.parametrize("batches", [3, 16, 40, 63])
+@pytest.mark.parametrize("batching", ["stratified", "random", "homogeneous"])
+def test_the_place_of_a_sample_is_known_to_a_window(batching: Batching, batches: int) -> None:
+    """Never narrower than the truth, never wider than 16 batches."""
+    mixed = weighted([60, 25, 10, 4, 1], 256, batches, lanes=8, batching=batching)
+    assert _widths(mixed)[1].max() < 16
+
+
+def test_the_place_of_a_frequent_sample_is_known_to_a_few_batches() -> None:
+    """Where a lane takes 3 or more samples of a member per batch, to 4 batches."""
+    rates, widths = _widths(weighted([60, 25, 10, 4, 1], 256, 64, lanes=8))
+    assert widths[rates >= 3].max() <= 3

@@ -1,0 +1,90 @@
+"""A session over several datasets as it comes over the wire."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.engine.manifests import ManifestRequest
+from streamer.engine.session import EngineSession
+from streamer.errors import ProtocolError, StreamerError
+from streamer.service.server import Server, _PeerState
+from streamer.wire.messages import Event, Extend, OpenSession, Part
+
+SECRETS = ({"key": "one"}, {"key": "two"})
+
+
+class Peer:
+    """Keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Event] = []
+        self.failures: list[StreamerError] = []
+
+    def send(self, event: Event) -> None:
+        self.sent.append(event)
+
+    def fail(self, error: StreamerError, request: int = -1, session: int = -1) -> None:
+        self.failures.append(error)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@pytest.fixture
+async def parts(server: Server, tmp_path: Path) -> list[Part]:
+    made = []
+    for name, options in zip(("web", "books"), SECRETS, strict=True):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            (tmp_path / name / f"{number}.bin").write_bytes(name.encode() * 1000)
+        request = ManifestRequest(urls=(str(tmp_path / name),), chunk_bytes=1024)
+        digest = await server._engine.manifest(request, lambda *step: None)
+        made.append(Part(digest, name, json.dumps(options).encode(), 2.0, 7))
+    return made
+
+
+def opened(server: Server, peer: Peer, parts: list[Part]) -> EngineSession:
+    server._peers.setdefault(peer, _PeerState())  # type: ignore[arg-type]
+    server.take(peer, OpenSession(1, "job", "mix", "rank 0", parts=parts))  # type: ignore[arg-type]
+    return server._peers[peer].sessions[1]  # type: ignore[index]
+
+
+async def test_each_part_has_its_own_options(server: Server, parts: list[Part]) -> None:
+    """And its name, value and open bytes."""
+    session = opened(server, Peer(), parts)
+    assert tuple(dataset.options for dataset in session.collection.datasets) == SECRETS
+    assert [(part.name, part.value, part.open_bytes) for part in session.request.parts] == [
+        ("web", 2.0, 7),
+        ("books", 2.0, 7),
+    ]
+    session.close()
+
+
+async def test_passes_and_values_reach_the_session(server: Server, parts: list[Part]) -> None:
+    """A pass for each use; values for each part."""
+    peer = Peer()
+    session = opened(server, peer, parts)
+    chunk, steps, passes = np.array([0, 4], "<u4"), np.arange(2, dtype="<i8").tobytes(), np.array([5, 6], "<u4")
+    server.take(peer, Extend(1, 0, chunk.tobytes(), steps, steps, True, passes.tobytes(), [1.0, 3.0]))  # type: ignore[arg-type]
+    assert session.progress.remaining((0, 3), 5).tolist() == [0]
+    assert session.progress.remaining((3, 6), 5).tolist() == []
+    assert session.progress.remaining((3, 6), 6).tolist() == [4]
+    assert session.parts._next_values == {0: (1.0, 3.0)}
+    with pytest.raises(ProtocolError, match="cut short"):
+        server.take(peer, Extend(1, 1, chunk.tobytes(), steps, steps, True, b"abc"))  # type: ignore[arg-type]
+    session.close()
+
+
+async def test_options_that_are_none_fail_the_session_only(server: Server, parts: list[Part]) -> None:
+    """Their text is not quoted."""
+    peer = Peer()
+    server._peers[peer] = _PeerState()  # type: ignore[index]
+    broken = [parts[0], Part(parts[1].dataset, "books", b"[hunter2")]
+    server.take(peer, OpenSession(1, "job", "mix", "rank 0", parts=broken))  # type: ignore[arg-type]
+    (error,) = peer.failures
+    assert "member books" in str(error)
+    assert "hunter2" not in str(error)
