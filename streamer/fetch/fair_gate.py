@@ -92,7 +92,7 @@ class FairGate:
         Returns:
             The owner whose share was charged, for `release`.
         """
-        if not self._queues and self._fits(amount):
+        if not self._queues and self._is_open and self._fits(amount):
             return self._granted(amount, queue.owner())
         granted: asyncio.Future[str] = self._loop.create_future()
         self._join(queue, granted, amount)
@@ -132,7 +132,7 @@ class FairGate:
         return self._own_loop
 
     def _fits(self, amount: int) -> bool:
-        return self._is_open and (self.used == 0 or self.used + amount <= self.limit)
+        return self.used == 0 or self.used + amount <= self.limit
 
     @property
     def _is_open(self) -> bool:
@@ -167,15 +167,20 @@ class FairGate:
         self._grant()
 
     def _grant(self) -> None:
-        # Due times are read only when there is room for the smallest amount.
-        while self._queues and self._fits(1) and self._fits((queue := self._next()).waiters[0][1]):
+        while self._queues:
+            # One look at the clock decides both: a moment that passed between two looks left waiters without a timer.
+            if not self._is_open:
+                if self._timer is None:
+                    self._timer = self._loop.call_at(self._not_before, self._open)
+                return
+            # Due times are read only when there is room for the smallest amount.
+            if not self._fits(1) or not self._fits((queue := self._next()).waiters[0][1]):
+                return
             granted, amount = queue.waiters.popleft()
             if not queue.waiters:
                 self._queues.remove(queue)
             if not granted.done():
                 granted.set_result(self._granted(amount, queue.owner()))
-        if self._queues and not self._is_open and self._timer is None:
-            self._timer = self._loop.call_at(self._not_before, self._open)
 
     def _open(self) -> None:
         self._timer = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -225,3 +226,45 @@ async def test_shares_end_at_zero() -> None:
     waiting.cancel()
     await settle()
     assert (gate.used, dict(gate._held)) == (0, {})
+
+
+class ScriptedLoop:
+    """A loop whose clock and timers the test moves.
+
+    Args:
+        loop: makes the futures.
+
+    Attributes:
+        times: what the next looks at the clock return; the last one stays.
+        timers: what is to be called.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.create_future = loop.create_future
+        self.times = [0.0]
+        self.timers: list[Callable[[], None]] = []
+
+    def time(self) -> float:
+        return self.times.pop(0) if len(self.times) > 1 else self.times[0]
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> object:
+        self.timers.append(callback)
+        return callback
+
+
+async def test_a_timer_that_is_early_is_set_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the moment passes between two looks at the clock: waiters were left for ever (2026-11-23)."""
+    loop = ScriptedLoop(asyncio.get_running_loop())
+    gate, queue = FairGate(4), line()
+    gate.per_second = 10.0
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "get_running_loop", lambda: loop)
+        gate.release(owner=await gate.acquire(queue))
+    async with asyncio.TaskGroup() as group:
+        second = group.create_task(gate.acquire(queue))
+        await settle()
+        loop.times = [0.0999, 0.1001]
+        while loop.timers:
+            loop.timers.pop()()
+        await settle()
+        assert second.done()
