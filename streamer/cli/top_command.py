@@ -107,7 +107,7 @@ def render(picture: StatusView, columns: int, lines: int) -> RenderableType:
     parts: list[RenderableType] = [figures]
     for headers, rows in ((DATASET_HEADERS, shown.datasets), (SESSION_HEADERS, shown.sessions)):
         if rows:
-            parts += [Text(), _table(headers, rows)]
+            parts += [Text(), _table(headers, rows, columns)]
     parts += [Text(remark) for remark in shown.remarks]
     return Group(*parts)
 
@@ -149,16 +149,19 @@ def _width(headers: Row, rows: list[Row]) -> int:
     return sum(2 + max(map(len, column)) for column in zip(headers, *rows, strict=True)) - 2
 
 
-def _table(headers: Row, rows: list[Row]) -> RenderableType:
+def _table(headers: Row, rows: list[Row], columns: int) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column, header in enumerate(headers):
-        justify: JustifyMethod = "left" if column == 0 or header in WORDS else "right"
-        # Urls and advice give way where the columns do not fit: a number or a rank that is cut would be another one.
-        width = 0 if header in _LONG else min(_MOST_LETTERS, max(len(row[column]) for row in (headers, *rows)))
-        table.add_column(header, justify=justify, no_wrap=True, min_width=width)
+    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    exact = [0 if header in _LONG else min(_MOST_LETTERS, width) for header, width in zip(headers, widths, strict=True)]
+    # Urls and advice give way where the columns do not fit: a number or a rank that is cut would be another one.
+    room = columns - sum(exact) - 2 * (len(headers) - 1)
+    for header, width, least in zip(headers, widths, exact, strict=True):
+        justify: JustifyMethod = "left" if header in (headers[0], *WORDS) else "right"
+        most = min(width, max(1, room)) if header in _LONG else None
+        table.add_column(header, justify=justify, no_wrap=True, min_width=least, max_width=most)
     for row in rows:
         # Text: what clients call themselves is no markup.
         table.add_row(*map(Text, row))
