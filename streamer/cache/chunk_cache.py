@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from streamer.cache.catalog import Catalog
 from streamer.cache.catalog_keeper import CatalogKeeper
 from streamer.cache.catalog_row import CatalogChanges, CatalogRow
-from streamer.cache.dead_files import DeadFiles
 from streamer.cache.disk_space import DiskSpace
 from streamer.cache.file_jobs import KeyLocks, advise, in_thread, unlink_all
 from streamer.cache.folder import Folder, chunk_files, open_folder, open_layer
 from streamer.cache.folder_guard import FolderGuard
+from streamer.cache.leftover_files import LeftoverFiles
 from streamer.cache.policy.table import charge
 from streamer.cache.ram_fallback import REFUSALS, RamFallback, Refusal
 from streamer.cache.reconcile import DatasetFiles, reconcile
@@ -124,7 +124,7 @@ class ChunkCache:
         charged = sum(map(charge, self._chunks.values()))
         config = self.config
         self.space = DiskSpace(self.folder.path, config.limit_bytes, config.free_floor_bytes, charged)
-        self._dead = DeadFiles(self.folder, self.space)
+        self._leftovers = LeftoverFiles(self.folder, self.space)
         return CatalogChanges(found.added, found.removed, set(), found.forgotten)
 
     async def resize(self, limit_bytes: int) -> None:
@@ -137,8 +137,8 @@ class ChunkCache:
         self.restore()
         with contextlib.suppress(FileNotFoundError):  # it is removed just now
             await in_thread(self._files, self.space.measure)
-        if self._dead and not self.space.refused:
-            removed = await self._dead.remove(self._files, self._chunks)
+        if self._leftovers and not self.space.refused:
+            removed = await self._leftovers.remove(self._files, self._chunks)
             self.space.release(*removed.values())
 
     def restore(self, *, asked: bool = False) -> CacheError | None:
@@ -282,7 +282,7 @@ class ChunkCache:
                 try:
                     await self.space.reserve(length)
                 except CacheFullError:
-                    if not self._dead:
+                    if not self._leftovers:
                         raise
                     return await self._publish_in_memory(chunk, length, errno.EROFS)
                 return await self._publish(chunk, length, dataset)
@@ -352,7 +352,7 @@ class ChunkCache:
                 self.space.unlink_ends(released)
                 self._unlinked({key: length for key, length in lengths.items() if key not in failed})
         if failed:
-            self._dead.add({key: lengths[key] for key in failed if key in lengths})
+            self._leftovers.add({key: lengths[key] for key in failed if key in lengths})
             reason = next(iter(failed.values()))
             self._refused(reason.strerror or str(reason))
             raise CacheError(

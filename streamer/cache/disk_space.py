@@ -34,14 +34,14 @@ class DiskSpace:
         overhead_bytes: what manifests, catalog and folders take of it, as of the last `measure`.
         refused: the disk has refused a write since the last `measure`, or is read-only.
         was_refused: it has, since the start.
-        dead_bytes: of the charged bytes, those of files that could not be removed.
+        leftover_bytes: of the charged bytes, those of files that could not be removed.
     """
 
     def __init__(self, path: Path, limit_bytes: int | None, floor_bytes: int, charged_bytes: int) -> None:
         self.charged_bytes = charged_bytes
         self.refused = False
         self.was_refused = False
-        self.dead_bytes = 0
+        self.leftover_bytes = 0
         self._path = path
         self._floor_bytes = floor_bytes
         self._unlinks: set[asyncio.Event] = set()
@@ -67,7 +67,7 @@ class DiskSpace:
         While the disk refuses writes: its present chunks and the memory fallback.
         """
         disk_limit = self.charged_bytes + memory_bytes if self.refused else self._disk_limit
-        disk_limit -= self.dead_bytes
+        disk_limit -= self.leftover_bytes
         return max(0, min(self.hard_limit_bytes, disk_limit))
 
     def resize(self, limit_bytes: int) -> None:

@@ -46,39 +46,40 @@ class StreamingDataset(FixedArguments, EpochDataset):
 
     Args:
         url: a prefix or an object, or several; any fsspec url, or a local path.
-        manifest: url or path of a built manifest (`streamer index`); None: found or built at first use.
         format: "folder" (one object, one sample), "webdataset" (tars), "auto" (from the names).
+        extensions: of the raw files that are samples, as ["jpg", "png"]; capitals do not matter, jpeg is jpg. None:
+            where most files are in class folders, the commonest (all pictures count as one); else all.
+        storage_options: as for fsspec.
         cache_dir: the folder of the chunks on this machine; None: $STREAMER_CACHE_DIR, else the XDG cache folder.
         cache_bytes: limit, as bytes or "200GB"; "auto": 80 % of the free space. For an engine that this process starts.
-        storage_options: as for fsspec.
         shuffle: True or "block", "sample" (see the docs for its price), False (in the order of the urls, of the keys
             below each, and of the members of a tar).
         seed: fixes the order, and the `rng` of transforms.
         batch_size: samples of a batch on one rank, for plain DataLoaders.
-        lanes, shuffle_window: override the automatic choice (chunks open over all nodes).
+        last_batch: of plain DataLoaders, if it is incomplete: "fill" it with repeats, which `repeated` marks; leave it
+            "short", on one rank only; "drop" it. None: "short" on one rank, "fill" on several.
+        drop_last: torch's word for last_batch="drop".
         decode: "auto" (by extension), None (bytes), a function of (field name, bytes), or a dict of functions by
             extension; see `streamer.decode`.
         transform: sample dict -> anything. A parameter called `rng` is given a numpy Generator that depends only on
             seed, epoch and sample; one called `out` a dict with the rows of the sample's arrays in the batch, by
             field, possibly empty: arrays that are written there and returned are not copied again.
         allow_pickle: decode .pt and .pkl fields, which runs code that they contain.
-        drop_last: torch's word for last_batch="drop".
-        last_batch: of plain DataLoaders, if it is incomplete: "fill" it with repeats, which `repeated` marks; leave it
-            "short", on one rank only; "drop" it. None: "short" on one rank, "fill" on several.
-        rank, world_size: override torch.distributed and the environment (torchrun, SLURM); both or neither.
         on_error: "raise", or "skip": another sample of the batch replaces one that cannot be decoded or
             transformed, marked as a repeat.
         error_budget: samples that may be skipped before all ranks raise; per process under a plain DataLoader.
-        engine: "unix:/path" of a running engine; None: $STREAMER_ENGINE, else one is started.
-        index_limit: seconds; a manifest that would take longer is not built at first use.
-        stream: distinguishes two datasets of one job with the same data and shuffle but different batches; loaders of
-            one dataset need none.
-        extensions: of the raw files that are samples, as ["jpg", "png"]; capitals do not matter, jpeg is jpg. None:
-            where most files are in class folders, the commonest (all pictures count as one); else all.
         index_errors: "raise", or "skip": damaged tars are left out; a warning names them.
         on_change: "raise": the dataset is fixed at first use, and an object that changes later is an
             ObjectChangedError. "refresh": the objects are listed again before each epoch, see `refresh`; within an
             epoch a changed object is still an error.
+        manifest: rarely needed, as all that follow: url or path of a built manifest (`streamer index`); None: found or
+            built at first use.
+        index_limit: seconds; a manifest that would take longer is not built at first use.
+        engine: "unix:/path" of a running engine; None: $STREAMER_ENGINE, else one is started.
+        rank, world_size: override torch.distributed and the environment (torchrun, SLURM); both or neither.
+        lanes, shuffle_window: override the automatic choice (chunks open over all nodes).
+        stream: distinguishes two datasets of one job with the same data and shuffle but different batches; loaders of
+            one dataset need none.
 
     Raises:
         ConfigError: an invalid argument.
@@ -92,31 +93,31 @@ class StreamingDataset(FixedArguments, EpochDataset):
         self,
         url: Url | Sequence[Url],
         *,
-        manifest: Url | None = None,
         format: str = "auto",  # noqa: A002 - the word of the domain
+        extensions: str | Sequence[str] | None = None,
+        storage_options: Mapping[str, object] | None = None,
         cache_dir: Url | None = None,
         cache_bytes: str | int = "auto",
-        storage_options: Mapping[str, object] | None = None,
         shuffle: bool | str = True,
         seed: int = 17,
         batch_size: int | None = None,
-        lanes: int | None = None,
-        shuffle_window: int | None = None,
+        last_batch: LastBatch | None = None,
+        drop_last: bool = False,
         decode: DecodeRule = "auto",
         transform: Transform | None = None,
         allow_pickle: bool = False,
-        drop_last: bool = False,
-        last_batch: LastBatch | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
         on_error: OnError = "raise",
         error_budget: int = 100,
-        engine: str | None = None,
-        index_limit: float = 600.0,
-        stream: str = "",
-        on_change: OnChange = "raise",
-        extensions: str | Sequence[str] | None = None,
         index_errors: OnDamage = "raise",
+        on_change: OnChange = "raise",
+        manifest: Url | None = None,
+        index_limit: float = 600.0,
+        engine: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        lanes: int | None = None,
+        shuffle_window: int | None = None,
+        stream: str = "",
     ) -> None:
         options = DatasetOptions(
             urls=as_urls(url),

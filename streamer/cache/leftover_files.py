@@ -11,7 +11,7 @@ from streamer.cache.folder import Folder
 from streamer.cache.policy.table import charge
 
 
-class DeadFiles:
+class LeftoverFiles:
     """Owned by one `ChunkCache`; lives on its loop.
 
     Args:
@@ -25,7 +25,7 @@ class DeadFiles:
         self._lengths: dict[bytes, int] = {}
 
     def __repr__(self) -> str:
-        return f"DeadFiles({len(self._lengths)})"
+        return f"LeftoverFiles({len(self._lengths)})"
 
     def __bool__(self) -> bool:
         return bool(self._lengths)
@@ -45,4 +45,4 @@ class DeadFiles:
         return {key: length for key, length in before.items() if key not in failed}
 
     def _count(self) -> None:
-        self._space.dead_bytes = sum(map(charge, self._lengths.values()))
+        self._space.leftover_bytes = sum(map(charge, self._lengths.values()))
