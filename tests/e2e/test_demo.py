@@ -54,7 +54,7 @@ def _check(measured: Measured, options: DemoOptions) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_small_demo_survives_the_death_of_its_engine(temporary: Path) -> None:
+def test_a_small_demo_survives_the_kill_of_its_engine(temporary: Path) -> None:
     """Two epochs, the engine killed in the second: every sample in both, another engine at the end, nothing left."""
     options = DemoOptions(images=256, epochs=2, kill_epoch=2, cache_share=1.5, link=Link(0.0, 0))
     screen = _Screen()

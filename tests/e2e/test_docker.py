@@ -281,7 +281,7 @@ def is_up(name: str) -> bool:
     return found.returncode == 0
 
 
-def test_two_ranks_without_rights_ride_out_the_sidecars_death(image, trainer_image, bucket, folder):
+def test_two_ranks_without_rights_survive_a_killed_sidecar(image, trainer_image, bucket, folder):
     """Two epochs; in the first the sidecar is killed and started again. Samples exact, 512 MiB never exceeded."""
     trainer = example()
     trainer.fill(bucket.endpoint)

@@ -304,7 +304,7 @@ def test_sighup_reads_the_limit_again(sidecar):
         assert client.statistics()["limit_bytes"] == after["limit_bytes"]
 
 
-def test_systemd_hears_when_it_is_ready_and_when_it_stops(sidecar):
+def test_systemd_is_notified_when_it_is_ready_and_when_it_stops(sidecar):
     """READY after the socket answers, STOPPING before the drain."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(sidecar.root / "notify"))
@@ -318,7 +318,7 @@ def test_systemd_hears_when_it_is_ready_and_when_it_stops(sidecar):
 # ---------------------------------------------------------------- what it tells
 
 
-def test_health_metrics_stat_and_top_tell_the_same(sidecar):
+def test_health_metrics_stat_and_top_show_the_same(sidecar):
     """Every figure has one source."""
     sidecar.start()
     with sidecar.client() as client:

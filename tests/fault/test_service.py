@@ -290,7 +290,7 @@ def test_a_flood_of_messages_leaves_turns_for_others(make_service, data):
             flooder.join(60)
 
 
-def test_an_engine_that_fails_over_a_message_tells_and_lives(make_service, monkeypatch, caplog):
+def test_an_engine_that_fails_over_a_message_reports_and_goes_on(make_service, monkeypatch, caplog):
     """A bug met by one peer is that peer's error, and a traceback in the log."""
     service = make_service()
 

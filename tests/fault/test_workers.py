@@ -237,7 +237,7 @@ def repeated_crash(epoch: int, ordinal: int) -> object:
     return {"x": ordinal}
 
 
-def test_deadly_sample_is_named():
+def test_crashing_sample_is_named():
     """A sample that ends two workers is an error with its number and the signal; the batches after it follow."""
     with StreamingDataLoader(FakeDataset(40, repeated_crash), 4, 2) as loader:
         batches = iter(loader)
@@ -249,7 +249,7 @@ def test_deadly_sample_is_named():
         assert next(batches)["x"].tolist() == [16, 17, 18, 19]
 
 
-def test_deadly_sample_is_skipped(caplog):
+def test_crashing_sample_is_skipped(caplog):
     """With `on_error="skip"` another of its batch takes the place; it is counted and logged."""
     with StreamingDataLoader(FakeDataset(16, repeated_crash), 4, 2, on_error="skip") as loader:
         assert [b["x"].tolist() for b in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 14, 14, 15]]
@@ -493,7 +493,7 @@ def test_no_shm_is_used():
         assert "memfd:streamer-batch" in mapped
 
 
-def test_a_workers_child_does_not_hide_its_death(tmp_path):
+def test_a_workers_child_does_not_hide_its_end(tmp_path):
     """A worker that forked leaves its socket open in the child for ever; its death is seen nevertheless."""
 
     def forks(epoch: int, ordinal: int) -> object:

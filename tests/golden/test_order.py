@@ -123,7 +123,7 @@ def test_a_thousand_million_samples_are_ordered_as_fixed() -> None:
     assert order.ordinals(np.array([0, 500_000_000, 999_999_999])).tolist() == [327023170, 791810073, 231422103]
 
 
-def test_seats_and_automatic_geometry_are_as_fixed() -> None:
+def test_rank_splits_and_automatic_geometry_are_as_fixed() -> None:
     """Rank 1 of 3 in batch 2 of 48."""
     spec = OrderSpec.auto(MANIFEST, _uneven(), 48, 17)
     batch = RankPlan(EpochOrder(spec, _uneven(), 0), 48, 3, 1).batch(2)

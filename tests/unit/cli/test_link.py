@@ -234,7 +234,7 @@ def _way(scheme: str, first: float, cpu: float) -> Way:
     return Way(scheme=scheme, latency=latency, cell=_cell(16, 8 * MiB, 1e9, cpu=cpu))
 
 
-def test_tls_is_told_apart() -> None:
+def test_tls_is_recognised() -> None:
     """CPU per byte and time to connect of both endpoints, whichever was named first; nothing for one alone."""
     figures = _figures(_cell(16, 8 * MiB, 1e9))
     ways = (_way("https", 0.05, 0.7), _way("http", 0.04, 0.4))

@@ -84,7 +84,7 @@ def test_an_engine_that_takes_nothing_is_gone(connect):
 
 
 @pytest.mark.process
-def test_receive_waits_as_long_as_it_is_told(connect):
+def test_receive_waits_as_long_as_the_caller_says(connect):
     """Not at all, for a while, and until something comes."""
     connection, end = connect(None)
     assert connection.receive(0.0) == []
@@ -100,7 +100,7 @@ def test_receive_waits_as_long_as_it_is_told(connect):
 
 @pytest.mark.process
 @pytest.mark.parametrize("end_of_it", ["they close", "we hang up"])
-def test_the_end_is_heard(connect, end_of_it):
+def test_the_end_is_noticed(connect, end_of_it):
     """By whoever waits, from either side; and by the next one who sends."""
     connection, end = connect(None)
     ending = threading.Timer(0.1, end.close if end_of_it == "they close" else connection.shut_down)

@@ -69,7 +69,7 @@ def test_secrets_are_not_in_the_repr(tmp_path):
 
 
 @pytest.mark.process
-def test_a_selector_hears_that_somebody_hung_up(client):
+def test_a_selector_notices_that_the_peer_closed(client):
     """Once: the user of the line gets a ClosedError, and nothing keeps its selector busy afterwards."""
     poll = select.poll()
     poll.register(client.fileno(), select.POLLIN)

@@ -70,7 +70,7 @@ def test_what_a_loader_found_is_seen_with_its_session(settings, tmp_path):
             session.close()
 
 
-def test_an_engine_that_is_away_is_not_told(settings):
+def test_an_engine_that_is_away_gets_no_message(settings):
     """No error, nothing started."""
     assert not report_finding(settings, SessionSpec(dataset="d", consumer="rank 0"), 1.0, Finding(0.1, "decode"))
     assert not settings.cache_dir.exists()

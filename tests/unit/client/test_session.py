@@ -50,7 +50,7 @@ def test_what_may_wait_is_said_when_nothing_is_asked(session, line):
     assert line.posted == [Advance(7, 2, -1)]
 
 
-def test_a_new_engine_has_heard_it(session, line):
+def test_a_new_engine_has_received_it(session, line):
     """What the session is reopened with counts as said."""
     session.done(2, flush=False)
     *_, last = session.reopen_messages("job", b"{}")

@@ -24,7 +24,7 @@ def _collected(*ends: EpochEnd) -> Collector:
     return collector
 
 
-def test_an_epoch_is_complete_when_every_rank_told_its_end() -> None:
+def test_an_epoch_is_complete_when_every_rank_reported_its_end() -> None:
     """Only the last rank's event completes it, whichever rank that is."""
     collector = Collector(2)
     assert not collector.take(Indexed(rank=1, batches=4, samples=100))
@@ -51,7 +51,7 @@ def test_accuracy_is_weighted_by_samples_and_loss_is_the_mean() -> None:
     assert (row.accuracy, row.loss) == (0.75, 1.5)
 
 
-def test_keys_depend_on_ranks_and_order_of_epochs_but_not_on_who_tells_first() -> None:
+def test_keys_depend_on_ranks_and_order_of_epochs_but_not_on_who_reports_first() -> None:
     """The digest is the same however the ranks race, and another when a rank read other samples."""
     assert _collected(_end(0), _end(1)).keys() == _collected(_end(1), _end(0)).keys()
     assert _collected(_end(0), _end(1)).keys() != _collected(_end(0), _end(1, keys="others")).keys()

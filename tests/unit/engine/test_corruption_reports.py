@@ -166,7 +166,7 @@ async def test_what_a_session_does_not_hold_is_answered_without_a_look(parts):
         rejects.report(session, CHUNKS, "crc")
 
 
-async def test_a_session_that_has_left_hears_nothing(parts):
+async def test_a_session_that_has_left_receives_nothing(parts):
     """Its rejects are dropped; those of the next one are checked."""
     engine, session, rejects = parts
     rejects.report(session, 5, "crc")

@@ -20,7 +20,7 @@ async def _own_url(asked: Extent, take: Take) -> None:
 
 
 @pytest.mark.parametrize("buckets", ["ab", "ba"])
-async def test_the_windows_of_two_buckets_are_told_apart(buckets: str) -> None:
+async def test_the_windows_of_two_buckets_are_kept_apart(buckets: str) -> None:
     """A chunk of objects in two buckets, more than either window takes at once: all bytes, and nothing is left."""
     urls = [f"s3://{bucket}/{number:02}" for number in range(10) for bucket in buckets]
     extents = tuple(Extent(ObjectRecord(url, len(url), ""), 0, len(url)) for url in urls)

@@ -103,7 +103,7 @@ def test_when_it_gives_up(failing: Failing, expected: bool) -> None:
 @pytest.mark.parametrize(
     ("seconds", "idle", "expected"), [(4.0, 0.0, 4.0), (4.0, 10.0, 2.0), (4.0, 11.5, 1.0), (4.0, 12.0, 4.0)]
 )
-def test_waits_end_when_it_is_time_to_judge(seconds: float, idle: float, expected: float) -> None:
+def test_waits_end_when_it_is_time_to_decide(seconds: float, idle: float, expected: float) -> None:
     """Cut at the time of judgement, not below the least; whole after it."""
     assert within(seconds, 12.0, idle, least=1.0) == expected
 

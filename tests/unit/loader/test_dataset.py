@@ -69,7 +69,7 @@ def test_no_url_is_refused(url):
         StreamingDataset(url)
 
 
-def test_the_engine_is_told_what_the_user_said(fake_engine, make_dataset, folder, tmp_path, monkeypatch):
+def test_the_engine_gets_what_the_user_passed(fake_engine, make_dataset, folder, tmp_path, monkeypatch):
     """Urls from the root on, format, limits; relative paths would mean another folder in the engine."""
     monkeypatch.chdir(folder.parent)
     dataset = make_dataset(

@@ -11,7 +11,7 @@ from streamer.order.rank_split import RankSplit
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 5, 8, 30])
 @pytest.mark.parametrize(("batch", "world"), [(1, 1), (12, 3), (12, 4), (24, 24), (10, 2)])
-def test_seats_are_the_sorted_batch_in_equal_runs(lanes: int, batch: int, world: int) -> None:
+def test_ranks_get_the_sorted_batch_in_equal_runs(lanes: int, batch: int, world: int) -> None:
     """Sorted by (lane, position), the i-th goes to rank i R div B, from any start."""
     for start in (0, 7, 12, 1000):
         wanted = sorted(range(start, start + batch), key=lambda p: (p % lanes, p))
@@ -21,7 +21,7 @@ def test_seats_are_the_sorted_batch_in_equal_runs(lanes: int, batch: int, world:
 
 
 @pytest.mark.parametrize("lanes", [1, 3, 8, 30])
-def test_many_batches_are_seated_at_once(lanes: int) -> None:
+def test_many_batches_are_split_at_once(lanes: int) -> None:
     """A row per batch, each as if asked alone."""
     rank_split = RankSplit(lanes, 24, 4, 2)
     starts = np.array([0, 24, 5, 480])

@@ -33,7 +33,7 @@ def _sorted_by_chunk(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("size", [1, 3, 17, 50, 64])
 @pytest.mark.parametrize("window", [16, 64, 256])
-def test_each_chunk_is_told_nearly_exactly(size: int, window: int) -> None:
+def test_each_chunk_is_scheduled_nearly_exactly(size: int, window: int) -> None:
     """A need is widened by less than one group of all lanes, L pieces, and a sample per open chunk."""
     batch = 64
     order = EpochOrder(OrderSpec("m", 1, "block", 8, window), np.full(1000, size), 0)
@@ -57,7 +57,7 @@ def test_what_is_open_stays_near_the_window(size: int, window: int) -> None:
     assert opened.max() <= window + 2 * lanes + 2 * (window + batch) // size
 
 
-def test_a_rank_is_told_its_own_lanes_only() -> None:
+def test_a_rank_gets_its_own_lanes_only() -> None:
     """With nodes | L | B no chunk is asked for twice, but for those cut between two lanes."""
     order = EpochOrder(OrderSpec("m", 1, "block", 8, 64), np.full(1000, 50), 0)
     told = np.concatenate([RankPlan(order, 64, 4, r).schedule().chunk for r in range(4)])

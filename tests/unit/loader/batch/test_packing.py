@@ -26,7 +26,7 @@ def round_trip(structure: object) -> tuple[object, PackedBatch]:
     return BatchReader(memory).read(packed.description), packed
 
 
-def test_leaves_are_aligned():
+def test_buffers_are_aligned():
     """Every buffer begins at a multiple of 64 bytes of its slot."""
     buffers = [ArrayBuffer(np.ones(n, np.uint8)) for n in (1, 63, 64, 65)]
     _, packed = round_trip(buffers)
@@ -43,7 +43,7 @@ def test_nothing_large_is_pickled():
     assert packed.description[1] < 512
 
 
-def test_arrays_of_a_users_class_are_leaves():
+def test_arrays_of_a_users_class_are_buffers():
     """Tensors and arrays anywhere in what a `collate_fn` returns become views; the class comes back."""
     batch = Batch(torch.ones(4, 3, dtype=torch.bfloat16), ["a", "b"], {"n": np.arange(1000.0)})
     back, packed = round_trip(batch)

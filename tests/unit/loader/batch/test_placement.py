@@ -49,7 +49,7 @@ def test_what_does_not_fit_gets_no_rows(slot):
     assert set(rows.row(0)) == {"a"}
 
 
-def test_standing_arrays_are_not_written(slot):
+def test_arrays_in_place_are_not_written(slot):
     """A batch of rows is packed around them; what is read back is the rows themselves."""
     rows = Rows(slot, {"a": PICTURE, "b": SIGNAL}, 5)
     packed = PackedBatch(collate(samples_in(rows, 5)), rows)

@@ -9,7 +9,7 @@ def window(batches: int = 3, span: int = 4) -> Window[str]:
     return Window(BatchCursor(lambda epoch: batches, 0, 0), span)
 
 
-def test_course_crosses_epochs_and_skips_empty_ends():
+def test_a_window_crosses_epochs_and_skips_empty_ends():
     """The batch after an epoch's last is the next epoch's first; a start behind the end is the next epoch."""
     cursor = BatchCursor(lambda epoch: 2 + epoch, 0, 1)
     assert [cursor.advance() for _ in range(5)] == [(0, 1), (1, 0), (1, 1), (1, 2), (2, 0)]

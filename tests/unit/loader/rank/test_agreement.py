@@ -57,7 +57,7 @@ def test_the_process_group_comes_before_the_environment(monkeypatch):
 
 
 @pytest.mark.parametrize(("rank", "world_size", "field"), [(1, None, "world_size"), (None, 2, "rank"), (2, 2, "rank")])
-def test_half_a_seat_or_none_at_all_is_refused(rank, world_size, field):
+def test_half_a_rank_or_none_at_all_is_refused(rank, world_size, field):
     """Both or neither, and the rank below the world size."""
     with pytest.raises(ConfigError) as caught:
         detect(rank, world_size, environment())

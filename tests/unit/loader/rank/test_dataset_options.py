@@ -62,7 +62,7 @@ def test_the_environment_gives_what_the_user_does_not(tmp_path):
     assert (found.cache_dir, found.engine, found.job, found.cache_bytes) == (tmp_path, "unix:/t", "pid-1", 1 << 20)
 
 
-def test_a_seated_copy_needs_no_environment():
+def test_a_copy_with_a_rank_needs_no_environment():
     """For processes that could not find out."""
     options = DatasetOptions(urls=("s3://b",)).with_rank(RankConfig(rank=3, world_size=4))
     assert (options.rank, options.world_size) == (3, 4)

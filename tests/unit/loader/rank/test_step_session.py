@@ -106,7 +106,7 @@ def test_an_epoch_that_is_over_is_not_in_the_session(make_dataset, folder):
     session.close()
 
 
-def test_the_session_tells_the_engine_who_it_is(fake_engine, make_dataset, folder):
+def test_the_session_identifies_itself_to_the_engine(fake_engine, make_dataset, folder):
     """What the sessions of a job are compared by, and how much is open at once."""
     dataset = make_dataset(folder, rank=1, world_size=2, shuffle_window=4)
     prepared = dataset._for_loader().prepare(5)

@@ -54,7 +54,7 @@ def test_a_selections_batches_have_the_manifests_numbers(make_dataset, folder, e
     assert {reader.load(0, ordinal)["label"] for ordinal in ordinals.tolist()} == {2}
 
 
-def test_a_chunk_that_is_not_there_is_told_by_number(make_dataset, folder):
+def test_a_chunk_that_is_not_there_is_named_by_number(make_dataset, folder):
     """So that the rank can lease it again."""
     prepared = make_dataset(folder)._for_loader().prepare(7)
     reader = prepared.recipe().open()

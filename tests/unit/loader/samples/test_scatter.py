@@ -98,7 +98,7 @@ def number_of(sample: dict[str, object]) -> int:
     return int(str(sample["__key__"]).split(".")[0])
 
 
-def test_one_sample_tells_where_the_others_arrays_stand(make_dataset, fake_engine, npy, ordinary):
+def test_one_sample_shows_where_the_other_arrays_are(make_dataset, fake_engine, npy, ordinary):
     """After the first batch nothing is read in the ordinary way; arrays, keys and labels are the same."""
     batches = Batches(make_dataset(npy)._for_loader().prepare(8), fake_engine, {"npy": SHAPE})
     assert not batches.reader.draws
@@ -211,7 +211,7 @@ def test_samples_of_many_layouts_are_not_read_twice_for_long(
     assert read == [(True, odd), (False, odd), (False, odd), (True, [])]
 
 
-def test_another_sample_in_a_seat(make_dataset, fake_engine, npy):
+def test_another_sample_in_a_place(make_dataset, fake_engine, npy):
     """The index of one that is left out takes another: its own bytes, in that index's row."""
     batches = Batches(make_dataset(npy)._for_loader().prepare(8), fake_engine, {"npy": SHAPE})
     first, second, third = (batches.ordinal(number) for number in (1, 2, 9))

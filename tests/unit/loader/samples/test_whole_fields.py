@@ -199,7 +199,7 @@ def test_an_unreadable_file_names_its_sample(make_dataset, fake_engine, tmp_path
     assert sorted(ordinary) == sorted(failed)
 
 
-def test_raw_bytes_beside_an_array_that_stands_in_its_row(make_dataset, fake_engine, tmp_path):
+def test_raw_bytes_beside_an_array_that_is_in_its_row(make_dataset, fake_engine, tmp_path):
     """Samples read around their arrays, and one that is not: a column of bytes from both."""
     root = tmp_path / "tars"
     root.mkdir()

@@ -68,7 +68,7 @@ def test_a_failed_batch_is_lost():
     assert ledger.timings.count == 0
 
 
-def test_a_story_adds_up(monkeypatch):
+def test_a_timeline_adds_up(monkeypatch):
     """States follow each other without a gap; a dead worker's work is lost."""
     now = iter([10, 30, 60, 100, 150])
     monkeypatch.setattr(causes.time, "perf_counter_ns", lambda: next(now))

@@ -133,7 +133,7 @@ def test_the_engines_view_is_in_the_stats():
         assert (found.needs, found.hits) == (4, 1)
 
 
-def test_the_engine_hears_what_was_found():
+def test_the_engine_receives_what_was_found():
     """At each report of the reporter, on every rank: the share and the bottleneck of that report."""
     heard = []
     dataset = FakeDataset(40, sample)

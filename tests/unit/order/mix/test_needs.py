@@ -145,7 +145,7 @@ def test_members_over_the_same_chunks_share_their_numbers() -> None:
     assert sorted(schedule.chunk.tolist()) == list(range(40))
 
 
-def test_a_rank_is_told_its_own_lanes_only() -> None:
+def test_a_rank_gets_its_own_lanes_only() -> None:
     """Of every member no chunk is asked for by two of 4 ranks, but for those cut between two lanes."""
     mixed = mix({"a": 40_000, "b": 8_000}, 64, chunk=20, lanes=8)
     told = np.concatenate([RankPlan(mixed, 64, 4, rank).schedule().chunk for rank in range(4)])
