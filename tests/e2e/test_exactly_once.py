@@ -199,6 +199,7 @@ def test_global_batches_do_not_depend_on_ranks_or_workers(machine, data):
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_yields_exactly_the_rest(machine, data, truth):
     """Stopped after 5 batches on one rank, resumed on two: together the data set, and what an unbroken run yields."""
     url = str(data / "folder")

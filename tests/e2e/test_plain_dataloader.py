@@ -96,7 +96,7 @@ def test_the_last_batch_is_short_or_filled_and_marked(make, workers):
         assert found == Counter(range(SAMPLES))
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_set_epoch_reaches_persistent_workers(make, start):
     """Also back to an epoch that was; a lambda travels under spawn too."""
     first, second = in_order(make, 2)
@@ -184,6 +184,7 @@ print(sum(len(batch["npy"]) for batch in DataLoader(dataset, batch_size=8, num_w
 """
 
 
+@pytest.mark.slow
 def test_a_script_ends_by_itself(place):
     """Without closing anything, with workers, in seconds, and with nothing on its error output."""
     found = subprocess.run(

@@ -97,6 +97,7 @@ def test_a_killed_server_is_replaced() -> None:
         assert server_pid() != killed
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_server")
 def test_a_server_that_keeps_dying_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     """After three crashes in a minute workers are new interpreters; one warning says so, and every batch is right."""

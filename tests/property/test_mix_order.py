@@ -16,7 +16,7 @@ from streamer.order.mix.state import MixState
 from tests.mixes import chunk_sizes, order, request
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
-QUICK = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=SLOW)
+QUICK = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=SLOW)
 ALL = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=SLOW)
 EPOCHS = 4
 
