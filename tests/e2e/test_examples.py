@@ -48,6 +48,7 @@ def test_the_docstring_shows_how_to_run_it(name: str) -> None:
     assert "description=__doc__" in text
 
 
+@pytest.mark.slow
 def test_plain_dataloader_sees_every_sample(run: Run) -> None:
     """Both epochs have all samples of each class."""
     lines = run("plain_dataloader", "--images", "64", "--workers", "1").splitlines()
