@@ -12,11 +12,11 @@ from streamer.errors import ConfigError
 from streamer.loader import checks
 from streamer.loader.dataset import StreamingDataset
 from streamer.loader.epoch_dataset import EpochDataset
-from streamer.loader.mix.loader_side import MixSide
 from streamer.loader.mix.opening import MixOpening
 from streamer.loader.mix.options import MixOptions, check_members, check_names
 from streamer.loader.mix.prepared import MixPrepared
 from streamer.loader.rank.epoch_cell import EpochCell
+from streamer.loader.rank.loader_side import DatasetSide
 from streamer.loader.skipping import OnError
 from streamer.loader.torch_arguments import last_batch_of
 from streamer.order.mix import Batching, Shares
@@ -54,7 +54,7 @@ class MixedDataset(EpochDataset):
     """
 
     _opening: MixOpening
-    _side: MixSide
+    _side: DatasetSide[MixPrepared]
     # With the edition of the data that it was prepared from.
     _prepared: tuple[int, MixPrepared] | None
 
@@ -218,7 +218,7 @@ class MixedDataset(EpochDataset):
     def _start(self, members: Mapping[str, StreamingDataset], options: MixOptions, job: str, shared: EpochCell) -> None:
         self._members = dict(members)
         opening = MixOpening(options, [member._opening for member in members.values()], job, shared)
-        self._begin_at_zero(opening, MixSide(opening), options.error_budget)
+        self._begin_at_zero(opening, DatasetSide(opening), options.error_budget)
         self._prepared = None
 
     def __getstate__(self) -> dict[str, object]:

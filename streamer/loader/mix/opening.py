@@ -159,6 +159,16 @@ class MixOpening:
         return name if batch_size == self._usual_batch else f"{name}, by {batch_size}"
 
     @property
+    def user_code(self) -> tuple[object, ...]:
+        """Transforms and decoders: they run in workers."""
+        return tuple(code for opening in self.openings for code in opening.user_code)
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether objects are listed again before each epoch."""
+        return any(opening.refreshes for opening in self.openings)
+
+    @property
     def compares(self) -> bool:
         """Whether torch.distributed knows other ranks of this mix."""
         return gather_for(self.rank_config()) is not None

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import get_args
 
-import msgspec
-
 from streamer.config import RankConfig
 from streamer.errors import ConfigError
 from streamer.loader import checks
@@ -69,10 +67,6 @@ class MixOptions:
     def with_rank(self, rank_config: RankConfig) -> MixOptions:
         """The same options with this rank and world size."""
         return replace(self, rank=rank_config.rank, world_size=rank_config.world_size)
-
-    def without_choose(self) -> MixOptions:
-        """The same options for selections of the members, for which numbers of samples are wrong."""
-        return replace(self, shares=msgspec.structs.replace(self.shares, choose={}))
 
 
 def check_names(names: Sequence[object]) -> tuple[str, ...]:

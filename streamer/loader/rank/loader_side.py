@@ -3,38 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 from streamer.loader.contracts import PreparedStream
-from streamer.loader.rank.opening import Opening
-from streamer.loader.rank.prepared import Prepared
 from streamer.order.plan import LastBatch
 
+Stream_co = TypeVar("Stream_co", bound=PreparedStream, covariant=True)
 
-class DatasetSide:
-    """The interface of a dataset for `StreamingDataLoader`; see `LoaderSide`.
+
+class Openable(Protocol[Stream_co]):
+    """The opening of a dataset or of a mix."""
+
+    @property
+    def user_code(self) -> tuple[object, ...]:
+        """Transforms and decoders: they run in workers."""
+        ...
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether objects are listed again before each epoch."""
+        ...
+
+    @property
+    def compares(self) -> bool:
+        """Whether torch.distributed knows other ranks."""
+        ...
+
+    def prepare(self, batch_size: int, last_batch: LastBatch | None) -> Stream_co:
+        """Fixes the order for batches of `batch_size` samples on each rank."""
+        ...
+
+    def compared(self, prepare: Callable[[], PreparedStream], place: str) -> PreparedStream:
+        """Prepares on all ranks together. Collective."""
+        ...
+
+    def refresh(self) -> bool:
+        """Lists the objects again. Collective."""
+        ...
+
+
+class DatasetSide(Generic[Stream_co]):
+    """The interface of a dataset or a mix for `StreamingDataLoader`; see `LoaderSide`.
 
     Args:
-        opening: the dataset's connection to engine and manifest.
+        opening: its connection to engine and manifest.
 
     Attributes:
         edition: number of changes that `refresh` has found.
         requested_epoch: the last `set_epoch`; None: none since a loader has taken it.
     """
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: Openable[Stream_co]) -> None:
         self._opening = opening
         self.edition = 0
         self.requested_epoch: int | None = None
 
     @property
     def user_code(self) -> tuple[object, ...]:
-        """Transform and decoders: they run in workers."""
-        return self._opening.options.transform, self._opening.options.decode
+        """Transforms and decoders: they run in workers."""
+        return self._opening.user_code
 
     @property
     def refreshes(self) -> bool:
         """Whether the objects are listed again before each epoch."""
-        return self._opening.options.on_change == "refresh"
+        return self._opening.refreshes
 
     def refresh(self) -> bool:
         """Lists the objects again; see `StreamingDataset.refresh`."""
@@ -42,7 +74,7 @@ class DatasetSide:
         self.edition += changed
         return changed
 
-    def prepare(self, batch_size: int, last_batch: LastBatch | None = None) -> Prepared:
+    def prepare(self, batch_size: int, last_batch: LastBatch | None = None) -> Stream_co:
         """Does the I/O of this rank only: finds the manifest, fixes the order for this batch size.
 
         Args:

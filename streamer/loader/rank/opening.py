@@ -147,6 +147,16 @@ class Opening:
         return name if batch_size == self._usual_batch else f"{name}, by {batch_size}"
 
     @property
+    def user_code(self) -> tuple[object, ...]:
+        """Transforms and decoders: they run in workers."""
+        return self.options.transform, self.options.decode
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether objects are listed again before each epoch."""
+        return self.options.on_change == "refresh"
+
+    @property
     def compares(self) -> bool:
         """Whether torch.distributed knows other ranks of this dataset."""
         return gather_for(self.rank_config()) is not None
