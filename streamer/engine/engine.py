@@ -352,7 +352,7 @@ class Engine:
             self.policy.forget(key)
         self.scheduler.lost(keys)
         # Only here: an engine whose folder stays starts sooner.
-        from streamer.manifest.publish import publish_again
+        from streamer.manifest.builder.publish import publish_again
 
         for dataset in self.datasets.all():
             try:

@@ -226,8 +226,8 @@ class Manifests:
             return known
         # Only here: an engine that finds its manifests starts 8 ms sooner.
         from streamer.formats.detect import chooser
-        from streamer.manifest.build import BuildOptions, build
-        from streamer.manifest.index_log import IndexLogs
+        from streamer.manifest.builder.build import BuildOptions, build
+        from streamer.manifest.builder.index_log import IndexLogs
 
         cost = IndexCost(request.urls[0], request.limit_seconds, report, time.monotonic)
         warmed, notes = Warmed(self._target), list[str]()

@@ -18,7 +18,7 @@ from streamer.engine.engine import Engine
 from streamer.engine.manifests import ManifestRequest
 from streamer.errors import ManifestError
 from streamer.formats import tar
-from streamer.manifest.index_log import IndexLog
+from streamer.manifest.builder.index_log import IndexLog
 from tests.fault.use_first import CHUNK_BYTES, WINDOW_BYTES
 from tests.tars import tar_of
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from streamer.errors import ConfigError, ObjectNotFoundError, StoreError
-from streamer.manifest.bounded_map import plain_errors
+from streamer.manifest.builder.bounded_map import plain_errors
 from streamer.manifest.model import ObjectRecord
 from streamer.store import ObjectStore
 

@@ -11,7 +11,7 @@ from streamer.cli.show_command import _ordinal, described, value_text
 from streamer.errors import ConfigError
 from streamer.formats.detect import chooser
 from streamer.loader.samples.maker import SampleLocation
-from streamer.manifest.build import build
+from streamer.manifest.builder.build import build
 from tests.unit.manifest.conftest import MemoryStore
 
 

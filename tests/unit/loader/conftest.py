@@ -20,7 +20,7 @@ from streamer.formats.detect import chooser
 from streamer.loader.dataset import StreamingDataset
 from streamer.loader.rank import opening
 from streamer.loader.samples.maker import CachedBytes
-from streamer.manifest.build import BuildOptions, build
+from streamer.manifest.builder.build import BuildOptions, build
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest, IndexProgress

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.manifest.index_log import Found, IndexLog, IndexLogs
+from streamer.manifest.builder.index_log import Found, IndexLog, IndexLogs
 from streamer.manifest.model import ObjectRecord
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from streamer.errors import ConfigError, ManifestError
 from streamer.formats import detect
-from streamer.manifest.listing import list_objects
+from streamer.manifest.builder.listing import list_objects
 from streamer.manifest.model import ObjectRecord
 
 

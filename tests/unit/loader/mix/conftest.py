@@ -16,7 +16,7 @@ from streamer.loader.dataset import StreamingDataset
 from streamer.loader.mix import opening as mix_opening
 from streamer.loader.mixed_dataset import MixedDataset
 from streamer.loader.rank import opening
-from streamer.manifest.build import BuildOptions, build
+from streamer.manifest.builder.build import BuildOptions, build
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 from tests.unit.loader.conftest import CHUNK_BYTES, Disk, FakeEngine

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.manifest.builder.listing import Listing
 from streamer.manifest.columns import BinaryColumn, Table
 from streamer.manifest.layout import PART_SAMPLES
-from streamer.manifest.listing import Listing
 from streamer.manifest.packing import Cut, chunk_key
 
 Int64Array = NDArray[np.int64]

@@ -8,9 +8,9 @@ from streamer.errors import ManifestError, ShortReadError
 from streamer.formats import tar
 from streamer.formats.base import Need, Span
 from streamer.formats.webdataset import WebDataset
-from streamer.manifest import indexing
-from streamer.manifest.index_log import IndexLogs
-from streamer.manifest.indexing import WINDOW_BYTES, Budget, Container, index_container
+from streamer.manifest.builder import containers
+from streamer.manifest.builder.containers import WINDOW_BYTES, Budget, Container, index_container
+from streamer.manifest.builder.index_log import IndexLogs
 from streamer.manifest.model import ObjectRecord
 from tests.tars import tar_of
 
@@ -142,15 +142,15 @@ async def test_what_is_held_is_bounded(store, monkeypatch):
     async def on_chunk(chunk, parts):
         offered.append(chunk)
 
-    hold = indexing._ClosedChunks.hold
+    hold = containers._ClosedChunks.hold
 
     def watch(self, start, window):
         nonlocal most
         hold(self, start, window)
         most = max(most, self._held_bytes())
 
-    monkeypatch.setattr(indexing, "WINDOW_BYTES", 1000)
-    monkeypatch.setattr(indexing._ClosedChunks, "hold", watch)
+    monkeypatch.setattr(containers, "WINDOW_BYTES", 1000)
+    monkeypatch.setattr(containers._ClosedChunks, "hold", watch)
     await run(indexer, source, on_chunk=on_chunk, chunk_bytes=5000)
     assert offered == []
     assert most == 2 * 5000 + 2 * 1000
@@ -158,7 +158,7 @@ async def test_what_is_held_is_bounded(store, monkeypatch):
 
 async def test_a_chunk_over_the_edge_of_two_windows_is_offered(store, monkeypatch):
     """Its first part is in a window that is much longer than two chunks: 23 % of the chunks were fetched again."""
-    monkeypatch.setattr(indexing, "WINDOW_BYTES", 8000)
+    monkeypatch.setattr(containers, "WINDOW_BYTES", 8000)
     raw = bytes(i % 251 for i in range(24_000))
     needs = {starts: Need(starts, starts + 8000) for starts in (0, 8000, 16_000)}
     steps: list[Need | Span] = []

@@ -10,10 +10,12 @@ from typing import Literal
 import msgspec
 
 from streamer.errors import ConfigError, ManifestError
-from streamer.manifest.bounded_map import bounded_map
-from streamer.manifest.index_log import IndexLogs
-from streamer.manifest.indexing import WINDOW_BYTES, Budget, Container, index_container, most_open_bytes
-from streamer.manifest.listing import Listing, list_objects
+from streamer.manifest.builder.bounded_map import bounded_map
+from streamer.manifest.builder.containers import WINDOW_BYTES, Budget, Container, index_container, most_open_bytes
+from streamer.manifest.builder.index_log import IndexLogs
+from streamer.manifest.builder.listing import Listing, list_objects
+from streamer.manifest.builder.publish import publish
+from streamer.manifest.builder.rows import Rows, rows_of_containers, rows_of_objects
 from streamer.manifest.packing import Cut, choose_chunk_bytes, hash_keys, pack_in_order, pack_objects
 from streamer.manifest.protocols import (
     ChooseFormat,
@@ -27,8 +29,6 @@ from streamer.manifest.protocols import (
     Progress,
     RangeReader,
 )
-from streamer.manifest.publish import publish
-from streamer.manifest.rows import Rows, rows_of_containers, rows_of_objects
 from streamer.manifest.table import Manifest
 
 # More than a user reads one by one.
@@ -41,7 +41,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         chunk_bytes: bytes, or "auto" for the rule in packing.py.
         concurrency: requests in flight while indexing and listing.
-        memory_bytes: windows held together; at least one container's (see indexing.py).
+        memory_bytes: windows held together; at least one container's (see containers.py).
         on_estimate: called with the cost after the listing; may raise to stop.
         on_progress: called after each window and each object.
         on_chunk: offered chunks whose bytes were read for the index, with those bytes.

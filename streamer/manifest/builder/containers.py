@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.manifest.bounded_map import plain_errors
-from streamer.manifest.index_log import Found, IndexLog
+from streamer.manifest.builder.bounded_map import plain_errors
+from streamer.manifest.builder.index_log import Found, IndexLog
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.packing import Cut, chunk_key, cut_object, cut_spans
 from streamer.manifest.protocols import IndexedChunk, Indexer, Indexing, Need, OnChunk, RangeReader, Span

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import ManifestError
-from streamer.manifest.bounded_map import bounded_map
+from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import ChooseFormat, Indexer, Lister
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from streamer.manifest.arrow_ipc.writer import write_table
+from streamer.manifest.builder.rows import Rows
 from streamer.manifest.columns import digest_of
 from streamer.manifest.layout import ROOT_NAME, Content, Part, Run, encode_root, file_name
-from streamer.manifest.rows import Rows
 from streamer.manifest.staging import settle, workplace
 from streamer.manifest.table import Manifest
 

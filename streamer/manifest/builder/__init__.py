@@ -1,0 +1,1 @@
+"""Builds manifests: lists, indexes, packs, publishes."""
