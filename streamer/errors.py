@@ -14,6 +14,7 @@
     ├─ CacheError(OSError) ─ CacheFullError, CacheVersionError
     ├─ ServiceError ─ EngineUnavailableError(ConnectionError), ProtocolError, ProtocolVersionError
     ├─ DecodeError                         sample, object, range, decoder
+    ├─ RecodeError                         object, range, format: a block that cannot be decoded
     ├─ StateError                          a resume that does not fit
     ├─ WorkerError                         exit signal, samples in flight, memory
     └─ ClosedError, BrokenError            you closed it; a background task died (see __cause__)
@@ -135,6 +136,10 @@ class ProtocolVersionError(ServiceError):
 
 class DecodeError(StreamerError):
     """A sample's bytes could not be turned into arrays."""
+
+
+class RecodeError(StreamerError):
+    """A block whose bytes cannot be decoded into records; names object, range, format and reason."""
 
 
 class StateError(StreamerError):

@@ -53,9 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
     parser.add_argument("urls", nargs="+", metavar="URL", help="a prefix, an object, or a pattern")
     parser.add_argument("--out", metavar="URL", help="copy the manifest to this url or folder")
-    parser.add_argument(
-        "--format", choices=("auto", "folder", "webdataset"), default="auto", help="default: from the names"
-    )
     add_sample_choice(parser)
     parser.add_argument(
         "--chunk-bytes",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError
+from streamer.formats.built_in import AUTO, BUILT_IN
 from streamer.formats.names import field_name
 
 if TYPE_CHECKING:
@@ -47,14 +48,19 @@ def add_dataset(parser: argparse.ArgumentParser) -> None:
     """The urls of a dataset, and where its manifest is."""
     parser.add_argument("urls", nargs="+", metavar="URL", help="a prefix, an object, or a pattern")
     parser.add_argument("--manifest", metavar="URL", help="of `streamer index --out`; without it the urls are listed")
-    parser.add_argument(
-        "--format", choices=("auto", "folder", "webdataset"), default="auto", help="default: from the names"
-    )
     add_sample_choice(parser)
 
 
 def add_sample_choice(parser: argparse.ArgumentParser) -> None:
-    """What StreamingDataset calls extensions=, index_errors= and shuffle=False: each has a manifest of its own."""
+    """What StreamingDataset calls format=, extensions=, index_errors= and shuffle=False."""
+    parser.add_argument("--format", default=AUTO, metavar="NAME", help=f"{', '.join(BUILT_IN)} (default: by the names)")
+    parser.add_argument(
+        "--format-options",
+        type=_format_options,
+        default="{}",
+        metavar="JSON",
+        help='of the format, e.g. \'{"columns": ["image"]}\' (docs/formats.md)',
+    )
     parser.add_argument(
         "--extensions",
         type=_extensions,
@@ -81,7 +87,13 @@ def with_sample_choice(request: GetManifest, arguments: argparse.Namespace) -> G
         extensions=arguments.extensions,
         skip_damaged=arguments.index_errors == "skip",
         in_key_order=arguments.no_shuffle,
+        format_options=arguments.format_options.encode(),
     )
+
+
+def _format_options(text: str) -> str:
+    _read(lambda: _mapping(text, "format options"))
+    return text
 
 
 def _extensions(text: str) -> list[str]:
@@ -120,10 +132,7 @@ def _read(reader: Callable[[], _Value]) -> _Value:
 
 
 def _storage_options(text: str) -> dict[str, object]:
-    found = _json(_file(text[1:]) if text.startswith("@") else text)
-    if not isinstance(found, dict):
-        raise ConfigError(f"storage options are a JSON object, not {type(found).__name__}", field="storage_options")
-    return found
+    return _mapping(_file(text[1:]) if text.startswith("@") else text, "storage options")
 
 
 def _file(path: str) -> str:
@@ -133,8 +142,12 @@ def _file(path: str) -> str:
         raise ConfigError(f"cannot read {path}: {error.strerror}", field="storage_options") from error
 
 
-def _json(text: str) -> object:
+def _mapping(text: str, what: str) -> dict[str, object]:
+    field = what.replace(" ", "_")
     try:
-        return json.loads(text)
+        found = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"storage options are not JSON: {error}", field="storage_options") from error
+        raise ConfigError(f"{what} are not JSON: {error}", field=field) from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{what} are a JSON object, not {type(found).__name__}", field=field)
+    return found

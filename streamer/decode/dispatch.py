@@ -10,6 +10,7 @@ import numpy as np
 from streamer.decode import arrays, images, texts
 from streamer.decode.arrays import NO_ROW, Array, ArrayDecoder, PlainArray, Row
 from streamer.decode.gzipped import unpacking
+from streamer.decode.kinds import decoder_of
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field
 from streamer.formats.names import PICTURES, field_name
@@ -73,7 +74,9 @@ class SampleDecoder:
         check_rule(rule)
         self.rule = rule
         self.allow_pickle = allow_pickle
-        self._readers = _table(rule, allow_pickle)
+        # What the user says goes before what the format says of a field.
+        self._given = _given(rule)
+        self._readers = _table(self._given, allow_pickle) if rule is not None else {}
 
     def __repr__(self) -> str:
         return f"SampleDecoder({self.rule!r}, allow_pickle={self.allow_pickle})"
@@ -104,7 +107,7 @@ class SampleDecoder:
         for field in fields:
             if (known := in_place.get(field.name)) is not None:
                 sample[field.name] = known
-            elif (reader := self._reader(field.name)) is bytes:
+            elif (reader := self._reader(field)) is bytes:
                 sample[field.name] = raw(field.content)
             else:
                 sample[field.name] = _value(key, field, reader, row.get(field.name))
@@ -122,22 +125,31 @@ class SampleDecoder:
         Raises:
             ValueError: the bytes do not have the type of the field's name.
         """
-        reader = self._reader(field.name)
+        reader = self._reader(field)
         if type(reader) is ArrayDecoder:
             return reader.plain(len(field.content))
         return arrays.plain_npy(field.content) if reader is arrays.decode_npy else None
 
-    def _reader(self, name: str) -> _Reader:
+    def _reader(self, field: Field) -> _Reader:
+        name = field.name
         if self.rule is None:
             return bytes
         if callable(self.rule):
             call = self.rule
             return lambda content: call(name, bytes(content))
         ending = extension(name)
+        if field.kind and ending not in self._given:
+            return self._reader_of_kind(field)
         if ending == _PACKED and _PACKED not in self._readers:
             inner = self._readers.get(extension(name.rpartition(".")[0]), bytes)
             return unpacking(inner, _name_of(inner))
         return self._readers.get(ending, bytes)
+
+    def _reader_of_kind(self, field: Field) -> _Reader:
+        reader = self._readers.get(field.kind) or decoder_of(field.kind)
+        if reader is None:
+            raise DecodeError(f"field {field.name!r} is of kind {field.kind!r}, which has no decoder", field=field.name)
+        return reader
 
 
 def _value(key: str, field: Field, reader: _Reader, place: Array | None) -> object:
@@ -175,15 +187,15 @@ def check_rule(rule: DecodeRule) -> None:
             raise ConfigError(f"decode[{name!r}]={reader!r} is neither a function of bytes nor None", field="decode")
 
 
-def _table(rule: DecodeRule, allow_pickle: bool) -> dict[str, _Reader]:
-    if rule is None:
+def _given(rule: DecodeRule) -> dict[str, _Reader]:
+    """The decoders of the user's rule, by extension."""
+    if not isinstance(rule, Mapping):
         return {}
-    table = dict(_AUTO)
-    if allow_pickle:
-        table.update(_PICKLES)
-    if isinstance(rule, Mapping):
-        table.update({extension(name): _of_bytes(reader) for name, reader in rule.items()})
-    return table
+    return {extension(name): _of_bytes(reader) for name, reader in rule.items()}
+
+
+def _table(given: Mapping[str, _Reader], allow_pickle: bool) -> dict[str, _Reader]:
+    return {**_AUTO, **(_PICKLES if allow_pickle else {}), **given}
 
 
 def _of_bytes(reader: FieldDecoder | None) -> _Reader:

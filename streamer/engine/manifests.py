@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import time
 import weakref
@@ -23,6 +24,7 @@ from streamer.engine.manifest_store import ManifestStore
 from streamer.errors import CacheError, ManifestError, ObjectNotFoundError
 from streamer.fetch import Fetcher
 from streamer.formats import chunkfile
+from streamer.formats.registry import find_format
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import IndexedChunk
 from streamer.manifest.table import Manifest
@@ -51,6 +53,7 @@ class ManifestRequest(msgspec.Struct, frozen=True, kw_only=True):
     extensions: tuple[str, ...] | None = None
     skip_damaged: bool = False
     in_key_order: bool = False
+    format_options: Mapping[str, object] = msgspec.field(default_factory=dict)
 
     def __repr__(self) -> str:
         # Not the options: they may be secret.
@@ -59,18 +62,23 @@ class ManifestRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def identity(self) -> tuple[object, ...]:
         """Equal for requests that have the same answer."""
-        return (self.urls, self.format, self.manifest, self.chunk_bytes, *self._choices)
+        return (self.urls, self.format_text, self.manifest, self.chunk_bytes, *self._choices)
 
     @property
     def container_source(self) -> tuple[object, ...]:
         """Equal for requests for which the same manifest of containers is built."""
         choices = ("skip damaged",) if self.skip_damaged else ()
-        return (self.urls, self.format, self.chunk_bytes, *choices)
+        return (self.urls, self.format_text, self.chunk_bytes, *choices)
 
     @property
     def file_source(self) -> tuple[object, ...]:
         """Equal for requests for which the same manifest of raw files is built."""
-        return (self.urls, self.format, self.chunk_bytes, _FILE_RULES, self.extensions, self.in_key_order)
+        return (self.urls, self.format_text, self.chunk_bytes, _FILE_RULES, self.extensions, self.in_key_order)
+
+    @property
+    def format_text(self) -> str:
+        """Name and options of the format."""
+        return self.format + (json.dumps(self.format_options, sort_keys=True) if self.format_options else "")
 
     @property
     def _choices(self) -> tuple[object, ...]:
@@ -238,7 +246,7 @@ class Manifests:
                 self._root,
                 lister=lister,
                 reader=_Counted(fetcher, self),
-                choose_format=chooser(request.format, request.extensions, notes.append),
+                choose_format=chooser(request.format, request.format_options, request.extensions, notes.append),
                 options=BuildOptions(
                     chunk_bytes=request.chunk_bytes or "auto",
                     on_estimate=cost.estimated,
@@ -258,9 +266,15 @@ class Manifests:
     def _known(self, request: ManifestRequest, listing: str) -> str | None:
         for source, whole_objects in ((request.file_source, True), (request.container_source, False)):
             found = self.store.find(source, listing)
-            if found is not None and found.whole_objects is whole_objects:
+            if found is not None and found.whole_objects is whole_objects and _is_current(found):
                 return found.digest
         return None
+
+
+def _is_current(manifest: Manifest) -> bool:
+    """Whether the installed format would index it in the same way."""
+    content = manifest.content
+    return content.version == 1 or content.revision == find_format(content.format, content.options).revision
 
 
 class Warmed:
@@ -313,7 +327,8 @@ class _Recorder:
 
     def digest(self, request: ManifestRequest) -> str:
         """Digest of all inputs of the result: the listing, the format, the sizes of chunks."""
-        state = hashlib.blake2b(repr((request.urls, request.format, request.chunk_bytes)).encode(), digest_size=16)
+        inputs = (request.urls, request.format_text, request.chunk_bytes)
+        state = hashlib.blake2b(repr(inputs).encode(), digest_size=16)
         for record in self.records:
             state.update(f"{record.url}\0{record.size}\0{record.version}\n".encode("utf-8", "surrogateescape"))
         return state.hexdigest()

@@ -1,32 +1,143 @@
-"""The seam of the formats: bytes of a container in, samples and fields out. No I/O here."""
+"""The seam of the formats: bytes of an object in, samples and fields out. No I/O here.
+
+A format is *plain* if each sample is one byte range of an object: `index` yields spans, and chunks are kept as they are
+fetched. It is *blocked* if bytes can only be decoded together (a compressed shard): `index` yields blocks, and a
+recoder makes one record of each sample, once, between fetch and publish. `opener` serves both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from streamer.manifest.model import SampleName
-from streamer.manifest.protocols import Indexer, Indexing, Need, Span
+from streamer.manifest.blocks import Block
+from streamer.manifest.model import Facts, FieldSpec, ObjectRecord, SampleName
+from streamer.manifest.protocols import Answer, Indexer, Indexing, Need, Source, Span, Survey, Surveying
 
-__all__ = ["Field", "Format", "Indexer", "Indexing", "Need", "SampleName", "Span"]
+__all__ = [
+    "Answer",
+    "Block",
+    "Facts",
+    "Field",
+    "FieldSpec",
+    "Format",
+    "Indexer",
+    "Indexing",
+    "Need",
+    "ObjectRecord",
+    "Opener",
+    "Recoder",
+    "Records",
+    "SampleName",
+    "Source",
+    "Span",
+    "Survey",
+    "Surveying",
+]
 
 
 class Field(msgspec.Struct, frozen=True):
-    """One field of a sample: its name (the extension, e.g. "jpg") and its bytes."""
+    """One field of a sample.
+
+    Attributes:
+        name: e.g. "jpg", "image", "mask.png".
+        content: its bytes.
+        kind: how they are decoded; "": by the extension of the name. An extension ("json", "txt", "npy"); "image", a
+            picture of whatever kind; "bytes", not decoded; a numpy dtype ("<i8", "?"), one number; a dtype with a shape
+            ("<f4[3,224,224]", "<i4[]", "<f4[-1,4]", of which one length may be open), an array in C order; "null".
+    """
 
     name: str
     content: memoryview
+    kind: str = ""
 
 
-class Format(Indexer, Protocol):
-    """One container format: how to find the samples (`index`), and how to open one."""
+class Opener(Protocol):
+    """Opens the samples of one dataset."""
 
-    def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
-        """Takes a sample's bytes apart: its key and its fields, in order. Copies nothing.
+    def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
+        """Takes a sample's bytes apart: its key (None: it has none) and its fields, in order. Copies nothing.
 
         Raises:
             DecodeError: bytes that are not what this format writes.
         """
         ...
+
+
+class Records(msgspec.Struct, frozen=True):
+    """The samples of a block.
+
+    Attributes:
+        parts: buffers that hold the records one after the other.
+        lengths: int64, shape (samples,): bytes of each record.
+    """
+
+    parts: Sequence[memoryview | bytes | NDArray[np.uint8]]
+    lengths: NDArray[np.int64]
+
+
+class Recoder(Protocol):
+    """Makes records of the blocks of one dataset. Runs in a process of its own."""
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """Decodes one block.
+
+        Args:
+            content: the bytes of its ranges, one after the other.
+            samples: how many records are expected.
+            hint: from the index.
+
+        Raises:
+            RecodeError: bytes that cannot be decoded.
+        """
+        ...
+
+
+class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A format; its fields are its options.
+
+    Attributes:
+        name: as the user writes it.
+        revision: see `Indexer.revision`.
+        whole_objects: whether every object is one sample.
+    """
+
+    name: ClassVar[str]
+    revision: ClassVar[int] = 0
+    whole_objects: ClassVar[bool] = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that differ from the defaults, as JSON has them."""
+        given: dict[str, Any] = msgspec.to_builtins(self)
+        defaults = msgspec.to_builtins(type(self)())
+        return {name: value for name, value in given.items() if value != defaults[name]}
+
+    def accepts(self, key: str) -> bool:
+        """Whether an object of this name holds samples."""
+        raise NotImplementedError
+
+    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """All accepted objects, and nothing is known of them; see `Indexer.survey`."""
+        yield from ()
+        return Survey([Source(record) for record in accepted])
+
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+        """Finds the samples of one object; see `Indexer.index`."""
+        raise NotImplementedError
+
+    def opener(self, facts: Facts) -> Opener:
+        """Opens the samples of the dataset with these facts."""
+        raise NotImplementedError
+
+    def recoder(self, facts: Facts) -> Recoder:
+        """Makes records of the blocks of the dataset with these facts; called in the recoder's process only.
+
+        Raises:
+            ConfigError: a library that is not installed.
+        """
+        raise NotImplementedError

@@ -2,53 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from streamer.errors import ConfigError
 from streamer.formats.base import Format
+from streamer.formats.built_in import AUTO
 from streamer.formats.folder import Folder, class_folders, counted
 from streamer.formats.foreign import refuse_foreign
 from streamer.formats.names import is_common, is_hidden
+from streamer.formats.registry import find_format
 from streamer.formats.webdataset import WebDataset
-
-FORMATS: dict[str, Format] = {kind.name: kind for kind in (Folder(), WebDataset())}
-AUTO = "auto"
-
-
-def find_format(name: str) -> Format:
-    """The format of that name.
-
-    Raises:
-        ConfigError: there is none; lists those there are.
-    """
-    if (found := FORMATS.get(name)) is None:
-        raise ConfigError(
-            f"format={name!r} is not known; it is {', '.join(sorted(FORMATS))} or {AUTO}",
-            field="format",
-        )
-    return found
 
 
 def chooser(
-    name: str, extensions: Iterable[str] | None = None, on_note: Callable[[str], None] = lambda note: None
+    name: str,
+    options: Mapping[str, object] | None = None,
+    extensions: Iterable[str] | None = None,
+    on_note: Callable[[str], None] = lambda note: None,
 ) -> Callable[[Iterable[str]], Format]:
     """The builder's choice of the format: `name` as given, or found from the object names if "auto".
 
     Args:
         name: of the format.
+        options: of the format, where it is named.
         extensions: of the files that are samples (raw files only); None: see `folder.class_folders`.
         on_note: takes a line about files that are no samples.
 
     Raises:
-        ConfigError: no such format.
+        ConfigError: no such format, or it has other options.
     """
-    fixed = None if name == AUTO else find_format(name)
+    fixed = None if name == AUTO else find_format(name, options)
 
     def choose(keys: Iterable[str]) -> Format:
         names = list(keys)
         if extensions is not None:
             return _named_files(names, Folder(extensions=frozenset(extensions)))
-        found = fixed or FORMATS[detect(names)]
+        found = fixed or find_format(detect(names))
         return class_folders(names, on_note) if isinstance(found, Folder) else found
 
     return choose
@@ -63,7 +52,7 @@ def detect(keys: Sequence[str]) -> str:
         ConfigError: tars and other files together, or a dataset of another kind; says how many of which.
     """
     refuse_foreign(keys)
-    tars = FORMATS["webdataset"]
+    tars = WebDataset()
     tar_keys = [key for key in keys if not is_common(key) and tars.accepts(key)]
     others = [key for key in keys if not is_hidden(key) and not tars.accepts(key)] if tar_keys else []
     if others:

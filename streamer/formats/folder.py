@@ -4,32 +4,39 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-import msgspec
-
-from streamer.formats.base import Field, Indexing, SampleName, Span
+from streamer.formats.base import Facts, Field, Format, Indexing, SampleName, Source, Span
 from streamer.formats.names import AUDIO, COMPANIONS, PICTURES, VIDEO, base_name, extension, is_hidden
-from streamer.manifest.model import ObjectRecord
 
 
-class Folder(msgspec.Struct, frozen=True):
+class Folder(Format, frozen=True, forbid_unknown_fields=True):
     """Raw files.
 
     Attributes:
         extensions: of the files that are samples, as `names.extension` gives them; None: all files.
     """
 
-    name: str = "folder"
-    whole_objects: bool = True
+    name = "folder"
+    whole_objects = True
     extensions: frozenset[str] | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """None: the listing of the manifest shows which files were chosen."""
+        return {}
 
     def accepts(self, key: str) -> bool:
         """The files of these extensions, but hidden ones and the markers of empty folders."""
         return not is_hidden(key) and (self.extensions is None or extension(key) in self.extensions)
 
-    def index(self, target: ObjectRecord, start: int = 0) -> Indexing:
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """The object is the sample; needs no byte of it."""
-        yield Span(0, target.size)
+        yield Span(0, source.record.size)
+
+    def opener(self, facts: Facts) -> Folder:
+        """The names of the objects say everything."""
+        return self
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
         """One field, named by the extension (see `names`); the key is the path below the dataset's url."""

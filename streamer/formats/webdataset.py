@@ -10,10 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Sequence
 
-import msgspec
-
 from streamer.errors import DecodeError, ManifestError
-from streamer.formats.base import Field, Indexing, Need, SampleName, Span
+from streamer.formats.base import Facts, Field, Format, Indexing, Need, SampleName, Source, Span
 from streamer.formats.names import field_name
 from streamer.formats.tar import Member, TarError, members_of, read_members
 from streamer.manifest.model import ObjectRecord
@@ -35,30 +33,34 @@ _GAP_BYTES = 64 << 10
 _META_NAME = re.compile(r"__[^/]*__($|/)")
 
 
-class WebDataset(msgspec.Struct, frozen=True):
+class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
     """Uncompressed tars."""
 
-    name: str = "webdataset"
-    whole_objects: bool = False
+    name = "webdataset"
 
     def accepts(self, key: str) -> bool:
         """Names that are tars, packed ones too: those are refused by `index`, not left out in silence."""
         lower = key.lower()
         return lower.endswith((SUFFIX, *COMPRESSED_SUFFIXES))
 
-    def index(self, target: ObjectRecord, start: int = 0) -> Indexing:
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the samples of one tar, from the sample that begins at byte `start`.
 
         Raises:
             ManifestError: compressed, cut off or broken; names object and offset. With a "reason" among its details it
                 is damaged.
         """
+        target = source.record
         if target.url.lower().endswith(COMPRESSED_SUFFIXES):
             raise _refusal(target, "is compressed; unpack it to a plain .tar", 0)
         try:
             yield from _group(_sniff(target, start))
         except TarError as error:
             raise _damage(target, error) from error
+
+    def opener(self, facts: Facts) -> WebDataset:
+        """The samples say everything."""
+        return self
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
         """Takes the members of one sample apart.
@@ -121,7 +123,7 @@ def _sniff(target: ObjectRecord, start: int) -> Generator[Need | Member, memoryv
                     raise _refusal(target, reason, 0)
 
 
-def _group(walk: Generator[Need | Member, memoryview | None, None]) -> Indexing:
+def _group(walk: Generator[Need | Member, memoryview | None, None]) -> Generator[Need | Span, memoryview | None, None]:
     """Joins consecutive members with the same key to spans."""
     key: str | None = None
     start = stop = 0

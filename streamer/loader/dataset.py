@@ -10,6 +10,7 @@ from types import EllipsisType
 import cloudpickle  # type: ignore[import-untyped]
 
 from streamer.decode.dispatch import DecodeRule
+from streamer.formats.base import Format
 from streamer.loader import checks
 from streamer.loader.epoch_dataset import EpochDataset
 from streamer.loader.rank.dataset_options import DatasetOptions, FixedArguments, OnChange, OnDamage, as_urls
@@ -46,7 +47,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
 
     Args:
         url: a prefix or an object, or several; any fsspec url, or a local path.
-        format: "folder" (one object, one sample), "webdataset" (tars), "auto" (from the names).
+        format: the name of a format, or one with options (`streamer.formats`); "auto": from the names of the objects.
         extensions: of the raw files that are samples, as ["jpg", "png"]; capitals do not matter, jpeg is jpg. None:
             where most files are in class folders, the commonest (all pictures count as one); else all.
         storage_options: as for fsspec.
@@ -93,7 +94,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         self,
         url: Url | Sequence[Url],
         *,
-        format: str = "auto",  # noqa: A002 - the word of the domain
+        format: str | Format = "auto",  # noqa: A002 - the word of the domain
         extensions: str | Sequence[str] | None = None,
         storage_options: Mapping[str, object] | None = None,
         cache_dir: Url | None = None,

@@ -3,8 +3,12 @@
     root.json                 version, digest, what the dataset is, and the parts with their digests
     objects-00000.arrows      key, version, size                          one row per object
     extents-00000.arrows      object, start, stop                         not for whole objects: they are the extents
-    chunks-00000.arrows       key, first_sample, first_extent, fetch_bytes, local_bytes, codec
+    chunks-00000.arrows       key, first_sample, first_extent, fetch_bytes, local_bytes, codec (and hint)
     samples-00000.arrows      start (and label)                           4 bytes per sample in tars
+
+Recoded datasets have no samples table, but a hint for the recoder in each chunk; the chunk files say where their
+samples begin. What only these, or formats with options and facts, have makes a manifest one of version 2; all others
+are written as version 1.
 
 The digest is that of the content (names, types and values), not of the files: it does not change with the library
 that wrote them, and knows no time and no machine. Numbers of objects, extents, chunks and samples count through
@@ -15,15 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
 from streamer.errors import ManifestCorruptError, ManifestError, ManifestVersionError
 from streamer.manifest.columns import Schema
+from streamer.manifest.model import Codec, Facts
 
 MAGIC = "streamer-manifest"
-VERSION = 1
+VERSIONS = (1, 2)
 ROOT_NAME = "root.json"
 TABLE_SUFFIX = ".arrows"
 # 20,000 class names and 100,000 urls fit; a hostile file does not fill the memory.
@@ -40,15 +45,9 @@ CHUNKS: Schema = {
     "local_bytes": "int64",
     "codec": "uint8",
 }
+RECODED_CHUNKS: Schema = {**CHUNKS, "hint": "binary"}
 SAMPLES: Schema = {"start": "uint32"}
 LABELLED_SAMPLES: Schema = {"start": "uint32", "label": "int32"}
-
-
-def schemas(whole_objects: bool) -> dict[str, Schema]:
-    """The tables of a part."""
-    if whole_objects:
-        return {"objects": OBJECTS, "chunks": CHUNKS, "samples": LABELLED_SAMPLES}
-    return {"objects": OBJECTS, "extents": EXTENTS, "chunks": CHUNKS, "samples": SAMPLES}
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,8 +64,16 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tables: dict[str, Run]
 
 
-class Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All that the digest covers."""
+class Content(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """All that the digest covers.
+
+    Attributes:
+        codec: of all chunks.
+        samples: how many, where there is no table of them.
+        revision: of the format's index and recoder, where it is not 0.
+        options: of the format.
+        facts: of the dataset; None: there are none.
+    """
 
     format: str
     whole_objects: bool
@@ -75,13 +82,35 @@ class Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunk_bytes: int
     total_bytes: int
     parts: list[Part]
+    codec: int = 0
+    samples: int = 0
+    revision: int = 0
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    facts: Facts | None = None
+
+    @property
+    def version(self) -> int:
+        """The lowest version that can say this."""
+        return 2 if self.codec or self.samples or self.revision or self.options or self.facts else 1
+
+    @property
+    def schemas(self) -> dict[str, Schema]:
+        """The tables of a part."""
+        if self.whole_objects:
+            return {"objects": OBJECTS, "chunks": CHUNKS, "samples": LABELLED_SAMPLES}
+        if self.codec == Codec.RECORDS:
+            return {"objects": OBJECTS, "extents": EXTENTS, "chunks": RECODED_CHUNKS}
+        return {"objects": OBJECTS, "extents": EXTENTS, "chunks": CHUNKS, "samples": SAMPLES}
 
     def digest(self) -> str:
         """32 hex characters."""
-        return blake2b(msgspec.json.encode([MAGIC, VERSION, self]), digest_size=16).hexdigest()
+        encoded = msgspec.json.encode([MAGIC, self.version, self], order="deterministic" if self.version > 1 else None)
+        return blake2b(encoded, digest_size=16).hexdigest()
 
     def count(self, table: str) -> int:
         """Rows of a table in all parts."""
+        if table == "samples" and self.codec == Codec.RECORDS:
+            return self.samples
         return sum(part.tables[table].count for part in self.parts if table in part.tables)
 
 
@@ -116,7 +145,7 @@ def encode_root(content: Content, urls: Sequence[str], file_bytes: dict[str, int
     Raises:
         ManifestError: longer than readers accept.
     """
-    root = Root(MAGIC, VERSION, content.digest(), list(urls), file_bytes, content)
+    root = Root(MAGIC, content.version, content.digest(), list(urls), file_bytes, content)
     raw = msgspec.json.format(msgspec.json.encode(root), indent=1)
     if len(raw) > ROOT_LIMIT_BYTES:
         raise ManifestError(
@@ -139,12 +168,13 @@ def decode_root(raw: bytes, where: str) -> Root:
         _corrupt(where, f"{len(raw)} bytes long, more than {ROOT_LIMIT_BYTES}")
     try:
         preamble = msgspec.json.decode(raw, type=_Preamble)
-        if preamble.magic == MAGIC and preamble.version != VERSION:
+        if preamble.magic == MAGIC and preamble.version not in VERSIONS:
             raise ManifestVersionError(
-                f"{where}: manifest of version {preamble.version}, this streamer reads {VERSION}; index again",
+                f"{where}: manifest of version {preamble.version}, this streamer reads {VERSIONS[0]} to "
+                f"{VERSIONS[-1]}; index again",
                 path=where,
                 found=preamble.version,
-                expected=VERSION,
+                expected=VERSIONS[-1],
             )
         root = msgspec.json.decode(raw, type=Root)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
@@ -158,7 +188,11 @@ def _check(root: Root, where: str) -> None:
         _corrupt(where, f"begins with {root.magic[:40]!r}, not {MAGIC!r}")
     if (actual := root.content.digest()) != root.digest:
         _corrupt(where, f"says digest {root.digest[:40]}, its content has {actual}")
-    names = schemas(root.content.whole_objects).keys()
+    if root.version != root.content.version:
+        _corrupt(where, f"says version {root.version}, its content is of version {root.content.version}")
+    if root.content.codec not in list(Codec):
+        _corrupt(where, f"chunks of codec {root.content.codec}")
+    names = root.content.schemas.keys()
     expected = {file_name(table, i) for i in range(len(root.content.parts)) for table in names}
     if root.file_bytes.keys() != expected or min(root.file_bytes.values(), default=1) < 1:
         _corrupt(where, "its list of files does not fit its parts")

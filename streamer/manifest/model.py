@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 
 
 class Codec(IntEnum):
-    """How bytes change between fetch and publish."""
+    """How bytes change between fetch and publish.
+
+    IDENTITY: not at all; the manifest knows where each sample begins.
+    RECORDS: a recoder makes a record of each sample; the chunk file has a table of where they begin.
+    """
 
     IDENTITY = 0
+    RECORDS = 1
 
 
 class ObjectRecord(msgspec.Struct, frozen=True):
@@ -51,7 +57,8 @@ class Chunk(msgspec.Struct, frozen=True):
         first_sample: ordinal of its first sample.
         samples: how many.
         fetch_bytes: bytes on the network (the sum of the extents).
-        local_bytes: bytes on the SSD without header and checksums.
+        local_bytes: bytes on the SSD without header and checksums; for `Codec.RECORDS` as planned by the index.
+        hint: for `Codec.RECORDS`, what the recoder needs besides the bytes (see `builder.blocks`).
     """
 
     index: int
@@ -62,6 +69,7 @@ class Chunk(msgspec.Struct, frozen=True):
     fetch_bytes: int
     local_bytes: int
     codec: Codec = Codec.IDENTITY
+    hint: bytes = b""
 
     def extents_of(self, start: int, stop: int) -> list[Extent]:
         """Returns where the chunk-local bytes `[start, stop)` are in the store; no extent is empty."""
@@ -72,6 +80,32 @@ class Chunk(msgspec.Struct, frozen=True):
                 found.append(Extent(extent.object, extent.start + lower, extent.start + upper))
             offset += extent.length
         return found
+
+
+class FieldSpec(msgspec.Struct, frozen=True, array_like=True):
+    """One field of all samples of a dataset.
+
+    Attributes:
+        name: of the field.
+        kind: how its bytes are decoded (see `streamer.formats.base.Field`).
+    """
+
+    name: str
+    kind: str = ""
+
+
+class Facts(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What is known of the whole dataset, besides its objects and samples.
+
+    Attributes:
+        fields: of every sample; empty: each sample says which it has.
+        notes: what the format's opener or recoder needs to know (the columns of MDS, the tree of LitData).
+        classes: class names by label.
+    """
+
+    fields: tuple[FieldSpec, ...] = ()
+    notes: dict[str, Any] = msgspec.field(default_factory=dict)
+    classes: tuple[str, ...] = ()
 
 
 class SampleName(msgspec.Struct, frozen=True):

@@ -1,16 +1,17 @@
 """Interfaces of the manifest builder: its inputs, and its progress callbacks.
 
-The builder knows no store and no format; it is handed a `Lister`, a `RangeReader` and an `Indexer`.
+The builder knows no store and no format; it is given a `Lister`, a `RangeReader` and an `Indexer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
-from streamer.manifest.model import Chunk, Extent, ObjectRecord
+from streamer.manifest.blocks import Block
+from streamer.manifest.model import Chunk, Extent, Facts, ObjectRecord
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,10 +19,15 @@ if TYPE_CHECKING:
 
 
 class Need(msgspec.Struct, frozen=True):
-    """An indexer asks for the bytes `[start, stop)` of the object it indexes; it gets them by `send`."""
+    """An indexer asks for the bytes `[start, stop)` of an object; it gets them by `send`.
+
+    Attributes:
+        object: one of the listing; None: the object that is indexed.
+    """
 
     start: int
     stop: int
+    object: ObjectRecord | None = None
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -31,8 +37,39 @@ class Span(msgspec.Struct, frozen=True):
     stop: int
 
 
-# Yields what it needs, is sent the bytes, yields the samples in order of position.
-Indexing = Generator[Need | Span, memoryview | None, None]
+class Source(msgspec.Struct, frozen=True):
+    """One object to index.
+
+    Attributes:
+        record: the object.
+        notes: what the survey has learnt about it (its entry in an index of the whole dataset).
+        sidecar: the object that holds an index of it.
+    """
+
+    record: ObjectRecord
+    notes: bytes = b""
+    sidecar: ObjectRecord | None = None
+
+
+class Survey(msgspec.Struct, frozen=True):
+    """What is known before the objects are indexed.
+
+    Attributes:
+        sources: the objects that hold samples, in the order of the samples.
+        facts: what is known of the whole dataset.
+        read_bytes: the most bytes that the index will read; None: all bytes of the objects.
+    """
+
+    sources: Sequence[Source]
+    facts: Facts = Facts()
+    read_bytes: int | None = None
+
+
+Answer: TypeAlias = memoryview | tuple[memoryview, ...] | None
+# Yield what they need (several at once as a tuple, which is answered with a tuple), are sent the bytes.
+Surveying: TypeAlias = Generator[Need | tuple[Need, ...], Answer, Survey]
+# Yields samples or blocks in order of position, too; never both in one dataset.
+Indexing: TypeAlias = Generator[Need | tuple[Need, ...] | Span | Block, Answer, None]
 
 
 class Indexer(Protocol):
@@ -44,25 +81,49 @@ class Indexer(Protocol):
         ...
 
     @property
+    def revision(self) -> int:
+        """Raised when the recoder makes other records of the same bytes, or the index other hints; 0: never was."""
+        ...
+
+    @property
     def whole_objects(self) -> bool:
         """True: every object is one sample, and nothing needs to be read."""
+        ...
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the index depends on besides the objects, as JSON has it."""
         ...
 
     def accepts(self, key: str) -> bool:
         """Whether an object found by listing a prefix is part of the dataset."""
         ...
 
-    def index(self, target: ObjectRecord, start: int = 0) -> Indexing:
-        """Finds the samples of one object: yields `Need`s (answered with bytes) and `Span`s.
-
-        Needs go forward and never ask for a byte twice; spans are in order and do not overlap.
+    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """Chooses the objects that hold samples, and learns what concerns all of them. Not for whole objects.
 
         Args:
-            target: the object.
+            accepted: the objects that `accepts` takes, in the order of the urls, then by name.
+            others: the other objects below the urls, by url.
+
+        Raises:
+            ManifestError: an index of the dataset that cannot be read, or contradicts the listing.
+        """
+        ...
+
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+        """Finds the samples of one object: yields `Need`s (answered with bytes), and `Span`s or `Block`s.
+
+        Formats that read all bytes ask for them forward, each once: the chunks among them are offered to the cache.
+        Spans are in order and do not overlap.
+
+        Args:
+            source: the object.
+            facts: as the survey found them.
             start: where a sample begins that an earlier run over this object found; yields it and all after it.
 
         Raises:
-            ManifestError: an archive that cannot be read; names object and offset.
+            ManifestError: an object that cannot be read; names it and the offset.
         """
         ...
 
@@ -90,7 +151,7 @@ class Estimate(msgspec.Struct, frozen=True):
         objects: how many will be indexed.
         total_bytes: their sizes together.
         read_bytes: the most bytes that will be read (0: the listing is enough).
-        requests: the most range requests, of 8 MiB each.
+        requests: the most range requests, of 8 MiB each where all bytes are read.
         chunk_bytes: what the chunks will be cut to.
     """
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.columns import BinaryColumn, Table
-from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, Content, Root, Run, decode_root, file_name, schemas
-from streamer.manifest.model import Chunk, Codec, Extent, ObjectRecord, SampleName
+from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, Content, Root, Run, decode_root, file_name
+from streamer.manifest.model import Chunk, Codec, Extent, Facts, ObjectRecord, SampleName
 from streamer.unique import unique
 
 Int64Array = NDArray[np.int64]
@@ -32,6 +32,7 @@ class Manifest:
         digest: 32 hex characters, the identity of the content.
         path: the folder.
         format: name of the container format.
+        recoded: whether the bytes of samples change between fetch and publish; then chunk files say where they begin.
         urls: what was indexed, as it was written when this folder was made.
         classes: class names by label, sorted; empty for containers.
         chunk_bytes: what the chunks were cut to.
@@ -43,12 +44,11 @@ class Manifest:
         content = root.content
         self._content, self._parts = content, tables
         self.path, self.digest, self.format = path, root.digest, content.format
+        self.recoded = content.codec == Codec.RECORDS
         self.urls, self.classes = tuple(root.urls), tuple(content.classes)
         self.chunk_bytes, self.total_bytes = content.chunk_bytes, content.total_bytes
         self.samples, self.chunks, self.objects = map(content.count, ("samples", "chunks", "objects"))
-        self._firsts = {
-            table: [part.tables[table].first for part in content.parts] for table in schemas(content.whole_objects)
-        }
+        self._firsts = {table: [part.tables[table].first for part in content.parts] for table in content.schemas}
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -69,7 +69,7 @@ class Manifest:
         except OSError as error:
             raise ManifestError(f"no manifest at {path}: {error.strerror}", path=str(path)) from error
         root = decode_root(raw, str(where))
-        kinds = schemas(root.content.whole_objects)
+        kinds = root.content.schemas
         tables = [{table: _open_table(path, root, table, i) for table in kinds} for i in range(len(root.content.parts))]
         return cls(path, root, tables)
 
@@ -104,6 +104,11 @@ class Manifest:
         return self._content
 
     @property
+    def facts(self) -> Facts:
+        """What is known of the whole dataset."""
+        return self._content.facts or Facts()
+
+    @property
     def parts(self) -> int:
         """How many parts the tables are stored in."""
         return len(self._parts)
@@ -121,7 +126,10 @@ class Manifest:
 
     @cached_property
     def chunk_local_bytes(self) -> Int64Array:
-        """Bytes per chunk on the SSD, without header and checksums: int64, shape (M,)."""
+        """Bytes per chunk on the SSD, without header and checksums: int64, shape (M,).
+
+        Of a recoded dataset these are planned; the header of a chunk file has the real length.
+        """
         return self._joined("local_bytes").view(np.int64)
 
     @cached_property
@@ -158,10 +166,14 @@ class Manifest:
             fetch_bytes=int(_array(table, "fetch_bytes")[row]),
             local_bytes=int(_array(table, "local_bytes")[row]),
             codec=Codec(int(_array(table, "codec")[row])),
+            hint=_binary(table, "hint")[row] if self.recoded else b"",
         )
 
     def sample_offsets(self, chunk: int) -> Int64Array:
-        """Chunk-local boundaries: sample i of the chunk is `[o[i], o[i + 1])`; int64, shape (samples + 1,)."""
+        """Chunk-local boundaries: sample i of the chunk is `[o[i], o[i + 1])`; int64, shape (samples + 1,).
+
+        Not of recoded datasets.
+        """
         first, stop = int(self.chunk_first[chunk]), int(self.chunk_first[chunk + 1])
         offsets = np.empty(stop - first + 1, np.int64)
         offsets[:-1] = self._starts(np.arange(first, stop))
@@ -175,7 +187,8 @@ class Manifest:
             ordinals: int64, shape (k,), each in 0..n-1, in any order.
 
         Returns:
-            Chunk number, and chunk-local start and stop in bytes; int64, shape (k,) each.
+            Chunk number, and chunk-local start and stop in bytes; int64, shape (k,) each. Start and stop are -1 in a
+            recoded dataset.
 
         Raises:
             IndexError: an ordinal outside of 0..n-1.
@@ -183,6 +196,8 @@ class Manifest:
         ordinals = np.asarray(ordinals, np.int64)
         self._check(ordinals)
         chunk = np.searchsorted(self.chunk_first, ordinals, side="right") - 1
+        if self.recoded:
+            return chunk, np.full_like(chunk, -1), np.full_like(chunk, -1)
         following = ordinals + 1
         last = self.chunk_first[chunk + 1] == following
         stop = self.chunk_local_bytes[chunk]
@@ -219,13 +234,19 @@ class Manifest:
     def extent_of(self, ordinal: int) -> Extent:
         """The object and the byte range of a sample; the range of an empty file is empty.
 
+        A sample of a recoded dataset has the whole range of its chunk.
+
         Raises:
             IndexError: no such sample.
         """
         chunk, start, stop = (int(column[0]) for column in self.locate(np.array([ordinal], np.int64)))
         if self.whole_objects:
             return Extent(self.object(ordinal), 0, stop - start)
-        return self.chunk(chunk).extents_of(start, stop)[0]
+        found = self.chunk(chunk)
+        if self.recoded:
+            first = found.extents[0]
+            return Extent(first.object, first.start, max(extent.stop for extent in found.extents))
+        return found.extents_of(start, stop)[0]
 
     def _whole_extents(self, first: int, samples: int) -> tuple[Extent, ...]:
         records = map(self.object, range(first, first + samples))
@@ -272,7 +293,7 @@ def _open_table(path: Path, root: Root, name: str, part: int) -> Table:
         raise ManifestCorruptError(
             f"{where} {found}, expected {expected}; index again", path=str(where), expected=expected
         )
-    kinds = schemas(root.content.whole_objects)[name]
+    kinds = root.content.schemas[name]
     table = map_table(where, kinds)
     run: Run = root.content.parts[part].tables[name]
     if any(len(column) != run.count for column in table.values()):
@@ -290,10 +311,14 @@ def _int64(table: Table, name: str) -> Int64Array:
     return _array(table, name).view(np.int64)
 
 
-def _text(table: Table, name: str, row: int) -> str:
+def _binary(table: Table, name: str) -> BinaryColumn:
     column = table[name]
     assert isinstance(column, BinaryColumn)
-    return column[row].decode("utf-8", "surrogateescape")
+    return column
+
+
+def _text(table: Table, name: str, row: int) -> str:
+    return _binary(table, name)[row].decode("utf-8", "surrogateescape")
 
 
 def _frozen(values: NDArray[Scalar]) -> NDArray[Scalar]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from streamer.errors import ManifestCorruptError
-from streamer.manifest.layout import ROOT_NAME, TABLE_SUFFIX, file_name, schemas
+from streamer.manifest.layout import ROOT_NAME, TABLE_SUFFIX, file_name
 from streamer.manifest.staging import settle, workplace
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import open_verified
@@ -20,7 +20,7 @@ def export_files(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
 
     root.json comes last: a reader that finds it at the destination finds all the others there, too.
     """
-    names = [file_name(table, part) for part in range(manifest.parts) for table in schemas(manifest.whole_objects)]
+    names = [file_name(table, part) for part in range(manifest.parts) for table in manifest.content.schemas]
     for name in [*names, ROOT_NAME]:
         yield name, (manifest.path / name).read_bytes()
 

@@ -132,6 +132,7 @@ class LongRequests:
             extensions=None if request.extensions is None else tuple(request.extensions),
             skip_damaged=request.skip_damaged,
             in_key_order=request.in_key_order,
+            format_options=decoded_options(request.format_options, "format_options"),
         )
         digest = await self._engine.manifest(wanted, progress)
         peer.send(ManifestReady(request.request, digest, self._engine.manifests.notes(wanted, digest)))
@@ -154,8 +155,8 @@ class LongRequests:
                 self._answers.release(size)
 
 
-def decoded_options(encoded: bytes) -> dict[str, object]:
-    """Storage options as they cross the socket.
+def decoded_options(encoded: bytes, field: str = "storage_options") -> dict[str, object]:
+    """Options as they cross the socket.
 
     Raises:
         ConfigError: not a JSON mapping. Their text is not quoted: it may hold a secret.
@@ -163,7 +164,7 @@ def decoded_options(encoded: bytes) -> dict[str, object]:
     try:
         options = json.loads(encoded)
     except (ValueError, RecursionError):
-        raise ConfigError("storage_options are not JSON", field="storage_options") from None
+        raise ConfigError(f"{field} are not JSON", field=field) from None
     if not isinstance(options, dict):
-        raise ConfigError("storage_options are not a mapping", field="storage_options")
+        raise ConfigError(f"{field} are not a mapping", field=field)
     return options

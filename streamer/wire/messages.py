@@ -65,6 +65,7 @@ class GetManifest(Message, tag=2, frozen=True):
         extensions: of the raw files that are samples; None: chosen by what is there.
         skip_damaged: leave out tars that cannot be read, instead of an error.
         in_key_order: raw files in the order of their keys, for reading without shuffle.
+        format_options: of the format, a JSON mapping.
     """
 
     request: Count
@@ -79,6 +80,7 @@ class GetManifest(Message, tag=2, frozen=True):
     extensions: Annotated[list[Name], Meta(max_length=1000)] | None = None
     skip_damaged: bool = False
     in_key_order: bool = False
+    format_options: bytes = b"{}"
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -9,11 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from streamer.client.settings import ClientSettings
 from streamer.config import Environment, RankConfig, parse_bytes
 from streamer.decode.dispatch import DecodeRule, check_rule
 from streamer.errors import ConfigError
+from streamer.formats.base import Format
+from streamer.formats.built_in import AUTO
 from streamer.formats.names import field_name
+from streamer.formats.registry import find_format
 from streamer.loader import checks
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError
@@ -23,8 +28,6 @@ from streamer.wire.messages import GetManifest
 
 OnChange = Literal["raise", "refresh"]
 OnDamage = Literal["raise", "skip"]
-
-FORMATS = ("auto", "folder", "webdataset")
 
 # "s3:/bucket"; a folder of such a name is "./s3:".
 _ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?|file):/", re.IGNORECASE)
@@ -48,7 +51,7 @@ class DatasetOptions:
 
     urls: tuple[str, ...]
     manifest: str | None = None
-    format: str = "auto"
+    format: str | Format = "auto"
     cache_dir: str | None = None
     cache_bytes: str | int = "auto"
     storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
@@ -76,7 +79,7 @@ class DatasetOptions:
         _check_urls(self.urls)
         shuffle_mode(self.shuffle)
         check_rule(self.decode)
-        checks.one_of("format", self.format, FORMATS)
+        self._check_format()
         checks.one_of("on_error", self.on_error, ("raise", "skip"))
         checks.one_of("index_errors", self.index_errors, ("raise", "skip"))
         self.sample_extensions()
@@ -89,6 +92,20 @@ class DatasetOptions:
         checks.function("transform", self.transform)
         self._check_manifest()
         self.limit_bytes()
+
+    def _check_format(self) -> None:
+        given: object = self.format
+        if not isinstance(given, str | Format):
+            raise ConfigError(
+                f"format={given!r}: give a name, or a format with options as streamer.formats has them", field="format"
+            )
+        if isinstance(given, str) and given != AUTO:
+            find_format(given)
+
+    @property
+    def format_name(self) -> str:
+        """Name of the format, or "auto"."""
+        return self.format if isinstance(self.format, str) else self.format.name
 
     def _check_manifest(self) -> None:
         # A manifest that does not exist is built there: its files would be samples of the next listing.
@@ -118,9 +135,9 @@ class DatasetOptions:
         names = [name.lstrip(".") if isinstance(name, str) else "" for name in several]
         if not names or not all(names):
             raise ConfigError(f"extensions={given!r}: give a list as ['jpg', 'png']", field="extensions")
-        if self.format not in {"auto", "folder"}:
+        if self.format_name not in {AUTO, "folder"}:
             raise ConfigError(
-                f"extensions={given!r} is for raw files, not for format={self.format!r}", field="extensions"
+                f"extensions={given!r} is for raw files, not for format={self.format_name!r}", field="extensions"
             )
         return sorted(set(map(field_name, names)))
 
@@ -155,7 +172,8 @@ class DatasetOptions:
         return GetManifest(
             request=0,
             urls=[absolute(url) for url in self.urls],
-            format=self.format,
+            format=self.format_name,
+            format_options=b"{}" if isinstance(self.format, str) else msgspec.json.encode(self.format.options),
             manifest="" if self.manifest is None else absolute(self.manifest),
             build=rank_config.node == 0,
             chunk_bytes=_LEAST_CHUNK_BYTES if shuffle_mode(self.shuffle) == "sample" else 0,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from streamer.client.engine_client import EngineClient
-from streamer.formats.detect import find_format
+from streamer.formats.registry import open_format
 from streamer.loader.samples.maker import SampleLocation
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
@@ -92,7 +92,7 @@ def _names_in_chunks(
     manifest: Manifest, selection: Selection | None, content: StreamedBytes
 ) -> Iterator[tuple[int, str]]:
     """The names from all samples of all chunks: containers keep them nowhere else."""
-    opener = find_format(manifest.format)
+    opener = open_format(manifest)
     for chunk in range(manifest.chunks):
         first, stop = int(manifest.chunk_first[chunk]), int(manifest.chunk_first[chunk + 1])
         wanted = np.arange(first, stop)
@@ -104,4 +104,4 @@ def _names_in_chunks(
         held = content.read_chunk(chunk, 0, int(manifest.chunk_local_bytes[chunk]))
         for ordinal in wanted.tolist():
             sample = held[bounds[ordinal - first] : bounds[ordinal - first + 1]]
-            yield ordinal, opener.open(sample, manifest.name(ordinal))[0]
+            yield ordinal, opener.open(sample, manifest.name(ordinal))[0] or str(ordinal)

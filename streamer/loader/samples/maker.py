@@ -17,8 +17,8 @@ from streamer.decode.arrays import NO_ROW, Row
 from streamer.decode.dispatch import DecodeRule, SampleDecoder
 from streamer.decode.transforms import OnField, takes
 from streamer.errors import DecodeError, IntegrityError, WorkerError
-from streamer.formats.base import Field, Format, SampleName
-from streamer.formats.detect import find_format
+from streamer.formats.base import Field, SampleName
+from streamer.formats.registry import open_format
 from streamer.loader.contracts import ChunkUnreadableError
 from streamer.loader.samples.seeding import SampleDraws, SeededCode, sample_seeds
 from streamer.manifest.table import Manifest
@@ -134,7 +134,7 @@ class SampleMaker:
         self._manifest = manifest
         self._content = content
         self._rules = rules
-        self._format: Format = find_format(manifest.format)
+        self._opener = open_format(manifest)
         self._decode = SampleDecoder(rules.decode, allow_pickle=rules.allow_pickle)
         self._draws = SampleDraws(rules.seed) if takes(rules.transform, "rng") else None
         self._takes_out = takes(rules.transform, "out")
@@ -246,12 +246,13 @@ class SampleMaker:
         return sample
 
     def open(self, place: SampleLocation, content: memoryview) -> tuple[str, Sequence[Field]]:
-        """Splits a sample's bytes into its key and its undecoded fields.
+        """Splits a sample's bytes into its key (its ordinal, if it has none) and its undecoded fields.
 
         Raises:
             DecodeError: the bytes do not have the format.
         """
-        return self._format.open(content, self._name(place.ordinal))
+        key, fields = self._opener.open(content, self._name(place.ordinal))
+        return str(place.ordinal) if key is None else key, fields
 
     def build(
         self,

@@ -10,12 +10,14 @@ from typing import Literal
 import msgspec
 
 from streamer.errors import ConfigError, ManifestError
+from streamer.manifest.blocks import Block
 from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.builder.containers import WINDOW_BYTES, Budget, Container, index_container, most_open_bytes
 from streamer.manifest.builder.index_log import IndexLogs
-from streamer.manifest.builder.listing import Listing, list_objects
+from streamer.manifest.builder.listing import Listed, Listing, list_objects
 from streamer.manifest.builder.publish import publish
-from streamer.manifest.builder.rows import Rows, rows_of_containers, rows_of_objects
+from streamer.manifest.builder.rows import Contained, Rows, rows_of_objects
+from streamer.manifest.builder.survey import Surveyed, survey_objects
 from streamer.manifest.packing import Cut, choose_chunk_bytes, hash_keys, pack_in_order, pack_objects
 from streamer.manifest.protocols import (
     ChooseFormat,
@@ -95,35 +97,32 @@ async def build(
     wanted = (urls,) if isinstance(urls, str) else tuple(urls)
     if not wanted:
         raise ConfigError("urls is empty; name at least one prefix or object", field="urls")
-    listing, chosen = await list_objects(wanted, lister, choose_format, options.concurrency)
-    chunk_bytes = choose_chunk_bytes(options.chunk_bytes, listing.sizes, chosen.whole_objects)
-    if options.on_estimate:
-        options.on_estimate(_estimate(listing, chosen, chunk_bytes))
-    # In threads from here on: 10^6 raw files take 5 s of CPU, and the loop serves others meanwhile.
-    if chosen.whole_objects:
-        rows = await asyncio.to_thread(_pack, listing, chosen, chunk_bytes, options.in_key_order)
-        _report_whole(rows, options)
+    listed = await list_objects(wanted, lister, choose_format, options.concurrency)
+    if listed.indexer.whole_objects:
+        rows = await _whole_objects(listed, options)
     else:
-        rows = await _Indexed(listing, chosen, chunk_bytes, reader, options).rows()
+        rows = await _containers(listed, reader, options)
     if not rows.samples:
         raise ManifestError(
-            f"{len(listing)} objects below {', '.join(wanted)} have no sample in them",
+            f"{len(rows.listing)} objects below {', '.join(wanted)} have no sample in them",
             urls=", ".join(wanted),
-            objects=len(listing),
+            objects=len(rows.listing),
         )
     return Manifest.open(await asyncio.to_thread(publish, rows, root))
 
 
-def _estimate(listing: Listing, chosen: Indexer, chunk_bytes: int) -> Estimate:
-    total = int(listing.sizes.sum())
-    reads = not chosen.whole_objects
-    return Estimate(
-        objects=len(listing),
-        total_bytes=total,
-        read_bytes=total if reads else 0,
-        requests=int((-(-listing.sizes // WINDOW_BYTES)).sum()) if reads else 0,
-        chunk_bytes=chunk_bytes,
-    )
+async def _whole_objects(listed: Listed, options: BuildOptions) -> Rows:
+    listing = listed.listing
+    total_bytes = int(listing.sizes.sum())
+    chunk_bytes = choose_chunk_bytes(options.chunk_bytes, listing.sizes, True)
+    if options.on_estimate:
+        options.on_estimate(Estimate(len(listing), total_bytes, read_bytes=0, requests=0, chunk_bytes=chunk_bytes))
+    # In a thread: 10^6 raw files take 5 s of CPU, and the loop serves others meanwhile.
+    rows = await asyncio.to_thread(_pack, listing, listed.indexer, chunk_bytes, options.in_key_order)
+    if options.on_progress:
+        count = len(listing)
+        options.on_progress(Progress(count, count, total_bytes, total_bytes, 0, count))
+    return rows
 
 
 def _pack(listing: Listing, chosen: Indexer, chunk_bytes: int, in_key_order: bool) -> Rows:
@@ -132,10 +131,23 @@ def _pack(listing: Listing, chosen: Indexer, chunk_bytes: int, in_key_order: boo
     return rows_of_objects(listing, chosen.name, chunk_bytes, order, first)
 
 
-def _report_whole(rows: Rows, options: BuildOptions) -> None:
-    if options.on_progress:
-        total, count = int(rows.listing.sizes.sum()), len(rows.listing)
-        options.on_progress(Progress(count, count, total, total, 0, count))
+async def _containers(listed: Listed, reader: RangeReader, options: BuildOptions) -> Rows:
+    surveyed = await survey_objects(listed, reader, options.concurrency)
+    sizes, read_bytes = surveyed.listing.sizes, surveyed.survey.read_bytes
+    chunk_bytes = choose_chunk_bytes(options.chunk_bytes, sizes, False)
+    if options.on_estimate:
+        total = int(sizes.sum())
+        windows = int((-(-sizes // WINDOW_BYTES)).sum())
+        options.on_estimate(
+            Estimate(
+                objects=len(sizes),
+                total_bytes=total,
+                read_bytes=total if read_bytes is None else read_bytes,
+                requests=windows if read_bytes is None else max(len(sizes), -(-read_bytes // WINDOW_BYTES)),
+                chunk_bytes=chunk_bytes,
+            )
+        )
+    return await _Indexed(surveyed, listed.indexer, chunk_bytes, reader, options).rows()
 
 
 class _Indexed:
@@ -143,17 +155,18 @@ class _Indexed:
 
     def __init__(
         self,
-        listing: Listing,
+        surveyed: Surveyed,
         chosen: Indexer,
         chunk_bytes: int,
         reader: RangeReader,
         options: BuildOptions,
     ) -> None:
-        self._listing, self._chosen, self._chunk_bytes = listing, chosen, chunk_bytes
+        self._listing, self._survey = surveyed.listing, surveyed.survey
+        self._chosen, self._chunk_bytes = chosen, chunk_bytes
         self._reader, self._options = reader, options
         kept_bytes = most_open_bytes(chunk_bytes) if options.on_chunk else 0
-        self._budget = Budget.of(options.memory_bytes, options.concurrency, len(listing), kept_bytes)
-        self._total_bytes = int(listing.sizes.sum())
+        self._budget = Budget.of(options.memory_bytes, options.concurrency, len(self._listing), kept_bytes)
+        self._total_bytes = int(self._listing.sizes.sum())
         self._done = self._done_bytes = self._read_bytes = self._samples = 0
         self._damages: dict[int, ManifestError] = {}
 
@@ -164,7 +177,8 @@ class _Indexed:
         if self._damages:
             self._report_damages()
             listing = listing.only([number for number in numbers if cuts[number] is not None])
-        return await asyncio.to_thread(rows_of_containers, listing, self._chosen.name, self._chunk_bytes, good)
+        contained = Contained(listing, self._chosen, self._survey.facts, self._chunk_bytes)
+        return await asyncio.to_thread(contained.rows, good)
 
     def _report_damages(self) -> None:
         assert self._options.on_damage is not None
@@ -172,14 +186,14 @@ class _Indexed:
         if len(found) == len(self._listing):
             raise found[0]
         self._options.on_damage(
-            f"{len(found)} of {len(self._listing)} tars are damaged and left out, with all their samples"
+            f"{len(found)} of {len(self._listing)} objects are damaged and left out, with all their samples"
         )
         for damage in found[:_DAMAGES_NAMED]:
             self._options.on_damage(f"left out: {damage.details['url']}: {damage.details['reason']}")
         if len(found) > _DAMAGES_NAMED:
             self._options.on_damage(f"left out: {len(found) - _DAMAGES_NAMED} more")
 
-    async def _index_or_leave(self, number: int) -> Cut | None:
+    async def _index_or_leave(self, number: int) -> Cut | list[Block] | None:
         """None: the container is damaged, and is to be left out."""
         try:
             return await self._index(number)
@@ -190,24 +204,25 @@ class _Indexed:
             self._done += 1
             return None
 
-    async def _index(self, number: int) -> Cut:
-        record = self._listing.record(number)
+    async def _index(self, number: int) -> Cut | list[Block]:
+        source, logs = self._survey.sources[number], self._options.logs
         passed = 0
 
         def count(need: Need) -> None:
             nonlocal passed
             self._read_bytes += need.stop - need.start
-            self._done_bytes += need.stop - passed
-            passed = need.stop
+            if need.object is None and need.stop > passed:
+                self._done_bytes += need.stop - passed
+                passed = need.stop
             self._report()
 
-        logs = self._options.logs
         cut = await index_container(
             Container(
-                record,
+                source,
+                self._survey.facts,
                 self._chosen.name,
                 self._chunk_bytes,
-                logs.of(record, self._chosen.name, self._chunk_bytes) if logs else None,
+                logs.of(source, self._chosen, self._chunk_bytes) if logs else None,
             ),
             self._chosen,
             self._reader,
@@ -216,8 +231,8 @@ class _Indexed:
             on_read=count,
         )
         self._done += 1
-        self._done_bytes += record.size - passed
-        self._samples += len(cut.sample_start)
+        self._done_bytes += source.record.size - passed
+        self._samples += len(cut.sample_start) if isinstance(cut, Cut) else sum(block.samples for block in cut)
         self._report()
         return cut
 

@@ -17,14 +17,28 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.manifest.blocks import Block
 from streamer.manifest.builder.bounded_map import plain_errors
 from streamer.manifest.builder.index_log import Found, IndexLog
-from streamer.manifest.model import Extent, ObjectRecord
+from streamer.manifest.builder.survey import read_needs
+from streamer.manifest.model import Extent, Facts, ObjectRecord
 from streamer.manifest.packing import Cut, chunk_key, cut_object, cut_spans
-from streamer.manifest.protocols import IndexedChunk, Indexer, Indexing, Need, OnChunk, RangeReader, Span
+from streamer.manifest.protocols import (
+    Answer,
+    IndexedChunk,
+    Indexer,
+    Indexing,
+    Need,
+    OnChunk,
+    RangeReader,
+    Source,
+    Span,
+)
 
 # What an indexer asks for at a time; see formats/tar.py.
 WINDOW_BYTES = 8 << 20
+# Small reads of one object at the same time: pages of an index, 4 KiB each.
+_NEEDS_AT_ONCE = 64
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -58,10 +72,16 @@ def most_open_bytes(chunk_bytes: int) -> int:
 class Container(msgspec.Struct, frozen=True):
     """One object to index, how to cut it, and where to note what was found."""
 
-    record: ObjectRecord
+    source: Source
+    facts: Facts
     format_name: str
     chunk_bytes: int
     log: IndexLog | None = None
+
+    @property
+    def record(self) -> ObjectRecord:
+        """The object."""
+        return self.source.record
 
 
 async def index_container(
@@ -72,58 +92,77 @@ async def index_container(
     ahead: int,
     on_chunk: OnChunk | None,
     on_read: Callable[[Need], None],
-) -> Cut:
-    """Indexes one container and cuts it into chunks; offers those chunks whose bytes were all read.
+) -> Cut | list[Block]:
+    """Indexes one container: cuts its samples into chunks, and offers those chunks whose bytes were all read.
 
     The chunks that the container's log has are neither read nor offered again.
+
+    Returns:
+        The cut samples; or the blocks, which make chunks as `blocks.cut_blocks` cuts them.
 
     Raises:
         ManifestError: from the indexer.
         StoreError: from the reader.
     """
     found = await asyncio.to_thread(container.log.read) if container.log else Found()
+    blocks: list[Block] = []
     if not found.finished:
-        steps = indexer.index(container.record, found.position)
+        steps = indexer.index(container.source, container.facts, found.position)
         with plain_errors(), closing(steps):
             async with asyncio.TaskGroup() as tasks:
                 windows = _Windows(container.record, reader, tasks, ahead)
                 try:
-                    await _index_rest(steps, windows, found, _ClosedChunks(container, on_chunk, found), on_read)
+                    chunks = _ClosedChunks(container, on_chunk, found)
+                    await _index_rest(_Steps(steps, found, blocks), windows, chunks, on_read)
                 finally:
                     windows.cancel()
+    if blocks:
+        return blocks
     starts, stops = _since(found, 0)
     return cut_object(starts, stops, container.record.size, container.chunk_bytes)
 
 
-async def _index_rest(
-    steps: Indexing, windows: _Windows, found: Found, chunks: _ClosedChunks, on_read: Callable[[Need], None]
-) -> None:
-    """Adds the samples from the indexer's first need on to `found`."""
+async def _index_rest(steps: _Steps, windows: _Windows, chunks: _ClosedChunks, on_read: Callable[[Need], None]) -> None:
+    """Runs the indexer to its end."""
     # In a thread: a window of small members takes 60 ms to parse, and the loop serves others.
-    need = await asyncio.to_thread(_advance, steps, None, found)
-    while need is not None:
-        window = await windows.read(need)
-        on_read(need)
-        chunks.hold(need.start, window)
-        need = await asyncio.to_thread(_advance, steps, window, found)
-        await chunks.close(found, finished=need is None)
+    asked = await asyncio.to_thread(steps.advance, None)
+    while asked is not None:
+        answer: Answer
+        if isinstance(asked, Need) and asked.object is None:
+            window = answer = await windows.read(asked)
+            chunks.hold(asked.start, window)
+        else:
+            answer = await windows.read_apart(asked)
+        for need in asked if isinstance(asked, tuple) else (asked,):
+            on_read(need)
+        asked = await asyncio.to_thread(steps.advance, answer)
+        await chunks.close(steps.found, finished=asked is None and not steps.blocks)
 
 
 def _since(found: Found, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return np.array(found.starts[first:], np.int64), np.array(found.stops[first:], np.int64)
 
 
-def _advance(steps: Indexing, answer: memoryview | None, found: Found) -> Need | None:
-    """Runs an indexer to its next need; None: it is done."""
-    try:
-        item = steps.send(answer)
-        while isinstance(item, Span):
-            found.starts.append(item.start)
-            found.stops.append(item.stop)
-            item = next(steps)
-        return item
-    except StopIteration:
-        return None
+class _Steps:
+    """An indexer at work, and what it has found."""
+
+    def __init__(self, steps: Indexing, found: Found, blocks: list[Block]) -> None:
+        self._steps, self.found, self.blocks = steps, found, blocks
+
+    def advance(self, answer: Answer) -> Need | tuple[Need, ...] | None:
+        """Runs the indexer to its next need; None: it is done."""
+        try:
+            item = self._steps.send(answer)
+            while not isinstance(item, Need | tuple):
+                if isinstance(item, Span):
+                    self.found.starts.append(item.start)
+                    self.found.stops.append(item.stop)
+                else:
+                    self.blocks.append(item)
+                item = next(self._steps)
+            return item
+        except StopIteration:
+            return None
 
 
 class _Windows:
@@ -145,6 +184,13 @@ class _Windows:
             self._look_ahead(need)
         self._last = need
         return memoryview(await task)
+
+    async def read_apart(self, asked: Need | tuple[Need, ...]) -> memoryview | tuple[memoryview, ...]:
+        """Reads ranges that say nothing about the next one: of other objects, or several at once."""
+        needs = asked if isinstance(asked, tuple) else (asked,)
+        named = tuple(need if need.object else Need(need.start, need.stop, self._record) for need in needs)
+        contents = await read_needs(named, self._reader, _NEEDS_AT_ONCE)
+        return tuple(contents) if isinstance(asked, tuple) else contents[0]
 
     def cancel(self) -> None:
         """Gives up what was read ahead (the indexer jumped, or is done)."""

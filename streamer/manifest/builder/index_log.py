@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexer, Source
 
 logger = logging.getLogger(__name__)
 
@@ -99,9 +99,10 @@ class IndexLogs:
     def __repr__(self) -> str:
         return f"IndexLogs({str(self._folder)!r})"
 
-    def of(self, record: ObjectRecord, format_name: str, chunk_bytes: int) -> IndexLog:
+    def of(self, source: Source, indexer: Indexer, chunk_bytes: int) -> IndexLog:
         """The log of one version of a container that is cut in one way."""
-        inputs = repr((record.url, record.size, record.version, format_name, chunk_bytes))
+        record = source.record
+        inputs = repr((record, source.notes, source.sidecar, indexer.name, indexer.options, chunk_bytes))
         return IndexLog(self._folder / blake2b(inputs.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest())
 
 

@@ -74,10 +74,38 @@ class _Found(msgspec.Struct):
     versions: list[bytes]
     sizes: NDArray[np.int64]
 
+    def only(self, places: Sequence[int]) -> _Found:
+        """The objects at these places."""
+        if len(places) == len(self.keys):
+            return self
+        keys, versions = [self.keys[i] for i in places], [self.versions[i] for i in places]
+        return _Found(self.url, self.folder, keys, versions, self.sizes[places])
 
-async def list_objects(
-    urls: Sequence[str], lister: Lister, choose_format: ChooseFormat, concurrency: int
-) -> tuple[Listing, Indexer]:
+    def without(self, places: Sequence[int]) -> list[ObjectRecord]:
+        """The objects that are not at these places."""
+        kept = set(places)
+        return [
+            ObjectRecord(self.folder + key, int(self.sizes[i]), _text(self.versions[i]))
+            for i, key in enumerate(self.keys)
+            if i not in kept
+        ]
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """The objects below all urls.
+
+    Attributes:
+        indexer: the format, chosen by what is there.
+        listing: the objects that it accepts.
+        others: the other ones, by url; empty for whole objects.
+    """
+
+    indexer: Indexer
+    listing: Listing
+    others: dict[str, ObjectRecord]
+
+
+async def list_objects(urls: Sequence[str], lister: Lister, choose_format: ChooseFormat, concurrency: int) -> Listed:
     """Lists all urls, a few at a time, and chooses the format by what is there.
 
     Raises:
@@ -88,9 +116,13 @@ async def list_objects(
     return await asyncio.to_thread(_choose, tuple(urls), found, choose_format)
 
 
-def _choose(urls: tuple[str, ...], found: list[_Found], choose_format: ChooseFormat) -> tuple[Listing, Indexer]:
+def _choose(urls: tuple[str, ...], found: list[_Found], choose_format: ChooseFormat) -> Listed:
     chosen = choose_format(key for part in found for key in part.keys)
-    return _join(urls, [_accepted(part, chosen) for part in found]), chosen
+    kept = [_accepted(part, chosen) for part in found]
+    others: dict[str, ObjectRecord] = {}
+    for part, keep in () if chosen.whole_objects else zip(found, kept, strict=True):
+        others |= {record.url: record for record in part.without(keep)}
+    return Listed(chosen, _join(urls, [part.only(keep) for part, keep in zip(found, kept, strict=True)]), others)
 
 
 async def _list_one(url: str, lister: Lister) -> _Found:
@@ -146,7 +178,8 @@ def _common_folder(paths: Sequence[str]) -> str:
     return "" if folder.endswith("://") else folder
 
 
-def _accepted(part: _Found, chosen: Indexer) -> _Found:
+def _accepted(part: _Found, chosen: Indexer) -> list[int]:
+    """The places of the objects that a format takes."""
     # An object that the user names himself is taken whatever its name is.
     keep = [
         i for i, key in enumerate(part.keys) if chosen.accepts(key) or (len(part.keys) == 1 and part.url.endswith(key))
@@ -159,15 +192,7 @@ def _accepted(part: _Found, chosen: Indexer) -> _Found:
             url=part.url,
             objects=len(part.keys),
         )
-    if len(keep) == len(part.keys):
-        return part
-    return _Found(
-        part.url,
-        part.folder,
-        [part.keys[i] for i in keep],
-        [part.versions[i] for i in keep],
-        part.sizes[keep],
-    )
+    return keep
 
 
 def _join(urls: tuple[str, ...], parts: list[_Found]) -> Listing:

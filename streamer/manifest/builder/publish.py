@@ -8,6 +8,7 @@ from streamer.manifest.arrow_ipc.writer import write_table
 from streamer.manifest.builder.rows import Rows
 from streamer.manifest.columns import digest_of
 from streamer.manifest.layout import ROOT_NAME, Content, Part, Run, encode_root, file_name
+from streamer.manifest.model import Codec, Facts
 from streamer.manifest.staging import settle, workplace
 from streamer.manifest.table import Manifest
 
@@ -51,6 +52,7 @@ def publish_again(manifest: Manifest, root: Path) -> Path:
 
 
 def _content(rows: Rows, parts: list[Part]) -> Content:
+    indexer = rows.indexer
     return Content(
         format=rows.format,
         whole_objects=rows.whole_objects,
@@ -59,4 +61,9 @@ def _content(rows: Rows, parts: list[Part]) -> Content:
         chunk_bytes=rows.chunk_bytes,
         total_bytes=int(rows.listing.sizes.sum()),
         parts=parts,
+        codec=int(Codec.RECORDS if rows.recoded else Codec.IDENTITY),
+        samples=rows.samples if rows.recoded else 0,
+        revision=indexer.revision if indexer else 0,
+        options=indexer.options if indexer else {},
+        facts=None if rows.facts == Facts() else rows.facts,
     )

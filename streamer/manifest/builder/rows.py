@@ -9,10 +9,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.errors import ManifestError
+from streamer.manifest.blocks import (
+    LONGEST_HINT,
+    MOST_FETCH_BYTES,
+    MOST_RECORD_BYTES,
+    Block,
+    cut_blocks,
+    encode_hints,
+    planned_bytes,
+    recoded_chunk_key,
+)
 from streamer.manifest.builder.listing import Listing
 from streamer.manifest.columns import BinaryColumn, Table
 from streamer.manifest.layout import PART_SAMPLES
+from streamer.manifest.model import Codec, Facts
 from streamer.manifest.packing import Cut, chunk_key
+from streamer.manifest.protocols import Indexer
 
 Int64Array = NDArray[np.int64]
 
@@ -28,10 +41,16 @@ class Rows(msgspec.Struct, frozen=True):
     """A whole dataset, before it is written.
 
     Attributes:
+        listing: in the order of the objects table.
         first_sample, first_extent: int64, shape (M + 1,), as in `Cut`.
-        objects: the listing, in the order of the objects table.
         chunk_keys: uint8, shape (M, 16).
+        local_bytes: int64, shape (M,); of recoded chunks as planned.
+        sample_start: uint32, shape (n,); empty for recoded chunks.
         extent_object: uint32, number of each extent's object; empty for whole objects.
+        indexer: the format of containers.
+        facts: of containers.
+        fetch_bytes: int64, shape (M,), of recoded chunks; None: as `local_bytes`.
+        hints: of recoded chunks.
     """
 
     listing: Listing
@@ -46,11 +65,20 @@ class Rows(msgspec.Struct, frozen=True):
     extent_object: NDArray[np.uint32]
     extent_start: Int64Array
     extent_stop: Int64Array
+    indexer: Indexer | None = None
+    facts: Facts = Facts()
+    fetch_bytes: Int64Array | None = None
+    hints: list[bytes] = msgspec.field(default_factory=list)
 
     @property
     def samples(self) -> int:
         """How many."""
-        return len(self.sample_start)
+        return int(self.first_sample[-1])
+
+    @property
+    def recoded(self) -> bool:
+        """Whether the chunks are of blocks."""
+        return self.fetch_bytes is not None
 
     def parts(self, part_samples: int = PART_SAMPLES) -> Iterator[PartRows]:
         """Cuts the rows into parts of whole chunks, at most `part_samples` samples each (but one chunk)."""
@@ -84,13 +112,17 @@ class Rows(msgspec.Struct, frozen=True):
                 "key": self.chunk_keys[chunk:stop],
                 "first_sample": self.first_sample[chunk:stop],
                 "first_extent": self.first_extent[chunk:stop],
-                "fetch_bytes": self.local_bytes[chunk:stop],
+                "fetch_bytes": (self.local_bytes if self.fetch_bytes is None else self.fetch_bytes)[chunk:stop],
                 "local_bytes": self.local_bytes[chunk:stop],
-                "codec": np.zeros(stop - chunk, np.uint8),
+                "codec": np.full(stop - chunk, Codec.RECORDS if self.recoded else Codec.IDENTITY, np.uint8),
             },
-            "samples": {"start": self.sample_start[samples]},
         }
-        first = {"objects": objects, "chunks": chunk, "samples": samples.start}
+        first = {"objects": objects, "chunks": chunk}
+        if self.recoded:
+            tables["chunks"]["hint"] = BinaryColumn.of(self.hints[chunk:stop])
+        else:
+            first["samples"] = samples.start
+            tables["samples"] = {"start": self.sample_start[samples]}
         if self.whole_objects:
             tables["samples"]["label"] = self.listing.labels[samples]
         else:
@@ -126,24 +158,111 @@ def rows_of_objects(listing: Listing, format_name: str, chunk_bytes: int, order:
     )
 
 
-def rows_of_containers(listing: Listing, format_name: str, chunk_bytes: int, cuts: Sequence[Cut]) -> Rows:
-    """Rows of containers, in the order of the listing."""
-    owner = np.repeat(np.arange(len(cuts), dtype=np.uint32), [len(cut.extent_start) for cut in cuts])
-    keys = [key for i, cut in enumerate(cuts) for key in _cut_keys(listing, i, cut, format_name)]
-    return Rows(
-        listing=listing,
-        format=format_name,
-        chunk_bytes=chunk_bytes,
-        whole_objects=False,
-        first_sample=_counted([cut.first_sample for cut in cuts]),
-        first_extent=_counted([cut.first_extent for cut in cuts]),
-        chunk_keys=np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16),
-        local_bytes=np.concatenate([cut.chunk_bytes for cut in cuts]),
-        sample_start=np.concatenate([cut.sample_start for cut in cuts]),
-        extent_object=owner,
-        extent_start=np.concatenate([cut.extent_start for cut in cuts]),
-        extent_stop=np.concatenate([cut.extent_stop for cut in cuts]),
-    )
+class Contained(msgspec.Struct, frozen=True):
+    """Containers: the objects in the order of their samples, and what was known before they were indexed."""
+
+    listing: Listing
+    indexer: Indexer
+    facts: Facts
+    chunk_bytes: int
+
+    def rows(self, found: Sequence[Cut | list[Block]]) -> Rows:
+        """The rows of the dataset.
+
+        Args:
+            found: of each object, its cut samples or its blocks.
+
+        Raises:
+            ManifestError: blocks of one object and samples of another, or a block that is too large.
+        """
+        cuts = [each for each in found if isinstance(each, Cut)]
+        if len(cuts) == len(found):
+            return self._of_samples(cuts)
+        blocks = [[] if isinstance(each, Cut) else each for each in found]
+        if any(cut.chunks for cut in cuts):
+            examples = next(self.listing.record(i).url for i, each in enumerate(blocks) if each)
+            raise ManifestError(
+                f"{examples} must be decoded as a whole, other objects of the dataset must not (format "
+                f"{self.indexer.name!r}); name them as two datasets",
+                url=examples,
+            )
+        return self._of_blocks(blocks)
+
+    def _of_samples(self, cuts: Sequence[Cut]) -> Rows:
+        owner = np.repeat(np.arange(len(cuts), dtype=np.uint32), [len(cut.extent_start) for cut in cuts])
+        name = self.indexer.name
+        keys = [key for i, cut in enumerate(cuts) for key in _cut_keys(self.listing, i, cut, name)]
+        return Rows(
+            listing=self.listing,
+            format=name,
+            chunk_bytes=self.chunk_bytes,
+            whole_objects=False,
+            first_sample=_counted([cut.first_sample for cut in cuts]),
+            first_extent=_counted([cut.first_extent for cut in cuts]),
+            chunk_keys=np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16),
+            local_bytes=np.concatenate([cut.chunk_bytes for cut in cuts]),
+            sample_start=np.concatenate([cut.sample_start for cut in cuts]),
+            extent_object=owner,
+            extent_start=np.concatenate([cut.extent_start for cut in cuts]),
+            extent_stop=np.concatenate([cut.extent_stop for cut in cuts]),
+            indexer=self.indexer,
+            facts=self.facts,
+        )
+
+    def _of_blocks(self, blocks: Sequence[list[Block]]) -> Rows:
+        chunks = [
+            (number, blocks[number][first:stop])
+            for number in range(len(blocks))
+            for first, stop in pairwise(cut_blocks(blocks[number], self.chunk_bytes).tolist())
+        ]
+        for number, members in chunks:
+            for block in members:
+                self._check(number, block)
+        ranges = [(number, *span) for number, members in chunks for block in members for span in block.ranges]
+        owner, start, stop = np.array(ranges, np.int64).reshape(-1, 3).T
+        samples = np.array([sum(block.samples for block in members) for _, members in chunks], np.int64)
+        return Rows(
+            listing=self.listing,
+            format=self.indexer.name,
+            chunk_bytes=self.chunk_bytes,
+            whole_objects=False,
+            first_sample=_edges(samples),
+            first_extent=_edges([sum(len(block.ranges) for block in members) for _, members in chunks]),
+            chunk_keys=self._block_keys(chunks),
+            local_bytes=planned_bytes([sum(block.record_bytes for block in members) for _, members in chunks], samples),
+            sample_start=np.empty(0, np.uint32),
+            extent_object=owner.astype(np.uint32),
+            extent_start=start,
+            extent_stop=stop,
+            indexer=self.indexer,
+            facts=self.facts,
+            fetch_bytes=np.array([sum(block.fetch_bytes for block in members) for _, members in chunks], np.int64),
+            hints=[encode_hints(members) for _, members in chunks],
+        )
+
+    def _block_keys(self, chunks: Sequence[tuple[int, list[Block]]]) -> NDArray[np.uint8]:
+        indexer, options = self.indexer, self.indexer.options
+        keys = [
+            recoded_chunk_key(indexer.name, indexer.revision, options, self.listing.record(number), members)
+            for number, members in chunks
+        ]
+        return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16)
+
+    def _check(self, number: int, block: Block) -> None:
+        limits = (
+            ("bytes", block.fetch_bytes, MOST_FETCH_BYTES),
+            ("bytes of records", block.record_bytes, MOST_RECORD_BYTES),
+            ("bytes of hint", len(block.hint), LONGEST_HINT),
+        )
+        for what, actual, most in limits:
+            if actual > most:
+                url = self.listing.record(number).url
+                raise ManifestError(
+                    f"{url} has a block of {actual} {what} (at byte {block.ranges[0][0]}), which can only be decoded "
+                    f"as a whole; at most {most} can be: write it in smaller blocks",
+                    url=url,
+                    offset=block.ranges[0][0],
+                )
 
 
 def _object_chunk_keys(
@@ -165,6 +284,10 @@ def _cut_keys(listing: Listing, number: int, cut: Cut, format_name: str) -> Iter
         mine = slice(extents[i], extents[i + 1])
         starts = cut.sample_start[samples[i] : samples[i + 1]]
         yield chunk_key(format_name, [name] * (mine.stop - mine.start), ranges[mine], starts)
+
+
+def _edges(counts: Sequence[int] | Int64Array) -> Int64Array:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def _counted(edges: Sequence[Int64Array]) -> Int64Array:

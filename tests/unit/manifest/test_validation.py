@@ -10,7 +10,7 @@ from streamer.errors import ManifestCorruptError
 from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.arrow_ipc.writer import write_table
 from streamer.manifest.columns import BinaryColumn, digest_of
-from streamer.manifest.layout import ROOT_NAME, decode_root, encode_root, file_name, schemas
+from streamer.manifest.layout import ROOT_NAME, decode_root, encode_root, file_name
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import open_verified
 
@@ -21,7 +21,7 @@ def forged(manifest: Manifest, target, table: str, column: str, row: int, value:
     path = target / file_name(table, 0)
     root = decode_root((target / ROOT_NAME).read_bytes(), "root")
     # From the original: the copy is written while these columns are mapped.
-    columns = dict(map_table(manifest.path / path.name, schemas(manifest.whole_objects)[table]))
+    columns = dict(map_table(manifest.path / path.name, manifest.content.schemas[table]))
     old = columns[column]
     changed = (old.offsets if isinstance(old, BinaryColumn) else old).copy()
     changed[row] = value

@@ -1,0 +1,58 @@
+"""Decoders by the kind of a field, where its format says it; see `streamer.formats.base.Field`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+
+from streamer.decode import images
+from streamer.decode.arrays import ArrayDecoder
+from streamer.errors import ConfigError
+
+# "<f4[3,224,224]", "<i8", "?".
+_NUMBERS = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(-?\d*(?:,-?\d+)*)\])?")
+
+
+@lru_cache(maxsize=1000)
+def decoder_of(kind: str) -> Callable[[memoryview], object] | None:
+    """The decoder of a kind that is no extension; None: there is none.
+
+    "image" gives an array as images do, "bytes" bytes, "null" None, a dtype a Python number, a dtype with a shape an
+    array.
+    """
+    if kind in _NAMED:
+        return _NAMED[kind]
+    if (found := _NUMBERS.fullmatch(kind)) is None:
+        return None
+    try:
+        if found[2] is not None:
+            return ArrayDecoder(found[1], tuple(map(int, found[2].split(","))) if found[2] else (-1,))
+        return _number(np.dtype(found[1]))
+    except (ConfigError, TypeError):
+        return None
+
+
+def _number(dtype: np.dtype[np.generic]) -> Callable[[memoryview], object] | None:
+    if dtype.kind not in "biufc":
+        return None
+
+    def decode_number(content: memoryview) -> object:
+        if len(content) != dtype.itemsize:
+            raise ValueError(f"{len(content)} bytes are no {dtype.str}, which has {dtype.itemsize}")
+        return np.frombuffer(content, dtype)[0].item()
+
+    return decode_number
+
+
+def _nothing(content: memoryview) -> None:
+    return None
+
+
+_NAMED: dict[str, Callable[[memoryview], object]] = {
+    "image": images.decode_image,
+    "bytes": bytes,
+    "null": _nothing,
+}

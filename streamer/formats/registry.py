@@ -1,0 +1,90 @@
+"""Formats by name: those of this package, and those of other packages by entry point.
+
+    [project.entry-points."streamer.formats"]
+    dicom = "streamer_dicom:Dicom"
+
+Such a package must be installed where the engine runs as well as in the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+import msgspec
+
+from streamer.errors import ConfigError, ManifestVersionError
+from streamer.formats.base import Format, Opener
+from streamer.formats.built_in import AUTO, BUILT_IN
+from streamer.manifest.table import Manifest
+
+ENTRY_POINTS = "streamer.formats"
+
+
+def find_format(name: str, options: Mapping[str, object] | None = None) -> Format:
+    """The format of that name with these options.
+
+    Args:
+        name: of a built-in format or of an entry point.
+        options: as JSON has them; see `Format.options`.
+
+    Raises:
+        ConfigError: there is none, its package cannot be imported, or it has other options.
+    """
+    kind = _class(name)
+    try:
+        return msgspec.convert(dict(options or {}), kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"format {name!r}: {error}", field="format") from error
+
+
+def open_format(manifest: Manifest) -> Opener:
+    """Opens the samples of a dataset.
+
+    Raises:
+        ConfigError: the format is not installed here.
+        ManifestVersionError: it was indexed by another revision of the format.
+    """
+    content = manifest.content
+    found = find_format(content.format, content.options)
+    check_revision(manifest, found)
+    return found.opener(manifest.facts)
+
+
+def check_revision(manifest: Manifest, found: Format) -> None:
+    """Compares the revision that has indexed a dataset with the one that is installed.
+
+    Raises:
+        ManifestVersionError: they differ.
+    """
+    if manifest.content.revision != found.revision:
+        raise ManifestVersionError(
+            f"{manifest.path}: indexed by revision {manifest.content.revision} of format {found.name!r}, this is "
+            f"revision {found.revision}; index again",
+            path=str(manifest.path),
+            found=manifest.content.revision,
+            expected=found.revision,
+        )
+
+
+def _class(name: str) -> type[Format]:
+    place = BUILT_IN.get(name)
+    if place is None:
+        # Only for names that are not built in: the import takes 10 ms.
+        from importlib.metadata import entry_points
+
+        place = next((point.value for point in entry_points(group=ENTRY_POINTS) if point.name == name), None)
+    if place is None:
+        raise ConfigError(
+            f"format={name!r} is not known here; it is {', '.join(sorted(BUILT_IN))}, {AUTO}, or of a package with an "
+            f"entry point {ENTRY_POINTS!r}, which must be installed where the engine runs, too",
+            field="format",
+        )
+    module, _, attribute = place.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"format={name!r}: {place} cannot be imported: {error}", field="format") from error
+    if not (isinstance(found, type) and issubclass(found, Format)):
+        raise ConfigError(f"format={name!r}: {place} is no subclass of streamer.formats.base.Format", field="format")
+    return found

@@ -1,0 +1,63 @@
+"""Runs a format's survey: which objects hold samples, and what is known of all of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from streamer.errors import ManifestError
+from streamer.manifest.builder.bounded_map import bounded_map
+from streamer.manifest.builder.listing import Listed, Listing
+from streamer.manifest.model import Extent
+from streamer.manifest.protocols import Answer, Need, RangeReader, Survey, Surveying
+
+
+class Surveyed(msgspec.Struct, frozen=True):
+    """The objects to index, in the order of the samples; row i of the listing is source i of the survey."""
+
+    listing: Listing
+    survey: Survey
+
+
+async def survey_objects(listed: Listed, reader: RangeReader, concurrency: int) -> Surveyed:
+    """Surveys what was listed.
+
+    Raises:
+        ManifestError: from the format, or it names an object twice or one that was not listed.
+        StoreError: from the reader.
+    """
+    accepted = [listed.listing.record(number) for number in range(len(listed.listing))]
+    steps = listed.indexer.survey(accepted, listed.others)
+    found: Survey | Need | tuple[Need, ...] = await asyncio.to_thread(_advance, steps, None)
+    while not isinstance(found, Survey):
+        needs = found if isinstance(found, tuple) else (found,)
+        contents = tuple(await read_needs(needs, reader, concurrency))
+        found = await asyncio.to_thread(_advance, steps, contents if isinstance(found, tuple) else contents[0])
+    places = {record.url: place for place, record in enumerate(accepted)}
+    chosen = [places.get(source.record.url, -1) for source in found.sources]
+    if -1 in chosen or len(set(chosen)) < len(chosen):
+        raise ManifestError(
+            f"the survey of format {listed.indexer.name!r} names {len(chosen)} objects; each must be one of the "
+            f"{len(accepted)} that it accepts, and named once",
+            objects=len(accepted),
+        )
+    return Surveyed(listed.listing.only(chosen), found)
+
+
+async def read_needs(needs: tuple[Need, ...], reader: RangeReader, concurrency: int) -> list[memoryview]:
+    """Reads ranges of named objects, many at once."""
+
+    async def read(need: Need) -> memoryview:
+        assert need.object is not None, "a need of several, or of a survey, names its object"
+        return memoryview(await reader.read(Extent(need.object, need.start, need.stop)))
+
+    return await bounded_map(read, needs, concurrency)
+
+
+def _advance(steps: Surveying, answer: Answer) -> Survey | Need | tuple[Need, ...]:
+    try:
+        return steps.send(answer)
+    except StopIteration as end:
+        survey: Survey = end.value
+        return survey
