@@ -246,7 +246,9 @@ class Manifests:
                 self._root,
                 lister=lister,
                 reader=_Counted(fetcher, self),
-                choose_format=chooser(request.format, request.format_options, request.extensions, notes.append),
+                choose_format=chooser(
+                    request.format, request.format_options, extensions=request.extensions, on_note=notes.append
+                ),
                 options=BuildOptions(
                     chunk_bytes=request.chunk_bytes or "auto",
                     on_estimate=cost.estimated,

@@ -17,6 +17,7 @@ from streamer.formats.webdataset import WebDataset
 def chooser(
     name: str,
     options: Mapping[str, object] | None = None,
+    *,
     extensions: Iterable[str] | None = None,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> Callable[[Iterable[str]], Format]:

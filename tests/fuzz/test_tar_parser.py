@@ -9,7 +9,7 @@ import tarfile
 import pytest
 
 from streamer.errors import DecodeError, ManifestError
-from streamer.formats.base import Need, SampleName
+from streamer.formats.base import Facts, Need, SampleName, Source
 from streamer.formats.webdataset import WebDataset
 from streamer.manifest.model import ObjectRecord
 from tests.tars import tar_of
@@ -40,7 +40,7 @@ def mutated(raw: bytes, drawn: random.Random) -> bytes:
 
 
 def walk(raw: bytes) -> None:
-    steps = FORMAT.index(ObjectRecord("s3://b/x.tar", len(raw), ""))
+    steps = FORMAT.index(Source(ObjectRecord("s3://b/x.tar", len(raw), "")), Facts())
     answer: memoryview | None = None
     last = 0
     with contextlib.suppress(StopIteration):

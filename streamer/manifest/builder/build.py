@@ -85,7 +85,7 @@ async def build(
         root: folder of manifests on the local disk; made if missing.
         lister: lists urls; an ObjectStore.
         reader: reads ranges; a Fetcher.
-        choose_format: given the object names, returns the format; `choosing.chooser("auto")`.
+        choose_format: given the object names, returns the format; `formats.detect.chooser("auto")`.
         options: sizes, bounds and callbacks.
 
     Raises:

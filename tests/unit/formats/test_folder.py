@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from streamer.errors import ConfigError
-from streamer.formats.base import SampleName, Span
+from streamer.formats.base import Facts, SampleName, Source, Span
 from streamer.formats.detect import chooser
 from streamer.formats.folder import Folder
 from streamer.formats.names import extension, field_name
@@ -12,8 +12,8 @@ from streamer.manifest.model import ObjectRecord
 
 def test_an_object_is_a_sample():
     """Nothing is asked for, the whole object is the span, 0 bytes too."""
-    assert list(Folder().index(ObjectRecord("s3://b/a.jpg", 17, ""))) == [Span(0, 17)]
-    assert list(Folder().index(ObjectRecord("s3://b/a.jpg", 0, ""))) == [Span(0, 0)]
+    assert list(Folder().index(Source(ObjectRecord("s3://b/a.jpg", 17, "")), Facts())) == [Span(0, 17)]
+    assert list(Folder().index(Source(ObjectRecord("s3://b/a.jpg", 0, "")), Facts())) == [Span(0, 0)]
 
 
 def test_open_names_the_field_by_extension():
@@ -56,7 +56,7 @@ CLASSES = ["cats/1.jpg", "cats/2.JPEG", "dogs/3.png", "dogs/4.jpg"]
 def taken(keys: list[str], name: str = "auto", extensions: list[str] | None = None) -> tuple[list[str], list[str]]:
     """The samples among these files, and the notes."""
     notes: list[str] = []
-    chosen = chooser(name, extensions, notes.append)(keys)
+    chosen = chooser(name, extensions=extensions, on_note=notes.append)(keys)
     return [key for key in keys if chosen.accepts(key)], notes
 
 

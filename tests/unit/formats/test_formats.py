@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from streamer.errors import ConfigError
-from streamer.formats.detect import FORMATS, chooser, detect, find_format
+from streamer.formats.detect import chooser, detect
+from streamer.formats.folder import Folder
+from streamer.formats.registry import find_format
 
 
 @pytest.mark.parametrize(
@@ -77,12 +79,18 @@ def test_a_mixture_says_what_was_found():
 
 def test_a_named_format_is_taken_as_given():
     """No detection when the user says what it is."""
-    assert chooser("folder")(["a.tar"]) == FORMATS["folder"]
+    assert chooser("folder")(["a.tar"]) == Folder()
 
 
 def test_an_unknown_format_lists_the_known():
     """A misspelt name is answered with the choice."""
-    with pytest.raises(ConfigError, match="folder, webdataset or auto"):
-        find_format("tfrecord")
-    with pytest.raises(ConfigError, match="tfrecord"):
-        chooser("tfrecord")
+    with pytest.raises(ConfigError, match=r"folder, .*webdataset, auto, or of a package with an entry point"):
+        find_format("tfrecords")
+    with pytest.raises(ConfigError, match="tfrecords"):
+        chooser("tfrecords")
+
+
+def test_an_unknown_option_is_named():
+    """Options come as JSON from other processes."""
+    with pytest.raises(ConfigError, match=r"format 'webdataset': .*unknown field `columns`"):
+        find_format("webdataset", {"columns": ["a"]})

@@ -9,7 +9,7 @@ import tarfile
 import pytest
 
 from streamer.errors import DecodeError, ManifestError
-from streamer.formats.base import SampleName
+from streamer.formats.base import Facts, SampleName, Source
 from streamer.formats.webdataset import WebDataset, split_name
 from streamer.manifest.model import ObjectRecord
 from tests.tars import driven, tar_of
@@ -19,7 +19,7 @@ FORMAT = WebDataset()
 
 
 def samples(raw: bytes, url: str = URL) -> list[tuple[str, dict[str, bytes]]]:
-    spans, _ = driven(FORMAT.index(ObjectRecord(url, len(raw), "etag:1")), raw)
+    spans, _ = driven(FORMAT.index(Source(ObjectRecord(url, len(raw), "etag:1")), Facts()), raw)
     opened = [FORMAT.open(memoryview(raw)[s.start : s.stop], SampleName()) for s in spans]
     return [(key, {f.name: bytes(f.content) for f in fields}) for key, fields in opened]
 
@@ -61,7 +61,7 @@ def test_samples_touch_though_directories_lie_between():
     folder = tarfile.TarInfo("d")
     folder.type = tarfile.DIRTYPE
     raw = tar_of([("a.jpg", b"1"), folder, ("b.jpg", b"2"), folder])
-    spans, _ = driven(FORMAT.index(ObjectRecord(URL, len(raw), "")), raw)
+    spans, _ = driven(FORMAT.index(Source(ObjectRecord(URL, len(raw), "")), Facts()), raw)
     assert spans[0].stop == spans[1].start
     assert spans[1].stop == 5 * 512
 
@@ -69,7 +69,7 @@ def test_samples_touch_though_directories_lie_between():
 def test_a_large_gap_is_not_part_of_a_sample():
     """A skipped member of more than 64 KiB is not fetched in training."""
     raw = tar_of([("a.jpg", b"1"), ("nodot", bytes(70_000)), ("b.jpg", b"2")])
-    spans, _ = driven(FORMAT.index(ObjectRecord(URL, len(raw), "")), raw)
+    spans, _ = driven(FORMAT.index(Source(ObjectRecord(URL, len(raw), "")), Facts()), raw)
     assert spans[1].start - spans[0].stop > 70_000
 
 
@@ -100,7 +100,7 @@ def test_compressed_names_are_refused_without_a_request(suffix):
     """A name like .tar.gz is accepted as a tar and refused by the index, before any byte is read."""
     assert FORMAT.accepts(f"x{suffix}")
     with pytest.raises(ManifestError, match="is compressed"):
-        next(FORMAT.index(ObjectRecord(f"s3://b/x{suffix}", 1000, "")))
+        next(FORMAT.index(Source(ObjectRecord(f"s3://b/x{suffix}", 1000, "")), Facts()))
 
 
 def test_a_truncated_archive_names_object_and_offset():
@@ -132,7 +132,7 @@ def test_a_field_twice_in_a_sample_is_an_error():
 def test_jpeg_is_jpg(members, names):
     """One name for JPEGs; a sample with both keeps both. Its span, and so its manifest, is as it was."""
     raw = tar_of([(name, name.encode()) for name in members])
-    (span,), _ = driven(WebDataset().index(ObjectRecord("s3://b/x.tar", len(raw), "")), raw)
+    (span,), _ = driven(WebDataset().index(Source(ObjectRecord("s3://b/x.tar", len(raw), "")), Facts()), raw)
     _, fields = WebDataset().open(memoryview(raw)[span.start : span.stop], SampleName())
     assert [field.name for field in fields] == names
     assert [bytes(field.content) for field in fields] == [name.encode() for name in members]

@@ -80,7 +80,7 @@ class FakeEngine:
                     self.root / "manifests",
                     lister=Disk(),
                     reader=Disk(),
-                    choose_format=chooser(request.format, request.extensions, self.notes.append),
+                    choose_format=chooser(request.format, extensions=request.extensions, on_note=self.notes.append),
                     options=BuildOptions(
                         chunk_bytes=CHUNK_BYTES,
                         in_key_order=request.in_key_order,

@@ -11,7 +11,8 @@ from streamer.formats.webdataset import WebDataset
 from streamer.manifest.builder import containers
 from streamer.manifest.builder.containers import WINDOW_BYTES, Budget, Container, index_container
 from streamer.manifest.builder.index_log import IndexLogs
-from streamer.manifest.model import ObjectRecord
+from streamer.manifest.model import Facts, ObjectRecord
+from streamer.manifest.protocols import Source
 from tests.tars import tar_of
 
 MiB = 1 << 20
@@ -40,7 +41,7 @@ def test_budget(memory, concurrency, objects, kept, expected):
 class Scripted:
     """An indexer that does what it is told."""
 
-    name, whole_objects = "scripted", False
+    name, whole_objects, options = "scripted", False, {}
 
     def __init__(self, steps: list[Need | Span]) -> None:
         self.steps, self.answers, self.closed = steps, [], False
@@ -48,7 +49,7 @@ class Scripted:
     def accepts(self, key: str) -> bool:
         return True
 
-    def index(self, target: ObjectRecord, start: int = 0):
+    def index(self, source: Source, facts: Facts, start: int = 0):
         try:
             for step in self.steps:
                 answer = yield step
@@ -62,7 +63,8 @@ URL = "s3://b/o"
 
 
 async def run(indexer, source, *, ahead=0, on_chunk=None, chunk_bytes=1000):
-    container = Container(ObjectRecord(URL, len(source.objects[URL]), "etag:1"), indexer.name, chunk_bytes)
+    record = ObjectRecord(URL, len(source.objects[URL]), "etag:1")
+    container = Container(Source(record), Facts(), indexer.name, chunk_bytes)
     read: list[Need] = []
     cut = await index_container(container, indexer, source, ahead=ahead, on_chunk=on_chunk, on_read=read.append)
     return cut, read
@@ -192,7 +194,7 @@ async def test_what_the_log_has_is_not_read_again(store, tmp_path):
         offered.append(chunk.key)
 
     async def cut_of(log, on_chunk):
-        container = Container(record, "webdataset", 4000, log)
+        container = Container(Source(record), Facts(), "webdataset", 4000, log)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tar, "READ_BYTES", 3000)
             return await index_container(
@@ -200,12 +202,12 @@ async def test_what_the_log_has_is_not_read_again(store, tmp_path):
             )
 
     with pytest.raises(OSError, match="no space"):
-        await cut_of(logs.of(record, "webdataset", 4000), fails)
+        await cut_of(logs.of(Source(record), WebDataset(), 4000), fails)
     source.reads.clear()
-    cut = await cut_of(logs.of(record, "webdataset", 4000), on_chunk)
+    cut = await cut_of(logs.of(Source(record), WebDataset(), 4000), on_chunk)
     assert min(extent.start for extent in source.reads) > size // 2 - 4000
     source.reads.clear()
-    again = await cut_of(logs.of(record, "webdataset", 4000), on_chunk)
+    again = await cut_of(logs.of(Source(record), WebDataset(), 4000), on_chunk)
     assert source.reads == []
     plain = await cut_of(None, None)
     assert len(offered) == len(set(offered)) == plain.chunks
@@ -218,7 +220,7 @@ async def test_an_indexers_error_arrives_as_itself(store):
     """No ExceptionGroup around it."""
 
     class Failing(Scripted):
-        def index(self, target, start=0):
+        def index(self, source, facts, start=0):
             yield Need(0, 10)
             raise ManifestError("bad archive")
 

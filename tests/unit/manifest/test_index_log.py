@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
+from streamer.formats.folder import Folder
+from streamer.formats.webdataset import WebDataset
 from streamer.manifest.builder.index_log import Found, IndexLog, IndexLogs
 from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Source
 
 
 def append(log: IndexLog, first: int, stop: int, *, finished: bool = False) -> None:
@@ -74,14 +78,18 @@ def test_a_disk_that_refuses_costs_only_the_log(tmp_path, caplog):
 
 
 def test_another_version_is_another_log(tmp_path):
-    """Also another size, format or chunk size."""
-    logs = IndexLogs(tmp_path)
-    append(logs.of(ObjectRecord("s3://b/a", 100, "etag:1"), "webdataset", 1 << 20), 0, 3)
-    assert logs.of(ObjectRecord("s3://b/a", 100, "etag:1"), "webdataset", 1 << 20).read() == found(3)
-    for record, name, chunk_bytes in (
-        (ObjectRecord("s3://b/a", 100, "etag:2"), "webdataset", 1 << 20),
-        (ObjectRecord("s3://b/a", 101, "etag:1"), "webdataset", 1 << 20),
-        (ObjectRecord("s3://b/a", 100, "etag:1"), "other", 1 << 20),
-        (ObjectRecord("s3://b/a", 100, "etag:1"), "webdataset", 2 << 20),
+    """Also another size, sidecar, format or chunk size, and what else the survey has learnt."""
+    logs, record = IndexLogs(tmp_path), ObjectRecord("s3://b/a", 100, "etag:1")
+    source, tars, chunk_bytes = Source(record), WebDataset(), 1 << 20
+    append(logs.of(source, tars, chunk_bytes), 0, 3)
+    assert logs.of(source, tars, chunk_bytes).read() == found(3)
+    replace = msgspec.structs.replace
+    for other, indexer, size in (
+        (Source(replace(record, version="etag:2")), tars, chunk_bytes),
+        (Source(replace(record, size=101)), tars, chunk_bytes),
+        (replace(source, notes=b"other"), tars, chunk_bytes),
+        (replace(source, sidecar=record), tars, chunk_bytes),
+        (source, Folder(), chunk_bytes),
+        (source, tars, 2 << 20),
     ):
-        assert logs.of(record, name, chunk_bytes).read() == Found()
+        assert logs.of(other, indexer, size).read() == Found()

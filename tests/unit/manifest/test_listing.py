@@ -12,7 +12,8 @@ from streamer.manifest.model import ObjectRecord
 
 async def listed(store, urls: list[str], names: list[str], kind: str = "auto"):
     objects = dict.fromkeys(names, b"123")
-    return await list_objects(urls, store(objects), detect.chooser(kind), 4)
+    found = await list_objects(urls, store(objects), detect.chooser(kind), 4)
+    return found.listing, found.indexer
 
 
 async def test_keys_and_classes_below_a_prefix(store):
@@ -67,7 +68,7 @@ async def test_a_local_path_may_be_relative(store, tmp_path, monkeypatch, scheme
             return super().list("")
 
     names = dict.fromkeys([f"{absolute}/cat/1.jpg", f"{absolute}/cat/2.jpg"], b"1")
-    listing, _ = await list_objects(["data"], Local(names), detect.chooser("auto"), 1)
+    listing = (await list_objects(["data"], Local(names), detect.chooser("auto"), 1)).listing
     assert (listing.base, listing.classes) == (f"{absolute}/", ("cat",))
 
 

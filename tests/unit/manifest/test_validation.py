@@ -41,7 +41,7 @@ def forged(manifest: Manifest, target, table: str, column: str, row: int, value:
         ("chunks", "first_sample", 0, 1, "chunks begin at sample 0"),
         ("chunks", "first_sample", 3, 0, "have samples"),
         ("chunks", "local_bytes", 3, -1, "lengths are not negative"),
-        ("chunks", "local_bytes", 3, 1 << 40, "as long as their extents"),
+        ("chunks", "local_bytes", 3, 1 << 40, "as long as they were"),
         ("chunks", "codec", 3, 9, "codecs are known"),
         ("chunks", "first_extent", 3, 0, "chunks have extents"),
         ("objects", "size", 3, -1, "lengths are not negative"),

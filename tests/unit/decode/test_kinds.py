@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streamer.decode.dispatch import SampleDecoder
+from streamer.errors import ConfigError, DecodeError
+from streamer.formats.base import Field
+
+
+def decoded(content: bytes, kind: str, rule: object = "auto", name: str = "x", **options: bool) -> object:
+    return SampleDecoder(rule, **options)("key", [Field(name, memoryview(content), kind)])[name]
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "expected"),
+    [
+        ("<i8", (5).to_bytes(8, "little"), 5),
+        ("<f4", np.float32(0.5).tobytes(), 0.5),
+        ("?", b"\1", True),
+        ("null", b"", None),
+        ("bytes", b"abc", b"abc"),
+        ("txt", b"abc", "abc"),
+        ("json", b"[1]", [1]),
+    ],
+)
+def test_values(kind, content, expected):
+    """A kind decides, whatever the name is."""
+    found = decoded(content, kind)
+    assert found == expected
+    assert type(found) is type(expected)
+    assert decoded(content, kind, name="x.txt.json") == expected
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("<f4[2,3]", (2, 3)), ("<f4[]", (6,)), ("<f4[-1,2]", (3, 2))])
+def test_arrays(kind, shape):
+    """Numbers of one shape; a length may be open."""
+    numbers = np.arange(6, dtype=np.float32)
+    found = decoded(numbers.tobytes(), kind)
+    assert (found.dtype, found.shape) == (np.float32, shape)
+    assert found.ravel().tolist() == numbers.tolist()
+
+
+def test_an_array_may_be_read_into_its_row():
+    """As a `.npy` field may."""
+    field = Field("x", memoryview(bytes(24)), "<f4[2,3]")
+    plain = SampleDecoder().plain_array(field)
+    assert (plain.head, plain.dtype, plain.shape) == (b"", np.float32, (2, 3))
+
+
+def test_the_users_rule_goes_first():
+    """By the name of the field; None: its bytes."""
+    assert decoded(b"12345678", "<i8", {"x": None}) == b"12345678"
+    assert decoded(b"12345678", "<i8", {"x": len}) == 8
+    assert decoded(b"12345678", "<i8", None) == b"12345678"
+    assert decoded(b"[1]", "json", {"jpg": None}) == [1]
+
+
+def test_a_wrong_length_names_the_field():
+    """As a decoder by extension does."""
+    with pytest.raises(DecodeError, match=r"field 'x'.*3 bytes are no <i8"):
+        decoded(b"abc", "<i8")
+    with pytest.raises(DecodeError, match="kind 'O', which has no decoder"):
+        decoded(b"abc", "O")
+
+
+def test_pickles_are_refused_by_kind():
+    """Nothing is executed unless the user allows it."""
+    with pytest.raises(ConfigError, match="allow_pickle"):
+        decoded(b"\x80\x04N.", "pickle")
+    assert decoded(b"\x80\x04N.", "pickle", allow_pickle=True) is None
