@@ -46,9 +46,9 @@ class EpochEnd:
     """One epoch of one rank.
 
     Attributes:
-        samples: without the repeats that fill the last batch.
+        samples: without the repeats that fill the last batch; 0 where the others have them all.
         loss: mean over its steps.
-        accuracy: share of the samples that were named right, while learning.
+        right: samples that were named right, while learning.
         seconds: from the first wait to the end of the last step.
         wait_seconds: of them waiting for data.
         longest_wait_seconds: for one batch.
@@ -59,7 +59,7 @@ class EpochEnd:
     epoch: int
     samples: int
     loss: float
-    accuracy: float
+    right: int
     seconds: float
     wait_seconds: float
     longest_wait_seconds: float

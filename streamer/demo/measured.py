@@ -66,7 +66,8 @@ class EpochRow:
         longest_wait_seconds: for one batch, on any rank.
         usage: hits.
         store: what the store served between the ends of the epochs; look-ahead included.
-        loss, accuracy: mean over the ranks.
+        loss: mean over the ranks.
+        accuracy: share of the samples that were named right.
     """
 
     epoch: int
@@ -143,7 +144,7 @@ class Collector:
             usage=usage,
             store=store,
             loss=sum(end.loss for end in ends) / len(ends),
-            accuracy=sum(end.accuracy * end.samples for end in ends) / sum(end.samples for end in ends),
+            accuracy=sum(end.right for end in ends) / sum(end.samples for end in ends),
         )
 
     def keys(self) -> str:

@@ -27,6 +27,8 @@ from streamer.demo.server import Counts, DemoServer, Link
 from streamer.demo.settings import Settings
 from streamer.errors import StreamerError
 
+# A rank has at most 3.7 MB of chunks open, and the catalog beside them (2026-11-23, 8 to 2,000 images, 1 to 8 ranks).
+LEAST_CACHE_BYTES = 4_000_000
 # The engine leaves this long after its last connection (3 s of grace), with room for a busy machine.
 LEAVE_SECONDS = 30.0
 LOG_CHARACTERS = 10_000
@@ -60,7 +62,7 @@ class DemoOptions:
 
     Attributes:
         kill_epoch: the epoch, from 1, in whose middle the engine is killed; 0: never.
-        cache_share: limit of the cache as a share of the data.
+        cache_share: limit of the cache as a share of the data; never less than what all ranks have open.
         link: the simulated link to the store.
     """
 
@@ -118,7 +120,7 @@ class _Run:
     ) -> None:
         self._options, self._screen, self._server, self._folder = options, screen, server, folder
         self._dataset_bytes = uploaded.tar_bytes if options.layout == "tars" else uploaded.folder_bytes
-        self._cache_bytes = int(self._dataset_bytes * options.cache_share)
+        self._cache_bytes = max(int(self._dataset_bytes * options.cache_share), LEAST_CACHE_BYTES * options.ranks)
         self._engine = EngineWatch(ClientSettings(cache_dir=folder / "cache", runtime_dir=folder / "run"))
         self._collector = Collector(options.ranks)
         self._counted = server.counts()

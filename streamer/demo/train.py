@@ -114,7 +114,7 @@ class Trainer:
             epoch=epoch,
             samples=samples,
             loss=sum(losses) / len(losses),
-            accuracy=right / samples,
+            right=right,
             seconds=time.monotonic() - start,
             wait_seconds=sum(waits),
             longest_wait_seconds=max(waits),

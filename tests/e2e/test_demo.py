@@ -68,6 +68,15 @@ def test_a_small_demo_survives_the_kill_of_its_engine(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.timeout(120)
+def test_a_demo_of_8_images() -> None:
+    """Half of 0.3 MB would be less than its open chunks, and one rank has no sample that the other has not."""
+    options = DemoOptions(images=8, epochs=1, kill_epoch=0, link=Link(0.0, 0))
+    measured = run_demo(options, _Screen())
+    _check(measured, options)
+    assert measured.cache_bytes == 8_000_000
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["tars", "folder"])
 def test_the_demo_as_it_comes(layout: str, tmp_path: Path) -> None:

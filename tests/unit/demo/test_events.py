@@ -12,7 +12,7 @@ EVENTS: list[Event] = [
     Indexed(rank=1, batches=32, samples=1000),
     Step(rank=0, epoch=2, batch=7, samples=32, loss=0.125, wait_seconds=0.5, at_seconds=1e6),
     EpochEnd(
-        rank=0, epoch=3, samples=1000, loss=0.25, accuracy=0.5, seconds=2.0, wait_seconds=1.0,
+        rank=0, epoch=3, samples=1000, loss=0.25, right=500, seconds=2.0, wait_seconds=1.0,
         longest_wait_seconds=0.5, keys="ab",
     ),
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from streamer.demo.server import Counts
 
 def _end(rank: int, **changes: object) -> EpochEnd:
     values = {
-        "rank": rank, "epoch": 0, "samples": 100, "loss": 1.0, "accuracy": 0.5, "seconds": 2.0, "wait_seconds": 0.5,
+        "rank": rank, "epoch": 0, "samples": 100, "loss": 1.0, "right": 50, "seconds": 2.0, "wait_seconds": 0.5,
         "longest_wait_seconds": 0.1, "keys": f"keys of {rank}",
     }  # fmt: skip
     return EpochEnd(**{**values, **changes})  # type: ignore[arg-type]
@@ -43,11 +43,9 @@ def test_a_row_adds_samples_and_takes_the_slowest_rank() -> None:
     assert row.wait_share == pytest.approx(1.5 / 5.0)
 
 
-def test_accuracy_is_weighted_by_samples_and_loss_is_the_mean() -> None:
+def test_accuracy_is_of_all_samples_and_loss_is_the_mean() -> None:
     """A rank with few samples counts less."""
-    row = _collected(_end(0, samples=30, accuracy=1.0, loss=2.0), _end(1, samples=10, accuracy=0.0)).row(
-        0, Usage(), Counts()
-    )
+    row = _collected(_end(0, samples=30, right=30, loss=2.0), _end(1, samples=10, right=0)).row(0, Usage(), Counts())
     assert (row.accuracy, row.loss) == (0.75, 1.5)
 
 
