@@ -73,6 +73,12 @@ def test_the_quickstart_runs(place: Place, fresh: Path) -> None:
     assert printed.splitlines()[-1] == "64 samples"
 
 
+def test_the_page_about_mixing(place: Place, fresh: Path) -> None:
+    """It brings its own data, in local folders."""
+    printed = place.run(fresh, program("docs/mixing.md") + EPILOGUE).splitlines()
+    assert printed[:3] == ["0 18 2", "1 18 2", "web 360 samples drawn, 0.9 passes"]
+
+
 def test_imagefolder(place: Place, fresh: Path, peers: Path) -> None:
     """Two steps fewer than a whole epoch has are left out by both: 400 samples in batches of 16 have no rest."""
     page, written = "docs/migrate/imagefolder.md", place.write(peers, "raw")
