@@ -127,14 +127,14 @@ class ObstoreStore:
         if may_be_object and (record := await self._head(url)) is not None:
             yield [record]
             return
-        found, named = False, set[str]()
+        found, matched = False, set[str]()
         async for page in self._pages(pattern.folder):
             found = True
             if kept := [record for record in page if pattern.matches(record.url)]:
-                if pattern.urls:
-                    named.update(record.url for record in kept)
+                if pattern.named:
+                    matched.update(record.url for record in kept)
                 yield kept
-        pattern.require(named)
+        pattern.require(matched)
         if may_be_object and not found:
             raise failures.error_of(url, failures.Answer(404))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 
 import msgspec
 
@@ -11,6 +13,7 @@ from streamer.errors import ConfigError, ObjectNotFoundError
 from streamer.store.urls import of_web_address, shown
 
 _BRACE = re.compile(r"\{([^{}]*)\}")
+_GLOB = re.compile(r"[*?\[]")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 # A brace range of more urls than this is a typing mistake.
 MAX_URLS = 1_000_000
@@ -41,7 +44,7 @@ def without_globs(url: str) -> str:
             "object's own url, and give keys or headers in storage_options",
             field="url",
         )
-    if re.search(r"[*?\[]", url) or url.endswith("/"):
+    if _GLOB.search(url) or url.endswith("/"):
         bucket = of_web_address(shown(url))
         advice = (
             "name files, or use {000..127}" if bucket is None else f"this is the address of a bucket: write {bucket}"
@@ -75,14 +78,14 @@ class Pattern(msgspec.Struct, frozen=True):
 
     Attributes:
         folder: the deepest folder that holds everything, ending in "/" (or the root).
-        single: neither glob nor braces: an object or a folder.
-        urls: what to keep, where braces name it; None: see expression.
-        expression: what to keep; None keeps everything.
+        single: neither glob nor braces: an object or a folder, of which everything is kept.
+        named: the urls that braces stand for, with their globs; each must be there.
+        expression: what to keep, where there is a glob; None: what is named.
     """
 
     folder: str
     single: bool
-    urls: frozenset[str] | None = None
+    named: frozenset[str] = frozenset()
     expression: re.Pattern[str] | None = None
 
     @classmethod
@@ -91,40 +94,57 @@ class Pattern(msgspec.Struct, frozen=True):
         special = re.search(r"[*?\[{]", url)
         if special is None:
             return cls(url if url.endswith("/") else url + "/", single=True)
-        folder = url[: special.start()].rpartition("/")[0] + "/"
-        if re.search(r"[*?\[]", url) is None:
-            return cls(folder, single=False, urls=frozenset(expand(url)))
-        return cls(folder, single=False, expression=re.compile("|".join(map(_expression, expand(url)))))
+        folder, every = url[: special.start()].rpartition("/")[0] + "/", expand(url)
+        if _GLOB.search(url) is None:
+            return cls(folder, single=False, named=frozenset(every))
+        expression = re.compile("|".join(map(_expression, every)))
+        return cls(folder, single=False, named=frozenset(every if "{" in url else ()), expression=expression)
 
     def matches(self, url: str) -> bool:
         """Whether the object belongs to the pattern; folder markers (keys that end in "/") never do."""
         if url.endswith("/"):
             return False
-        if self.urls is not None:
-            return url in self.urls
-        return self.expression is None or self.expression.fullmatch(url) is not None
+        if self.expression is not None:
+            return self.expression.fullmatch(url) is not None
+        return self.single or url in self.named
 
     def require(self, found: Iterable[str]) -> None:
-        """Braces name every object: a shard that is not there would be lost without a word. Globs may match few.
+        """Braces are short for a list of urls: without this, one that is not there would be lost without a word.
 
         Args:
             found: all urls that were listed and match.
 
         Raises:
-            ObjectNotFoundError: objects that braces name are missing; names the first of them.
+            ObjectNotFoundError: objects that braces name are missing, or one of their globs matches nothing; names the
+                first of them.
         """
-        missing = sorted((self.urls or frozenset()).difference(found))
+        missing = sorted(self._missing(found))
         if not missing:
             return
-        named = len(self.urls or ())
+        what = "objects that the braces name are missing"
+        if self.expression is not None:
+            what = "patterns that the braces stand for match nothing"
         example = ", ".join(missing[:_MISSING_SHOWN]) + (", ..." if len(missing) > _MISSING_SHOWN else "")
         raise ObjectNotFoundError(
-            f"{len(missing)} of the {named} objects that the braces name are missing: {example}; correct the range, or "
-            "use * for whatever is there",
+            f"{len(missing)} of the {len(self.named)} {what}: {example}; correct the braces, or use * for whatever is "
+            "there",
             url=missing[0],
             missing=len(missing),
-            named=named,
+            named=len(self.named),
         )
+
+    def _missing(self, found: Iterable[str]) -> Iterable[str]:
+        if self.expression is None:
+            return self.named.difference(found)
+        listed = sorted(found) if self.named else []
+        return [glob for glob in self.named if not _matches_any(glob, listed)]
+
+
+def _matches_any(glob: str, urls: Sequence[str]) -> bool:
+    """Whether one of the sorted urls matches; looks at those only that begin as the glob does."""
+    stem, expression = _GLOB.split(glob, maxsplit=1)[0], re.compile(_expression(glob))
+    candidates = map(urls.__getitem__, range(bisect_left(urls, stem), len(urls)))
+    return any(map(expression.fullmatch, takewhile(lambda url: url.startswith(stem), candidates)))
 
 
 _TOKENS = re.compile(r"\*\*/?|\*|\?|\[[^\]]+\]|[^*?\[]+|\[")

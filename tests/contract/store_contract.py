@@ -112,7 +112,11 @@ class StoreContract:
             ("train/*/*.bin", ["train/a/0.bin", "train/a/1.bin"]),
             ("train/**/*.tar", ["train/b/shard-007.tar", "train/b/shard-008.tar"]),
             ("train/a/[!0].bin", ["train/a/1.bin"]),
-            ("train/{a,b}/?.bin", ["train/a/0.bin", "train/a/1.bin"]),
+            ("train/*/{0,1}.bin", ["train/a/0.bin", "train/a/1.bin"]),
+            (
+                "train/{a/?.bin,b/*}",
+                ["train/a/0.bin", "train/a/1.bin", "train/b/shard-007.tar", "train/b/shard-008.tar"],
+            ),
         ],
     )
     async def test_list_of_a_pattern(self, kind: Kind, pattern: str, expected: list[str]) -> None:
@@ -123,6 +127,13 @@ class StoreContract:
         """Braces name objects one by one: those that are not there are an error that names them."""
         with pytest.raises(ObjectNotFoundError, match=r"1 of the 3 objects .* missing: \S*train/b/shard-009\.tar"):
             await listed(kind.store, f"{kind.root}/train/b/shard-{{007..009}}.tar")
+
+    async def test_a_pattern_that_braces_stand_for_matches_nothing(self, kind: Kind) -> None:
+        """Braces with a glob are short for a list of patterns, each of which must match; the others are named."""
+        with pytest.raises(ObjectNotFoundError, match=r"1 of the 3 patterns .* nothing: \S*train/b/shard-009\*;"):
+            await listed(kind.store, f"{kind.root}/train/b/shard-{{007..009}}*")
+        with pytest.raises(ObjectNotFoundError, match=r"2 of the 4 patterns .* nothing: \S*a/\*\.tar, \S*c/\*\.tar;"):
+            await listed(kind.store, f"{kind.root}/train/{{a,b,c,[b]}}/*.tar")
 
     async def test_odd_names_survive(self, kind: Kind) -> None:
         """A key with spaces, plus, ampersand and umlauts is listed as it is and can be read."""
