@@ -64,6 +64,10 @@ class OutageWatch:
             logger.info("%s serves again, after %.1f s", self._root, now - self._announced_since)
             self._announced_since = None
 
+    def quiet_seconds(self) -> float:
+        """For how long the endpoint, while it is asked, has served nothing."""
+        return self._clock.time() - self._progressed if self._waiters else 0.0
+
     def failed(self, error: StreamerError) -> None:
         """A try failed: what to say if this goes on."""
         url = error.details.get("url")
@@ -72,7 +76,7 @@ class OutageWatch:
     def _look(self) -> None:
         assert self._alarm is not None, "it is the alarm that calls"
         now = self._clock.time()
-        quiet = now - self._progressed
+        quiet = self.quiet_seconds()
         if self._announced_since is None and quiet >= QUIET_SECONDS and now - self._announced_last >= AGAIN_SECONDS:
             self._announce(quiet, now)
         self._alarm.move(max(self._progressed, now - QUIET_SECONDS / 2) + QUIET_SECONDS)

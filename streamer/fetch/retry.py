@@ -69,6 +69,7 @@ class Failing(msgspec.Struct, frozen=True):
         idle_seconds: since the last byte was kept, or since the first try began.
         silent: the last try waited in vain for a store that answers others as quickly as ever.
         isolated: the failure concerns this range only, see `Endpoint.isolated`.
+        quiet_seconds: since the endpoint served anything, while it was asked.
         hopeless: the certificate of an endpoint that never served a request is refused: waiting does not mend it.
         stalls: tries of this range, with or without bytes, that ended in silence; 0 while no other range got a large
             body since the first of them.
@@ -78,6 +79,7 @@ class Failing(msgspec.Struct, frozen=True):
     idle_seconds: float
     silent: bool
     isolated: bool
+    quiet_seconds: float = 0.0
     hopeless: bool = False
     stalls: int = 0
 
@@ -88,14 +90,29 @@ def gives_up(failing: Failing, config: FetchConfig) -> bool:
     If 20 % of requests fail by chance, one range in 400,000 fails eight times in a row; a range of a working endpoint
     therefore gets `attempts` tries and `failing_seconds`. A silent try costs seconds: two are enough. An endpoint that
     serves no request is waited for, also one that never did: a store that restarted while a job started ended it after
-    1.9 s (2026-11-22). A wrong address is waited for as well; `OutageWatch` says so after 1.5 s.
+    1.9 s (2026-11-22). A wrong address is waited for as well; `OutageWatch` says so after 1.5 s. Of an endpoint that is
+    silent two tries are enough: eight of a listing, 30 s each, were 244 s (2026-11-23).
     """
     if failing.stalls >= STALLED_TRIES or failing.hopeless:
         return True
     if not failing.isolated:
+        away_seconds = min(failing.idle_seconds, failing.quiet_seconds)
+        if failing.tries >= SILENT_TRIES and away_seconds >= config.outage_seconds:
+            return True
+        # Each try gets a few bytes, so that the endpoint is never quiet.
         return failing.tries >= config.attempts and failing.idle_seconds >= config.outage_seconds
     enough = failing.tries >= (SILENT_TRIES if failing.silent else config.attempts)
     return enough and failing.idle_seconds >= config.failing_seconds
+
+
+def effort(tries: int, elapsed_seconds: float, quiet_seconds: float, config: FetchConfig) -> str:
+    """What a final error adds to the failure of its last try; empty: there was no other."""
+    if tries == 1:
+        return ""
+    text = f" ({tries} tries in {elapsed_seconds:.1f} s)"
+    if quiet_seconds >= config.outage_seconds:
+        text += f"; the store served nothing for {quiet_seconds:.0f} s (`streamer serve` takes a larger outage_seconds)"
+    return text
 
 
 def within(seconds: float, failing_seconds: float, idle_seconds: float, least: float = 0.0) -> float:

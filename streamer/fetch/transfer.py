@@ -16,6 +16,7 @@ from streamer.fetch.retry import (
     SILENT_TRIES,
     Failing,
     asked_seconds,
+    effort,
     expired,
     gives_up,
     pause_seconds,
@@ -160,6 +161,7 @@ class Transfer:
     def _patience_seconds(self, first_byte: Sampled) -> float:
         """Grows with each try, up to the end of `failing_seconds`: after that, a failure of this range alone is final.
 
+        After that up to the end of `outage_seconds`, which ends the waiting for an endpoint that serves nothing.
         Counted from the last failure, not from now: a range that waited for the window until then had 9.8 s of patience
         for a third try (2026-11-22).
         """
@@ -169,7 +171,8 @@ class Transfer:
         if not self._failed_tries or self._is_last_wait(idle):
             return first
         now = hedge.patience_seconds(known, most, self._failed_tries + 1)
-        return within(now, self._config.failing_seconds, idle, first)
+        now = within(now, self._config.failing_seconds, idle, first)
+        return within(now, self._config.outage_seconds, self._endpoint.watch.quiet_seconds(), first)
 
     def _is_last_wait(self, idle: float) -> bool:
         """Whether another timeout is final: the time is over and the endpoint served others since the last one."""
@@ -230,6 +233,7 @@ class Transfer:
             tries=self._failed_tries,
             idle_seconds=self._endpoint.time() - self._progressed,
             silent=self._is_silence(error),
+            quiet_seconds=endpoint.watch.quiet_seconds(),
             stalls=self._stalls if endpoint.last_large > self._first_stall else 0,
             isolated=endpoint.isolated(error, self._first_failure, self._served),
             hopeless=endpoint.is_hopeless(error),
@@ -257,6 +261,6 @@ class Transfer:
         elapsed = self._endpoint.time() - self._started
         facts = {"url": shown(self._extent.object.url), **error.details}
         facts |= {"attempts": self._attempts, "elapsed_seconds": round(elapsed, 3)}
-        tries = "" if self._attempts == 1 else f" ({self._attempts} tries in {elapsed:.1f} s)"
         kind = type(error) if isinstance(error, StoreError) else StoreError
-        return kind(error.message + tries, **facts)
+        tried = effort(self._attempts, elapsed, self._endpoint.watch.quiet_seconds(), self._config)
+        return kind(error.message + tried, **facts)

@@ -10,7 +10,7 @@ from typing import TypeVar
 from streamer.config import FetchConfig
 from streamer.errors import StoreError, StreamerError, ThrottledError
 from streamer.fetch.endpoint import Endpoint
-from streamer.fetch.retry import Failing, asked_seconds, expired, gives_up, pause_seconds, retryable
+from streamer.fetch.retry import Failing, asked_seconds, effort, expired, gives_up, pause_seconds, retryable
 from streamer.fetch.statistics import Tally
 
 T = TypeVar("T")
@@ -74,6 +74,7 @@ class WholeCall:
             tries=self._tries,
             idle_seconds=idle,
             silent=False,
+            quiet_seconds=self._endpoint.watch.quiet_seconds(),
             isolated=isinstance(error.details.get("status"), int) and not isinstance(error, ThrottledError),
             hopeless=self._endpoint.is_hopeless(error),
         )
@@ -88,4 +89,5 @@ class WholeCall:
         if self._tries == 1 or not isinstance(error, StoreError):
             return error
         facts = {**error.details, "attempts": self._tries, "elapsed_seconds": round(idle, 3)}
-        return type(error)(f"{error.message} ({self._tries} tries in {idle:.1f} s)", **facts)
+        quiet = self._endpoint.watch.quiet_seconds()
+        return type(error)(error.message + effort(self._tries, idle, quiet, self._config), **facts)

@@ -222,7 +222,7 @@ async def _in_time(answer: Awaitable[T], url: str) -> T:
     except TimeoutError as error:
         if isinstance(error, StreamerError):
             raise
-        text = f"{urls.shown(url)}: no answer in {ANSWER_SECONDS:.0f} s"
+        text = f"{urls.shown(url)}: no answer in {ANSWER_SECONDS:.0f} s; check the endpoint and the network"
         raise StoreTimeoutError(text, url=urls.shown(url), status=None) from None
 
 

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -309,6 +310,32 @@ def test_a_store_that_falls_silent_in_mid_epoch(tmp_path: Path, web: Web) -> Non
     end = job.run(fall_silent)
     assert end["done"] == BATCHES
     assert float(str(end["seconds"])) >= 25.0
+    assert job.warned("which has served nothing for 1.5 s (no answer yet)") == 1
+
+
+@pytest.mark.parametrize("silent_from", [0, 5])
+def test_a_store_that_stays_silent(tmp_path: Path, web: Web, silent_from: int) -> None:
+    """From the first request on, or in mid-epoch: said after 1.5 s, and after the documented 60 s an error.
+
+    A listing had eight tries of 30 s: 244 s; a first chunk up to eight of 10, 20, 40, 80 s (2026-11-23).
+    """
+    job = Job(tmp_path, web.url, epochs=1, cache_bytes=8 << 20, pause_seconds=0.05)
+    since = time.monotonic()
+
+    def fall_silent(batch: int) -> None:
+        nonlocal since
+        if batch >= silent_from and not web.silent_until:
+            since = time.monotonic()
+            web.silent_until = since + 1000.0
+
+    fall_silent(0)
+    end = job.run(fall_silent)
+    assert end["error"] == "StoreTimeoutError"
+    text = str(end["text"])
+    assert re.search(
+        r"http://127\.0\.0\.1:\d+/\d\d\.tar: .* tries in \d\d\.\d s\); the store served nothing for 6\d s", text
+    )
+    assert 60.0 <= time.monotonic() - since < 90.0
     assert job.warned("which has served nothing for 1.5 s (no answer yet)") == 1
 
 

@@ -49,6 +49,21 @@ def test_an_endpoint_that_serves_is_not_said(clock: PresenceClock, loop: Steered
     assert said == []
 
 
+def test_quiet_is_the_time_since_it_served_while_it_was_asked(clock: PresenceClock, loop: SteeredLoop) -> None:
+    """None where nobody asks."""
+    watch, _ = watched(clock)
+    loop.sleep(5.0)
+    assert watch.quiet_seconds() == 0.0
+    watch.begin()
+    loop.sleep(5.0)
+    assert watch.quiet_seconds() == pytest.approx(5.0)
+    watch.progressed(clock.time())
+    loop.sleep(2.0)
+    assert watch.quiet_seconds() == pytest.approx(2.0)
+    watch.end()
+    assert watch.quiet_seconds() == 0.0
+
+
 def test_silence_without_a_failure_is_said(clock: PresenceClock, loop: SteeredLoop) -> None:
     """A store that takes requests and never answers."""
     watch, said = watched(clock)
