@@ -71,6 +71,9 @@ class Engine:
         self.errors: Counter[str] = Counter()
         self._stack = AsyncExitStack()
         self._numbers = itertools.count(1)
+        # Of `manifests.written`.
+        self._measured = 0
+        self._measuring = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"Engine({self.config.cache.directory}, {len(self.sessions)} sessions)"
@@ -115,9 +118,16 @@ class Engine:
     async def manifest(self, request: ManifestRequest, report: Report) -> str:
         """Finds or builds a manifest in the cache folder; returns its digest."""
         digest = await self.manifests.manifest(request, report)
-        await self.cache.measure()
-        self.limit_changed(self.cache.limit_bytes)
+        await self._measure_manifests()
         return digest
+
+    async def _measure_manifests(self) -> None:
+        """Once for the manifests that were written meanwhile: with 200 members it takes 28 ms (2026-11-23)."""
+        async with self._measuring:
+            if self._measured < self.manifests.written:
+                self._measured = self.manifests.written
+                await self.cache.measure()
+                self.limit_changed(self.cache.limit_bytes)
 
     async def read(self, digest: str, options: Mapping[str, object], chunk: int, span: tuple[int, int]) -> bytes:
         """The chunk-local bytes `[start, stop)` straight from the store, for looking at a sample."""

@@ -109,6 +109,10 @@ class Manifests:
         root: the folder of manifests.
         fetchers: read what is to be indexed.
         target: takes the chunks that were read for it.
+
+    Attributes:
+        read_bytes, requests: of all indexes.
+        written: how often a manifest was built or copied into the folder.
     """
 
     def __init__(self, root: Path, fetchers: Fetchers, target: WarmTarget) -> None:
@@ -124,6 +128,7 @@ class Manifests:
         self._found: dict[tuple[object, ...], tuple[float, str]] = {}
         self.read_bytes = 0
         self.requests = 0
+        self.written = 0
 
     async def manifest(self, request: ManifestRequest, report: Report) -> str:
         """Digest of the manifest, which is then in `manifests/<digest>`.
@@ -211,6 +216,7 @@ class Manifests:
         files = [
             (record.url.rsplit("/", 1)[-1], await fetcher.read(Extent(record, 0, record.size))) for record in records
         ]
+        self.written += 1
         return install_files(files, self._root, url).digest
 
     async def _give(self, digest: str, url: str, fetcher: Fetcher) -> None:
@@ -261,6 +267,7 @@ class Manifests:
             )
         finally:
             warmed.hand_off(manifest)
+        self.written += 1
         source = request.file_source if manifest.whole_objects else request.container_source
         self.store.remember(source, listing, manifest.digest, [f"{request.urls[0]}: {note}" for note in notes])
         return manifest.digest
