@@ -21,7 +21,7 @@ def _stream(samples: int, shuffle: Shuffle = "block", cut: Cut = "fixed") -> Mem
     return MemberStream(MixMember("m", spec, samples), chunks)
 
 
-@pytest.mark.parametrize("samples", [1, 31, 32, 100, 333])
+@pytest.mark.parametrize("samples", [1, 31, 32, 100, 333, 4099])
 @pytest.mark.parametrize("shuffle", ["block", "none"])
 @pytest.mark.parametrize("turn", [0, 5])
 def test_each_pass_has_every_sample_once(samples: int, shuffle: Shuffle, turn: int) -> None:
@@ -34,12 +34,13 @@ def test_each_pass_has_every_sample_once(samples: int, shuffle: Shuffle, turn: i
         assert ordinals.tolist() == list(range(samples)) * 5
 
 
-def test_a_pass_that_begins_in_lane_zero_is_an_epoch_of_the_dataset() -> None:
-    """Bit for bit."""
-    stream = _stream(336)
+@pytest.mark.parametrize("samples", [336, 4096, 4104])
+def test_a_pass_that_begins_in_lane_zero_is_an_epoch_of_the_dataset(samples: int) -> None:
+    """Bit for bit, with a table and without."""
+    stream = _stream(samples)
     for number in range(3):
-        _, ordinals = stream.ordinals(number * 336 + np.arange(336), 0)
-        alone = EpochOrder(stream.member.order, stream.chunks.samples, number).ordinals(np.arange(336))
+        _, ordinals = stream.ordinals(number * samples + np.arange(samples), 0)
+        alone = EpochOrder(stream.member.order, stream.chunks.samples, number).ordinals(np.arange(samples))
         assert np.array_equal(ordinals, alone)
 
 
