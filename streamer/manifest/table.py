@@ -195,13 +195,14 @@ class Manifest:
         """
         ordinals = np.asarray(ordinals, np.int64)
         self._check(ordinals)
-        chunk = np.searchsorted(self.chunk_first, ordinals, side="right") - 1
+        first = self.chunk_first
+        chunk = first.searchsorted(ordinals, "right") - 1
         if self.recoded:
             return chunk, np.full_like(chunk, -1), np.full_like(chunk, -1)
         following = ordinals + 1
-        last = self.chunk_first[chunk + 1] == following
+        inner = first[chunk + 1] != following
         stop = self.chunk_local_bytes[chunk]
-        stop[~last] = self._starts(following[~last])
+        stop[inner] = self._starts(following[inner])
         return chunk, self._starts(ordinals), stop
 
     def name(self, ordinal: int) -> SampleName:
@@ -276,7 +277,8 @@ class Manifest:
         return starts
 
     def _check(self, ordinals: Int64Array) -> None:
-        if len(ordinals) and (ordinals.min() < 0 or ordinals.max() >= self.samples):
+        # Negative ones are the largest of all unsigned numbers.
+        if len(ordinals) and np.maximum.reduce(ordinals.view(np.uint64)) >= self.samples:
             raise IndexError(f"ordinals {ordinals.min()}..{ordinals.max()} of {self.samples} samples")
 
     def _joined(self, column: str) -> NDArray[np.generic]:

@@ -19,7 +19,6 @@ from streamer.loader.samples.maker import CachedBytes, SampleLocation, SampleMak
 from streamer.loader.samples.row_reader import RowReader
 from streamer.order.mix import MixSpec, SampleCodes
 from streamer.order.plan import LastBatch
-from streamer.unique import unique
 
 
 class MixRecipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,8 +120,10 @@ class MixMaker:
         """Locates samples by their codes."""
         found: dict[int, MixLocation] = {}
         numbers, turns, members = self._codes.ordinals(codes), self._codes.turns(codes), self._codes.members(codes)
-        for member in unique(members).tolist():
-            mine = np.flatnonzero(members == member)
+        arranged = members.argsort(kind="stable")
+        runs = np.split(arranged, np.flatnonzero(np.diff(members[arranged])) + 1)
+        for mine in runs:
+            member = int(members[mine[0]])
             places = self.of(member).maker.places(self._members.each[member].to_manifest(numbers[mine]))
             columns = (mine.tolist(), codes[mine].tolist(), turns[mine].tolist(), places)
             for index, code, turn, own in zip(*columns, strict=True):

@@ -39,7 +39,17 @@ def _difference(first: object, other: object) -> str:
         names = [sorted(map(str, one.keys() - two.keys())) for one, two in ((first, other), (other, first))]
         only = [", ".join(each) or "none" for each in names]
         return f"their fields (only in the first: {only[0]}; only in the second: {only[1]})"
-    return next(filter(None, (_values(f"field {key!r}", first[key], other[key]) for key in first)), "")
+    different = (key for key in first if not _alike(first[key], other[key]))
+    return next(filter(None, (_values(f"field {key!r}", first[key], other[key]) for key in different)), "")
+
+
+def _alike(first: object, other: object) -> bool:
+    """Whether two values have the same form, as most have: names are made for the others only."""
+    return (
+        type(first) is type(other)
+        and getattr(first, "shape", None) == getattr(other, "shape", None)
+        and getattr(first, "dtype", None) == getattr(other, "dtype", None)
+    )
 
 
 def _values(what: str, first: object, other: object) -> str:
