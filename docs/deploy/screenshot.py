@@ -39,6 +39,7 @@ WORDS = {
     "": ("pid", "version"),
     "datasets": ("dataset", "url"),
     "sessions": ("job", "consumer", "dataset", "failed", "advice"),
+    "members": ("job", "consumer", "member"),
 }
 Looks = tuple[dict[str, object], dict[str, object]]
 RANK_PROGRAM = """
@@ -66,7 +67,7 @@ def from_metrics(text: str, words: dict[str, object]) -> dict[str, object]:
     """
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     found: dict[str, object] = {name: words[name] for name in WORDS[""]}
-    for table in ("datasets", "sessions"):
+    for table in ("datasets", "sessions", "members"):
         found[table] = [{name: row.get(name) for name in WORDS[table]} for row in words[table]]
     for definition in DEFINITIONS:
         for sample in (one for one in samples if one.name == definition.name):

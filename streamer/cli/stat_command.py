@@ -7,7 +7,7 @@ import json
 
 from streamer.cli.connect import add_socket, engine_client
 from streamer.cli.exit_codes import Exit
-from streamer.cli.status_view import DATASET_HEADERS, SESSION_HEADERS, WORDS, StatusView
+from streamer.cli.status_view import DATASET_HEADERS, MEMBER_HEADERS, SESSION_HEADERS, WORDS, StatusView
 from streamer.cli.terminal import Terminal
 
 HELP = "what an engine does, once"
@@ -45,10 +45,15 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def show(picture: StatusView, terminal: Terminal) -> None:
-    """The figures, then a table of datasets and one of sessions where there are any."""
+    """The figures, then tables of datasets, members of mixes and sessions where there are any."""
     for what, text in picture.lines():
         terminal.line(f"{what:<10}  {text}")
-    for headers, rows in ((DATASET_HEADERS, picture.dataset_rows()), (SESSION_HEADERS, picture.session_rows())):
+    tables = (
+        (DATASET_HEADERS, picture.dataset_rows()),
+        (MEMBER_HEADERS, picture.member_rows()),
+        (SESSION_HEADERS, picture.session_rows()),
+    )
+    for headers, rows in tables:
         if rows:
             terminal.line()
             terminal.table(headers, rows, WORDS)

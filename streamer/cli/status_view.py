@@ -12,6 +12,7 @@ Statistics = Mapping[str, object]
 Row = tuple[str, ...]
 
 DATASET_HEADERS = ("dataset", "url", "samples", "size", "sessions")
+MEMBER_HEADERS = ("member", "job", "read", "fetched", "hits", "at most")
 SESSION_HEADERS = ("consumer", "job", "epoch", "step", "waiting", "hits", "loader", "bottleneck")
 # Columns of words: everything else but the first two is a number.
 WORDS = ("job", "url", "bottleneck")
@@ -30,6 +31,26 @@ class Rates:
     store_bytes: float
     cache_bytes: float
     requests: float
+
+
+@dataclass(frozen=True, slots=True)
+class _MemberBytes:
+    """What the sessions of a job have read of a member."""
+
+    needed: float = 0.0
+    hit: float = 0.0
+    bound: float = 0.0
+
+    @property
+    def fetched(self) -> float:
+        return self.needed - self.hit
+
+    def plus(self, entry: Statistics) -> _MemberBytes:
+        needed, hit = self.needed + number(entry, "needed_bytes"), self.hit + number(entry, "hit_bytes")
+        return _MemberBytes(needed, hit, number(entry, "hit_bound"))
+
+    def texts(self) -> tuple[str, str, str]:
+        return format_bytes(self.needed), format_bytes(self.fetched), _share(self.hit, self.needed)
 
 
 class StatusView:
@@ -110,6 +131,24 @@ class StatusView:
             )
             for entry in entries(self.now, "datasets")
         ]
+
+    def member_rows(self, most: int | None = None) -> list[Row]:
+        """For `MEMBER_HEADERS`: the members of mixes, over all sessions of a job since they began.
+
+        Args:
+            most: rows; of more members those that fetch most are shown, and the others in one row.
+        """
+        found: dict[tuple[str, str], _MemberBytes] = {}
+        for entry in entries(self.now, "members"):
+            key = printable(str(entry.get("member", ""))), printable(str(entry.get("job", "")))
+            found[key] = found.get(key, _MemberBytes()).plus(entry)
+        members = sorted(found.items(), key=lambda item: -item[1].fetched)
+        cut = len(members) if most is None or len(members) <= most else most - 1
+        rows: list[Row] = [(*key, *read.texts(), f"{read.bound:.1%}") for key, read in members[:cut]]
+        if rest := [read for _, read in members[cut:]]:
+            others = _MemberBytes(sum(read.needed for read in rest), sum(read.hit for read in rest))
+            rows.append((f"{len(rest)} more", "", *others.texts(), "-"))
+        return rows
 
     def session_rows(self) -> list[Row]:
         """For `SESSION_HEADERS`: "waiting" is for the engine, "loader" for whatever the trainer waited."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from streamer.cli.connect import add_socket, engine_client
 from streamer.cli.exit_codes import Exit
-from streamer.cli.status_view import DATASET_HEADERS, SESSION_HEADERS, WORDS, Row, StatusView
+from streamer.cli.status_view import DATASET_HEADERS, MEMBER_HEADERS, SESSION_HEADERS, WORDS, Row, StatusView
 from streamer.cli.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ Pause: TypeAlias = "Callable[[float], bool]"
 
 # Left out in a terminal with few lines, in this order.
 _LEAST_IMPORTANT = ("process", "tail", "first byte", "in flight")
+
+# Rows of the members of mixes.
+_MOST_MEMBERS = 8
 
 # Columns that may be cut, and what of the others may not.
 _LONG = ("url", "bottleneck")
@@ -105,7 +108,12 @@ def render(picture: StatusView, columns: int, lines: int) -> RenderableType:
     for what, text in shown.figures:
         figures.add_row(what, Text(text))
     parts: list[RenderableType] = [figures]
-    for headers, rows in ((DATASET_HEADERS, shown.datasets), (SESSION_HEADERS, shown.sessions)):
+    tables = (
+        (DATASET_HEADERS, shown.datasets),
+        (MEMBER_HEADERS, shown.members),
+        (SESSION_HEADERS, shown.sessions),
+    )
+    for headers, rows in tables:
         if rows:
             parts += [Text(), _table(headers, rows, columns)]
     parts += [Text(remark) for remark in shown.remarks]
@@ -117,26 +125,29 @@ class Shown(NamedTuple):
 
     figures: list[Row]
     datasets: list[Row]
+    members: list[Row]
     sessions: list[Row]
     remarks: list[str]
 
     def height(self, columns: int) -> int:
         """Lines that it takes."""
-        tables = sum(2 + len(rows) for rows in (self.datasets, self.sessions) if rows)
+        tables = sum(2 + len(rows) for rows in (self.datasets, self.members, self.sessions) if rows)
         return len(self.figures) + tables + sum(-(-len(remark) // columns) for remark in self.remarks)
 
 
 def fitting(picture: StatusView, columns: int, lines: int) -> Shown:
-    """As much as has room: less important figures go first, then the datasets, then the sessions that wait least."""
+    """As much as has room: less important figures go first, then datasets, members, and sessions that wait least."""
     sessions = picture.session_rows()
     # Where the last column is cut, what the first of them has to say stands below.
     advice = [text] if _width(SESSION_HEADERS, sessions) > columns and (text := picture.worst_advice()) else []
-    shown = Shown(list(picture.lines()), picture.dataset_rows(), sessions, advice)
+    shown = Shown(list(picture.lines()), picture.dataset_rows(), picture.member_rows(_MOST_MEMBERS), sessions, advice)
     for what in _LEAST_IMPORTANT:
         if shown.height(columns) > lines:
             shown = shown._replace(figures=[row for row in shown.figures if row[0] != what])
     if shown.height(columns) > lines:
         shown = shown._replace(datasets=[])
+    if shown.height(columns) > lines:
+        shown = shown._replace(members=[])
     if (missing := shown.height(columns) - lines) <= 0:
         return shown
     kept = max(1, len(shown.sessions) - missing - 1)

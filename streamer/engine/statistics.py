@@ -18,8 +18,8 @@ datasets                                      one entry per dataset in use in th
 sessions                                      one entry per session: consumer, epoch, progress, hits per epoch,
                                               waiting_seconds of age_seconds; what its loader reports of itself:
                                               loader_waiting_share, bottleneck, advice, report_age_seconds (or None)
-parts                                         one entry per part of the sessions over several datasets: its name (part)
-                                              and digest, the session's consumer, job and dataset; needs, hits,
+members                                       one entry per member of the mix of a session: its name (member) and
+                                              digest, the session's consumer, job and dataset; needs, hits,
                                               needed_bytes, hit_bytes since the session began; hit_bound
 """
 
@@ -40,7 +40,7 @@ Values = dict[str, Scalar | list[Table]]
 # Letters of a client's name that are repeated.
 _SHOWN_LETTERS = 120
 # Of all sessions, at 0.4 KB each: an answer that a client leaves unread may take 4 MiB.
-_SHOWN_PARTS = 4096
+_SHOWN_MEMBERS = 4096
 
 
 def engine_statistics(engine: Engine) -> Values:
@@ -71,7 +71,9 @@ def engine_statistics(engine: Engine) -> Values:
         "draining": engine.scheduler.draining,
         "datasets": [_dataset(engine, dataset) for dataset in engine.datasets.all()],
         "sessions": [_session(session) for session in engine.sessions.values()],
-        "parts": list(islice((row for one in engine.sessions.values() for row in _parts(engine, one)), _SHOWN_PARTS)),
+        "members": list(
+            islice((row for one in engine.sessions.values() for row in _members(engine, one)), _SHOWN_MEMBERS)
+        ),
         **_store(engine, fetch),
     }
 
@@ -128,13 +130,13 @@ def _session(session: EngineSession) -> Table:
     }
 
 
-def _parts(engine: Engine, session: EngineSession) -> Iterator[Table]:
+def _members(engine: Engine, session: EngineSession) -> Iterator[Table]:
     for part, count in zip(session.request.parts, session.parts.counts, strict=False):
         yield {
             "consumer": session.request.consumer[:_SHOWN_LETTERS],
             "job": session.request.job[:_SHOWN_LETTERS],
             "dataset": session.request.dataset,
-            "part": part.name[:_SHOWN_LETTERS],
+            "member": part.name[:_SHOWN_LETTERS],
             "digest": part.dataset,
             "needs": count.needs,
             "hits": count.hits,

@@ -1,8 +1,8 @@
 """Every metric of `/metrics`: name with its unit, kind, stability, meaning, and the statistic it comes from.
 
 A *stable* name and its meaning stay for all versions with the same first number; an *experimental* one may change in
-any version. Nothing else in streamer makes up a name. Labels: `dataset` is the manifest's digest; `job` and
-`consumer` are what clients call themselves, cut at 120 letters.
+any version. Nothing else in streamer makes up a name. Labels: `dataset` is the manifest's digest; `job`, `consumer`
+and `member` (of a mix) are the names that clients give, cut at 120 letters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Kind = Literal["counter", "gauge"]
 Stability = Literal["stable", "experimental"]
 
-# More sessions than this are summed under consumer="others": a scrape stays small whatever connects.
+# More sessions than this, or members of them, are summed under consumer="others": a scrape stays small.
 MOST_SESSIONS = 1000
 OTHERS = "others"
 
@@ -111,6 +111,11 @@ _OF_SESSIONS = (
     ("session_epoch_needed_bytes", "epoch_needed_bytes", "Bytes needed in the running epoch."),
     ("session_epoch_hit_bytes", "epoch_hit_bytes", "Bytes of it that were there."),
 )
+_OF_MEMBERS = (
+    ("member_needed_bytes_total", "needed_bytes", "Bytes of a member of a mix that the session needed."),
+    ("member_hit_bytes_total", "hit_bytes", "Bytes of it that cost no store byte."),
+    ("member_hit_bound_ratio", "hit_bound", "Share of the member that is kept: the most hits of one reader."),
+)
 _OF_BOTTLENECKS = (("session_bottleneck_info", "", "1: what the loader of the session last said holds it up."),)
 _TABLES: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, str, str], ...]], ...] = (
     ("", (), _SINGLE),
@@ -118,6 +123,7 @@ _TABLES: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, str, str], ...]], ..
     ("datasets", ("dataset",), _OF_DATASETS),
     ("sessions", ("job", "consumer", "dataset"), _OF_SESSIONS),
     ("sessions", ("job", "consumer", "dataset", "bottleneck"), _OF_BOTTLENECKS),
+    ("members", ("job", "consumer", "member"), _OF_MEMBERS),
 )
 _NOT_SUMMED = ("_ratio", "_info")
 _EXPERIMENTAL = frozenset(
@@ -134,6 +140,9 @@ _EXPERIMENTAL = frozenset(
         "session_epoch",
         "session_epoch_needed_bytes",
         "session_epoch_hit_bytes",
+        "member_needed_bytes_total",
+        "member_hit_bytes_total",
+        "member_hit_bound_ratio",
     ]
 )
 
@@ -202,7 +211,7 @@ def _value(definition: Definition, entry: Table) -> float | None:
 def _labelled(definition: Definition, entries: Iterable[Table]) -> Iterator[tuple[tuple[str, ...], Table]]:
     for count, entry in enumerate(entries):
         labels = [str(entry.get(label, "")) for label in definition.labels]
-        if definition.table == "sessions" and count >= MOST_SESSIONS:
+        if "consumer" in definition.labels and count >= MOST_SESSIONS:
             labels[definition.labels.index("consumer")] = OTHERS
             labels[definition.labels.index("job")] = OTHERS
         yield tuple(labels), entry

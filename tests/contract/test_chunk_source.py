@@ -84,7 +84,7 @@ def test_a_mix_reads_each_member_as_its_own(make_source, folder, read_chunk):
         assert read_chunk(source, manifest, chunk) == source_samples(root, manifest, chunk)
         session.done(step + 1)
     assert source.statistics()["store_bytes"] == large.total_bytes + little.total_bytes
-    rows = {row["part"]: (row["needs"], row["hits"]) for row in source.statistics()["parts"]}
+    rows = {row["member"]: (row["needs"], row["hits"]) for row in source.statistics()["members"]}
     assert rows == {"data": (large.chunks, 0), "small": (3 * little.chunks, 2 * little.chunks)}
     session.close()
 

@@ -179,7 +179,7 @@ def test_a_session_over_several_datasets_goes_on_in_the_next_engine(settings, ma
         kill_engine(client)
         session.wait(2 * chunks - 1, 60)
         values = client.statistics()
-        assert {row["part"]: row["needs"] for row in values["parts"]} == {
+        assert {row["member"]: row["needs"] for row in values["members"]} == {
             "plain": manifest.chunks - 2,
             "augmented": manifest.chunks,
         }

@@ -91,7 +91,7 @@ class EngineView:
         """Reads the engine's statistics, with `consumer`, `job`, `dataset` and `reply` of this session."""
         mine = tuple(values.get(name) for name in _IDENTITY)
         waited = sum(_number(row.get("waiting_seconds")) for row in _rows(values, "sessions", mine))
-        parts = {str(row.get("part")): PartView.of(row) for row in _rows(values, "parts", mine)}
+        parts = {str(row.get("member")): PartView.of(row) for row in _rows(values, "members", mine)}
         # Counters that an older engine does not have are 0.
         counts = {name: int(_number(values.get(name))) for name in _COUNTS}
         reply = values.get("reply")

@@ -160,3 +160,26 @@ def test_a_line_names_the_loader_that_waits_most():
 def test_durations():
     """Hours, minutes, seconds."""
     assert [duration(s) for s in (0, 59.9, 3661, 360000)] == ["0:00:00", "0:00:59", "1:01:01", "100:00:00"]
+
+
+def test_members_of_a_mix_are_summed_over_the_ranks_of_a_job():
+    """The most fetched first; with few rows the others together."""
+    members = [
+        {
+            "member": name,
+            "job": "j",
+            "consumer": f"rank {rank}",
+            "needed_bytes": read,
+            "hit_bytes": hit,
+            "hit_bound": 0.5,
+        }
+        for rank in range(2)
+        for name, read, hit in (("books", 4e9, 4e9), ("code", 2e9, 1e9), ("web", 30e9, 6e9))
+    ]
+    picture = StatusView(statistics(members=members))
+    web, code, books = picture.member_rows()
+    assert web == ("web", "j", "60.0 GB", "48.0 GB", "20.0%", "50.0%")
+    assert code[2:5] == ("4.0 GB", "2.0 GB", "50.0%")
+    assert books[0] == "books"
+    assert picture.member_rows(2) == [web, ("2 more", "", "12.0 GB", "2.0 GB", "83.3%", "-")]
+    assert StatusView(statistics()).member_rows() == []

@@ -104,7 +104,7 @@ async def parts_of(engine: Engine, *names: str, **values: float) -> list[PartReq
 
 
 def rows(engine: Engine) -> dict[str, dict[str, object]]:
-    return {str(row["part"]): row for row in engine_statistics(engine)["parts"]}  # type: ignore[index, union-attr]
+    return {str(row["member"]): row for row in engine_statistics(engine)["members"]}  # type: ignore[index, union-attr]
 
 
 async def test_each_part_is_fetched_once_and_counted(engine: Engine) -> None:

@@ -87,6 +87,20 @@ def test_a_scrape_stays_small():
     assert found[OTHERS, OTHERS, "d"] == 7
 
 
+def test_members_of_a_mix_are_series_of_their_session():
+    """Of more than a thousand members of all sessions, the others are one series each, whatever the session."""
+    entries = [
+        {"job": "j", "consumer": f"rank {i // 600}", "member": f"m{i % 600}", "needed_bytes": 10, "hit_bound": 0.25}
+        for i in range(1800)
+    ]
+    needed = dict(series(NAMED["streamer_member_needed_bytes_total"], {"members": entries}))
+    assert needed["j", "rank 0", "m7"] == 10
+    assert needed[OTHERS, OTHERS, "m500"] == 20
+    assert sum(needed.values()) == 18_000
+    bound = dict(series(NAMED["streamer_member_hit_bound_ratio"], {"members": entries}))
+    assert bound[OTHERS, OTHERS, "m500"] == 0.25
+
+
 def test_the_exposition_is_prometheus_text():
     """Type, help with stability, value; labels of clients are escaped."""
     values = {"store_bytes": 12, "sessions": [{"job": 'a"b\n', "consumer": "c", "dataset": "d", "age_seconds": 2}]}
