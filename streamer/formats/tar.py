@@ -13,16 +13,10 @@ from zlib import adler32
 
 import msgspec
 
+from streamer.formats.window import Window
 from streamer.manifest.protocols import Need
 
 BLOCK = 512
-# Windows of 8 MiB: the best of cost and speed on object stores (AnyBlob, PVLDB 16(11); see config).
-READ_BYTES = 8 << 20
-# A gap at least this long is jumped over. A request costs about as long as 3-4 MiB on one connection
-# (30 ms first byte + 90 MB/s), and what is read anyway warms the cache.
-JUMP_BYTES = 4 << 20
-# After a jump only a header is sure to be wanted.
-PROBE_BYTES = 64 << 10
 # Long names and PAX records: Linux paths have 4 KiB; a hostile archive must not make us hold more.
 META_BYTES = 1 << 20
 # GNU tar pads to 20 blocks; the largest blocking factor in use is 1 MiB.
@@ -182,7 +176,7 @@ def read_members(size: int, position: int = 0) -> Generator[Need | Member, memor
     Raises:
         TarError: see `Parser`; also a cut-off archive and one without an end mark.
     """
-    window = _Window(size, position)
+    window = Window(size, position)
     parser = Parser()
     while position + BLOCK <= size:
         if not window.covers(position, position + BLOCK):
@@ -230,49 +224,8 @@ def members_of(content: memoryview) -> Generator[Member, None, None]:
             position = start + padded(stop - start)
 
 
-class _Window:
-    """The bytes an indexer holds: one window, moved forward on whole blocks."""
-
-    def __init__(self, size: int, start: int) -> None:
-        self.size = size
-        self._start = start
-        self._bytes = memoryview(b"")
-        self._next_bytes = READ_BYTES
-
-    @property
-    def _stop(self) -> int:
-        return self._start + len(self._bytes)
-
-    def covers(self, start: int, stop: int) -> bool:
-        return self._start <= start and stop <= self._stop
-
-    def take(self, start: int, stop: int) -> bytes:
-        return bytes(self._bytes[start - self._start : stop - self._start])
-
-    def reach(self, start: int, stop: int) -> Generator[Need, memoryview | None, None]:
-        """Moves forward until the window covers `[start, stop)`; jumps if the gap is worth it."""
-        if start - self._stop >= JUMP_BYTES:
-            self._start, self._bytes = start, memoryview(b"")
-            self._next_bytes = PROBE_BYTES
-        while self._stop < stop:
-            yield from self._advance(keep_from=start)
-
-    def _advance(self, keep_from: int) -> Generator[Need, memoryview | None, None]:
-        begin = self._stop
-        end = min(begin + self._next_bytes, self.size)
-        self._next_bytes = min(2 * self._next_bytes, READ_BYTES)
-        received = yield Need(begin, end)
-        if received is None or len(received) != end - begin:
-            raise TarError(f"asked for {end - begin} bytes, got {len(received or b'')}", begin)
-        if keep_from >= begin:
-            self._start, self._bytes = begin, received
-        else:  # an extended header over two windows: rare and short
-            kept = self._bytes[keep_from - self._start :]
-            self._start, self._bytes = keep_from, memoryview(bytes(kept) + bytes(received))
-
-
 def _read_meta(
-    window: _Window, parser: Parser, kind: int, wanted: tuple[int, int]
+    window: Window, parser: Parser, kind: int, wanted: tuple[int, int]
 ) -> Generator[Need, memoryview | None, int]:
     start, stop = wanted
     end = start + padded(stop - start)
@@ -284,7 +237,7 @@ def _read_meta(
     return end
 
 
-def _check_trailer(window: _Window, start: int) -> Generator[Need, memoryview | None, None]:
+def _check_trailer(window: Window, start: int) -> Generator[Need, memoryview | None, None]:
     """Nothing but zeros may follow the end mark: `cat a.tar b.tar` would lose b in silence."""
     stop = window.size
     if stop - start > TRAILER_BYTES:

@@ -35,7 +35,7 @@ from streamer.manifest.protocols import (
     Span,
 )
 
-# What an indexer asks for at a time; see formats/tar.py.
+# What an indexer asks for at a time; see formats/window.py.
 WINDOW_BYTES = 8 << 20
 # Small reads of one object at the same time: pages of an index, 4 KiB each.
 _NEEDS_AT_ONCE = 64

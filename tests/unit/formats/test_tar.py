@@ -8,10 +8,7 @@ import pytest
 
 from streamer.formats.tar import (
     BLOCK,
-    JUMP_BYTES,
     META_BYTES,
-    PROBE_BYTES,
-    READ_BYTES,
     Member,
     Parser,
     TarError,
@@ -21,6 +18,7 @@ from streamer.formats.tar import (
     parse_pax,
     read_members,
 )
+from streamer.formats.window import JUMP_BYTES, PROBE_BYTES, READ_BYTES
 from tests.tars import driven, tar_of
 
 
@@ -110,7 +108,7 @@ def test_large_members_are_jumped_over():
 
 def test_an_extended_header_may_cross_windows(monkeypatch):
     """A long name is whole though windows end inside it, and no byte is asked for twice."""
-    monkeypatch.setattr("streamer.formats.tar.READ_BYTES", BLOCK)
+    monkeypatch.setattr("streamer.formats.window.READ_BYTES", BLOCK)
     entries = [(f"{i}" + "n" * 1500 + ".jpg", b"12") for i in range(3)]
     raw = tar_of(entries, tarfile.GNU_FORMAT)
     found, needs = driven(read_members(len(raw)), raw)

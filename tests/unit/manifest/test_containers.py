@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from streamer.errors import ManifestError, ShortReadError
-from streamer.formats import tar
+from streamer.formats import window as format_window
 from streamer.formats.base import Need, Span
 from streamer.formats.webdataset import WebDataset
 from streamer.manifest.builder import containers
@@ -196,7 +196,7 @@ async def test_what_the_log_has_is_not_read_again(store, tmp_path):
     async def cut_of(log, on_chunk):
         container = Container(Source(record), Facts(), "webdataset", 4000, log)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tar, "READ_BYTES", 3000)
+            patch.setattr(format_window, "READ_BYTES", 3000)
             return await index_container(
                 container, WebDataset(), source, ahead=0, on_chunk=on_chunk, on_read=lambda need: None
             )
