@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 AUDIT_URL := https://api.osv.dev/
 AUDIT := $(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --vulnerability-service osv
 AUDITED := $(VENV)/.audited
-.PHONY: help demo unit test check fmt bench audit audit-when-reachable test-faults test-clouds test-pages test-docker test-gpu
+.PHONY: help demo unit test check fmt bench audit audit-when-reachable test-faults test-clouds test-pages test-docker test-formats test-gpu
 
 help:
 	@echo "make demo         train on a bucket, through the cache, in under 3 minutes; table and curves at the end"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-faults  the slow tests: faults, kills, end to end"
 	@echo "make test-clouds  the tests against emulators of the clouds' stores"
 	@echo "make test-pages   README and pages as printed, in an environment made from a wheel, beside the peers; needs the network"
+	@echo "make test-formats the formats on larger files of the peers' writers, and on damaged ones; needs the network"
 	@echo "make audit        the pinned versions against published advisories; needs the network"
 	@echo "make test-docker  the tests of the container images"
 	@echo "make test-gpu     the tests on a CUDA device, the long ones too"
@@ -69,6 +70,10 @@ test-clouds: $(STAMP)
 # Needs a package index.
 test-pages: $(STAMP)
 	$(PYTEST) -m pages --timeout 3600 $(or $(TESTS),tests/pages)
+
+# Needs a package index: the peers' own readers.
+test-formats: $(STAMP)
+	$(PYTEST) -m formats --timeout 3600 $(or $(TESTS),tests/formats)
 
 # Needs the network.
 audit: $(STAMP)

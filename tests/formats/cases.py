@@ -1,0 +1,269 @@
+"""Small datasets that the peers' own writers have made, what the peers' own readers say of them, and a store of them.
+
+A case on the disk is a folder with the objects and `expected.json`: for each sample its fields as `summary` gives them,
+and `__key__` where the format has keys. The scripts in `make/` have made them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b, sha1
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from streamer.decode.dispatch import SampleDecoder
+from streamer.formats.base import Answer, Block, Facts, Field, Format, Need, Opener, SampleName, Source, Span, Survey
+from streamer.manifest.builder.build import BuildOptions, build
+from streamer.manifest.model import Extent, ObjectRecord
+from streamer.manifest.table import Manifest
+
+DATA = Path(__file__).parent / "data"
+URL = "s3://bucket/data/"
+KEY = "__key__"
+EXPECTED = "expected.json"
+
+Sample = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A dataset, and what is expected of it.
+
+    Attributes:
+        name: of the variant.
+        format: with its options.
+        objects: contents by name below the dataset's url.
+        samples: expected: `summary` of each field by its name, and `__key__` as it is where the format has keys.
+        raw: fields that are compared as they are stored, not decoded (pictures).
+        copied: fields that are made anew, not views of the sample's bytes.
+    """
+
+    name: str
+    format: Format
+    objects: Mapping[str, bytes]
+    samples: Sequence[Sample]
+    raw: frozenset[str] = frozenset()
+    copied: frozenset[str] = frozenset()
+
+    def write(self, folder: Path) -> Path:
+        """Writes the objects as files; returns the folder."""
+        for name, content in self.objects.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        return folder
+
+    def decoder(self) -> SampleDecoder:
+        """Decodes the fields as a dataset does, but for the raw ones."""
+        return SampleDecoder(dict.fromkeys(self.raw) if self.raw else "auto")
+
+
+def read_case(
+    chosen: Format, folder: str, *, raw: Sequence[str] = (), copied: Sequence[str] = (), name: str = ""
+) -> Case:
+    """The case in a folder of `data/`."""
+    root = DATA / folder
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    objects = {str(path.relative_to(root)): path.read_bytes() for path in files if path.name != EXPECTED}
+    samples = json.loads((root / EXPECTED).read_text())
+    return Case(name or folder, chosen, objects, samples, frozenset(raw), frozenset(copied))
+
+
+def summary(value: object) -> object:
+    """A decoded value as JSON: bytes and arrays by their digest."""
+    if isinstance(value, np.ndarray):
+        # Byte order does not matter, dtype and shape do.
+        plain = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
+        return {"array": plain.dtype.str, "shape": list(value.shape), "blake2b": _digest(plain.tobytes())}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"bytes": len(value), "blake2b": _digest(bytes(value))}
+    if isinstance(value, Mapping):
+        return {str(name): summary(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [summary(each) for each in value]
+    return value
+
+
+def _digest(content: bytes) -> str:
+    return blake2b(content, digest_size=12).hexdigest()
+
+
+# ---------------------------------------------------------------- a format at work, without a builder
+
+
+@dataclass
+class Found:
+    """What a format has found, and what it has asked for.
+
+    Attributes:
+        survey: None for whole objects.
+        items: of each source, its spans or blocks.
+        needs: of each source, each ask of its index as a tuple; a need has the object that it was answered from.
+        survey_needs: likewise, of the survey.
+    """
+
+    survey: Survey | None
+    items: list[tuple[Source, list[Span | Block]]] = field(default_factory=list)
+    needs: dict[str, list[tuple[Need, ...]]] = field(default_factory=dict)
+    survey_needs: list[tuple[Need, ...]] = field(default_factory=list)
+
+
+def records_of(objects: Mapping[str, bytes]) -> list[ObjectRecord]:
+    """The listing of these objects."""
+    return [
+        ObjectRecord(URL + name, len(content), f"etag:{sha1(content).hexdigest()}")
+        for name, content in sorted(objects.items())
+    ]
+
+
+def find(chosen: Format, objects: Mapping[str, bytes]) -> Found:
+    """Surveys and indexes objects in memory."""
+    listing = records_of(objects)
+    accepted = [record for record in listing if chosen.accepts(record.url.removeprefix(URL))]
+    found = Found(None)
+    if chosen.whole_objects:
+        sources: Sequence[Source] = [Source(record) for record in accepted]
+    else:
+        others = {record.url: record for record in listing if record not in accepted}
+        found.survey = run(chosen.survey(accepted, others), objects, None, found.survey_needs, _refuse)
+        sources = found.survey.sources
+    for source in sources:
+        items: list[Span | Block] = []
+        asked = found.needs.setdefault(source.record.url, [])
+        run(chosen.index(source, facts_of(found)), objects, source.record, asked, items.append)
+        found.items.append((source, items))
+    return found
+
+
+def _refuse(item: object) -> None:
+    raise AssertionError(f"a survey has yielded {item!r}")
+
+
+def facts_of(found: Found) -> Facts:
+    """The facts of the survey, or none."""
+    return found.survey.facts if found.survey else Facts()
+
+
+def run(
+    steps: Generator[object, Answer, Survey | None],
+    objects: Mapping[str, bytes],
+    target: ObjectRecord | None,
+    asked: list[tuple[Need, ...]],
+    take: Callable[[Span | Block], object],
+) -> Survey | None:
+    """Answers the needs of a survey or an index from memory; returns what it returns."""
+    answer: Answer = None
+    while True:
+        try:
+            item = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+        answer = None
+        if isinstance(item, Need | tuple):
+            needs = item if isinstance(item, tuple) else (item,)
+            named = tuple(Need(need.start, need.stop, need.object or target) for need in needs)
+            asked.append(named)
+            contents = tuple(_bytes_of(need, objects) for need in named)
+            answer = contents if isinstance(item, tuple) else contents[0]
+        else:
+            take(item)
+
+
+def _bytes_of(need: Need, objects: Mapping[str, bytes]) -> memoryview:
+    assert need.object is not None, "a need of a survey names its object"
+    content = memoryview(objects[need.object.url.removeprefix(URL)])
+    assert 0 <= need.start < need.stop <= len(content), f"{need} is not inside of {len(content)} bytes"
+    return content[need.start : need.stop]
+
+
+def contents_of(chosen: Format, found: Found, objects: Mapping[str, bytes]) -> list[tuple[bytes, SampleName]]:
+    """The bytes of each sample, as the opener gets them; those of blocks are recoded."""
+    contents: list[tuple[bytes, SampleName]] = []
+    for source, items in found.items:
+        key = source.record.url.removeprefix(URL)
+        name = SampleName(key if chosen.whole_objects else "")
+        whole = objects[key]
+        for item in items:
+            if isinstance(item, Span):
+                contents.append((whole[item.start : item.stop], name))
+            else:
+                contents += [(record, name) for record in recode(chosen, found, item, block_bytes(item, whole))]
+    return contents
+
+
+def block_bytes(block: Block, whole: bytes) -> bytes:
+    """What the recoder gets."""
+    return b"".join(whole[start:stop] for start, stop in block.ranges)
+
+
+def recode(chosen: Format, found: Found, block: Block, content: bytes) -> list[bytes]:
+    """The records of a block."""
+    made = chosen.recoder(facts_of(found)).recode(memoryview(content), block.samples, block.hint)
+    joined = b"".join(bytes(memoryview(part).cast("B")) for part in made.parts)
+    edges = np.concatenate([[0], np.cumsum(made.lengths)]).tolist()
+    assert edges[-1] == len(joined), "the lengths are those of the parts"
+    return [joined[start:stop] for start, stop in pairwise(edges)]
+
+
+def opened(case: Case, opener: Opener, content: memoryview, name: SampleName) -> Sample:
+    """A sample as `expected.json` has it."""
+    key, fields = opener.open(content, name)
+    return told(case, key, fields)
+
+
+def told(case: Case, key: str | None, fields: Sequence[Field]) -> Sample:
+    """A sample as `expected.json` has it, of its fields."""
+    values = case.decoder()(key or "", fields)
+    values.pop(KEY)
+    told = {field_name: summary(value) for field_name, value in values.items()}
+    # As it comes out of a JSON file.
+    return json.loads(json.dumps(told if key is None else {KEY: key, **told}))
+
+
+# ---------------------------------------------------------------- the builder
+
+
+class MemoryStore:
+    """Lists and reads objects in memory; counts what is read.
+
+    Args:
+        objects: by name below `URL`.
+        seed: of the order of the listing and of the answers; None: sorted, and at once.
+    """
+
+    def __init__(self, objects: Mapping[str, bytes], seed: int | None = None) -> None:
+        self._objects, self._drawn = objects, random.Random(seed) if seed is not None else None
+        self.reads: list[Extent] = []
+
+    async def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
+        found = records_of(self._objects)
+        if self._drawn:
+            self._drawn.shuffle(found)
+        for start in range(0, len(found), 3):
+            yield found[start : start + 3]
+
+    async def read(self, extent: Extent) -> bytes:
+        self.reads.append(extent)
+        for _ in range(self._drawn.randrange(20) if self._drawn else 0):
+            await asyncio.sleep(0)
+        return self._objects[extent.object.url.removeprefix(URL)][extent.start : extent.stop]
+
+
+async def built(chosen: Format, store: MemoryStore, root: Path, chunk_bytes: int = 4096, **options: object) -> Manifest:
+    """The manifest of what a store has."""
+    return await build(
+        URL,
+        root,
+        lister=store,
+        reader=store,
+        choose_format=lambda keys: chosen,
+        options=BuildOptions(chunk_bytes=chunk_bytes, **options),
+    )

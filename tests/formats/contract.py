@@ -1,0 +1,392 @@
+"""What every format must do, whatever its files look like.
+
+    class TestTFRecord(FormatContract):
+        @classmethod
+        def cases(cls):
+            return [read_case(TFRecord(), "tfrecord/examples", raw=["image"])]
+
+Every test runs for every case; the end-to-end ones for the first case, and for the others in `make test-formats`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import random
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer import StreamingDataLoader, StreamingDataset
+from streamer.cli.main import main
+from streamer.errors import DecodeError, ManifestError, ObjectChangedError, RecodeError
+from streamer.formats import window
+from streamer.formats.base import Block, Span
+from streamer.formats.registry import find_format
+from streamer.manifest.blocks import decode_hints
+from streamer.manifest.table import Manifest
+from streamer.manifest.validation import verify
+from tests.formats.cases import (
+    KEY,
+    URL,
+    Case,
+    MemoryStore,
+    block_bytes,
+    built,
+    contents_of,
+    facts_of,
+    find,
+    opened,
+    recode,
+    run,
+    summary,
+)
+from tests.formats.mutations import mutated
+
+# What a parser may raise for bytes that are not its format's.
+REFUSALS = (ManifestError, DecodeError, RecodeError)
+# Mutations of each file: in `make test`, and in `make test-formats`.
+FEW, MANY = 200, 2000
+MOST_BYTES = 64 << 20
+MOST_SECONDS = 1.0
+
+
+class FormatContract:
+    """Subclasses give `cases`."""
+
+    @classmethod
+    def cases(cls) -> list[Case]:
+        """The datasets; the first one is also read end to end in `make test`."""
+        raise NotImplementedError
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """One test for each case."""
+        if "case" in metafunc.fixturenames:
+            # Each of these starts an engine: a second.
+            rest = [pytest.mark.formats] if "job" in metafunc.fixturenames else []
+            marked = [pytest.param(case, id=case.name, marks=rest if i else []) for i, case in enumerate(self.cases())]
+            metafunc.parametrize("case", marked)
+
+    # ------------------------------------------------------------ index
+
+    def test_asks_inside_of_the_objects_and_forward(self, case: Case):
+        """No byte is read twice by a walk, and no more than estimated; samples ascend and do not overlap."""
+        found = find(case.format, case.objects)
+        for source, items in found.items:
+            last = 0
+            for need in [ask[0] for ask in found.needs[source.record.url] if len(ask) == 1]:
+                if need.object == source.record:
+                    assert need.start >= last, "forward"
+                    last = need.stop
+            _check_order(items, source.record.size)
+        estimate = found.survey.read_bytes if found.survey else 0
+        if estimate is not None:
+            assert sum(n.stop - n.start for asks in found.needs.values() for ask in asks for n in ask) <= estimate
+
+    def test_samples_are_the_peers(self, case: Case, unpickling_fails: None):
+        """Number, order, keys and every field of every sample are what the peer's own reader says."""
+        assert samples_of(case) == list(case.samples)
+
+    @pytest.mark.parametrize("read_bytes", [1, 512, 8 << 20])
+    def test_windows_of_any_size(self, case: Case, read_bytes: int, monkeypatch: pytest.MonkeyPatch):
+        """The index does not depend on how much is read at once."""
+        whole = find(case.format, case.objects)
+        small = read_bytes if max(map(len, case.objects.values())) < 50_000 else max(read_bytes, 64)
+        for name in ("READ_BYTES", "PROBE_BYTES"):
+            monkeypatch.setattr(window, name, small)
+        found = find(case.format, case.objects)
+        assert (found.survey, found.items) == (whole.survey, whole.items)
+
+    def test_goes_on_at_any_sample(self, case: Case):
+        """An index that was ended begins at a sample that it had found."""
+        found = find(case.format, case.objects)
+        for source, items in found.items:
+            for place in sorted({0, 1, len(items) // 2, len(items) - 1} & set(range(len(items)))):
+                if isinstance(items[place], Block):
+                    continue
+                rest: list[Span | Block] = []
+                steps = case.format.index(source, facts_of(found), items[place].start)
+                run(steps, case.objects, source.record, [], rest.append)
+                assert rest == items[place:]
+
+    async def test_digest_depends_on_the_objects_alone(self, case: Case, tmp_path: Path):
+        """Two builds, other orders of the listing and of the answers, fewer at once: one manifest."""
+        first = await built(case.format, MemoryStore(case.objects), tmp_path / "0")
+        verify(first)
+        for seed, concurrency in ((None, 16), (1, 16), (2, 3), (3, 1)):
+            root = tmp_path / f"{seed} {concurrency}"
+            again = await built(case.format, MemoryStore(case.objects, seed), root, concurrency=concurrency)
+            assert again.digest == first.digest
+        assert first.samples == len(case.samples)
+
+    @pytest.mark.parametrize("chunk_bytes", [4 << 10, 64 << 10, 8 << 20])
+    async def test_chunks(self, case: Case, chunk_bytes: int, tmp_path: Path):
+        """As long as asked, but where a sample or a block is longer; together they have every sample."""
+        manifest = await built(case.format, MemoryStore(case.objects), tmp_path, chunk_bytes)
+        verify(manifest)
+        assert manifest.samples == len(case.samples)
+        for number in range(manifest.chunks):
+            chunk = manifest.chunk(number)
+            assert chunk.fetch_bytes <= 2 * chunk_bytes or chunk.samples == 1 or _blocks_of(chunk.hint) == 1
+
+    async def test_keys_follow_from_the_objects(self, case: Case, tmp_path: Path):
+        """Another version of an object gives its chunks other keys, and no others."""
+        before = await built(case.format, MemoryStore(case.objects), tmp_path / "a")
+        changed = max(name for name in case.objects if case.format.accepts(name))
+        store = _Touched(case.objects, changed)
+        after = await built(case.format, store, tmp_path / "b")
+        assert {*_keys(before, changed)}.isdisjoint(_keys(after, changed))
+        assert set(_keys(before)) - set(_keys(before, changed)) == set(_keys(after)) - set(_keys(after, changed))
+
+    # ------------------------------------------------------------ open, recode
+
+    def test_opens_from_the_bytes_alone(self, case: Case):
+        """Read-only or writable, again with the same result; plain fields are views of the bytes, not copies."""
+        found = find(case.format, case.objects)
+        opener = case.format.opener(facts_of(found))
+        for content, name in contents_of(case.format, found, case.objects):
+            first = opened(case, opener, memoryview(content), name)
+            assert opened(case, opener, memoryview(content), name) == first
+            own = memoryview(bytearray(content))
+            assert opened(case, opener, own, name) == first
+            for field in opener.open(own, name)[1]:
+                assert isinstance(field.content, memoryview)
+                assert field.name in case.copied or _is_inside(field.content, own), f"{field.name} is a copy"
+
+    def test_recodes_in_one_way(self, case: Case):
+        """Twice the same bytes; a cut or changed block is refused, or has as many records."""
+        found = find(case.format, case.objects)
+        drawn = random.Random(1)
+        for source, items in found.items:
+            whole = case.objects[source.record.url.removeprefix(URL)]
+            for block in [item for item in items if isinstance(item, Block)][:3]:
+                content = block_bytes(block, whole)
+                records = recode(case.format, found, block, content)
+                assert recode(case.format, found, block, content) == records
+                assert len(records) == block.samples
+                flipped = bytearray(content)
+                flipped[drawn.randrange(len(content))] ^= 0x10
+                for damaged in (content[:-1], content + b"\0", b"", bytes(flipped)):
+                    with contextlib.suppress(RecodeError):
+                        assert len(recode(case.format, found, block, damaged)) == block.samples
+
+    # ------------------------------------------------------------ bad inputs
+
+    def test_damaged_files(self, case: Case, unpickling_fails: None):
+        """Read, or refused with one of three errors; quickly."""
+        _mutate(case, FEW)
+
+    @pytest.mark.formats
+    @pytest.mark.timeout(1800)
+    def test_many_damaged_files(self, case: Case, unpickling_fails: None):
+        """The same 2,000 times for each file, and with little memory."""
+        tracemalloc.start()
+        try:
+            _mutate(case, MANY)
+            assert tracemalloc.get_traced_memory()[1] < MOST_BYTES + 8 * sum(map(len, case.objects.values()))
+        finally:
+            tracemalloc.stop()
+
+    def test_objects_of_no_bytes(self, case: Case):
+        """Have no samples, or are refused by name."""
+        for name in (name for name in case.objects if case.format.accepts(name)):
+            with contextlib.suppress(ManifestError):
+                find(case.format, {**case.objects, name: b""})
+
+    # ------------------------------------------------------------ the object itself
+
+    def test_is_its_options(self, case: Case):
+        """A format is made again from its name and its options as JSON; it has no state."""
+        again = find_format(case.format.name, json.loads(json.dumps(case.format.options)))
+        assert again.options == case.format.options
+        assert pickle.loads(pickle.dumps(case.format)) == case.format
+        assert hash(case.format) == hash(pickle.loads(pickle.dumps(case.format)))
+
+    # ------------------------------------------------------------ end to end
+
+    def test_epochs_and_single_samples(self, case: Case, job: Job):
+        """Through an engine and its socket: two epochs, `dataset[i]`, and `streamer show`."""
+        dataset = job.dataset(case)
+        for _ in range(2):
+            assert _sorted(_told(dict(sample)) for sample in dataset) == job.expected
+        for index in {0, len(case.samples) // 2, len(case.samples) - 1}:
+            assert _told(dataset[index]) in job.expected
+        shown = job.show(case)
+        assert all(name in shown for name in case.samples[0] if name != KEY), shown
+
+    def test_resumes_on_another_number_of_ranks(self, case: Case, job: Job):
+        """Two ranks stop in mid-epoch; three go on: every sample once."""
+        seen: list[object] = []
+        for rank in range(2):
+            with job.loader(case, rank, 2) as loader:
+                steps = iter(loader)
+                for _ in range(max(1, len(loader) // 2)):
+                    seen += _new(next(steps), loader)
+                state = loader.state_dict()
+        for rank in range(3):
+            with job.loader(case, rank, 3) as loader:
+                loader.load_state_dict(state)
+                for batch in loader:
+                    seen += _new(batch, loader)
+        assert _sorted(map(_told, seen)) == job.expected
+
+    def test_a_changed_object_is_an_error(self, case: Case, job: Job):
+        """It was indexed with another version."""
+        manifest = job.manifest(case)
+        for name in case.objects:
+            if case.format.accepts(name):
+                path = job.folder / name
+                path.write_bytes(path.read_bytes() + b"\0")
+        with job.loader(case, 0, 1, manifest=manifest) as loader, pytest.raises(ObjectChangedError):
+            list(loader)
+
+
+class Job:
+    """An engine of its own for the files of a case."""
+
+    def __init__(self, root: Path, case: Case, patch: pytest.MonkeyPatch, out: Callable[[], str]) -> None:
+        self.folder = case.write(root / "data")
+        self._root, self._out = root, out
+        patch.setenv("STREAMER_CACHE_DIR", str(root / "cache"))
+        patch.setenv("STREAMER_RUNTIME_DIR", str(root / "run"))
+        patch.delenv("STREAMER_ENGINE", raising=False)
+        self._made: list[StreamingDataset] = []
+        numbered = ({KEY: str(number), **sample} for number, sample in enumerate(case.samples))
+        self.expected = _sorted(numbered)
+
+    def dataset(self, case: Case, **options: object) -> StreamingDataset:
+        """The dataset; closed at the end."""
+        rule = dict.fromkeys(case.raw) if case.raw else "auto"
+        made = StreamingDataset(self.folder, format=case.format, decode=rule, cache_bytes="1GB", **options)
+        self._made.append(made)
+        return made
+
+    def loader(self, case: Case, rank: int, ranks: int, **options: object) -> StreamingDataLoader:
+        """The loader of one rank; a global batch has six samples."""
+        dataset = self.dataset(case, rank=rank, world_size=ranks, **options)
+        return StreamingDataLoader(dataset, 6 // ranks, 0, collate_fn=_kept, last_batch="fill", report_seconds=None)
+
+    def manifest(self, case: Case) -> Path:
+        """A manifest that was built with another cache."""
+        where = ["--cache-dir", str(self._root / "another"), "--out", str(self._root / "manifest")]
+        assert main(["index", str(self.folder), *_named(case), *where]) == 0
+        return self._root / "manifest"
+
+    def show(self, case: Case) -> str:
+        """What `streamer show` prints of the first sample."""
+        assert main(["show", str(self.folder), *_named(case), "--sample", "0"]) == 0
+        return self._out()
+
+    def close(self) -> None:
+        """Ends the engine."""
+        while self._made:
+            self._made.pop().close()
+
+
+def samples_of(case: Case) -> list[object]:
+    """Every sample of a case."""
+    found = find(case.format, case.objects)
+    opener = case.format.opener(facts_of(found))
+    contents = contents_of(case.format, found, case.objects)
+    return [opened(case, opener, memoryview(content), name) for content, name in contents]
+
+
+class _Touched(MemoryStore):
+    """One object has another version."""
+
+    def __init__(self, objects: dict[str, bytes], name: str) -> None:
+        super().__init__(objects)
+        self._name = URL + name
+
+    async def list(self, url: str):
+        async for page in super().list(url):
+            yield [_touched(record) if record.url == self._name else record for record in page]
+
+
+def _touched(record):
+    return type(record)(record.url, record.size, "etag:another")
+
+
+def _keys(manifest: Manifest, name: str | None = None) -> list[bytes]:
+    """The keys of all chunks, or of those with bytes of one object."""
+    chunks = [manifest.chunk(number) for number in range(manifest.chunks)]
+    return [c.key for c in chunks if name is None or any(e.object.url == URL + name for e in c.extents)]
+
+
+def _blocks_of(hint: bytes) -> int:
+    return len(decode_hints(hint)) if hint else 0
+
+
+def _check_order(items: list[Span | Block], size: int) -> None:
+    last = 0
+    for item in items:
+        if isinstance(item, Span):
+            assert last <= item.start <= item.stop <= size, item
+            last = item.stop
+        else:
+            assert item.samples >= 0
+            assert all(0 <= start < stop <= size for start, stop in item.ranges), item
+
+
+def _is_inside(view: memoryview, whole: memoryview) -> bool:
+    if not len(view):
+        return True
+    first = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    base = np.frombuffer(whole, np.uint8).__array_interface__["data"][0]
+    return base <= first and first + view.nbytes <= base + len(whole)
+
+
+def _mutate(case: Case, times: int) -> None:
+    """Each object is changed in turn, and index, recoding and opening run to their end or to a refusal."""
+    drawn = random.Random(7)
+    for name, content in case.objects.items():
+        for _ in range(times):
+            objects = {**case.objects, name: mutated(content, drawn)}
+            begun = time.process_time()
+            with contextlib.suppress(*REFUSALS):
+                _read_all(case, objects)
+            seconds = time.process_time() - begun
+            assert seconds < MOST_SECONDS * (1 + 10 * tracemalloc.is_tracing()), f"{name}: {seconds:.1f} s"
+
+
+def _read_all(case: Case, objects: dict[str, bytes]) -> None:
+    found = find(case.format, objects)
+    for source, items in found.items:
+        _check_order(items, source.record.size)
+    opener = case.format.opener(facts_of(found))
+    refusal: Exception | None = None
+    for content, name in contents_of(case.format, found, objects):
+        try:
+            opener.open(memoryview(content), name)
+        except DecodeError as error:
+            refusal = error
+    if refusal is not None:
+        raise refusal
+
+
+def _named(case: Case) -> list[str]:
+    return ["--format", case.format.name, "--format-options", json.dumps(case.format.options)]
+
+
+def _new(batch: list[object], loader: StreamingDataLoader) -> list[object]:
+    """The samples of a batch that are no repeats."""
+    return [sample for sample, again in zip(batch, loader.repeated, strict=True) if not again]
+
+
+def _told(sample: dict[str, object]) -> dict[str, object]:
+    """A sample of a dataset as `expected.json` has it."""
+    values = {name: value for name, value in sample.items() if name != "label" or value != -1}
+    return json.loads(json.dumps({name: value if name == KEY else summary(value) for name, value in values.items()}))
+
+
+def _sorted(samples) -> list[object]:
+    return sorted(samples, key=lambda sample: json.dumps(sample, sort_keys=True))
+
+
+def _kept(samples: list[dict[str, object]]) -> list[dict[str, object]]:
+    return samples
