@@ -11,6 +11,7 @@ import numpy as np
 from streamer.decode import images
 from streamer.decode.arrays import ArrayDecoder
 from streamer.errors import ConfigError
+from streamer.formats.tfrecord.example import byte_strings
 
 # "<f4[3,224,224]", "<i8", "?".
 _NUMBERS = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(-?\d*(?:,-?\d+)*)\])?")
@@ -47,6 +48,10 @@ def _number(dtype: np.dtype[np.generic]) -> Callable[[memoryview], object] | Non
     return decode_number
 
 
+def _byte_strings(content: memoryview) -> list[bytes]:
+    return [bytes(value) for value in byte_strings(content)]
+
+
 def _nothing(content: memoryview) -> None:
     return None
 
@@ -55,4 +60,5 @@ _NAMED: dict[str, Callable[[memoryview], object]] = {
     "image": images.decode_image,
     "bytes": bytes,
     "null": _nothing,
+    "tf-bytes": _byte_strings,
 }

@@ -37,7 +37,8 @@ class IndexCost:
         size = format_bytes(estimate.total_bytes)
         self._objects = f"index {counted(estimate.objects, 'objects')}"
         self._measured = not estimate.read_bytes
-        text = f"{self._objects}: read {size} once"
+        some = format_bytes(estimate.read_bytes) + " of " if estimate.read_bytes < estimate.total_bytes else ""
+        text = f"{self._objects}: read {some}{size} once"
         if self._measured:
             text = f"{self._objects} ({size}): the listing is enough"
         self._report(text, 0, estimate.total_bytes)

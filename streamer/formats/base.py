@@ -110,6 +110,10 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     revision: ClassVar[int] = 0
     whole_objects: ClassVar[bool] = False
 
+    def __hash__(self) -> int:
+        # Of options as JSON: among them are mappings.
+        return hash((type(self), msgspec.json.encode(self, order="sorted")))
+
     @property
     def options(self) -> dict[str, Any]:
         """The options that differ from the defaults, as JSON has them."""

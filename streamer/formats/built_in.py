@@ -7,4 +7,9 @@ AUTO = "auto"
 BUILT_IN = {
     "folder": "streamer.formats.folder:Folder",
     "webdataset": "streamer.formats.webdataset:WebDataset",
+    "tfrecord": "streamer.formats.tfrecord.format:TFRecord",
+    "recordio": "streamer.formats.recordio:RecordIO",
+    "jsonl": "streamer.formats.json_lines:JsonLines",
+    "npy": "streamer.formats.rows:Npy",
+    "raw": "streamer.formats.rows:RawArrays",
 }

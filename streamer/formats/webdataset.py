@@ -8,11 +8,13 @@ samples; a key that comes back later in the tar is another sample. A sample's by
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 from streamer.errors import DecodeError, ManifestError
-from streamer.formats.base import Facts, Field, Format, Indexing, Need, SampleName, Source, Span
+from streamer.formats import tar_index
+from streamer.formats.base import Facts, Field, Format, Indexing, Need, SampleName, Source, Span, Surveying
 from streamer.formats.names import field_name
+from streamer.formats.sidecars import with_sidecars
 from streamer.formats.tar import Member, TarError, members_of, read_members
 from streamer.manifest.model import ObjectRecord
 
@@ -43,6 +45,11 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
         lower = key.lower()
         return lower.endswith((SUFFIX, *COMPRESSED_SUFFIXES))
 
+    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """Finds the index files beside tars (see `tar_index`)."""
+        yield from ()
+        return with_sidecars(accepted, others, tar_index.ENDINGS, tar_index.PROBE_BYTES)
+
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the samples of one tar, from the sample that begins at byte `start`.
 
@@ -51,6 +58,9 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
                 is damaged.
         """
         target = source.record
+        if source.sidecar is not None:
+            yield from tar_index.listed_samples(source, start)
+            return
         if target.url.lower().endswith(COMPRESSED_SUFFIXES):
             raise _refusal(target, "is compressed; unpack it to a plain .tar", 0)
         try:

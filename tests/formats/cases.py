@@ -11,7 +11,7 @@ import json
 import random
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b, sha1
+from hashlib import sha1
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,11 +22,10 @@ from streamer.formats.base import Answer, Block, Facts, Field, Format, Need, Ope
 from streamer.manifest.builder.build import BuildOptions, build
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
+from tests.formats.summary import EXPECTED, KEY, summary
 
 DATA = Path(__file__).parent / "data"
 URL = "s3://bucket/data/"
-KEY = "__key__"
-EXPECTED = "expected.json"
 
 Sample = Mapping[str, object]
 
@@ -73,27 +72,6 @@ def read_case(
     objects = {str(path.relative_to(root)): path.read_bytes() for path in files if path.name != EXPECTED}
     samples = json.loads((root / EXPECTED).read_text())
     return Case(name or folder, chosen, objects, samples, frozenset(raw), frozenset(copied))
-
-
-def summary(value: object) -> object:
-    """A decoded value as JSON: bytes and arrays by their digest."""
-    if isinstance(value, np.ndarray):
-        # Byte order does not matter, dtype and shape do.
-        plain = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
-        return {"array": plain.dtype.str, "shape": list(value.shape), "blake2b": _digest(plain.tobytes())}
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, bytes | bytearray | memoryview):
-        return {"bytes": len(value), "blake2b": _digest(bytes(value))}
-    if isinstance(value, Mapping):
-        return {str(name): summary(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [summary(each) for each in value]
-    return value
-
-
-def _digest(content: bytes) -> str:
-    return blake2b(content, digest_size=12).hexdigest()
 
 
 # ---------------------------------------------------------------- a format at work, without a builder

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from streamer.formats.folder import Folder
-from tests.formats.cases import KEY, Case, summary
+from tests.formats.cases import Case
 from tests.formats.contract import FormatContract
+from tests.formats.summary import KEY, summary
 
 FILES = {f"{number:02d}.bin": bytes([number]) * (number * 37) for number in range(24)}
 

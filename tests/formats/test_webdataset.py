@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from streamer.formats.webdataset import WebDataset
-from tests.formats.cases import KEY, Case, summary
+from tests.formats.cases import Case
 from tests.formats.contract import FormatContract
+from tests.formats.summary import KEY, summary
 from tests.tars import tar_of
 
 

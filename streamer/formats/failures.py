@@ -1,0 +1,35 @@
+"""The errors of an index: which object, where in it, why, and what to do."""
+
+from __future__ import annotations
+
+from streamer.errors import ManifestError
+from streamer.manifest.model import ObjectRecord
+
+
+def damaged(record: ObjectRecord, reason: str, offset: int, remedy: str = "write it again") -> ManifestError:
+    """An object whose bytes are not what they should be; `index_errors="skip"` leaves it out."""
+    where = f"{reason} (at byte {offset} of {record.size})"
+    return ManifestError(
+        f"{record.url} is damaged: {where}; {remedy}, or leave such objects out (index_errors='skip')",
+        url=record.url,
+        offset=offset,
+        size=record.size,
+        reason=where,
+    )
+
+
+def refused(record: ObjectRecord, what: str, offset: int = 0) -> ManifestError:
+    """An object that this format does not read."""
+    return ManifestError(
+        f"{record.url} {what} (at byte {offset} of {record.size})", url=record.url, offset=offset, size=record.size
+    )
+
+
+def contradicts(index: ObjectRecord, record: ObjectRecord, what: str) -> ManifestError:
+    """An index file that does not belong to the object beside it."""
+    return ManifestError(
+        f"{index.url} is no index of {record.url} ({record.size} bytes): {what}; write it again, or delete it",
+        url=index.url,
+        object=record.url,
+        size=record.size,
+    )

@@ -1,0 +1,131 @@
+"""JSON lines: a sample is a line; of an object, its members are the fields."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import msgspec
+import numpy as np
+
+from streamer.errors import DecodeError
+from streamer.formats.base import (
+    Answer,
+    Facts,
+    Field,
+    Format,
+    Indexing,
+    Need,
+    ObjectRecord,
+    Opener,
+    SampleName,
+    Source,
+    Span,
+)
+from streamer.formats.failures import damaged, refused
+from streamer.formats.window import Window
+
+_ENDINGS = (".jsonl", ".ndjson", ".jsonlines")
+_PACKED = tuple(f"{ending}.{packing}" for ending in _ENDINGS for packing in ("gz", "zst", "zstd", "bz2", "xz"))
+_MARK = b"\xef\xbb\xbf"
+_PACKED_STARTS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+# Nothing else is white space between JSON values.
+_BLANK = b" \t\r"
+_NEWLINE = 10
+# A sample is read as a whole; a file of one line is no such file.
+LONGEST_LINE = 256 << 20
+
+
+class JsonLines(Format, frozen=True, forbid_unknown_fields=True):
+    """JSON lines in UTF-8, uncompressed. Empty lines are no samples."""
+
+    name = "jsonl"
+
+    def accepts(self, key: str) -> bool:
+        """`.jsonl`, `.ndjson` and `.jsonlines`, and packed ones, which `index` refuses by name."""
+        return key.lower().endswith((*_ENDINGS, *_PACKED))
+
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+        """Finds the lines.
+
+        Raises:
+            ManifestError: compressed, or a line of more than 256 MiB.
+        """
+        record = source.record
+        if record.url.lower().endswith(_PACKED):
+            raise refused(record, "is compressed; unpack it to plain lines")
+        yield from _walk(record, start)
+
+    def opener(self, facts: Facts) -> Opener:
+        """The lines say everything."""
+        return LineOpener()
+
+
+class LineOpener:
+    """Opens lines."""
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
+        """The members of an object; of another value one field, "json". A member "__key__" of text is the key.
+
+        Raises:
+            DecodeError: not JSON.
+        """
+        try:
+            if bytes(content[:1]) != b"{" and bytes(content).lstrip()[:1] != b"{":
+                _RAW.decode(content)
+                return None, [Field("json", content, "json")]
+            members = _MEMBERS.decode(content)
+            key = members.pop("__key__", None)
+            text = None if key is None else _TEXT.decode(key)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise DecodeError(f"a line of {len(content)} bytes is not JSON: {error}", offset=0) from error
+        return text, [Field(member, memoryview(value), "json") for member, value in members.items()]
+
+
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_RAW = msgspec.json.Decoder(msgspec.Raw)
+_TEXT = msgspec.json.Decoder(str)
+
+
+def _walk(record: ObjectRecord, start: int) -> Generator[Need | Span, Answer, None]:
+    """The lines from the one that begins at `start` on; holds no more than a window of them."""
+    window, line, blank = Window(record.size, start), start, True
+    while (base := window.stop) < record.size:
+        yield from window.reach(base, min(base + len(_MARK) + 1, record.size))
+        content = window.content
+        if base == 0:
+            line = _begin(record, content)
+        found = np.flatnonzero(np.frombuffer(content, np.uint8) == _NEWLINE)
+        for stop in (found + base).tolist():
+            blank = blank and _is_blank(content, max(line - base, 0), stop - base)
+            if not blank:
+                yield _line(record, line, stop)
+            line, blank = stop + 1, True
+        blank = blank and _is_blank(content, max(line - base, 0), len(content))
+        if window.stop - line > LONGEST_LINE:
+            raise _too_long(record, line)
+    if not blank:
+        yield _line(record, line, record.size)
+
+
+def _begin(record: ObjectRecord, content: memoryview) -> int:
+    """Where the first line begins: a byte order mark is no part of it."""
+    head = bytes(content[:4])
+    for magic, packing in _PACKED_STARTS.items():
+        if head.startswith(magic):
+            raise refused(record, f"is compressed with {packing}; unpack it to plain lines")
+    return len(_MARK) if head.startswith(_MARK) else 0
+
+
+def _is_blank(content: memoryview, start: int, stop: int) -> bool:
+    """Whether there is nothing in a line; most lines begin with something else than a blank."""
+    return start >= stop or (content[start] in _BLANK and not bytes(content[start:stop]).strip(_BLANK))
+
+
+def _line(record: ObjectRecord, start: int, stop: int) -> Span:
+    if stop - start > LONGEST_LINE:
+        raise _too_long(record, start)
+    return Span(start, stop)
+
+
+def _too_long(record: ObjectRecord, start: int) -> Exception:
+    return damaged(record, f"a line of more than {LONGEST_LINE} bytes", start, "write one JSON value on each line")

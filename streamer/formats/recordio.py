@@ -1,0 +1,190 @@
+"""RecordIO (MXNet): a sample is a record, in one part or, where its content contains the magic number, in several.
+
+A part is `u32 magic, u32 kind << 29 | length, content`, padded to 4 bytes; kind 0 is whole, 1, 2 and 3 are the first, a
+middle and the last part, between which the magic number was left out. The content begins with `u32 labels, f32 label,
+u64 id, u64 id2`, and with as many f32 labels as it says if that is not 0.
+Source: dmlc-core/include/dmlc/recordio.h; mxnet/recordio.py, `pack`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from struct import Struct
+
+import numpy as np
+
+from streamer.errors import DecodeError
+from streamer.formats.base import (
+    Answer,
+    Facts,
+    Field,
+    Format,
+    Indexing,
+    Need,
+    ObjectRecord,
+    Opener,
+    SampleName,
+    Source,
+    Span,
+    Surveying,
+)
+from streamer.formats.failures import contradicts, damaged
+from streamer.formats.magic import kind_of_bytes
+from streamer.formats.sidecars import read_heads, read_sidecar, spans_between, with_sidecars
+from streamer.formats.window import Window
+
+MAGIC = 0xCED7230A
+_MAGIC_BYTES = MAGIC.to_bytes(4, "little")
+_PART = Struct("<II")
+_HEADER = Struct("<IfQQ")
+_LENGTH_BITS = 29
+_LENGTH_MASK = (1 << _LENGTH_BITS) - 1
+_WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
+
+
+class RecordIO(Format, frozen=True, forbid_unknown_fields=True):
+    """RecordIO files; the index file `x.idx` beside `x.rec` is read instead of it.
+
+    Attributes:
+        header: the records begin with labels and a number, as `mxnet.recordio.pack` writes them; False: their bytes
+            are the field "record".
+    """
+
+    name = "recordio"
+    header: bool = True
+
+    def accepts(self, key: str) -> bool:
+        """`.rec`."""
+        return key.lower().endswith(".rec")
+
+    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """Finds the index files."""
+        yield from ()
+        return with_sidecars(accepted, others, ("/.idx", ".idx"), 2 * _PART.size)
+
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+        """Finds the records, by the index file or one after the other.
+
+        Raises:
+            ManifestError: damaged, or an index file of another object.
+        """
+        if source.sidecar is None:
+            yield from _walk(source.record, start)
+            return
+        content = yield from read_sidecar(source)
+        edges = _edges(content, source, source.sidecar)
+        ends = sorted({edges[0], edges[-2]})
+        for at, head in zip(ends, (yield from read_heads(source, ends, _PART.size)), strict=True):
+            magic, word = _PART.unpack(head)
+            if magic != MAGIC or word >> _LENGTH_BITS not in {_WHOLE, _FIRST}:
+                raise contradicts(source.sidecar, source.record, f"no record begins at byte {at}")
+        yield from spans_between(edges, start)
+
+    def opener(self, facts: Facts) -> Opener:
+        """The records say everything."""
+        return RecordOpener(self.header)
+
+
+class RecordOpener:
+    """Opens records.
+
+    Args:
+        header: see `RecordIO`.
+    """
+
+    def __init__(self, header: bool) -> None:
+        self._header = header
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
+        """The fields "image" and "label", the key is the record's number; without a header one field, "record".
+
+        Raises:
+            DecodeError: not a record.
+        """
+        payload = _payload(content)
+        if not self._header:
+            return None, [Field("record", payload, "bytes")]
+        if len(payload) < _HEADER.size:
+            raise DecodeError(
+                f"a record of {len(payload)} bytes has no header; records without: RecordIO(header=False)", offset=0
+            )
+        labels, _, number, _ = _HEADER.unpack_from(payload)
+        start = _HEADER.size + 4 * labels
+        if start > len(payload):
+            raise DecodeError(f"a record of {len(payload)} bytes cannot have {labels} labels", offset=0)
+        label = (
+            Field("label", payload[_HEADER.size : start], "<f4[]") if labels else Field("label", payload[4:8], "<f4")
+        )
+        image = payload[start:]
+        return str(number), [Field("image", image, kind_of_bytes(image)), label]
+
+
+def _payload(content: memoryview) -> memoryview:
+    """The content of a record; a view, if it has one part."""
+    parts: list[memoryview | bytes] = []
+    at, size = 0, len(content)
+    while at < size:
+        if at + _PART.size > size:
+            raise DecodeError(f"a record ends inside the head of a part, at byte {at}", offset=at)
+        magic, word = _PART.unpack_from(content, at)
+        start = at + _PART.size
+        stop = start + (word & _LENGTH_MASK)
+        at = _padded(stop)
+        kind = word >> _LENGTH_BITS
+        if magic != MAGIC or at > size or kind != _expected(len(parts), at == size):
+            raise DecodeError(f"not a record: a part of kind {kind} at byte {start - _PART.size}", offset=start)
+        parts.append(content[start:stop])
+    if not parts:
+        raise DecodeError("a record of 0 bytes", offset=0)
+    return memoryview(_MAGIC_BYTES.join(parts)) if len(parts) > 1 else memoryview(parts[0])
+
+
+def _expected(number: int, last: bool) -> int:
+    """The kind of part number `number`."""
+    if number:
+        return _LAST if last else _MIDDLE
+    return _WHOLE if last else _FIRST
+
+
+def _padded(stop: int) -> int:
+    return (stop + 3) & ~3
+
+
+def _walk(record: ObjectRecord, at: int) -> Generator[Need | Span, Answer, None]:
+    size = record.size
+    window, start = Window(size, at), -1
+    while at < size:
+        if at + _PART.size > size:
+            raise damaged(record, f"cut off inside the head of a record, {size - at} bytes", at)
+        if not window.covers(at, at + _PART.size):
+            yield from window.reach(at, at + _PART.size)
+        magic, word = _PART.unpack_from(window.content, at - window.start)
+        kind = word >> _LENGTH_BITS
+        if magic != MAGIC:
+            raise damaged(record, "no record: the magic number is missing", at)
+        if kind > _LAST or (kind in {_WHOLE, _FIRST}) != (start < 0):
+            raise damaged(record, f"a part of kind {kind} where none may be", at)
+        start = at if start < 0 else start
+        following = _padded(at + _PART.size + (word & _LENGTH_MASK))
+        if following > size:
+            raise damaged(record, f"cut off inside a record, which needs {following - size} more bytes", at)
+        at = following
+        if kind in {_WHOLE, _LAST}:
+            yield Span(start, at)
+            start = -1
+    if start >= 0:
+        raise damaged(record, "cut off: the last part of a record is missing", start)
+
+
+def _edges(content: bytes, source: Source, sidecar: ObjectRecord) -> list[int]:
+    """Where the records begin, and the end, of lines "number, tab, offset" in any order."""
+    size = source.record.size
+    try:
+        offsets = np.array([int(line.split()[1]) for line in content.splitlines() if line.strip()], np.int64)
+    except (ValueError, IndexError, OverflowError) as error:
+        raise contradicts(sidecar, source.record, f"a line is not 'number offset' ({error})") from error
+    edges = np.append(np.sort(offsets), size)
+    if edges[0] != 0 or (np.diff(edges) < _PART.size).any():
+        raise contradicts(sidecar, source.record, "its offsets do not go from the first byte on, each once")
+    found: list[int] = edges.tolist()
+    return found

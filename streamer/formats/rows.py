@@ -1,0 +1,247 @@
+"""Arrays whose rows are samples: `.npy` files, and files of numbers without a header."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Generator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from streamer.errors import ConfigError, DecodeError, ManifestError
+from streamer.formats.base import (
+    Answer,
+    Facts,
+    Field,
+    FieldSpec,
+    Format,
+    Indexing,
+    Need,
+    ObjectRecord,
+    Opener,
+    SampleName,
+    Source,
+    Span,
+    Survey,
+    Surveying,
+)
+from streamer.formats.failures import refused
+from streamer.formats.names import COMPANIONS, base_name, is_hidden
+
+# numpy pads its header to 64 bytes; those of plain arrays have 128.
+_HEAD_BYTES = 512
+# numpy refuses longer ones, too: they are parsed as Python literals.
+_LONGEST_HEAD_BYTES = 10_000
+FIELD = "array"
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """Where the rows of an object are.
+
+    Attributes:
+        start: of the first, bytes.
+        row_bytes: of each.
+        count: how many.
+    """
+
+    start: int
+    row_bytes: int
+    count: int
+
+    def spans(self, start: int) -> Generator[Span, Answer, None]:
+        """The rows from the one that begins at byte `start` on."""
+        first = max(0, start - self.start) // self.row_bytes
+        for row in range(first, self.count):
+            begin = self.start + row * self.row_bytes
+            yield Span(begin, begin + self.row_bytes)
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What the header of an `.npy` file says."""
+
+    rows: Rows
+    kind: str
+
+
+class Npy(Format, frozen=True, forbid_unknown_fields=True):
+    """`.npy` files: a sample is a row along axis 0, the field "array". All files have rows of one dtype and shape."""
+
+    name = "npy"
+
+    def accepts(self, key: str) -> bool:
+        """`.npy`."""
+        return key.lower().endswith(".npy") and not is_hidden(key)
+
+    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """Reads the headers of all files.
+
+        Raises:
+            ManifestError: a file that is no array of numbers in C order, or rows of another kind than those before.
+        """
+        answers = yield tuple(Need(0, min(_HEAD_BYTES, record.size), record) for record in accepted if record.size)
+        assert isinstance(answers, tuple)
+        heads = []
+        for record, content in zip((record for record in accepted if record.size), answers, strict=True):
+            heads.append((yield from _head(record, content)))
+        if empty := next((record for record in accepted if not record.size), None):
+            raise refused(empty, "has no bytes, not even the header of an .npy file")
+        for record, head in zip(accepted, heads, strict=True):
+            if head.kind != heads[0].kind:
+                raise ManifestError(
+                    f"{record.url} has rows of {head.kind}, {accepted[0].url} of {heads[0].kind}; a dataset has rows "
+                    "of one dtype and shape: name the others as a dataset of their own",
+                    url=record.url,
+                )
+        sources = [
+            Source(record, msgspec.msgpack.encode(head.rows)) for record, head in zip(accepted, heads, strict=True)
+        ]
+        return Survey(sources, Facts(fields=(FieldSpec(FIELD, heads[0].kind),)), read_bytes=0)
+
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+        """The rows; reads nothing."""
+        yield from msgspec.msgpack.decode(source.notes, type=Rows).spans(start)
+
+    def opener(self, facts: Facts) -> Opener:
+        """The header says what rows are."""
+        return RowOpener(facts.fields[0].kind)
+
+
+class RawArrays(Format, frozen=True, forbid_unknown_fields=True):
+    """Files of numbers in C order: a sample is an array of one dtype and shape, the field "array".
+
+    Attributes:
+        dtype: numpy's name, for example "<u2".
+        shape: of a sample; () is a single number.
+        header_bytes: of each file, which are left out.
+    """
+
+    name = "raw"
+    dtype: str = "u1"
+    shape: tuple[int, ...] = ()
+    header_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuses what has no meaning.
+
+        Raises:
+            ConfigError: not a dtype of numbers, or not a shape.
+        """
+        try:
+            plain = np.dtype(self.dtype).kind in "biufc"
+        except TypeError:
+            plain = False
+        if not plain:
+            raise ConfigError(f"RawArrays: dtype={self.dtype!r} is not a type of numbers", field="format")
+        if any(length < 1 for length in self.shape):
+            raise ConfigError(f"RawArrays: shape={self.shape}; every length must be at least 1", field="format")
+        if self.header_bytes < 0:
+            raise ConfigError(f"RawArrays: header_bytes={self.header_bytes} is negative", field="format")
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a sample."""
+        return np.dtype(self.dtype).itemsize * math.prod(self.shape)
+
+    def accepts(self, key: str) -> bool:
+        """All but hidden files and documents."""
+        return not is_hidden(key) and base_name(key).lower().rpartition(".")[2] not in COMPANIONS
+
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+        """The rows; reads nothing.
+
+        Raises:
+            ManifestError: a file that is not as long as whole samples.
+        """
+        record = source.record
+        count, rest = divmod(record.size - self.header_bytes, self.row_bytes)
+        if count < 0 or rest:
+            raise refused(
+                record,
+                f"is not {self.header_bytes} bytes of header and samples of {self.row_bytes} bytes ({self.dtype}, "
+                f"shape {self.shape}): {rest} bytes are left; give RawArrays dtype, shape and header_bytes of the file",
+                record.size - rest,
+            )
+        yield from Rows(self.header_bytes, self.row_bytes, count).spans(start)
+
+    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """All objects, of which nothing is read."""
+        yield from ()
+        return Survey([Source(record) for record in accepted], read_bytes=0)
+
+    def opener(self, facts: Facts) -> Opener:
+        """The options say what samples are."""
+        return RowOpener(kind_of_rows(np.dtype(self.dtype), self.shape))
+
+
+class RowOpener:
+    """Opens rows: they are the field.
+
+    Args:
+        kind: of the field.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        dtype, _, shape = kind.partition("[")
+        lengths = map(int, shape.rstrip("]").split(",")) if shape else ()
+        self._row_bytes = np.dtype(dtype).itemsize * math.prod(lengths)
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
+        """One field, "array".
+
+        Raises:
+            DecodeError: another number of bytes.
+        """
+        if len(content) != self._row_bytes:
+            raise DecodeError(f"{len(content)} bytes are no row of {self._kind}, {self._row_bytes} bytes", offset=0)
+        return None, [Field(FIELD, content, self._kind)]
+
+
+def kind_of_rows(dtype: np.dtype[np.generic], shape: Sequence[int]) -> str:
+    """The kind of a field: of arrays of a shape, or of single numbers."""
+    lengths = f"[{','.join(map(str, shape))}]" if shape else ""
+    return f"{dtype.str.replace('|', '')}{lengths}"
+
+
+def _head(record: ObjectRecord, content: memoryview) -> Generator[Need, Answer, _Head]:
+    """The header of a file, of which the first bytes are known."""
+    start = bytes(content[:12])
+    length = _header_length(start)
+    if length > _LONGEST_HEAD_BYTES or length > record.size or not start.startswith(b"\x93NUMPY"):
+        raise refused(record, "is no .npy file, or it is cut off in its header")
+    if length > len(content):
+        answer = yield Need(0, length, record)
+        assert isinstance(answer, memoryview)
+        content = answer
+    stream = io.BytesIO(content[:length])
+    try:
+        read = np.lib.format.read_array_header_1_0 if start[6] == 1 else np.lib.format.read_array_header_2_0
+        np.lib.format.read_magic(stream)
+        shape, fortran_order, dtype = read(stream, max_header_size=_LONGEST_HEAD_BYTES)
+    except Exception as error:  # numpy's parser of literals raises whatever Python's does
+        raise refused(record, f"is no .npy file: {error}") from error
+    return _Head(_rows(record, length, shape, fortran_order, dtype), kind_of_rows(dtype, shape[1:]))
+
+
+def _header_length(start: bytes) -> int:
+    if len(start) < 12:
+        return _LONGEST_HEAD_BYTES + 1
+    return 10 + int.from_bytes(start[8:10], "little") if start[6] == 1 else 12 + int.from_bytes(start[8:12], "little")
+
+
+def _rows(
+    record: ObjectRecord, start: int, shape: tuple[int, ...], fortran_order: bool, dtype: np.dtype[np.generic]
+) -> Rows:
+    if dtype.kind not in "biufc":
+        raise refused(record, f"holds {dtype}, not plain numbers" + (" but pickles" if dtype.hasobject else ""))
+    if fortran_order and len(shape) > 1:
+        raise refused(record, "is in Fortran order, in which rows are scattered; save np.ascontiguousarray(array)")
+    if not shape or min(shape[1:], default=1) < 1:
+        raise refused(record, f"has shape {shape}, which has no rows of a byte or more")
+    row_bytes = dtype.itemsize * math.prod(shape[1:])
+    if start + shape[0] * row_bytes != record.size:
+        raise refused(
+            record, f"has {record.size - start} bytes of numbers; shape {shape} of {dtype} has {shape[0] * row_bytes}"
+        )
+    return Rows(start, row_bytes, shape[0])

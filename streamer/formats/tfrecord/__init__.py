@@ -1,0 +1,1 @@
+"""TFRecord files, and the tf.train.Example messages in them."""

@@ -1,0 +1,164 @@
+"""TFRecord meets the contract of the formats, on files of TensorFlow's writer; and what must be said of bad ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streamer.decode.dispatch import SampleDecoder
+from streamer.errors import ConfigError, DecodeError, ManifestError
+from streamer.formats.base import Facts, SampleName
+from streamer.formats.registry import find_format
+from streamer.formats.tfrecord import framing
+from streamer.formats.tfrecord.format import TFRecord
+from tests.formats.cases import Case, contents_of, find, read_case
+from tests.formats.contract import FormatContract
+
+NUMBERS = ("image/class/label", "many", "ü")
+SHARD = "train-00000-of-00002.tfrecord"
+
+
+class TestTFRecord(FormatContract):
+    @classmethod
+    def cases(cls) -> list[Case]:
+        raw = ["image/encoded"]
+        return [
+            read_case(TFRecord(), "tfrecord/examples", raw=raw, copied=NUMBERS),
+            read_case(TFRecord(), "tfrecord/indexed", raw=raw, copied=NUMBERS),
+            read_case(TFRecord(example=False), "tfrecord/records"),
+        ]
+
+
+@pytest.fixture
+def examples() -> Case:
+    return read_case(TFRecord(), "tfrecord/examples")
+
+
+@pytest.fixture
+def indexed() -> Case:
+    return read_case(TFRecord(), "tfrecord/indexed")
+
+
+def first_frame(case: Case) -> memoryview:
+    return memoryview(contents_of(case.format, find(case.format, case.objects), case.objects)[3][0])
+
+
+def decoded(features: dict[str, str], content: memoryview) -> dict[str, object]:
+    _, fields = TFRecord(features=features).opener(Facts()).open(content, SampleName())
+    return SampleDecoder()("", fields)
+
+
+def test_features_have_types_and_shapes(examples):
+    """One number, an array of a shape, text; the others are as they were found."""
+    content = first_frame(examples)
+    found = decoded({"image/class/label": "int", "score": "float", "box": "float[-1,2]", "text": "txt"}, content)
+    assert found["image/class/label"] == 3
+    assert found["score"] == pytest.approx(3 / 7)
+    assert found["box"].shape == (0, 2)
+    assert found["text"] == "Grüße 3" * 3
+    assert found["ü"].tolist() == [1, 2]
+    assert found["words"] == [b"a", b"", b"bcd" * 60]
+    assert found["nothing"] is None
+    assert found["image/encoded"].shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("features", "what"),
+    [
+        ({"score": "int"}, "'score' has numbers of type '<f4'"),
+        ({"words": "txt"}, "'words' has 3 byte strings"),
+        ({"many": "int"}, "many"),
+        ({"box": "float[5]"}, "box"),
+    ],
+)
+def test_a_feature_of_another_type(examples, features, what):
+    """Is a DecodeError that names it."""
+    with pytest.raises(DecodeError, match=what):
+        decoded(features, first_frame(examples))
+
+
+def test_a_rule_without_meaning():
+    """Is refused when the dataset is opened, or before."""
+    with pytest.raises(ConfigError, match="features"):
+        TFRecord(features={"a": ""}).opener(Facts())
+    with pytest.raises(ConfigError, match="features"):
+        find_format("tfrecord", {"features": {"a": 5}})
+
+
+def test_index_files_are_read_instead(indexed):
+    """Three requests for a file: its index, the heads of the first and of the last record."""
+    found = find(indexed.format, indexed.objects)
+    assert [len(asks) for asks in found.needs.values()] == [2, 2]
+    assert [sum(map(len, asks)) for asks in found.needs.values()] == [3, 3]
+    assert sum(n.stop - n.start for asks in found.needs.values() for ask in asks for n in ask) < 400
+
+
+@pytest.mark.parametrize(
+    "lines", [b"0 16\n", b"a b\n", b"0\n", b"\n", b"0 16031 0\n", b"0 16000\n16000 31\n", b"-16 32\n16 16015\n"]
+)
+def test_an_index_file_of_another_file(indexed, lines):
+    """Does not tile it, or is none."""
+    with pytest.raises(ManifestError, match=r"\.idx is no index of .*\.tfrecord .*write it again, or delete it"):
+        find(indexed.format, {**indexed.objects, SHARD.replace("tfrecord", "idx"): lines})
+
+
+def test_damage_is_told_with_its_place(examples):
+    """A wrong checksum of a length, a record that is cut off, rest bytes; each can be left out."""
+    whole = examples.objects[SHARD]
+    second = 16 + int.from_bytes(whole[:8], "little")
+    for content, reason, offset in (
+        (whole[: second + 2] + b"\x01" + whole[second + 3 :], "no TFRecord frame", second),
+        (whole[:-1], "needs 1 more bytes", None),
+        (whole + b"abc", "3 bytes", len(whole)),
+        (b"\xff" * 40, "no TFRecord frame", 0),
+    ):
+        with pytest.raises(ManifestError, match=reason) as caught:
+            find(examples.format, {**examples.objects, SHARD: content})
+        assert offset is None or caught.value.details["offset"] == offset
+        assert "reason" in caught.value.details
+
+
+def test_compressed_files_are_named(examples):
+    """By their name, or by their first bytes."""
+    content = b"\x1f\x8b\x08" + bytes(100)
+    for name in (SHARD, f"{SHARD}.gz"):
+        with pytest.raises(ManifestError, match="is compressed"):
+            find(examples.format, {name: content})
+
+
+def test_what_is_no_example():
+    """Says what to do; a SequenceExample is named."""
+    payload = b"\x12\x00"
+    frame = len(payload).to_bytes(8, "little") + bytes(4) + payload + bytes(4)
+    with pytest.raises(DecodeError, match=r"SequenceExample.*example=False"):
+        TFRecord().opener(Facts()).open(memoryview(frame), SampleName())
+    with pytest.raises(DecodeError, match="7 bytes of payload in 16"):
+        TFRecord().opener(Facts()).open(memoryview(b"\x07" + bytes(15)), SampleName())
+
+
+def test_names():
+    """As TensorFlow and its users name files; index files and documents are none."""
+    for name in (
+        *("a.tfrecord", "x/a.TFRECORDS", "train.tfrecord-00000-of-00010", "train-00000-of-01024", "a.tfrec"),
+        *("a.tfrecords.gz", "mnist-train.tfrecord-00000-of-00001"),
+    ):
+        assert TFRecord().accepts(name), name
+    for name in ("a.idx", "a.tfrecord.idx", "README.md", "a-00000-of-00002.parquet", "features.json"):
+        assert not TFRecord().accepts(name), name
+
+
+def test_checksums_of_many_lengths():
+    """CRC-32C of "123456789" is e3069283; masked, of a length at a time."""
+    lengths = [0, 1, 2**63, 2**64 - 1, int.from_bytes(b"12345678", "little")]
+    sums = framing._masked_sums(np.array(lengths, "<u8")).tolist()
+    assert sums == [_masked(length.to_bytes(8, "little")) for length in lengths]
+
+
+def _masked(content: bytes) -> int:
+    value = 0xFFFFFFFF
+    for byte in content:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+    value ^= 0xFFFFFFFF
+    return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
