@@ -1,1 +1,44 @@
-"""Containers, one module per format: finds the samples, and the fields of one. No I/O."""
+"""Formats: finds the samples, and the fields of one. No I/O.
+
+    StreamingDataset(url, format=TFRecord(features={"label": "int"}))
+
+The classes with options are here; each is imported when it is first used. `docs/formats.md` explains them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streamer.formats.base import Format as Format
+    from streamer.formats.folder import Folder as Folder
+    from streamer.formats.json_lines import JsonLines as JsonLines
+    from streamer.formats.recordio import RecordIO as RecordIO
+    from streamer.formats.rows import Npy as Npy
+    from streamer.formats.rows import RawArrays as RawArrays
+    from streamer.formats.tfrecord.format import TFRecord as TFRecord
+    from streamer.formats.webdataset import WebDataset as WebDataset
+
+_HOMES = {
+    "Folder": "folder",
+    "Format": "base",
+    "JsonLines": "json_lines",
+    "Npy": "rows",
+    "RawArrays": "rows",
+    "RecordIO": "recordio",
+    "TFRecord": "tfrecord.format",
+    "WebDataset": "webdataset",
+}
+
+__all__ = ["Folder", "Format", "JsonLines", "Npy", "RawArrays", "RecordIO", "TFRecord", "WebDataset"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'streamer.formats' has no attribute {name!r}")
+    return getattr(import_module(f"streamer.formats.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

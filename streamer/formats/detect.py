@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from streamer.errors import ConfigError
+from streamer.formats import tar_index
 from streamer.formats.base import Format
 from streamer.formats.built_in import AUTO
 from streamer.formats.folder import Folder, class_folders, counted
-from streamer.formats.foreign import refuse_foreign
+from streamer.formats.foreign import special_format
 from streamer.formats.names import is_common, is_hidden
 from streamer.formats.registry import find_format
 from streamer.formats.webdataset import WebDataset
@@ -45,17 +46,18 @@ def chooser(
 
 
 def detect(keys: Sequence[str]) -> str:
-    """Finds the format from object names: only tars are "webdataset", no tars are "folder".
+    """Finds the format from object names: by their endings; only tars are "webdataset", else it is "folder".
 
-    Hidden files and folder markers do not count.
+    Hidden files, folder markers and index files do not count.
 
     Raises:
         ConfigError: tars and other files together, or a dataset of another kind; says how many of which.
     """
-    refuse_foreign(keys)
+    if found := special_format(keys):
+        return found
     tars = WebDataset()
     tar_keys = [key for key in keys if not is_common(key) and tars.accepts(key)]
-    others = [key for key in keys if not is_hidden(key) and not tars.accepts(key)] if tar_keys else []
+    others = [key for key in keys if not _belongs_to_tars(key, tars)] if tar_keys else []
     if others:
         raise ConfigError(
             f"format='auto' found {len(tar_keys)} tars and other files ({counted(others)}); name the format: "
@@ -65,6 +67,10 @@ def detect(keys: Sequence[str]) -> str:
             others=len(others),
         )
     return "webdataset" if tar_keys else "folder"
+
+
+def _belongs_to_tars(key: str, tars: WebDataset) -> bool:
+    return is_hidden(key) or tars.accepts(key) or key.lower().endswith(tar_index.ENDINGS[0])
 
 
 def _named_files(keys: Sequence[str], chosen: Folder) -> Folder:

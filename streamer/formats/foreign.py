@@ -1,4 +1,4 @@
-"""Datasets in formats that are not read: told by their names, so that their files do not become samples of bytes."""
+"""Datasets that are neither files nor tars: told by the names of their objects, so that these do not become samples."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _ENDINGS = {
     **dict.fromkeys(["parquet", "pq"], "Parquet"),
     **dict.fromkeys(["arrow", "feather"], "Arrow"),
     **dict.fromkeys(["tfrecord", "tfrecords", "tfrec"], "TFRecord"),
+    **dict.fromkeys(["jsonl", "ndjson", "jsonlines"], "JSON lines"),
     **dict.fromkeys(["h5", "hdf5", "hdf", "he5"], "HDF5"),
     **dict.fromkeys(["nc", "nc4"], "NetCDF"),
     **dict.fromkeys(["lmdb", "mdb"], "LMDB"),
@@ -30,19 +31,27 @@ _ENDINGS = {
     "orc": "ORC",
     "zip": "zip archives",
 }
+# Those that are read, by the name of their format (see built_in.py).
+_READ = {
+    "JSON lines": "jsonl",
+    "RecordIO (MXNet)": "recordio",
+    "TFRecord": "tfrecord",
+}
+# They accompany other data, too.
+_COMPANIONS_OF_OTHERS = frozenset(["JSON lines"])
 _PACKED = re.compile(r"\.(zstd|zst|gz|snappy|br|bz2|lz4|xz)$")
 _LITDATA = re.compile(r"chunk-\d+-\d+(\.\w+)?\.bin")
 # "train.tfrecord-00000-of-00010", and "train-00000-of-01024" as TensorFlow's ImageNet has it.
 _SHARD = re.compile(r".+-\d{5}-of-\d{5}")
 
 
-def refuse_foreign(keys: Sequence[str]) -> None:
-    """Refuses a dataset of another kind than files and tars.
+def special_format(keys: Sequence[str]) -> str:
+    """The name of the built-in format that objects of these names are in; "" for files and tars.
 
-    Documents beside it (README.md, index.json) do not count.
+    Documents beside the data (README.md, index.json) do not count.
 
     Raises:
-        ConfigError: names the format, and how many of its objects there are.
+        ConfigError: a format that is not read, or other files among those of one; says how many of which.
     """
     found: Counter[str] = Counter()
     example: dict[str, str] = {}
@@ -58,15 +67,26 @@ def refuse_foreign(keys: Sequence[str]) -> None:
         elif not is_hidden(key) and "." in name and name.rpartition(".")[2] not in COMPANIONS:
             others += 1
     kind = marked or max(found, key=found.__getitem__, default="")
-    if not kind or (not marked and found[kind] <= others):
-        return
-    raise ConfigError(
-        f"this is a dataset in {kind} ({found[kind]} such objects, the first is {example[kind]}), which streamer does "
-        "not read; write it as WebDataset tars, or pass format='folder' to get each file as one sample of bytes",
-        field="format",
-        found=kind,
-        objects=found[kind],
-    )
+    if not kind or (not marked and found[kind] <= others) or (others and kind in _COMPANIONS_OF_OTHERS):
+        return ""
+    what = f"{kind} ({found[kind]} such objects, the first is {example[kind]})"
+    if kind not in _READ:
+        raise ConfigError(
+            f"this is a dataset in {what}, which streamer does not read; write it as WebDataset tars, or pass "
+            "format='folder' to get each file as one sample of bytes",
+            field="format",
+            found=kind,
+            objects=found[kind],
+        )
+    if others:
+        raise ConfigError(
+            f"format='auto' found {what} and {others} other files; name the format: {_READ[kind]!r} takes the former "
+            "only, 'folder' each file as a sample",
+            field="format",
+            found=kind,
+            objects=found[kind],
+        )
+    return _READ[kind]
 
 
 def _kind(name: str) -> str:

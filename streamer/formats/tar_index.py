@@ -47,9 +47,7 @@ def listed_samples(source: Source, start: int) -> Generator[Need | tuple[Need, .
 def _checked(edges: list[int] | None, source: Source, sidecar: ObjectRecord) -> list[int]:
     """The edges, if samples can be between them."""
     if edges is None:
-        raise contradicts(
-            sidecar, source.record, "it has neither Energon's offsets nor DALI's lines 'ending offset size name ...'"
-        )
+        raise contradicts(sidecar, source.record, "it has neither offsets (Energon) nor lines (DALI)")
     apart = all(stop - first >= BLOCK for first, stop in pairwise(edges))
     if len(edges) < 2 or edges[0] < 0 or edges[-1] > source.record.size or not apart:
         raise contradicts(sidecar, source.record, "its offsets do not ascend within the tar")

@@ -15,11 +15,19 @@ from streamer.formats.registry import find_format
         (["a/0.tar.gz"], "webdataset"),
         (["n01/a.jpg", "n01/b.jpg"], "folder"),
         (["a.tar", ".DS_Store", "empty/"], "webdataset"),
+        (["a.tar", "a.tar.idx", "b.tar", "b.idx"], "webdataset"),
         ([], "folder"),
+        (["train.tfrecord-00000-of-00010", "train.tfrecord-00001-of-00010"], "tfrecord"),
+        (["a.tfrecords.gz", "features.json"], "tfrecord"),
+        (["train-00000-of-01024", "train-00001-of-01024"], "tfrecord"),
+        (["a.tfrecord", "a.idx", "README.md"], "tfrecord"),
+        (["train.rec", "train.idx", "train.lst"], "recordio"),
+        (["train.jsonl", "test.jsonl", "README.md"], "jsonl"),
+        (["a.jpg", "train.jsonl", "test.jsonl"], "folder"),
     ],
 )
 def test_detect(keys, name):
-    """Only tars: webdataset; none: folder; hidden files do not count."""
+    """By the endings; only tars: webdataset; else folder. Hidden files, documents and index files do not count."""
     assert detect(keys) == name
     assert chooser("auto")(keys).name == name
 
@@ -32,9 +40,6 @@ def test_detect(keys, name):
         ("Parquet", ["README.md", "dataset_infos.json", ".gitattributes", "data/train-00000-of-00002.parquet"]),
         ("Parquet", ["_SUCCESS", "part-00000-aaaa.snappy.parquet", "_delta_log/00000000000000000000.json"]),
         ("Arrow", ["dataset_info.json", "state.json", "data-00000-of-00001.arrow"]),
-        ("TFRecord", ["train.tfrecord-00000-of-00010", "train.tfrecord-00001-of-00010"]),
-        ("TFRecord", ["a.tfrecords.gz", "features.json"]),
-        ("TFRecord", ["train-00000-of-01024", "train-00001-of-01024"]),
         ("LMDB", ["data.mdb", "lock.mdb"]),
         ("zarr", [".zgroup", "x/.zarray", "x/0.0", "x/0.1", "x/1.0", "x/1.1", "y.jpg", "z.jpg"]),
         ("zarr", ["zarr.json", "x/zarr.json", "x/c/0/0", "x/c/0/1", "x/c/1/0"]),
@@ -43,7 +48,6 @@ def test_detect(keys, name):
         ("NetCDF", ["era5-2020.nc"]),
         ("Lance", ["_versions/1.manifest", "data/a.lance", "data/b.lance"]),
         ("FFCV", ["train.beton"]),
-        ("RecordIO", ["train.rec", "train.idx"]),
         ("zip", ["train.zip", "val.zip"]),
     ],
 )
@@ -75,6 +79,12 @@ def test_a_mixture_says_what_was_found():
     with pytest.raises(ConfigError, match=r"2 tars and other files \(2 \.json, 1 without extension\)") as caught:
         detect(["a.tar", "b.tar", "a.json", "b.json", "LICENSE"])
     assert (caught.value.details["tars"], caught.value.details["others"]) == (2, 3)
+
+
+def test_other_files_among_those_of_a_format():
+    """Are a question for the user."""
+    with pytest.raises(ConfigError, match=r"TFRecord \(3 such objects, the first is a\.tfrecord\) and 1 other files"):
+        detect(["a.tfrecord", "b.tfrecord", "c.tfrecord", "a.jpg"])
 
 
 def test_a_named_format_is_taken_as_given():
