@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,15 +29,17 @@ if TYPE_CHECKING:
 HELP = "find out what a dataset has, once, and write it down"
 
 DESCRIPTION = """\
-Lists the objects below the urls, finds the samples in them, and builds the manifest: the table of objects, chunks and
-samples that training needs. Tars are read through once; of raw files the listing is enough. The manifest goes into
-the cache folder, where jobs on this machine find it, and with --out also to a url that other machines can read
-(StreamingDataset(..., manifest=URL)). What was read stays in the cache while there is room.
+Lists the objects below the urls, finds the samples in them, and builds the manifest: the table of objects, chunks
+and samples that training needs. Tars are read through once, unless an earlier manifest has them or an index file lies
+beside them; of raw files the listing is enough. The manifest goes into the cache folder, where jobs on this machine
+find it, with --out also to a url that other machines can read (StreamingDataset(..., manifest=URL)), and with --beside
+into the folder of the data, where every engine finds it. What was read stays in the cache while there is room.
 """
 
 EXAMPLES = """\
 examples:
   streamer index s3://bucket/train/ --out s3://bucket/manifests/train/
+  streamer index s3://bucket/train/ --beside   for everyone who reads this prefix
   streamer index s3://bucket/train/shard-{000000..001023}.tar
   streamer index gs://bucket/images/ --format folder --storage-options @options.json
   streamer index ./data/                     a local folder works as well
@@ -53,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
     parser.add_argument("urls", nargs="+", metavar="URL", help="a prefix, an object, or a pattern")
     parser.add_argument("--out", metavar="URL", help="copy the manifest to this url or folder")
+    parser.add_argument(
+        "--beside",
+        action="store_true",
+        help="copy it beside the data, into .streamer/, where every engine looks for it",
+    )
     add_sample_choice(parser)
     parser.add_argument(
         "--chunk-bytes",
@@ -85,6 +92,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     manifest = _opened(folder)
     if arguments.out:
         _export(manifest, _absolute(arguments.out), arguments.storage_options)
+    if arguments.beside:
+        _export(manifest, _beside(manifest, arguments.urls), arguments.storage_options)
     _summary(manifest, arguments.out or str(folder), terminal)
     if arguments.explain is not None:
         terminal.line()
@@ -146,6 +155,24 @@ def _opened(folder: Path) -> Manifest:
     from streamer.manifest.table import Manifest
 
     return Manifest.open(folder)
+
+
+def _beside(manifest: Manifest, urls: Sequence[str]) -> str:
+    """The folder of a manifest beside its data.
+
+    Raises:
+        ConfigError: no single url, or not that of a folder.
+    """
+    from streamer.manifest.layout import BESIDE
+
+    base = manifest.content.base.removeprefix("file://")
+    if len(urls) != 1 or f"{_absolute(urls[0]).removeprefix('file://').rstrip('/')}/" != base:
+        raise ConfigError(
+            f"--beside: {', '.join(urls)} is not the one folder (or prefix) in which all objects are; name that, or "
+            "pass --out",
+            field="beside",
+        )
+    return f"{base}{BESIDE}/"
 
 
 def _export(manifest: Manifest, url: str, options: Mapping[str, object]) -> None:

@@ -21,10 +21,11 @@ from streamer.cache.file_jobs import in_thread
 from streamer.engine.fetchers import Fetchers
 from streamer.engine.index_cost import IndexCost, Report
 from streamer.engine.manifest_store import ManifestStore
-from streamer.errors import CacheError, ManifestError, ObjectNotFoundError
+from streamer.errors import CacheError, ManifestError, ObjectNotFoundError, StoreError
 from streamer.fetch import Fetcher
 from streamer.formats import chunkfile
 from streamer.formats.registry import find_format
+from streamer.manifest.layout import BESIDE, is_beside
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import IndexedChunk
 from streamer.manifest.table import Manifest
@@ -213,8 +214,11 @@ class Manifests:
             records = [record for page in await fetcher.list(url) for record in page]
         if not any(record.url.endswith(f"/{ROOT_NAME}") for record in records):
             return None
+        folder = next(record.url for record in records if record.url.endswith(f"/{ROOT_NAME}")).rpartition("/")[0]
         files = [
-            (record.url.rsplit("/", 1)[-1], await fetcher.read(Extent(record, 0, record.size))) for record in records
+            (name, await fetcher.read(Extent(record, 0, record.size)))
+            for record in records
+            if (name := record.url.removeprefix(f"{folder}/")) and "/" not in name
         ]
         self.written += 1
         return install_files(files, self._root, url).digest
@@ -245,6 +249,7 @@ class Manifests:
 
         cost = IndexCost(request.urls[0], request.limit_seconds, report, time.monotonic)
         warmed, notes = Warmed(self._target), list[str]()
+        earlier = await self._earlier(request, lister, fetcher)
         manifest: Manifest | None = None
         try:
             manifest = await build(
@@ -262,6 +267,7 @@ class Manifests:
                     on_chunk=warmed.keep,
                     logs=IndexLogs(self.store.log_folder(request.container_source)),
                     in_key_order=request.in_key_order,
+                    known=earlier,
                     on_damage=notes.append if request.skip_damaged else None,
                 ),
             )
@@ -271,6 +277,20 @@ class Manifests:
         source = request.file_source if manifest.whole_objects else request.container_source
         self.store.remember(source, listing, manifest.digest, [f"{request.urls[0]}: {note}" for note in notes])
         return manifest.digest
+
+    async def _earlier(self, request: ManifestRequest, lister: _Recorder, fetcher: Fetcher) -> list[Manifest]:
+        """Manifests with rows of objects that are still there: the last one built here, else those beside the data."""
+        newest = self.store.newest(request.container_source)
+        if newest is not None:
+            return [newest]
+        found: list[Manifest] = []
+        for folder in lister.beside:
+            try:
+                if (digest := await self._take(folder, fetcher)) is not None:
+                    found.append(Manifest.open(self._root / digest))
+            except (ManifestError, StoreError) as error:
+                logger.warning("the manifest at %s is not used, the data are indexed: %s", folder, error)
+        return found
 
     def _known(self, request: ManifestRequest, listing: str) -> str | None:
         for source, whole_objects in ((request.file_source, True), (request.container_source, False)):
@@ -322,12 +342,18 @@ class _Recorder:
         self._fetcher = fetcher
         self._pages: dict[str, list[Sequence[ObjectRecord]]] = {}
         self.records: list[ObjectRecord] = []
+        # Folders of manifests beside the data.
+        self.beside: list[str] = []
 
     async def record(self, url: str) -> None:
         """Lists one url."""
         if url not in self._pages:
             self._pages[url] = await self._fetcher.list(url)
-            self.records += [record for page in self._pages[url] for record in page]
+            listed = [record for page in self._pages[url] for record in page]
+            self.records += [record for record in listed if not is_beside(record.url)]
+            self.beside += [
+                record.url.removesuffix(ROOT_NAME) for record in listed if record.url.endswith(f"/{BESIDE}/{ROOT_NAME}")
+            ]
 
     async def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
         """As a store would."""

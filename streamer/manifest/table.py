@@ -116,8 +116,8 @@ class Manifest:
     @cached_property
     def chunk_first(self) -> Int64Array:
         """Ordinal of each chunk's first sample, and the number of samples: int64, shape (M + 1,)."""
-        firsts = [_int64(tables["chunks"], "first_sample") for tables in self._parts]
-        return _frozen(np.concatenate([*firsts, np.array([self.samples], np.int64)]))
+        firsts = self.column("chunks", "first_sample").view(np.int64)
+        return _frozen(np.append(firsts, self.samples))
 
     @cached_property
     def chunk_samples(self) -> Int64Array:
@@ -130,12 +130,12 @@ class Manifest:
 
         Of a recoded dataset these are planned; the header of a chunk file has the real length.
         """
-        return self._joined("local_bytes").view(np.int64)
+        return self.column("chunks", "local_bytes").view(np.int64)
 
     @cached_property
     def chunk_keys(self) -> NDArray[np.uint8]:
         """Names of the chunks in the cache: uint8, shape (M, 16)."""
-        return self._joined("key").view(np.uint8)
+        return self.column("chunks", "key").view(np.uint8)
 
     @cached_property
     def labels(self) -> NDArray[np.int32]:
@@ -144,6 +144,11 @@ class Manifest:
             return _frozen(np.empty(0, np.int32))
         found = [_array(tables["samples"], "label") for tables in self._parts]
         return _frozen(found[0] if len(found) == 1 else np.concatenate(found)).view(np.int32)
+
+    def column(self, table: str, name: str) -> NDArray[np.generic]:
+        """A column of numbers of a table, over all parts."""
+        found = [_array(tables[table], name) for tables in self._parts]
+        return _frozen(found[0] if len(found) == 1 else np.concatenate(found))
 
     def chunk(self, index: int) -> Chunk:
         """Chunk number `index`, 0..M-1, with its extents.
@@ -280,10 +285,6 @@ class Manifest:
         # Negative ones are the largest of all unsigned numbers.
         if len(ordinals) and np.maximum.reduce(ordinals.view(np.uint64)) >= self.samples:
             raise IndexError(f"ordinals {ordinals.min()}..{ordinals.max()} of {self.samples} samples")
-
-    def _joined(self, column: str) -> NDArray[np.generic]:
-        found = [_array(tables["chunks"], column) for tables in self._parts]
-        return _frozen(found[0] if len(found) == 1 else np.concatenate(found))
 
 
 def _open_table(path: Path, root: Root, name: str, part: int) -> Table:

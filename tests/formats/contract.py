@@ -114,13 +114,15 @@ class FormatContract:
                 assert rest == items[place:]
 
     async def test_digest_depends_on_the_objects_alone(self, case: Case, tmp_path: Path):
-        """Two builds, other orders of the listing and of the answers, fewer at once: one manifest."""
+        """Two builds, other orders of the listing and of the answers, fewer at once, all known: one manifest."""
         first = await built(case.format, MemoryStore(case.objects), tmp_path / "0")
         verify(first)
         for seed, concurrency in ((None, 16), (1, 16), (2, 3), (3, 1)):
             root = tmp_path / f"{seed} {concurrency}"
             again = await built(case.format, MemoryStore(case.objects, seed), root, concurrency=concurrency)
             assert again.digest == first.digest
+        known = await built(case.format, MemoryStore(case.objects), tmp_path / "known", known=[first])
+        assert known.digest == first.digest
         assert first.samples == len(case.samples)
 
     @pytest.mark.parametrize("chunk_bytes", [4 << 10, 64 << 10, 8 << 20])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from streamer.errors import ConfigError, ManifestError
 from streamer.manifest.blocks import Block
 from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.builder.containers import WINDOW_BYTES, Budget, Container, index_container, most_open_bytes
 from streamer.manifest.builder.index_log import IndexLogs
+from streamer.manifest.builder.known import take_over
 from streamer.manifest.builder.listing import Listed, Listing, list_objects
 from streamer.manifest.builder.publish import publish
 from streamer.manifest.builder.rows import Contained, Rows, rows_of_objects
@@ -50,6 +52,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         logs: notes what was found; a build that was killed goes on there.
         in_key_order: raw files as they were listed, by url and key; otherwise by the hash of their keys, which mixes
             the classes of a chunk. No matter for containers.
+        known: manifests of which the rows of unchanged objects are taken over; those are not read.
         on_damage: called with a line for each container that is left out because it is damaged, and one for all; None:
             it is an error.
     """
@@ -64,6 +67,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_chunk: OnChunk | None = None
     logs: IndexLogs | None = None
     in_key_order: bool = False
+    known: Sequence[Manifest] = ()
     on_damage: Callable[[str], None] | None = None
 
 
@@ -133,21 +137,27 @@ def _pack(listing: Listing, chosen: Indexer, chunk_bytes: int, in_key_order: boo
 
 async def _containers(listed: Listed, reader: RangeReader, options: BuildOptions) -> Rows:
     surveyed = await survey_objects(listed, reader, options.concurrency)
-    sizes, read_bytes = surveyed.listing.sizes, surveyed.survey.read_bytes
-    chunk_bytes = choose_chunk_bytes(options.chunk_bytes, sizes, False)
+    chunk_bytes = choose_chunk_bytes(options.chunk_bytes, surveyed.listing.sizes, False)
+    survey, indexer = surveyed.survey, listed.indexer
+    # In a thread: 10^5 objects take a second.
+    known = await asyncio.to_thread(take_over, survey.sources, options.known, indexer, survey.facts, chunk_bytes)
     if options.on_estimate:
-        total = int(sizes.sum())
-        windows = int((-(-sizes // WINDOW_BYTES)).sum())
-        options.on_estimate(
-            Estimate(
-                objects=len(sizes),
-                total_bytes=total,
-                read_bytes=total if read_bytes is None else read_bytes,
-                requests=windows if read_bytes is None else max(len(sizes), -(-read_bytes // WINDOW_BYTES)),
-                chunk_bytes=chunk_bytes,
-            )
-        )
-    return await _Indexed(surveyed, listed.indexer, chunk_bytes, reader, options).rows()
+        options.on_estimate(_estimate(surveyed, known, chunk_bytes))
+    return await _Indexed(surveyed, listed.indexer, chunk_bytes, reader, options).rows(known)
+
+
+def _estimate(surveyed: Surveyed, known: Collection[int], chunk_bytes: int) -> Estimate:
+    sizes, most = surveyed.listing.sizes, surveyed.survey.read_bytes
+    unknown = np.delete(sizes, list(known))
+    read_bytes = int(unknown.sum()) if most is None else min(most, int(unknown.sum()))
+    windows = int((-(-unknown // WINDOW_BYTES)).sum())
+    return Estimate(
+        objects=len(sizes),
+        total_bytes=int(sizes.sum()),
+        read_bytes=read_bytes,
+        requests=windows if most is None else max(len(unknown), -(-read_bytes // WINDOW_BYTES)),
+        chunk_bytes=chunk_bytes,
+    )
 
 
 class _Indexed:
@@ -170,9 +180,15 @@ class _Indexed:
         self._done = self._done_bytes = self._read_bytes = self._samples = 0
         self._damages: dict[int, ManifestError] = {}
 
-    async def rows(self) -> Rows:
+    async def rows(self, known: Mapping[int, Cut | list[Block]]) -> Rows:
+        """The rows of all containers, of which some are known."""
         numbers = range(len(self._listing))
-        cuts = await bounded_map(self._index_or_leave, numbers, self._budget.parallel_objects)
+        for number, cut in known.items():
+            self._count_object(number, cut, 0)
+        unknown = [number for number in numbers if number not in known]
+        indexed = await bounded_map(self._index_or_leave, unknown, self._budget.parallel_objects)
+        found = {**known, **dict(zip(unknown, indexed, strict=True))}
+        cuts = [found[number] for number in numbers]
         listing, good = self._listing, [cut for cut in cuts if cut is not None]
         if self._damages:
             self._report_damages()
@@ -230,11 +246,14 @@ class _Indexed:
             on_chunk=self._options.on_chunk,
             on_read=count,
         )
-        self._done += 1
-        self._done_bytes += source.record.size - passed
-        self._samples += len(cut.sample_start) if isinstance(cut, Cut) else sum(block.samples for block in cut)
+        self._count_object(number, cut, passed)
         self._report()
         return cut
+
+    def _count_object(self, number: int, cut: Cut | list[Block], passed: int) -> None:
+        self._done += 1
+        self._done_bytes += self._survey.sources[number].record.size - passed
+        self._samples += len(cut.sample_start) if isinstance(cut, Cut) else sum(block.samples for block in cut)
 
     def _report(self) -> None:
         if self._options.on_progress:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from streamer.errors import ManifestError
 from streamer.manifest.builder.bounded_map import bounded_map
+from streamer.manifest.layout import is_beside
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import ChooseFormat, Indexer, Lister
 
@@ -130,7 +131,8 @@ async def _list_one(url: str, lister: Lister) -> _Found:
     names: list[str] = []
     versions: list[bytes] = []
     sizes = array("q")
-    async for page in lister.list(url):
+    async for listed in lister.list(url):
+        page = [record for record in listed if not is_beside(record.url)]
         names += [record.url for record in page]
         versions += [_bytes(record.version) for record in page]
         sizes.extend(record.size for record in page)

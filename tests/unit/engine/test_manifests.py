@@ -12,13 +12,18 @@ from streamer.engine.engine import Engine
 from streamer.engine.manifests import ManifestRequest
 from streamer.errors import ManifestError
 from streamer.manifest.table import Manifest
+from streamer.manifest.transfer import export_files
 from tests.tars import tar_of
+
+
+def engine_in(folder: Path) -> Engine:
+    cache = CacheConfig(directory=folder, limit_bytes=64 << 20)
+    return Engine(EngineConfig(cache=cache, settle_seconds=0.0))
 
 
 @pytest.fixture
 async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
-    cache = CacheConfig(directory=tmp_path / "cache", limit_bytes=64 << 20)
-    async with Engine(EngineConfig(cache=cache, settle_seconds=0.0)) as engine:
+    async with engine_in(tmp_path / "cache") as engine:
         yield engine
 
 
@@ -128,3 +133,51 @@ async def test_only_new_manifests_are_measured(engine: Engine, files: str, tars:
     assert engine.cache.space.overhead_bytes == before
     await found(engine, tars, skip_damaged=True)
     assert engine.cache.space.overhead_bytes > before + 100_000
+
+
+def add_tar(url: str, number: int) -> int:
+    """Returns its size."""
+    path = Path(url) / f"{number}.tar"
+    path.write_bytes(tar_of([(f"{number}-{i}.txt", b"text") for i in range(number)]))
+    return path.stat().st_size
+
+
+async def test_of_tars_that_are_added_only_these_are_read(engine: Engine, tars: str) -> None:
+    """The rows of the others are those of the last manifest."""
+    (Path(tars) / "1.tar").unlink()
+    await found(engine, tars)
+    before = engine.manifests.read_bytes
+    added = add_tar(tars, 7)
+    again, _, _ = await found(engine, tars)
+    assert again.samples == 17
+    assert engine.manifests.read_bytes - before == added
+
+
+async def test_a_manifest_beside_the_data_is_used(tmp_path: Path, tars: str) -> None:
+    """Another engine reads nothing but the manifest and what is new; the manifest itself is no data."""
+    (Path(tars) / "1.tar").unlink()
+    async with engine_in(tmp_path / "one") as one:
+        first, _, _ = await found(one, tars)
+    beside = Path(tars) / ".streamer"
+    (beside / "pack").mkdir(parents=True)
+    (beside / "pack" / "000000.json").write_text("a receipt")
+    for name, content in export_files(first):
+        (beside / name).write_bytes(content)
+    async with engine_in(tmp_path / "two") as two:
+        again, _, _ = await found(two, tars)
+        assert (again.digest, two.manifests.read_bytes) == (first.digest, 0)
+    added = add_tar(tars, 7)
+    async with engine_in(tmp_path / "three") as three:
+        more, _, _ = await found(three, tars)
+        assert (more.samples, three.manifests.read_bytes) == (17, added)
+
+
+async def test_a_damaged_manifest_beside_the_data_is_left_alone(
+    engine: Engine, tars: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The data are indexed; the log says why."""
+    (Path(tars) / "1.tar").unlink()
+    (Path(tars) / ".streamer").mkdir()
+    (Path(tars) / ".streamer" / "root.json").write_text("{}")
+    assert (await found(engine, tars))[0].samples == 10
+    assert "is not used, the data are indexed" in caplog.text

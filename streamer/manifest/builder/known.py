@@ -1,0 +1,118 @@
+"""What earlier manifests say of objects that have not changed: these are not read again.
+
+The rows of an object follow from its bytes, the format and the facts alone. Its samples are taken from the rows, and
+cut anew; the cut of blocks cannot be made anew, so these need the same `chunk_bytes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.manifest.blocks import Block, decode_hints, planned_bytes
+from streamer.manifest.model import Facts, ObjectRecord
+from streamer.manifest.packing import Cut, cut_object
+from streamer.manifest.protocols import Indexer, Source
+from streamer.manifest.table import Manifest
+
+Int64Array = NDArray[np.int64]
+
+
+def take_over(
+    sources: Sequence[Source], manifests: Sequence[Manifest], indexer: Indexer, facts: Facts, chunk_bytes: int
+) -> dict[int, Cut | list[Block]]:
+    """What the manifests say of the sources, by the number of the source.
+
+    A source with an index file is not among them: to read it costs little, and it may have been mended.
+    """
+    found: dict[int, Cut | list[Block]] = {}
+    for manifest in manifests:
+        if not _is_of(manifest, indexer, facts):
+            continue
+        rows = _Rows(manifest)
+        for number, source in enumerate(sources):
+            if number not in found and source.sidecar is None:
+                known = rows.of(source.record, chunk_bytes)
+                if known is not None:
+                    found[number] = known
+    return found
+
+
+def _is_of(manifest: Manifest, indexer: Indexer, facts: Facts) -> bool:
+    """Whether the same format would find the same."""
+    content = manifest.content
+    asked = (indexer.name, indexer.revision, indexer.options, facts, False)
+    return (content.format, content.revision, content.options, manifest.facts, content.whole_objects) == asked
+
+
+class _Rows:
+    """The rows of a manifest by object."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._numbers = {manifest.object(number).url: number for number in range(manifest.objects)}
+        owner = manifest.column("extents", "object").astype(np.int64)
+        self._start = manifest.column("extents", "start").astype(np.int64)
+        self._stop = manifest.column("extents", "stop").astype(np.int64)
+        self._first_extent = np.append(manifest.column("chunks", "first_extent").astype(np.int64), len(owner))
+        # Of a chunk, whose extents are all of one object.
+        self._owner = owner[self._first_extent[:-1]]
+        self._sample_start = np.empty(0) if manifest.recoded else manifest.column("samples", "start")
+
+    def of(self, record: ObjectRecord, chunk_bytes: int) -> Cut | list[Block] | None:
+        """The samples or blocks of an object; None: it is not known, or has changed."""
+        number = self._numbers.get(record.url)
+        if number is None or self._manifest.object(number) != record:
+            return None
+        first, stop = np.searchsorted(self._owner, [number, number + 1]).tolist()
+        if self._manifest.recoded:
+            if self._manifest.chunk_bytes != chunk_bytes:
+                return None
+            return [block for chunk in range(first, stop) for block in self._blocks(chunk)]
+        starts, stops = self._samples(first, stop)
+        if (starts >= stops).any():  # of a sample of 0 bytes the rows do not say in which extent it is
+            return None
+        return cut_object(starts, stops, record.size, chunk_bytes)
+
+    def _samples(self, first: int, stop: int) -> tuple[Int64Array, Int64Array]:
+        """Where the samples of chunks begin and end in their object."""
+        manifest = self._manifest
+        extents = slice(int(self._first_extent[first]), int(self._first_extent[stop]))
+        start, lengths = self._start[extents], (self._stop - self._start)[extents]
+        # Everything in the bytes of the chunks one after the other: samples fill their extents without a gap.
+        base = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        samples = slice(int(manifest.chunk_first[first]), int(manifest.chunk_first[stop]))
+        local = self._sample_start[samples].astype(np.int64)
+        chunk_base = np.concatenate([[0], np.cumsum(manifest.chunk_local_bytes[first:stop])]).astype(np.int64)
+        begins = local + np.repeat(chunk_base[:-1], manifest.chunk_samples[first:stop])
+        extent = np.searchsorted(base, begins, side="right") - 1
+        sizes = np.append(begins[1:], base[-1:]) - begins
+        starts: Int64Array = start[extent] + begins - base[extent] if len(begins) else begins
+        return starts, starts + sizes
+
+    def _blocks(self, chunk: int) -> list[Block]:
+        """The blocks of a chunk; together they have its record bytes, each a part by its samples."""
+        found = self._manifest.chunk(chunk)
+        ranges = [(extent.start, extent.stop) for extent in found.extents]
+        table_bytes = int(planned_bytes([0], np.array([found.samples]))[0])
+        rest, blocks = found.local_bytes - table_bytes, list[Block]()
+        hints = decode_hints(found.hint)
+        for number, hint in enumerate(hints):
+            last = number == len(hints) - 1
+            share = rest if last else rest * hint.samples // max(1, sum(each.samples for each in hints[number:]))
+            own = _first_ranges(ranges, hint.fetch_bytes)
+            ranges, rest = ranges[len(own) :], rest - share
+            blocks.append(Block(tuple(own), hint.samples, share, hint.hint))
+        return blocks
+
+
+def _first_ranges(ranges: Sequence[tuple[int, int]], length: int) -> list[tuple[int, int]]:
+    """As many of the ranges as have this length together."""
+    own: list[tuple[int, int]] = []
+    while length > 0:
+        start, stop = ranges[len(own)]
+        own.append((start, stop))
+        length -= stop - start
+    return own

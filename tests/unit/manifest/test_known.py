@@ -1,0 +1,111 @@
+"""An index that is built again reads the objects that are new."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamer.formats.base import Format, Need
+from streamer.manifest.blocks import Block
+from streamer.manifest.builder.build import BuildOptions, build
+from streamer.manifest.protocols import Estimate
+from streamer.manifest.table import Manifest
+from tests.tars import tar_of
+
+URL = "s3://b/tars/"
+
+
+def tars(numbers: range, version: int = 0) -> dict[str, bytes]:
+    """Tars of different numbers of samples; between some samples there is a gap of 70 KB."""
+    found = {}
+    for number in numbers:
+        entries = [(f"{i:02d}.bin", bytes([number, version]) * (i * 400)) for i in range(number % 5 + 1)]
+        if number % 3 == 0:
+            entries.insert(1, ("README", bytes(70_000)))
+        found[f"{URL}{number:02d}.tar"] = tar_of(entries)
+    return found
+
+
+def read_objects(store) -> set[str]:
+    return {extent.object.url for extent in store.reads}
+
+
+@pytest.fixture
+def rebuilt(store, build_it, tmp_path):
+    """Builds from what is known, and from nothing: the manifest, and the names of the objects that were read."""
+
+    async def run(objects: dict[str, bytes], known: list[Manifest], **options: object) -> set[str]:
+        some, all_of_it = store(objects), store(objects)
+        found = await build_it(some, URL, known=known, root=tmp_path / "a", **options)
+        assert found.digest == (await build_it(all_of_it, URL, root=tmp_path / "b", **options)).digest
+        return {url.removeprefix(URL) for url in read_objects(some)}
+
+    return run
+
+
+async def test_new_tars_alone_are_read(store, build_it, rebuilt):
+    """30 tars, 3 added, one replaced, one removed; the digest is that of a full build."""
+    first = await build_it(store(tars(range(30))), URL)
+    objects = {**tars(range(33)), **tars(range(7, 8), version=1)}
+    del objects[f"{URL}03.tar"]
+    assert await rebuilt(objects, [first]) == {"07.tar", "30.tar", "31.tar", "32.tar"}
+
+
+async def test_nothing_is_read_where_all_is_known(store, build_it, rebuilt):
+    """From two manifests together, cut to another size."""
+    first = await build_it(store(tars(range(4))), URL)
+    second = await build_it(store(tars(range(4, 9))), URL)
+    for chunk_bytes in (1024, 8192, 1 << 20):
+        assert await rebuilt(tars(range(9)), [first, second], chunk_bytes=chunk_bytes) == set()
+
+
+async def test_the_estimate_is_of_the_rest(store, build_it):
+    """What is known will not be read."""
+    first = await build_it(store(tars(range(4))), URL)
+    objects = tars(range(6))
+    told: list[Estimate] = []
+    await build_it(store(objects), URL, known=[first], on_estimate=told.append)
+    assert told[0].read_bytes == sum(len(objects[f"{URL}{number:02d}.tar"]) for number in (4, 5))
+    assert told[0].total_bytes == sum(map(len, objects.values()))
+    assert told[0].requests == 2
+
+
+class Shards(Format, frozen=True):
+    """Blocks of 100 bytes and i % 7 samples, in two ranges."""
+
+    name = "shards"
+    wide: bool = False
+
+    def accepts(self, key):
+        return True
+
+    def index(self, source, facts, start=0):
+        yield Need(0, 4)
+        for i in range(source.record.size // 100):
+            at = 100 * i
+            yield Block(((at, at + 30), (at + 50, at + 80)), i % 7 + 1, 90 * i + 11, b"%d" % i)
+
+
+async def shards_built(store, root: Path, chosen: Format, known=(), chunk_bytes=1024) -> Manifest:
+    options = BuildOptions(chunk_bytes=chunk_bytes, known=known)
+    return await build(URL, root, lister=store, reader=store, choose_format=lambda keys: chosen, options=options)
+
+
+async def test_blocks(store, tmp_path):
+    """Taken over with their hints for the same chunk_bytes and options; else read again."""
+    objects = {f"{URL}{i}": bytes(100 * (20 + i)) for i in range(4)}
+    first = await shards_built(store(objects), tmp_path, Shards())
+    objects[f"{URL}4"] = bytes(3000)
+    for chosen, chunk_bytes, read in ((Shards(), 1024, 1), (Shards(), 2048, 5), (Shards(wide=True), 1024, 5)):
+        some = store(objects)
+        again = await shards_built(some, tmp_path / "a", chosen, [first], chunk_bytes)
+        assert len(read_objects(some)) == read
+        whole = await shards_built(store(objects), tmp_path / "b", chosen, [], chunk_bytes)
+        assert again.digest == whole.digest
+
+
+async def test_a_raw_file_manifest_says_nothing_of_containers(store, build_it, rebuilt):
+    """Another format's rows are not taken."""
+    files = await build_it(store(tars(range(3))), URL, kind="folder")
+    assert await rebuilt(tars(range(3)), [files]) == {"00.tar", "01.tar", "02.tar"}
