@@ -21,7 +21,7 @@ from streamer.cache.file_jobs import in_thread
 from streamer.engine.fetchers import Fetchers
 from streamer.engine.index_cost import IndexCost, Report
 from streamer.engine.manifest_store import ManifestStore
-from streamer.errors import CacheError, ManifestError, ObjectNotFoundError, StoreError
+from streamer.errors import CacheError, ConfigError, ManifestError, ObjectNotFoundError, StoreError
 from streamer.fetch import Fetcher
 from streamer.formats import chunkfile
 from streamer.formats.registry import find_format
@@ -247,8 +247,14 @@ class Manifests:
         from streamer.manifest.builder.build import BuildOptions, build
         from streamer.manifest.builder.index_log import IndexLogs
 
-        cost = IndexCost(request.urls[0], request.limit_seconds, report, time.monotonic)
         warmed, notes = Warmed(self._target), list[str]()
+        try:
+            choose = chooser(
+                request.format, request.format_options, extensions=request.extensions, on_note=notes.append
+            )
+        except ConfigError as error:
+            raise ConfigError(f"where the engine runs: {error.message}", **error.details) from error
+        cost = IndexCost(request.urls[0], request.limit_seconds, report, time.monotonic)
         earlier = await self._earlier(request, lister, fetcher)
         manifest: Manifest | None = None
         try:
@@ -257,9 +263,7 @@ class Manifests:
                 self._root,
                 lister=lister,
                 reader=_Counted(fetcher, self),
-                choose_format=chooser(
-                    request.format, request.format_options, extensions=request.extensions, on_note=notes.append
-                ),
+                choose_format=choose,
                 options=BuildOptions(
                     chunk_bytes=request.chunk_bytes or "auto",
                     on_estimate=cost.estimated,

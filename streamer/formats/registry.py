@@ -8,6 +8,7 @@ Such a package must be installed where the engine runs as well as in the trainer
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 
@@ -76,8 +77,9 @@ def _class(name: str) -> type[Format]:
         place = next((point.value for point in entry_points(group=ENTRY_POINTS) if point.name == name), None)
     if place is None:
         raise ConfigError(
-            f"format={name!r} is not known here; it is {', '.join(sorted(BUILT_IN))}, {AUTO}, or of a package with an "
-            f"entry point {ENTRY_POINTS!r}, which must be installed where the engine runs, too",
+            f"format={name!r} is not installed for {sys.executable}; there are {', '.join(sorted(BUILT_IN))}, "
+            f"{AUTO}, and those of packages with an entry point {ENTRY_POINTS!r}, which must be installed where the "
+            "trainer runs and where the engine runs",
             field="format",
         )
     module, _, attribute = place.partition(":")

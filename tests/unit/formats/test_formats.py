@@ -94,7 +94,7 @@ def test_a_named_format_is_taken_as_given():
 
 def test_an_unknown_format_lists_the_known():
     """A misspelt name is answered with the choice."""
-    with pytest.raises(ConfigError, match=r"folder, .*webdataset, auto, or of a package with an entry point"):
+    with pytest.raises(ConfigError, match=r"folder, .*webdataset, auto, and those of packages with an entry point"):
         find_format("tfrecords")
     with pytest.raises(ConfigError, match="tfrecords"):
         chooser("tfrecords")
