@@ -104,7 +104,7 @@ def test_index_epoch_and_resume(data: Path) -> None:
 @pytest.mark.usefixtures("installed")
 def test_options_that_it_does_not_have() -> None:
     """Are refused as those of built-in formats are."""
-    with pytest.raises(ConfigError, match="format 'fixed'.*record_byte"):
+    with pytest.raises(ConfigError, match=r"format 'fixed'.*record_byte"):
         find_format("fixed", {"record_byte": 8})
 
 

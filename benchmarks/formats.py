@@ -1,0 +1,172 @@
+"""Formats beside tars: what an index reads and costs, and how fast a warm epoch is.
+
+    python benchmarks/formats.py [--samples 4000] [--kilobytes 110] [--rounds 5] [--only tar,tfrecord] [--quick]
+
+The same samples in every format (`formats_data.py`), on the local disk. Index: the builder over local files, from
+nothing; requests and bytes are counted, CPU is that of this process without the reads, the best of three. Warm epochs:
+everything is in the cache, 2 workers, batch 64, nothing is decoded (`decode=None`); in turn, `--rounds` times, three
+epochs of each format; the medians are printed, with the rate in relation to that of tars in the same round. Results are
+kept in benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from bounds import Bounds
+from formats_data import WAYS, Way, make
+from loader_ways import all_ready
+from report import kept
+
+from streamer import StreamingDataLoader, StreamingDataset
+from streamer.formats.base import Format
+from streamer.manifest.builder.build import BuildOptions, build
+from streamer.manifest.model import Extent, ObjectRecord
+
+BATCH = 64
+EPOCHS = 3
+
+
+@dataclass
+class Disk:
+    """Local files; counts what is read of them."""
+
+    requests: int = 0
+    nbytes: int = 0
+    read_seconds: float = 0.0
+
+    async def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
+        yield records(Path(url))
+
+    async def read(self, extent: Extent) -> bytes:
+        self.requests += 1
+        self.nbytes += extent.length
+        begun = time.process_time()
+        content = content_of(extent)
+        self.read_seconds += time.process_time() - begun
+        return content
+
+
+def records(folder: Path) -> list[ObjectRecord]:
+    return [ObjectRecord(str(path), path.stat().st_size, "stat:1") for path in sorted(folder.iterdir())]
+
+
+def content_of(extent: Extent) -> bytes:
+    with open(extent.object.url, "rb") as file:
+        file.seek(extent.start)
+        return file.read(extent.length)
+
+
+@dataclass(frozen=True)
+class Index:
+    """One index.
+
+    Attributes:
+        cpu_seconds: without reading.
+    """
+
+    samples: int
+    total_bytes: int
+    requests: int
+    nbytes: int
+    cpu_seconds: float
+
+
+def index(folder: Path, chosen: Format, root: Path) -> Index:
+    disk, begun = Disk(), time.process_time()
+    options = BuildOptions()
+    manifest = asyncio.run(
+        build(str(folder), root, lister=disk, reader=disk, choose_format=lambda names: chosen, options=options)
+    )
+    spent = time.process_time() - begun - disk.read_seconds
+    return Index(manifest.samples, manifest.total_bytes, disk.requests, disk.nbytes, spent)
+
+
+def warm_rate(loader: StreamingDataLoader, sample_count: int) -> float:
+    """Samples per second of a few epochs."""
+    begun = time.perf_counter()
+    for _ in range(EPOCHS):
+        for batch in loader:
+            del batch
+    return EPOCHS * sample_count / (time.perf_counter() - begun)
+
+
+def opened(stack: ExitStack, folder: Path, cache: Path, chosen: Format) -> StreamingDataLoader:
+    """A loader of which everything is in the cache, and all workers have started."""
+    dataset = StreamingDataset(folder, format=chosen, decode=None, cache_dir=cache, cache_bytes="16GB")
+    stack.callback(dataset.close)
+    loader = stack.enter_context(
+        StreamingDataLoader(dataset, BATCH, 2, collate_fn=list, report_seconds=None, drop_last=True)
+    )
+    while True:
+        for batch in loader:
+            del batch
+        if all_ready(loader):
+            return loader
+
+
+def report_index(root: Path, ways: Sequence[Way], bounds: Bounds, sample_bytes: int) -> None:
+    print(f"{'index':20}{'requests':>10}{'bytes':>14}{'of data':>9}{'CPU us/sample':>15}{'CPU s/GB':>10}")
+    for way in ways:
+        tries = [index(root / way.name, way.format(sample_bytes), root / f"m{i} {way.name}") for i in range(3)]
+        found, cpu = tries[0], min(each.cpu_seconds for each in tries)
+        print(
+            f"{way.name:20}{found.requests:10,}{found.nbytes:14,}{found.nbytes / found.total_bytes:9.2%}"
+            f"{cpu / found.samples * 1e6:15.1f}{cpu / found.total_bytes * 1e9:10.2f}"
+        )
+        objects = len([path for path in (root / way.name).iterdir() if path.suffix != ".idx"])
+        if "indexed" in way.name:
+            bounds.add(f"{way.name}: requests per object", found.requests / objects, 3)
+            bounds.add(f"{way.name}: bytes per sample", found.nbytes / found.samples, 40)
+
+
+def report_rates(root: Path, ways: Sequence[Way], bounds: Bounds, options: argparse.Namespace) -> None:
+    rates: dict[str, list[float]] = {way.name: [] for way in ways}
+    sample_bytes = options.kilobytes * 1000
+    for _ in range(options.rounds):
+        for way in ways:
+            # One at a time: idle workers of the others would take memory and wake up.
+            with ExitStack() as stack:
+                loader = opened(stack, root / way.name, root / "cache", way.format(sample_bytes))
+                rates[way.name].append(warm_rate(loader, options.samples // BATCH * BATCH))
+    print(f"\n{'warm epochs':20}{'samples/s':>10}{'of tar':>9}")
+    for way in ways:
+        share = statistics.median(mine / tar for mine, tar in zip(rates[way.name], rates["tar"], strict=True))
+        print(f"{way.name:20}{statistics.median(rates[way.name]):10,.0f}{share:9.2f}")
+        if way.least:
+            bounds.add(f"{way.name}: warm rate of that of tars", share, way.least, least=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=4000)
+    parser.add_argument("--kilobytes", type=int, default=110, help="size of a sample")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="names of the table, with commas; tars are always there")
+    parser.add_argument("--quick", action="store_true", help="200 samples, one round, keep nothing")
+    options = parser.parse_args()
+    if options.quick:
+        options.samples, options.rounds = 200, 1
+    names = {"tar", *options.only.split(",")}
+    ways = [way for way in WAYS if not options.only or way.name in names]
+    bounds = Bounds()
+    size = f"{options.samples} samples of {options.kilobytes} KB"
+    with tempfile.TemporaryDirectory() as place, kept("formats", size, keep=not options.quick):
+        root = Path(place)
+        for way in ways:
+            make(root / way.name, way, options.samples, options.kilobytes * 1000)
+        report_index(root, ways, bounds, options.kilobytes * 1000)
+        report_rates(root, ways, bounds, options)
+        bounds.report()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""The same samples in each format, for formats.py: one function writes one file of a format.
+
+A format is added by a `Way`: its name, what it is opened with, and its writer. The writers here are the simplest that a
+peer's reader takes; files of the peers' own writers are those of tests/formats.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+
+from streamer.formats import JsonLines, Npy, RawArrays, RecordIO, TFRecord, WebDataset
+from streamer.formats.base import Format
+
+# Of a file: 50 MB of samples of 110 KB.
+FILE_SAMPLES = 500
+
+
+@dataclass(frozen=True)
+class Way:
+    """One format.
+
+    Attributes:
+        name: in the table.
+        format: of the sample length in bytes.
+        write: writes samples to a file, and its index file beside it.
+        least: of the rate of tars; 0: no bound.
+    """
+
+    name: str
+    format: Callable[[int], Format]
+    write: Callable[[Path, Sequence[bytes]], object]
+    least: float = 0.0
+
+
+def make(folder: Path, way: Way, samples: int, sample_bytes: int) -> None:
+    """Writes the samples, `FILE_SAMPLES` to a file; they are those of every other format."""
+    folder.mkdir(parents=True)
+    for first in range(0, samples, FILE_SAMPLES):
+        numbers = range(first, min(samples, first + FILE_SAMPLES))
+        way.write(folder / f"{first:07d}", [content(number, sample_bytes) for number in numbers])
+
+
+def content(number: int, length: int) -> bytes:
+    """Noise that begins with the number."""
+    noise = np.random.default_rng(number).bytes(length - 8)
+    return number.to_bytes(8, "little") + noise
+
+
+def write_tar(stem: Path, samples: Sequence[bytes]) -> list[int]:
+    edges = []
+    with tarfile.open(f"{stem}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+        for number, sample in enumerate(samples):
+            edges.append(tar.offset)
+            member = tarfile.TarInfo(f"{stem.name}-{number:06d}.bin")
+            member.size = len(sample)
+            tar.addfile(member, io.BytesIO(sample))
+        edges.append(tar.offset)
+    return edges
+
+
+def write_indexed_tar(stem: Path, samples: Sequence[bytes]) -> None:
+    """As Megatron Energon indexes it."""
+    edges = write_tar(stem, samples)
+    Path(f"{stem}.tar.idx").write_bytes(struct.pack(f"<{len(edges)}Q", *edges))
+
+
+def write_tfrecord(stem: Path, samples: Sequence[bytes]) -> list[int]:
+    edges = [0]
+    with open(f"{stem}.tfrecord", "wb") as file:
+        for number, sample in enumerate(samples):
+            payload = example(number, sample)
+            length = struct.pack("<Q", len(payload))
+            file.write(length + _masked(length) + payload + _masked(payload))
+            edges.append(file.tell())
+    return edges
+
+
+def write_indexed_tfrecord(stem: Path, samples: Sequence[bytes]) -> None:
+    edges = write_tfrecord(stem, samples)
+    lines = (f"{first} {stop - first}\n" for first, stop in pairwise(edges))
+    Path(f"{stem}.idx").write_text("".join(lines))
+
+
+def example(number: int, sample: bytes) -> bytes:
+    """A tf.train.Example with the features "image" and "label"."""
+    image = _field(1, _field(1, b"image") + _field(2, _field(1, _field(1, sample))))
+    label = _field(1, _field(1, b"label") + _field(2, _field(3, _field(1, _varint(number)))))
+    return _field(1, image + label)
+
+
+def write_recordio(stem: Path, samples: Sequence[bytes]) -> None:
+    lines = []
+    with open(f"{stem}.rec", "wb") as file:
+        for number, sample in enumerate(samples):
+            lines.append(f"{number}\t{file.tell()}\n")
+            payload = struct.pack("<IfQQ", 0, float(number), number, 0) + sample
+            file.write(struct.pack("<II", 0xCED7230A, len(payload)) + payload + bytes(-len(payload) % 4))
+    Path(f"{stem}.idx").write_text("".join(lines))
+
+
+def write_json_lines(stem: Path, samples: Sequence[bytes]) -> None:
+    lines = (json.dumps({"text": sample.hex()[: len(sample) - 40], "id": n}) for n, sample in enumerate(samples))
+    Path(f"{stem}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def write_npy(stem: Path, samples: Sequence[bytes]) -> None:
+    np.save(f"{stem}.npy", np.frombuffer(b"".join(samples), np.uint8).reshape(len(samples), -1))
+
+
+def write_raw(stem: Path, samples: Sequence[bytes]) -> None:
+    Path(f"{stem}.bin").write_bytes(b"".join(samples))
+
+
+def _field(number: int, value: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _masked(raw: bytes) -> bytes:
+    value = google_crc32c.value(raw)
+    return struct.pack("<I", ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+WAYS = (
+    Way("tar", lambda length: WebDataset(), write_tar),
+    Way("tar, indexed", lambda length: WebDataset(), write_indexed_tar),
+    Way("tfrecord", lambda length: TFRecord(), write_tfrecord, 0.55),
+    Way("tfrecord, indexed", lambda length: TFRecord(), write_indexed_tfrecord, 0.55),
+    Way("recordio, indexed", lambda length: RecordIO(), write_recordio, 0.9),
+    Way("jsonl", lambda length: JsonLines(), write_json_lines),
+    Way("npy rows", lambda length: Npy(), write_npy),
+    Way("raw arrays", lambda length: RawArrays("u1", (length,)), write_raw),
+)
