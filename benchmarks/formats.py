@@ -5,14 +5,15 @@
 The same samples in every format (`formats_data.py`), on the local disk. Index: the builder over local files, from
 nothing; requests and bytes are counted, CPU is that of this process without the reads, the best of three. Warm epochs:
 everything is in the cache, 2 workers, batch 64, nothing is decoded (`decode=None`); in turn, `--rounds` times, three
-epochs of each format; the medians are printed, with the rate in relation to that of tars in the same round. Results are
-kept in benchmarks/results/.
+epochs of each format; the medians are printed, with rate and CPU in relation to those of tars in the same round.
+Results are kept in benchmarks/results/.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import tempfile
 import time
@@ -24,6 +25,7 @@ from pathlib import Path
 from bounds import Bounds
 from formats_data import WAYS, Way, make
 from loader_ways import all_ready
+from raw import children, cpu_of
 from report import kept
 
 from streamer import StreamingDataLoader, StreamingDataset
@@ -90,13 +92,27 @@ def index(folder: Path, chosen: Format, root: Path) -> Index:
     return Index(manifest.samples, manifest.total_bytes, disk.requests, disk.nbytes, spent)
 
 
-def warm_rate(loader: StreamingDataLoader, sample_count: int) -> float:
-    """Samples per second of a few epochs."""
-    begun = time.perf_counter()
+@dataclass(frozen=True)
+class Rate:
+    """A few warm epochs.
+
+    Attributes:
+        per_second: samples.
+        cpu_seconds: of a sample, in trainer and workers together.
+    """
+
+    per_second: float
+    cpu_seconds: float
+
+
+def warm_rate(loader: StreamingDataLoader, sample_count: int) -> Rate:
+    pids = [os.getpid(), *children()]
+    spent, begun = sum(map(cpu_of, pids)), time.perf_counter()
     for _ in range(EPOCHS):
         for batch in loader:
             del batch
-    return EPOCHS * sample_count / (time.perf_counter() - begun)
+    seconds, count = time.perf_counter() - begun, EPOCHS * sample_count
+    return Rate(count / seconds, (sum(map(cpu_of, pids)) - spent) / count)
 
 
 def opened(stack: ExitStack, folder: Path, cache: Path, chosen: Format) -> StreamingDataLoader:
@@ -123,13 +139,13 @@ def report_index(root: Path, ways: Sequence[Way], bounds: Bounds, sample_bytes: 
             f"{cpu / found.samples * 1e6:15.1f}{cpu / found.total_bytes * 1e9:10.2f}"
         )
         objects = len([path for path in (root / way.name).iterdir() if path.suffix != ".idx"])
-        if "indexed" in way.name:
+        if "+idx" in way.name:
             bounds.add(f"{way.name}: requests per object", found.requests / objects, 3)
             bounds.add(f"{way.name}: bytes per sample", found.nbytes / found.samples, 40)
 
 
 def report_rates(root: Path, ways: Sequence[Way], bounds: Bounds, options: argparse.Namespace) -> None:
-    rates: dict[str, list[float]] = {way.name: [] for way in ways}
+    rates: dict[str, list[Rate]] = {way.name: [] for way in ways}
     sample_bytes = options.kilobytes * 1000
     for _ in range(options.rounds):
         for way in ways:
@@ -137,10 +153,14 @@ def report_rates(root: Path, ways: Sequence[Way], bounds: Bounds, options: argpa
             with ExitStack() as stack:
                 loader = opened(stack, root / way.name, root / "cache", way.format(sample_bytes))
                 rates[way.name].append(warm_rate(loader, options.samples // BATCH * BATCH))
-    print(f"\n{'warm epochs':20}{'samples/s':>10}{'of tar':>9}")
+    print(f"\n{'warm epochs':20}{'samples/s':>10}{'of tar':>9}{'CPU us/sample':>15}{'of tar':>9}")
     for way in ways:
-        share = statistics.median(mine / tar for mine, tar in zip(rates[way.name], rates["tar"], strict=True))
-        print(f"{way.name:20}{statistics.median(rates[way.name]):10,.0f}{share:9.2f}")
+        pairs = list(zip(rates[way.name], rates["tar"], strict=True))
+        share = statistics.median(mine.per_second / tar.per_second for mine, tar in pairs)
+        cost = statistics.median(mine.cpu_seconds / tar.cpu_seconds for mine, tar in pairs)
+        rate = statistics.median(mine.per_second for mine, _ in pairs)
+        cpu = statistics.median(mine.cpu_seconds for mine, _ in pairs) * 1e6
+        print(f"{way.name:20}{rate:10,.0f}{share:9.2f}{cpu:15.1f}{cost:9.2f}")
         if way.least:
             bounds.add(f"{way.name}: warm rate of that of tars", share, way.least, least=True)
 

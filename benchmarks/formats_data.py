@@ -140,10 +140,10 @@ def _masked(raw: bytes) -> bytes:
 
 WAYS = (
     Way("tar", lambda length: WebDataset(), write_tar),
-    Way("tar, indexed", lambda length: WebDataset(), write_indexed_tar),
+    Way("tar+idx", lambda length: WebDataset(), write_indexed_tar),
     Way("tfrecord", lambda length: TFRecord(), write_tfrecord, 0.55),
-    Way("tfrecord, indexed", lambda length: TFRecord(), write_indexed_tfrecord, 0.55),
-    Way("recordio, indexed", lambda length: RecordIO(), write_recordio, 0.9),
+    Way("tfrecord+idx", lambda length: TFRecord(), write_indexed_tfrecord, 0.55),
+    Way("recordio+idx", lambda length: RecordIO(), write_recordio, 0.9),
     Way("jsonl", lambda length: JsonLines(), write_json_lines),
     Way("npy rows", lambda length: Npy(), write_npy),
     Way("raw arrays", lambda length: RawArrays("u1", (length,)), write_raw),

@@ -4,38 +4,28 @@
     Feature { oneof { BytesList 1, FloatList 2, Int64List 3 } }     each list: repeated value = 1, packed or not
 
 Source: tensorflow/core/example/{example,feature}.proto; https://protobuf.dev/programming-guides/encoding/. A feature
-that comes twice counts as the last one, unknown fields are skipped, as protobuf does. 7 us for three features of 2 KB,
-as fast as protobuf's own C (2026-11-22).
+that comes twice counts as the last one, unknown fields are skipped, as protobuf does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from struct import pack
+from typing import TypeAlias
 
 import numpy as np
 
 BYTES, FLOATS, INTEGERS, NOTHING = 0x0A, 0x12, 0x1A, 0
-# A map entry, a list or a packed run: field number 1 with a length.
-_ONE = 0x0A
-_VALUE = 0x12
+_LISTS = frozenset([BYTES, FLOATS, INTEGERS])
+# A map entry, a list or a packed run: field number 1 with a length. Its value: field number 2 with a length.
+_ONE, _TWO = 0x0A, 0x12
 # Unpacked: field number 1 as a varint, and as four bytes.
 _ONE_VARINT, _ONE_FIXED = 0x08, 0x0D
 _LONGEST_VARINT = 10
 # From so many bytes on numpy is quicker than a loop.
 _LONG_RUN = 64
 
-
-class Feature(NamedTuple):
-    """The values of a feature.
-
-    Attributes:
-        kind: BYTES, FLOATS, INTEGERS, or NOTHING if it has no list.
-        content: the list, as it is encoded.
-    """
-
-    kind: int
-    content: memoryview
+# BYTES, FLOATS, INTEGERS, or NOTHING if there is no list; and the list, as it is encoded. No class: 0.4 us less.
+Feature: TypeAlias = tuple[int, memoryview]
 
 
 class ExampleError(ValueError):
@@ -53,13 +43,19 @@ def parse_example(content: memoryview) -> dict[str, Feature]:
         ExampleError: not an Example.
     """
     found: dict[str, Feature] = {}
+    at, end = 0, len(content)
     try:
-        for start, stop in _fields(content, 0, len(content), "Example"):
-            for entry, end in _fields(content, start, stop, "Features"):
-                name, feature = _entry(content, entry, end)
-                found[name] = feature
+        while at < end:
+            tag = content[at]
+            if tag == _ONE:
+                start, at = _delimited(content, at + 1, end)
+                _features(content, start, at, found)
+            elif tag == _TWO:
+                raise ExampleError("a tf.train.SequenceExample, not an Example", at)
+            else:
+                at = _skipped(content, at, end)
     except (IndexError, UnicodeDecodeError) as error:
-        raise ExampleError(f"not a tf.train.Example: {error}", len(content)) from error
+        raise ExampleError(f"not a tf.train.Example: {error}", at) from error
     return found
 
 
@@ -69,29 +65,41 @@ def byte_strings(content: memoryview) -> list[memoryview]:
     Raises:
         ExampleError: not a BytesList.
     """
-    return [content[start:stop] for start, stop in _fields(content, 0, len(content), "BytesList")]
+    values, at, end = list[memoryview](), 0, len(content)
+    try:
+        while at < end:
+            if content[at] == _ONE:
+                start, at = _delimited(content, at + 1, end)
+                values.append(content[start:at])
+            else:
+                at = _skipped(content, at, end)
+    except IndexError as error:
+        raise ExampleError(f"not a BytesList: {error}", at) from error
+    return values
 
 
 def floats(content: memoryview) -> memoryview:
-    """The values of a FloatList, 4 bytes each: a view if they are packed in one run."""
-    end = len(content)
-    if end and content[0] == _ONE:
-        length, start = _varint(content, 1)
-        if start + length == end and length % 4 == 0:
-            return content[start:]
-    parts = []
-    at = 0
-    while at < end:
-        if content[at] == _ONE:
-            start, at = _delimited(content, at + 1, end)
-        elif content[at] == _ONE_FIXED:
-            start, at = at + 1, at + 5
-        else:
-            raise ExampleError("not a FloatList", at)
-        if at > end or (at - start) % 4:
-            raise ExampleError("not a FloatList", start)
-        parts.append(content[start:at])
-    return memoryview(b"".join(parts))
+    """The values of a FloatList, 4 bytes each: a view if they are packed in one run.
+
+    Raises:
+        ExampleError: not a FloatList.
+    """
+    parts, at, end = list[memoryview](), 0, len(content)
+    try:
+        while at < end:
+            tag = content[at]
+            if tag == _ONE:
+                start, at = _delimited(content, at + 1, end)
+            elif tag == _ONE_FIXED:
+                start, at = at + 1, at + 5
+            else:
+                raise ExampleError("not a FloatList", at)
+            if at > end or (at - start) % 4:
+                raise ExampleError("not a FloatList", start)
+            parts.append(content[start:at])
+    except IndexError as error:
+        raise ExampleError(f"not a FloatList: {error}", at) from error
+    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
 
 def integers(content: memoryview) -> memoryview:
@@ -100,81 +108,72 @@ def integers(content: memoryview) -> memoryview:
     Raises:
         ExampleError: not an Int64List.
     """
-    end, at, values = len(content), 0, list[int]()
+    values, at, end = list[int](), 0, len(content)
     try:
         while at < end:
             tag = content[at]
             if tag == _ONE:
                 start, at = _delimited(content, at + 1, end)
-                if at - start > _LONG_RUN:
-                    values += _varints(content[start:at])
-                    continue
-                while start < at:
-                    value, start = _varint(content, start)
-                    values.append(value)
-                if start != at:
-                    raise ExampleError("not an Int64List", start)
+                values += _varints(content, start, at)
             elif tag == _ONE_VARINT:
                 value, at = _varint(content, at + 1)
                 values.append(value)
             else:
                 raise ExampleError("not an Int64List", at)
-        return memoryview(np.array(values, np.uint64).view(np.uint8).data)
-    except (IndexError, OverflowError) as error:
+    except IndexError as error:
         raise ExampleError(f"not an Int64List: {error}", at) from error
+    return memoryview(pack(f"<{len(values)}Q", *values))
+
+
+def _features(content: memoryview, at: int, end: int, found: dict[str, Feature]) -> None:
+    """Adds the entries of the map."""
+    while at < end:
+        if content[at] == _ONE:
+            start, at = _delimited(content, at + 1, end)
+            name, feature = _entry(content, start, at)
+            found[name] = feature
+        else:
+            at = _skipped(content, at, end)
 
 
 def _entry(content: memoryview, at: int, end: int) -> tuple[str, Feature]:
     """Name and value of an entry of the map."""
-    name, feature = "", Feature(NOTHING, content[:0])
+    name, feature = "", (NOTHING, content[:0])
     while at < end:
         tag = content[at]
-        if tag not in {_ONE, _VALUE}:
-            at = _skipped(content, at, end)
-            continue
-        start, at = _delimited(content, at + 1, end)
         if tag == _ONE:
+            start, at = _delimited(content, at + 1, end)
             name = str(content[start:at], "utf-8")
-        else:
+        elif tag == _TWO:
+            start, at = _delimited(content, at + 1, end)
             feature = _feature(content, start, at)
+        else:
+            at = _skipped(content, at, end)
     return name, feature
 
 
 def _feature(content: memoryview, at: int, end: int) -> Feature:
-    found = Feature(NOTHING, content[:0])
+    found = (NOTHING, content[:0])
     while at < end:
         tag = content[at]
-        if tag in {BYTES, FLOATS, INTEGERS}:
+        if tag in _LISTS:
             start, at = _delimited(content, at + 1, end)
-            found = Feature(tag, content[start:at])
+            found = (tag, content[start:at])
         else:
             at = _skipped(content, at, end)
     return found
 
 
-def _fields(content: memoryview, at: int, end: int, message: str) -> Iterator[tuple[int, int]]:
-    """Start and stop of each field number 1 with a length; others are skipped, but not those of a SequenceExample."""
-    while at < end:
-        tag = content[at]
-        if tag == _ONE:
-            start, at = _delimited(content, at + 1, end)
-            yield start, at
-        elif tag == _VALUE and message == "Example":
-            raise ExampleError("a tf.train.SequenceExample, not an Example", at)
-        else:
-            at = _skipped(content, at, end)
-
-
 def _delimited(content: memoryview, at: int, end: int) -> tuple[int, int]:
     """Start and stop of what has its length in front."""
     length = content[at]
-    if length < 0x80:
-        start = at + 1
-    else:
+    start = at + 1
+    if length >= 0x80:
         length, start = _varint(content, at)
-    if start + length > end:
+    stop = start + length
+    if stop > end:
         raise ExampleError(f"a field of {length} bytes, of which {end - start} are there", at)
-    return start, start + length
+    return start, stop
 
 
 def _varint(content: memoryview, at: int) -> tuple[int, int]:
@@ -192,12 +191,25 @@ def _varint(content: memoryview, at: int) -> tuple[int, int]:
     return value & 0xFFFFFFFFFFFFFFFF, at
 
 
-def _varints(content: memoryview) -> list[int]:
+def _varints(content: memoryview, at: int, end: int) -> list[int]:
     """The numbers of a packed run."""
+    if end - at > _LONG_RUN:
+        return _many_varints(content[at:end])
+    values = []
+    while at < end:
+        value, at = _varint(content, at)
+        values.append(value)
+    if at != end:
+        raise ExampleError("not an Int64List", at)
+    return values
+
+
+def _many_varints(content: memoryview) -> list[int]:
+    """The numbers of a long run, of all at once."""
     raw = np.frombuffer(content, np.uint8)
     ends = np.flatnonzero(raw < 0x80)
     starts = np.concatenate([[0], ends[:-1] + 1])
-    widths = ends - starts + 1
+    widths = ends - starts + 1 if len(ends) else ends
     if not len(ends) or ends[-1] != len(raw) - 1 or widths.max() > _LONGEST_VARINT:
         raise ExampleError("not an Int64List", 0)
     values = np.zeros(len(ends), np.uint64)

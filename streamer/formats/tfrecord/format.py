@@ -145,19 +145,20 @@ def payload_of(content: memoryview) -> memoryview:
 
 
 def _field(name: str, feature: Feature, kind: str) -> Field:
-    if feature.kind == BYTES:
-        values = byte_strings(feature.content)
+    tag, content = feature
+    if tag == BYTES:
+        values = byte_strings(content)
         if len(values) == 1:
             return Field(name, values[0], kind or kind_of_bytes(values[0]))
         if kind:
             raise DecodeError(f"feature {name!r} has {len(values)} byte strings, not one, as {kind!r} would need")
-        return Field(name, feature.content, "tf-bytes")
-    if feature.kind == NOTHING:
-        return Field(name, feature.content, "null")
-    numbers, letter = (floats(feature.content), "<f4") if feature.kind == FLOATS else (integers(feature.content), "<i8")
-    if kind and not kind.startswith(letter):
-        raise DecodeError(f"feature {name!r} has numbers of type {letter!r}, not {kind!r}")
-    return Field(name, numbers, kind or f"{letter}[]")
+        return Field(name, content, "tf-bytes")
+    if tag == NOTHING:
+        return Field(name, content, "null")
+    numbers, found = (floats(content), "<f4[]") if tag == FLOATS else (integers(content), "<i8[]")
+    if kind and kind[:3] != found[:3]:
+        raise DecodeError(f"feature {name!r} has numbers of type {found[:3]!r}, not {kind!r}")
+    return Field(name, numbers, kind or found)
 
 
 def _kind(name: str, rule: str) -> str:

@@ -109,3 +109,11 @@ async def test_a_raw_file_manifest_says_nothing_of_containers(store, build_it, r
     """Another format's rows are not taken."""
     files = await build_it(store(tars(range(3))), URL, kind="folder")
     assert await rebuilt(tars(range(3)), [files]) == {"00.tar", "01.tar", "02.tar"}
+
+
+async def test_ten_of_a_thousand(store, build_it, rebuilt):
+    """1,000 tars, 10 added: 10 are read, to the digest of a full build."""
+    content = tar_of([("0.txt", b"text")])
+    first = await build_it(store({f"{URL}{number:04d}.tar": content for number in range(1000)}), URL)
+    read = await rebuilt({f"{URL}{number:04d}.tar": content for number in range(1010)}, [first])
+    assert sorted(read) == [f"{number}.tar" for number in range(1000, 1010)]
