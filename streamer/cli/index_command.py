@@ -161,10 +161,12 @@ def _beside(manifest: Manifest, urls: Sequence[str]) -> str:
     """The folder of a manifest beside its data.
 
     Raises:
-        ConfigError: no single url, or not that of a folder.
+        ConfigError: no single url, not that of a folder, or a manifest that saves no reading.
     """
     from streamer.manifest.layout import BESIDE
 
+    if manifest.whole_objects:
+        raise ConfigError("--beside: of raw files the listing is enough; leave it out", field="beside")
     base = manifest.content.base.removeprefix("file://")
     if len(urls) != 1 or f"{_absolute(urls[0]).removeprefix('file://').rstrip('/')}/" != base:
         raise ConfigError(

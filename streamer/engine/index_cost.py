@@ -31,12 +31,14 @@ class IndexCost:
         self._objects = ""
         self._first: tuple[float, int] | None = None
         self._measured = False
+        self._known_bytes = 0
 
     def estimated(self, estimate: Estimate) -> None:
         """After the listing."""
         size = format_bytes(estimate.total_bytes)
         self._objects = f"index {counted(estimate.objects, 'objects')}"
         self._measured = not estimate.read_bytes
+        self._known_bytes = estimate.known_bytes
         some = format_bytes(estimate.read_bytes) + " of " if estimate.read_bytes < estimate.total_bytes else ""
         text = f"{self._objects}: read {some}{size} once"
         if self._measured:
@@ -66,8 +68,9 @@ class IndexCost:
             return
         self._measured = True
         rate = done / seconds
-        whole = step.total_bytes / rate
-        size = format_bytes(step.total_bytes)
+        # Without what an earlier manifest knows.
+        rest = step.total_bytes - self._known_bytes
+        whole, size = rest / rate, format_bytes(rest)
         text = f"{self._objects}: read {size}, {_duration(whole)} at {format_bytes(rate)}/s"
         self._report(text, step.bytes_done, step.total_bytes)
         if whole > self._limit_seconds:

@@ -153,6 +153,7 @@ class Estimate(msgspec.Struct, frozen=True):
         read_bytes: the most bytes that will be read (0: the listing is enough).
         requests: the most range requests, of 8 MiB each where all bytes are read.
         chunk_bytes: what the chunks will be cut to.
+        known_bytes: sizes of the objects whose samples an earlier manifest has.
     """
 
     objects: int
@@ -160,6 +161,7 @@ class Estimate(msgspec.Struct, frozen=True):
     read_bytes: int
     requests: int
     chunk_bytes: int
+    known_bytes: int = 0
 
 
 class Progress(msgspec.Struct, frozen=True):

@@ -38,6 +38,14 @@ def test_the_manifest_lies_beside_the_data(tars, tmp_path, capsys):
     assert "index 2 objects (20.5 kB): the listing is enough" in steps
 
 
+def test_raw_files_need_none(tars, tmp_path, capsys):
+    """Their listing says everything."""
+    where = ["--cache-dir", str(tmp_path / "one")]
+    code, _, error = indexed(capsys, str(tars), "--format", "folder", "--beside", *where)
+    assert code == 2
+    assert "of raw files the listing is enough" in error
+
+
 @pytest.mark.parametrize("name", ["*.tar", "a.tar"])
 def test_it_needs_the_folder(tars, tmp_path, capsys, name):
     """An engine that lists a pattern would not find it."""

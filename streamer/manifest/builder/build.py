@@ -157,6 +157,7 @@ def _estimate(surveyed: Surveyed, known: Collection[int], chunk_bytes: int) -> E
         read_bytes=read_bytes,
         requests=windows if most is None else max(len(unknown), -(-read_bytes // WINDOW_BYTES)),
         chunk_bytes=chunk_bytes,
+        known_bytes=int(sizes.sum() - unknown.sum()),
     )
 
 

@@ -67,3 +67,13 @@ def test_an_index_that_is_over_is_not_refused():
     run = Run()
     run.at(0, 8 * MB)
     run.at(1000, 100_000 * MB)
+
+
+def test_what_an_earlier_manifest_knows_takes_no_time():
+    """99 of 100 GB are known: the rest is soon read."""
+    run = Run()
+    run.cost.estimated(Estimate(100, 100_000 * MB, 1000 * MB, 120, 8 << 20, known_bytes=99_000 * MB))
+    run.at(0, 99_008 * MB)
+    run.at(4, 99_328 * MB)
+    assert run.texts[-3] == "index 100 objects: read 1.0 GB of 100.0 GB once"
+    assert run.texts[-1] == "index 100 objects: read 1.0 GB, 12.5 s at 80.0 MB/s"
