@@ -79,13 +79,13 @@ class Npy(Format, frozen=True, forbid_unknown_fields=True):
         Raises:
             ManifestError: a file that is no array of numbers in C order, or rows of another kind than those before.
         """
-        answers = yield tuple(Need(0, min(_HEAD_BYTES, record.size), record) for record in accepted if record.size)
-        assert isinstance(answers, tuple)
-        heads = []
-        for record, content in zip((record for record in accepted if record.size), answers, strict=True):
-            heads.append((yield from _head(record, content)))
         if empty := next((record for record in accepted if not record.size), None):
             raise refused(empty, "has no bytes, not even the header of an .npy file")
+        answers = yield tuple(Need(0, min(_HEAD_BYTES, record.size), record) for record in accepted)
+        assert isinstance(answers, tuple)
+        heads = []
+        for record, content in zip(accepted, answers, strict=True):
+            heads.append((yield from _head(record, content)))
         for record, head in zip(accepted, heads, strict=True):
             if head.kind != heads[0].kind:
                 raise ManifestError(

@@ -75,5 +75,5 @@ def test_what_an_earlier_manifest_knows_takes_no_time():
     run.cost.estimated(Estimate(100, 100_000 * MB, 1000 * MB, 120, 8 << 20, known_bytes=99_000 * MB))
     run.at(0, 99_008 * MB)
     run.at(4, 99_328 * MB)
-    assert run.texts[-3] == "index 100 objects: read 1.0 GB of 100.0 GB once"
+    assert run.texts[-4] == "index 100 objects: read 1.0 GB of 100.0 GB once"
     assert run.texts[-1] == "index 100 objects: read 1.0 GB, 12.5 s at 80.0 MB/s"
