@@ -354,10 +354,9 @@ class _Recorder:
         if url not in self._pages:
             self._pages[url] = await self._fetcher.list(url)
             listed = [record for page in self._pages[url] for record in page]
-            self.records += [record for record in listed if not is_beside(record.url)]
-            self.beside += [
-                record.url.removesuffix(ROOT_NAME) for record in listed if record.url.endswith(f"/{BESIDE}/{ROOT_NAME}")
-            ]
+            self.records += [record for record in listed if not is_beside(record.url, url)]
+            roots = [record.url for record in listed if record.url.endswith(f"/{BESIDE}/{ROOT_NAME}")]
+            self.beside += [root.removesuffix(ROOT_NAME) for root in roots if is_beside(root, url)]
 
     async def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
         """As a store would."""

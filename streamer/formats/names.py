@@ -18,7 +18,7 @@ VIDEO = frozenset(["mp4", "mkv", "mov", "avi", "webm", "mpg"])
 COMPANIONS = frozenset(
     [
         *("txt", "md", "rst", "html", "pdf", "json", "jsonl", "xml", "yaml", "yml", "csv", "tsv", "log", "py", "sh"),
-        *("db", "idx", "lst", "txn", "manifest"),
+        *("db", "idx", "index", "lst", "txn", "manifest"),
     ]
 )
 _SAME = {"jpeg": "jpg"}

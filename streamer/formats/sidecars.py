@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from itertools import pairwise
 
@@ -25,7 +26,11 @@ def with_sidecars(
         endings: put behind the name of an object, or, where they begin with a slash, in place of its extension.
         probe_bytes: read of an object whose samples an index file lists.
     """
-    sources = [Source(record, sidecar=_beside(record.url, others, endings)) for record in accepted]
+    found = [_beside(record.url, others, endings) for record in accepted]
+    # Of "a.tfrecord-00000-of-00002" and its like all shards would have the index file "a.idx".
+    uses = Counter(sidecar.url for sidecar in found if sidecar is not None)
+    own = [sidecar if sidecar is not None and uses[sidecar.url] == 1 else None for sidecar in found]
+    sources = [Source(record, sidecar=sidecar) for record, sidecar in zip(accepted, own, strict=True)]
     if all(source.sidecar is None for source in sources):
         return Survey(sources)
     read = (source.record.size if source.sidecar is None else source.sidecar.size + probe_bytes for source in sources)

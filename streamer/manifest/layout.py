@@ -136,9 +136,9 @@ class _Preamble(msgspec.Struct, frozen=True):
     version: int
 
 
-def is_beside(url: str) -> bool:
-    """Whether an object belongs to a manifest that lies beside its data."""
-    return f"/{BESIDE}/" in url
+def is_beside(object_url: str, url: str) -> bool:
+    """Whether an object that was found below `url` belongs to a manifest that lies beside the data."""
+    return f"/{BESIDE}/" in object_url and f"/{BESIDE}/" not in f"{url}/"
 
 
 def file_name(table: str, part: int) -> str:

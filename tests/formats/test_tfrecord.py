@@ -93,6 +93,14 @@ def test_index_files_are_read_instead(indexed):
     assert sum(n.stop - n.start for asks in found.needs.values() for ask in asks for n in ask) < 400
 
 
+def test_an_index_file_of_several_shards_is_none(indexed):
+    """`a.idx` beside `a.tfrecord-00000-of-00002` and -00001: which is it of?"""
+    shards = [indexed.objects[name] for name in sorted(indexed.objects) if name.endswith(".tfrecord")]
+    names = [f"a.tfrecord-{number:05d}-of-00002" for number in range(2)]
+    found = find(indexed.format, {**dict(zip(names, shards, strict=True)), "a.idx": b"?"})
+    assert [source.sidecar for source, _ in found.items] == [None, None]
+
+
 @pytest.mark.parametrize(
     "lines", [b"0 16\n", b"a b\n", b"0\n", b"\n", b"0 16031 0\n", b"0 16000\n16000 31\n", b"-16 32\n16 16015\n"]
 )

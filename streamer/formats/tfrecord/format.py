@@ -29,7 +29,7 @@ from streamer.manifest.model import ObjectRecord
 
 _NAME = re.compile(r".*\.(tfrecords?|tfrec)((-|\.)\d+-of-\d+|-\d+)?(\.(gz|gzip|zlib|zst))?|.+-\d{5}-of-\d{5}(\.gz)?")
 _PACKED = (".gz", ".gzip", ".zlib", ".zst")
-_INDEX_ENDINGS = (".idx", "/.idx", ".index")
+_INDEX_ENDINGS = (".idx", "/.idx", ".index", "/.index")
 # The words of `features=`, with the shape behind them.
 _WORDS = {"int": "<i8", "float": "<f4"}
 _RULE = re.compile(r"(int|float)(\[[-\d,]*\])?")

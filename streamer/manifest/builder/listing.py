@@ -132,7 +132,7 @@ async def _list_one(url: str, lister: Lister) -> _Found:
     versions: list[bytes] = []
     sizes = array("q")
     async for listed in lister.list(url):
-        page = [record for record in listed if not is_beside(record.url)]
+        page = [record for record in listed if not is_beside(record.url, url)]
         names += [record.url for record in page]
         versions += [_bytes(record.version) for record in page]
         sizes.extend(record.size for record in page)

@@ -172,6 +172,14 @@ async def test_a_manifest_beside_the_data_is_used(tmp_path: Path, tars: str) -> 
         assert (more.samples, three.manifests.read_bytes) == (17, added)
 
 
+async def test_data_below_a_folder_of_that_name(engine: Engine, tmp_path: Path) -> None:
+    """Are data."""
+    (tmp_path / ".streamer" / "data").mkdir(parents=True)
+    url = f"{tmp_path}/.streamer/data/"
+    add_tar(url, 3)
+    assert (await found(engine, url))[0].samples == 3
+
+
 async def test_a_damaged_manifest_beside_the_data_is_left_alone(
     engine: Engine, tars: str, caplog: pytest.LogCaptureFixture
 ) -> None:
