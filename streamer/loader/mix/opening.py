@@ -27,7 +27,7 @@ from streamer.loader.rank.opening import Opening
 from streamer.loader.rank.rank_stream import Identity
 from streamer.loader.samples.maker import SampleRules
 from streamer.loader.skipping import SkipRules
-from streamer.order.mix import MixSource
+from streamer.order.mix import MixSource, MixSpec
 from streamer.order.mix.explain import cautions, explain
 from streamer.order.plan import LastBatch, check_last_batch
 from streamer.order.quality import lane_spread
@@ -87,10 +87,17 @@ class MixOpening:
 
     def sources(self) -> tuple[MixSource, ...]:
         """The members as the order sees them."""
+        in_bytes = self.options.shares.unit == "bytes"
         return tuple(
-            MixSource(name, member.digest, member.chunk_samples, opening.options.seed, shuffle)
+            MixSource(
+                name,
+                member.digest,
+                member.chunk_samples,
+                opening.options.seed,
+                shuffle_mode(opening.options.shuffle),
+                size=member.bytes if in_bytes else None,
+            )
             for name, member, opening in zip(self.options.names, self.members.each, self.openings, strict=True)
-            for shuffle in [shuffle_mode(opening.options.shuffle)]
         )
 
     def prepare(self, batch_size: int, last_batch: LastBatch | None, *, plain: bool = False) -> MixPrepared:
@@ -127,7 +134,11 @@ class MixOpening:
         spec = self.options.request.spec(self.sources(), global_batch)
         with self.connections.for_requests() as connection:
             limit_bytes = connection.limit_bytes
-        return explain(spec, self.members.sizes, global_batch, cache_bytes=limit_bytes or None, nodes=nodes)
+        return self._in_words(spec, global_batch, nodes, limit_bytes or None)
+
+    def _in_words(self, spec: MixSpec, global_batch: int, nodes: int, cache_bytes: int | None = None) -> str:
+        unit, sizes = self.options.shares.unit, self.members.sizes
+        return explain(spec, sizes, global_batch, cache_bytes=cache_bytes, nodes=nodes, unit=unit)
 
     def _recipes(self) -> tuple[MemberRecipe, ...]:
         return tuple(
@@ -207,7 +218,7 @@ class MixOpening:
         if prepared.rank_config.rank or spec.order_id in self._explained:
             return
         self._explained.add(spec.order_id)
-        logger.info("%s", explain(spec, self.members.sizes, batch, nodes=nodes))
+        logger.info("%s", self._in_words(spec, batch, nodes))
         for caution in (*cautions(spec, batch, self.options.shares.epoch_samples), *_in_step(prepared)):
             logger.warning("%s", caution)
         if nodes > 1 and batch % nodes == 0:
@@ -244,13 +255,8 @@ def _open(member: tuple[str, Opening]) -> Member:
     try:
         opened = Member(opening.manifest, opening.selection)
     except StreamerError as error:
-        raise of_member(name, error) from error
+        raise error.of_member(name) from error
     finally:
         # A mix of a thousand members has one connection to the engine, not a thousand.
         opening.connections.close_idle()
     return opened
-
-
-def of_member(name: str, error: StreamerError) -> StreamerError:
-    """The same error with the name of the member."""
-    return type(error)(f"member {name}: {error.message}", **{**error.details, "member": name})

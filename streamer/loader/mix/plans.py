@@ -27,6 +27,8 @@ Integers = npt.NDArray[np.int64]
 
 # The running epoch and the next one, which the look-ahead plans.
 _PLANS_KEPT = 2
+# Samples that are located at once: 50 MB.
+_BLOCK = 1 << 20
 
 
 class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +81,16 @@ class Member:
         share = self.samples / max(1, self.manifest.samples)
         chunks = int(np.count_nonzero(self.chunk_samples))
         return MemberSize(chunks, int(self.manifest.chunk_local_bytes.sum() * share))
+
+    @cached_property
+    def bytes(self) -> int:
+        """Of the selected samples, exactly; takes 0.1 us for each."""
+        manifest, samples = self.manifest, self.samples
+        if self.selection is None:
+            return int(manifest.chunk_local_bytes.sum())
+        blocks = (np.arange(first, min(first + _BLOCK, samples)) for first in range(0, samples, _BLOCK))
+        located = (manifest.locate(self.to_manifest(block)) for block in blocks)
+        return sum(int((stop - start).sum()) for _, start, stop in located)
 
     @property
     def digest(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from streamer.config import format_bytes
-from streamer.order.mix.spec import MixMember, MixSpec
+from streamer.order.mix.spec import MixMember, MixSpec, Unit
 from streamer.order.quality import lane_spread
 
 # Members that a row names.
@@ -59,6 +59,7 @@ def explain(
     epoch: int | None = None,
     cache_bytes: int | None = None,
     nodes: int = 1,
+    unit: Unit = "samples",
 ) -> str:
     """The mix of an epoch in words, one row per member.
 
@@ -69,13 +70,17 @@ def explain(
         epoch: None: the first one.
         cache_bytes: of one machine's cache; None: no row about it.
         nodes: machines.
+        unit: of the shares.
     """
     epoch = spec.origin_epoch if epoch is None else epoch
     quotas, passes = spec.quotas(epoch), spec.passes(epoch)
     width = max(8, *(len(member.name) for member in spec.members))
     rows = [("mix", _mix_row(spec, sum(quotas), global_batch))]
+    parts = quotas if unit == "samples" else [each * size.bytes for each, size in zip(passes, sizes, strict=True)]
+    of_unit = "" if unit == "samples" else f" of the {unit}"
     for number, member in enumerate(spec.members):
-        share = f"{quotas[number] / sum(quotas):8.2%}  {quotas[number]:>13,} samples = {passes[number]:.2f} passes"
+        share = f"{parts[number] / sum(parts):8.2%}{of_unit}  {quotas[number]:>13,} samples"
+        share = f"{share} = {passes[number]:.2f} passes"
         rows.append((member.name, f"{share}  {_open_row(member, sizes[number])}"))
     if cache_bytes is not None:
         rows.append(("cache", _cache_row(spec, passes, [size.bytes for size in sizes], cache_bytes)))

@@ -30,6 +30,13 @@ def test_a_mix_is_said_in_a_row_per_member() -> None:
     assert rows["nodes"] == "4 nodes share no lane: store bytes 1.00 x dataset"
 
 
+def test_shares_of_the_bytes_are_said_as_such() -> None:
+    """0.30 passes of 32,000 MiB, 3.34 of 320."""
+    sizes = [MemberSize(4000, 32_000 * MIB), MemberSize(40, 320 * MIB)]
+    rows = dict(row.split(maxsplit=1) for row in explain(_spec(), sizes, 256, unit="bytes").splitlines())
+    assert rows["web"].split()[:4] == ["90.00%", "of", "the", "bytes"]
+
+
 @pytest.mark.parametrize(
     ("batching", "message"),
     [("random", "every 16 batches have their share, 230.4 web, 25.6 books"), ("homogeneous", "every batch is of one")],
