@@ -24,13 +24,13 @@ from streamer.loader.rank.agreement import compared, detect, gather_for
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.opening import Opening
-from streamer.loader.rank.rank_stream import Identity
+from streamer.loader.rank.rank_stream import Identity, StreamNames
 from streamer.loader.samples.maker import SampleRules
 from streamer.loader.skipping import SkipRules
 from streamer.order.mix import MixSource, MixSpec
 from streamer.order.mix.explain import cautions, explain
 from streamer.order.plan import LastBatch, check_last_batch
-from streamer.order.quality import lane_spread
+from streamer.order.quality import shared_lanes
 from streamer.order.spec import shuffle_mode
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class MixOpening:
         self.connections = EngineConnections(
             lambda: EngineClient(replace(first.client_settings(Environment.read(), job), storage_options={}))
         )
-        self._usual_batch = 0
+        self._streams = StreamNames()
         self._members: Members | None = None
         self._explained: set[str] = set()
 
@@ -115,7 +115,7 @@ class MixOpening:
             roots = tuple(connection.roots())
         identity = Identity(
             rank_config=rank_config,
-            stream=self._stream(batch_size, plain),
+            stream=self._streams.name(self._stream(), batch_size, plain),
             free_parts=frozenset(),
             skip_rules=SkipRules(options.on_error, options.error_budget),
         )
@@ -159,15 +159,11 @@ class MixOpening:
             opening.options.client_settings(environment, self.job).encoded_options() for opening in self.openings
         )
 
-    def _stream(self, batch_size: int, plain: bool) -> str:
-        """The name of the stream, within which the ranks of a job must agree; see `Opening`."""
+    def _stream(self) -> str:
+        """The name of the members and their samples, or what the user calls them."""
         digests = " ".join(member.digest for member in self.members.each)
         chosen = blake2b(digests.encode(), digest_size=8).hexdigest()
-        name = self.options.stream or f"mix of {', '.join(self.options.names)[:200]} ({chosen})"
-        if plain:
-            return f"{name}, sample by sample"
-        self._usual_batch = self._usual_batch or batch_size
-        return name if batch_size == self._usual_batch else f"{name}, by {batch_size}"
+        return self.options.stream or f"mix of {', '.join(self.options.names)[:200]} ({chosen})"
 
     @property
     def user_code(self) -> tuple[object, ...]:
@@ -221,10 +217,8 @@ class MixOpening:
         logger.info("%s", self._in_words(spec, batch, nodes))
         for caution in (*cautions(spec, batch, self.options.shares.epoch_samples), *_in_step(prepared)):
             logger.warning("%s", caution)
-        if nodes > 1 and batch % nodes == 0:
-            spread = lane_spread(spec.members[0].order, batch, nodes)
-            if spread.crossing:
-                logger.warning("%s", str(spread))
+        if shared := shared_lanes(spec.members[0].order, batch, nodes):
+            logger.warning("%s", shared)
 
 
 def _in_step(prepared: MixPrepared) -> list[str]:

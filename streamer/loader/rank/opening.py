@@ -23,7 +23,7 @@ from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.dataset_options import DatasetOptions
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.prepared import Prepared
-from streamer.loader.rank.rank_stream import Identity
+from streamer.loader.rank.rank_stream import Identity, StreamNames
 from streamer.loader.rank.selections import Choice, choose
 from streamer.loader.rank.single_reads import StreamedBytes, find_key
 from streamer.loader.samples.maker import SampleMaker, SampleRules
@@ -34,7 +34,7 @@ from streamer.manifest.reader_lock import open_held
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
 from streamer.order.plan import LastBatch, check_last_batch
-from streamer.order.quality import check_sample_shuffle, explain, lane_spread
+from streamer.order.quality import check_sample_shuffle, explain, shared_lanes
 from streamer.order.spec import OrderSpec, shuffle_mode
 from streamer.wire.messages import IndexProgress
 
@@ -65,7 +65,7 @@ class Opening:
         self.shared = shared
         # Not a method: the connections are kept by open sessions, and must not keep this object.
         self.connections = EngineConnections(lambda: EngineClient(options.client_settings(Environment.read(), job)))
-        self._usual_batch = 0
+        self._streams = StreamNames()
         self._opened: tuple[Manifest, Selection | None] | None = None
         self._explained: set[str] = set()
         self._announcer = _Announcer(0)
@@ -127,24 +127,17 @@ class Opening:
             rules=self.rules(),
             selection=None if selection is None else (selection.digest, selection.path.parent),
         )
-        stream = self._stream(batch_size, plain)
+        stream = self._streams.name(self._stream(), batch_size, plain)
         skip_rules = SkipRules(options.on_error, options.error_budget)
         identity = Identity(
             rank_config=rank_config, stream=stream, free_parts=options.free_parts, skip_rules=skip_rules
         )
         return Prepared(self.connections, recipe, self.manifest, identity)
 
-    def _stream(self, batch_size: int, plain: bool) -> str:
-        """The name of the stream, within which the ranks of a job must agree.
-
-        The first batch size is the usual one, so that ranks that begin with different sizes are refused.
-        """
+    def _stream(self) -> str:
+        """The name of the samples and their shuffle, or what the user calls them."""
         chosen = "all" if self.selection is None else self.selection.digest
-        name = self.options.stream or f"shuffle {shuffle_mode(self.options.shuffle)} of {chosen}"
-        if plain:
-            return f"{name}, sample by sample"
-        self._usual_batch = self._usual_batch or batch_size
-        return name if batch_size == self._usual_batch else f"{name}, by {batch_size}"
+        return self.options.stream or f"shuffle {shuffle_mode(self.options.shuffle)} of {chosen}"
 
     @property
     def user_code(self) -> tuple[object, ...]:
@@ -314,10 +307,8 @@ class Opening:
         share = chosen.samples / self.manifest.samples
         stored_bytes = int(self.manifest.chunk_local_bytes.sum() * share)
         logger.info("%s", explain(spec, chosen.chunk_samples, global_batch, stored_bytes, rank_config.nodes))
-        if rank_config.nodes > 1 and global_batch % rank_config.nodes == 0:
-            spread = lane_spread(spec, global_batch, rank_config.nodes)
-            if spread.crossing:
-                logger.warning("%s", str(spread))
+        if shared := shared_lanes(spec, global_batch, rank_config.nodes):
+            logger.warning("%s", shared)
 
     def rules(self) -> SampleRules:
         """The rules of making samples."""
