@@ -17,7 +17,7 @@ from streamer.config import Environment, RankConfig
 from streamer.errors import StreamerError
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.mix.options import MixOptions
-from streamer.loader.mix.plans import Member, MemberRecipe, Members, MixGeometry
+from streamer.loader.mix.plans import MemberRecipe, Members, MixGeometry
 from streamer.loader.mix.prepared import MixInputs, MixPrepared
 from streamer.loader.mix.samples import MixRecipe
 from streamer.loader.rank.agreement import compared, detect, gather_for
@@ -26,6 +26,7 @@ from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.opening import Opening
 from streamer.loader.rank.rank_stream import Identity, StreamNames
 from streamer.loader.samples.maker import SampleRules
+from streamer.loader.samples.opened import OpenedDataset
 from streamer.loader.skipping import SkipRules
 from streamer.order.mix import MixSource, MixSpec
 from streamer.order.mix.explain import cautions, explain
@@ -95,7 +96,7 @@ class MixOpening:
                 member.chunk_samples,
                 opening.options.seed,
                 shuffle_mode(opening.options.shuffle),
-                size=member.bytes if in_bytes else None,
+                size=member.exact_bytes if in_bytes else None,
             )
             for name, member, opening in zip(self.options.names, self.members.each, self.openings, strict=True)
         )
@@ -198,7 +199,7 @@ class MixOpening:
         for opening in self.openings:
             opening.close()
 
-    def _open_all(self) -> list[Member]:
+    def _open_all(self) -> list[OpenedDataset]:
         _allow_descriptors(_DESCRIPTORS_PER_MEMBER * len(self.openings))
         # The same dataset may be a member twice; an opening is for one thread.
         distinct = {
@@ -244,10 +245,10 @@ def _allow_descriptors(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def _open(member: tuple[str, Opening]) -> Member:
+def _open(member: tuple[str, Opening]) -> OpenedDataset:
     name, opening = member
     try:
-        opened = Member(opening.manifest, opening.selection)
+        opened = opening.opened
     except StreamerError as error:
         raise error.of_member(name) from error
     finally:
