@@ -29,6 +29,9 @@ from streamer.wire.messages import GetManifest
 OnChange = Literal["raise", "refresh"]
 OnDamage = Literal["raise", "skip"]
 
+# Urls that a message names.
+_NAMED = 4
+
 # "s3:/bucket"; a folder of such a name is "./s3:".
 _ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?|file):/", re.IGNORECASE)
 
@@ -117,6 +120,12 @@ class DatasetOptions:
                     "become part of the data: name another folder",
                     field="manifest",
                 )
+
+    @property
+    def place(self) -> str:
+        """The urls, for messages: the first ones of many."""
+        named = ", ".join(self.urls[:_NAMED])
+        return named if len(self.urls) <= _NAMED else f"{named} and {len(self.urls) - _NAMED} more"
 
     def with_rank(self, rank_config: RankConfig) -> DatasetOptions:
         """The same options with this rank and world size."""

@@ -43,6 +43,28 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     skip_rules: SkipRules
 
 
+class StreamNames:
+    """Names the streams of one dataset or mix, within which the ranks of a job must agree."""
+
+    def __init__(self) -> None:
+        self._usual_batch = 0
+
+    def name(self, data: str, batch_size: int, plain: bool) -> str:
+        """The name of a loader's stream.
+
+        The first batch size is the usual one, so that ranks that begin with different sizes are refused.
+
+        Args:
+            data: samples and shuffle.
+            batch_size: of one rank.
+            plain: for a bare loop or torch's DataLoader.
+        """
+        if plain:
+            return f"{data}, sample by sample"
+        self._usual_batch = self._usual_batch or batch_size
+        return data if batch_size == self._usual_batch else f"{data}, by {batch_size}"
+
+
 class Geometry(Protocol):
     """The part of a recipe that describes the batches of all ranks."""
 
