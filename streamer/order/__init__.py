@@ -5,6 +5,7 @@ bijection.py  a permutation of [0, n) without a table
 spec.py       what fixes an order; the automatic choice of lanes and window
 cut.py        chunks to lanes
 deal.py       pieces of a lane to groups: the moving window of open chunks
+decode.py     places in the lanes to ordinals
 epoch.py      positions to ordinals
 padding.py    positions past the end
 rank_split.py positions of a batch to ranks
