@@ -16,14 +16,15 @@ from streamer.client.engine_client import EngineClient
 from streamer.client.launcher import log_path
 from streamer.config import Environment, RankConfig
 from streamer.decode.transforms import as_transform
-from streamer.errors import StreamerError
+from streamer.errors import ConfigError, StreamerError
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.rank.agreement import agree, compared, detect, gather_for
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.dataset_options import DatasetOptions
 from streamer.loader.rank.epoch_cell import EpochCell
+from streamer.loader.rank.growing.prepared import GrowingPrepared
 from streamer.loader.rank.prepared import Prepared
-from streamer.loader.rank.rank_stream import Identity
+from streamer.loader.rank.rank_stream import Identity, RankStream
 from streamer.loader.rank.selections import Choice, choose
 from streamer.loader.rank.single_reads import StreamedBytes, find_key
 from streamer.loader.samples.maker import SampleMaker, SampleRules
@@ -101,7 +102,7 @@ class Opening:
         """Number of selected samples."""
         return self.manifest.samples if self.selection is None else self.selection.samples
 
-    def prepare(self, batch_size: int, last_batch: LastBatch | None, *, plain: bool = False) -> Prepared:
+    def prepare(self, batch_size: int, last_batch: LastBatch | None, *, plain: bool = False) -> RankStream:
         """Fixes the order for batches of `batch_size` samples on each rank.
 
         Args:
@@ -132,7 +133,9 @@ class Opening:
         identity = Identity(
             rank_config=rank_config, stream=stream, free_parts=options.free_parts, skip_rules=skip_rules
         )
-        return Prepared(self.connections, recipe, self.manifest, identity)
+        if (growing := options.growing) is None:
+            return Prepared(self.connections, recipe, self.manifest, identity)
+        return GrowingPrepared(self.connections, recipe, self.manifest, identity, growing)
 
     def _stream(self, batch_size: int, plain: bool) -> str:
         """The name of the stream, within which the ranks of a job must agree.
@@ -182,7 +185,12 @@ class Opening:
 
         Raises:
             StreamerError: of the first rank whose listing failed, on every rank.
+            ConfigError: the dataset is growing.
         """
+        if self.options.growing is not None:
+            raise ConfigError(
+                "a growing dataset cannot change: the uses of its samples would not be level", field="growing"
+            )
         digest, failure = "", None
         try:
             # A rank that has not opened the manifest takes part too: another one may have opened it for len().

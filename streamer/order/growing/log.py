@@ -119,6 +119,10 @@ class AdmissionLog:
         self._append(min(max(cohorts, needed, low), high))
         return self[len(self) - 1]
 
+    def trainable(self, cohorts: int) -> int:
+        """The position up to which rounds train only the first `cohorts` cohorts."""
+        return self._starts[bisect_right(self._admitted, cohorts)]
+
     def used(self, position: int) -> tuple[int, int]:
         """Bounds of how often any sample has been used at the start of the round of a position.
 
@@ -145,8 +149,9 @@ class AdmissionLog:
     def _append(self, added: int) -> None:
         begin, end = self.next_begin, self._at(len(self) - 1) + added
         size = self.cohorts.samples_before(end) - self.cohorts.samples_before(begin)
-        self._admitted.append(end)
+        # In this order: another thread may look a position up meanwhile.
         self._starts.append(self.stop + size)
+        self._admitted.append(end)
 
     def _at(self, number: int) -> int:
         """a(r); 0 before round 0."""

@@ -41,7 +41,7 @@ class Growing:
                 raise ConfigError(f"{name}={value!r} is no whole number of at least 1", field=name)
         if isinstance(self.grow, (str, int)):
             self.grow_bytes()
-        elif not all(isinstance(added, int) and added >= 0 for added in self.grow):
+        elif not all(type(added) is int and added >= 0 for added in self.grow):
             raise ConfigError('grow: give "auto", bytes as "20GB", or the list of loader.admissions', field="grow")
 
     @property

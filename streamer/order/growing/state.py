@@ -11,6 +11,12 @@ from streamer.order.spec import OrderSpec
 from streamer.order.state import STATE_FORMAT, State, check_format
 
 
+class _Own(msgspec.Struct):
+    reuse: int
+    epoch_samples: int
+    admitted: tuple[int, ...]
+
+
 class GrowingState(msgspec.Struct, frozen=True):
     """The state of a growing run, the same on all ranks, for any number of them.
 
@@ -50,7 +56,7 @@ class GrowingState(msgspec.Struct, frozen=True):
         place = State.from_dict({name: value for name, value in saved.items() if name != "kind"})
         own = {name: saved.get(name) for name in ("reuse", "epoch_samples", "admitted")}
         try:
-            return msgspec.convert({"place": place, **own}, cls)
+            return cls(place, **msgspec.structs.asdict(msgspec.convert(own, _Own)))
         except msgspec.ValidationError as error:
             raise StateError(f"state of a growing dataset: {error}", field="admitted") from error
 
