@@ -325,6 +325,16 @@ class MixedStream(Protocol):
         ...
 
 
+@runtime_checkable
+class GrowingStream(Protocol):
+    """A prepared stream of a growing dataset."""
+
+    @property
+    def admissions(self) -> list[int]:
+        """Cohorts that each round has added, from round 0."""
+        ...
+
+
 class Loadable(Protocol):
     """A dataset for `StreamingDataLoader`."""
 

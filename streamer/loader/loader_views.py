@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from streamer.loader.contracts import PreparedStream
+from streamer.errors import ConfigError
+from streamer.loader.contracts import GrowingStream, PreparedStream
 from streamer.loader.delivery import Delivery
 from streamer.loader.feed.supply import Supply
 from streamer.loader.lifecycle import SupplyOwner
@@ -40,6 +41,21 @@ class LoaderViews:
             ConfigError: the dataset is no `MixedDataset`.
         """
         return batch_sources(self._prepare(), self._last)
+
+    @property
+    def admissions(self) -> list[int]:
+        """Of a growing dataset: how many cohorts of samples each round has added so far. Fixes the order of the run.
+
+        `Growing(..., grow=loader.admissions)` repeats it. A state has them, too.
+
+        Raises:
+            ConfigError: the dataset does not grow.
+        """
+        prepared = self._prepare()
+        if not isinstance(prepared, GrowingStream):
+            raise ConfigError("admissions is for a dataset with growing=", field="admissions")
+        with self._supply_owner.planning:
+            return prepared.admissions
 
     @property
     def skipped(self) -> list[Skipped]:

@@ -14,6 +14,7 @@ from streamer.order.state import STATE_FORMAT, State, check_format
 class _Own(msgspec.Struct):
     reuse: int
     epoch_samples: int
+    least: int
     admitted: tuple[int, ...]
 
 
@@ -26,18 +27,20 @@ class GrowingState(msgspec.Struct, frozen=True):
         place: order, epoch, and samples of the epoch delivered.
         reuse: k.
         epoch_samples: E, in whole global batches of the run.
+        least: cohorts that a round trains at least.
         admitted: cohorts that each round has added.
     """
 
     place: State
     reuse: int
     epoch_samples: int
+    least: int
     admitted: tuple[int, ...]
 
     def to_dict(self) -> dict[str, object]:
         """Plain values, for any checkpoint format."""
-        own = {"reuse": self.reuse, "epoch_samples": self.epoch_samples, "admitted": list(self.admitted)}
-        return {**self.place.to_dict(), "kind": "growing", **own}
+        own = {name: getattr(self, name) for name in _Own.__struct_fields__}
+        return {**self.place.to_dict(), "kind": "growing", **own, "admitted": list(self.admitted)}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, object]) -> GrowingState:
@@ -54,7 +57,7 @@ class GrowingState(msgspec.Struct, frozen=True):
                 field="kind",
             )
         place = State.from_dict({name: value for name, value in saved.items() if name != "kind"})
-        own = {name: saved.get(name) for name in ("reuse", "epoch_samples", "admitted")}
+        own = {name: saved.get(name) for name in _Own.__struct_fields__}
         try:
             return cls(place, **msgspec.structs.asdict(msgspec.convert(own, _Own)))
         except msgspec.ValidationError as error:

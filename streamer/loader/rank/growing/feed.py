@@ -24,14 +24,12 @@ class Entry(msgspec.Struct, frozen=True, eq=False):
         steps: whole batches that are left of the running round.
         begin: the first cohort that the running round trains.
         end: one past its last cohort.
-        admitted: one past the last cohort that is admitted already.
         first_batch: (chunks,) the batch, counted from here, that first needs each chunk; `steps` or more: none of them.
     """
 
     steps: int
     begin: int
     end: int
-    admitted: int
     first_batch: Integers
 
 
@@ -64,7 +62,7 @@ class CohortFeed:
         self._bytes: Counter[int] = Counter()
         self._block: tuple[int, CohortChunks] | None = None
         self.steps = entry.steps
-        self.sent = entry.admitted
+        self.sent = entry.end
         self.live_bytes = 0
         self.first = self._first()
 
@@ -116,12 +114,11 @@ class CohortFeed:
 
     def _first(self) -> EpochSchedule:
         entry = self._entry
-        uses = self._cohorts.chunks(self._lanes, entry.begin, entry.admitted, earlier=True)
+        uses = self._cohorts.chunks(self._lanes, entry.begin, entry.end, earlier=True)
         uses = uses._replace(first=np.maximum(uses.first, entry.begin))
         batch = entry.first_batch[uses.chunk]
-        now = (uses.first < entry.end) & (batch < entry.steps)
         self._note(uses)
-        return self._schedule(uses, np.where(now, batch, self._steps(uses.first)))
+        return self._schedule(uses, np.where(batch < entry.steps, batch, self._steps(uses.first)))
 
     def _steps(self, cohorts: Integers) -> Integers:
         return cohorts + (self._entry.steps - self._entry.begin)

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 from torch.utils.data import get_worker_info
 
-from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule, SessionPart, SessionSpec
 from streamer.errors import ConfigError, Detail, StateError
 from streamer.loader.contracts import StepSession
@@ -19,7 +18,7 @@ from streamer.loader.rank.agreement import gather_for
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.growing.feed import CohortFeed, Entry
 from streamer.loader.rank.growing.offers import Offers, OwnOffer, StoreOffers
-from streamer.loader.rank.growing.session import Admissions, GrowingSession, Steps
+from streamer.loader.rank.growing.session import Admissions, GrowingSession, Room, Steps
 from streamer.loader.rank.rank_stream import Identity, RankStream, SavedPlace
 from streamer.loader.rank.step_session import Integers, Share
 from streamer.loader.samples.growing import GrowingMaker, GrowingPlans, GrowingRecipe, SampleNumbers
@@ -137,7 +136,8 @@ class GrowingPrepared(RankStream):
         epoch_samples = self._recipe.epoch_samples
         position = self._plans.plan(epoch).position(batch) - epoch * epoch_samples
         place = State(self._recipe.base.spec, epoch, position, self.global_batch)
-        return GrowingState(place, self._growing.reuse, epoch_samples, tuple(self.admissions)).to_dict()
+        log = self.log
+        return GrowingState(place, log.reuse, epoch_samples, log.least, tuple(log.admitted)).to_dict()
 
     def _adopt(self, state: Mapping[str, object], strict: bool) -> SavedPlace:
         if not strict:
@@ -150,7 +150,7 @@ class GrowingPrepared(RankStream):
         saved.check(spec, self._growing.reuse, self._growing.whole_epoch(place.global_batch))
         recipe = GrowingRecipe(msgspec.structs.replace(self._recipe.base, spec=spec), saved.epoch_samples)
         try:
-            self._begin_at(recipe, saved.admitted)
+            self._begin_at(recipe, saved.admitted, saved.least)
         except ConfigError as error:
             raise StateError(f"state of a growing dataset: {error.message}", field="admitted") from error
         at = (place.epoch, place.position, place.global_batch)
@@ -163,13 +163,13 @@ class GrowingPrepared(RankStream):
         self._recipe = msgspec.structs.replace(self._recipe, base=base)
         self._plans = GrowingPlans(self._recipe, self.log)
 
-    def _begin_at(self, recipe: GrowingRecipe, admitted: tuple[int, ...]) -> None:
-        """Begins a log of admissions with what is known of it."""
+    def _begin_at(self, recipe: GrowingRecipe, admitted: tuple[int, ...], least: int = 0) -> None:
+        """Begins a log of admissions with what is known of it; `least` 0: chosen from the batch size."""
         growing, spec, manifest = self._growing, recipe.base.spec, self.manifest
         self._recipe, self._numbers = recipe, SampleNumbers(recipe.base, manifest)
         cohorts = self._numbers.cohorts
         window_samples = spec.window * cohorts.samples // int(np.count_nonzero(np.diff(cohorts.chunk_first)))
-        least = cohorts.enough(max(window_samples, _LEAST_BATCHES * self.global_batch))
+        least = least or cohorts.enough(max(window_samples, _LEAST_BATCHES * self.global_batch))
         added = growing.grow_cohorts(cohorts, int(manifest.chunk_local_bytes.sum()))
         log = AdmissionLog(cohorts, growing.reuse, least, admitted)
         self._admissions = Admissions(log, self._offers(), added)
@@ -212,12 +212,17 @@ class GrowingPrepared(RankStream):
         self._last_connection = connection = self._connections.take(self._last_connection)
         on_close = partial(self._connections.give_back, connection)
         try:
-            part = self._part(connection, feed.live_bytes)
-            spec = msgspec.structs.replace(self._session_spec(epoch, share, feed.first), parts=(part,))
-            reserve = self._cohort_bytes(self.log.least)
-            return GrowingSession(
-                connection, spec, steps, feed, self._admissions, reserve_bytes=reserve, on_close=on_close
+            room = self._room(connection.limit_bytes, feed.live_bytes)
+            part = SessionPart(
+                dataset=self.manifest.digest,
+                name="",
+                options=connection.settings.encoded_options(),
+                # What is used up leaves first, and is not kept in place of what is in use.
+                value=0.0,
+                open_bytes=room.bytes,
             )
+            spec = msgspec.structs.replace(self._session_spec(epoch, share, feed.first), parts=(part,))
+            return GrowingSession(connection, spec, steps, feed, self._admissions, room=room, on_close=on_close)
         except BaseException:
             on_close()
             raise
@@ -233,33 +238,29 @@ class GrowingPrepared(RankStream):
     def _entry(self, position: int) -> Entry:
         log, size, epoch_samples = self.log, self.global_batch, self._recipe.epoch_samples
         first_batch = np.full(self.manifest.chunks, np.iinfo(np.int64).max)
-        admitted = log[len(log) - 1].end
         if position == log.stop:
-            return Entry(0, log.next_begin, log.next_begin, admitted, first_batch)
+            return Entry(0, log.next_begin, log[len(log) - 1].end, first_batch)
         of = log.at(position)
         # After a resume with another batch size, batches do not follow each other over the end of an epoch.
         stop = of.stop if epoch_samples % size == 0 else min(of.stop, (position // epoch_samples + 1) * epoch_samples)
         steps = (stop - position) // size
         for need in self._plans.order.needs(self._plans.split, Batches(position, size, 0, steps)) if steps else ():
             np.minimum.at(first_batch, need.chunk, need.first)
-        return Entry(steps, of.begin, of.end, admitted, first_batch)
+        return Entry(steps, of.begin, of.end, first_batch)
 
     def _cohort_bytes(self, cohorts: int) -> int:
-        """What some cohorts of this rank's lanes take, and chunks that they have only begun."""
-        sizes, lanes, own = self.manifest.chunk_local_bytes, self._numbers.cohorts.spec.lanes, len(self._plans.lanes)
-        share = int(sizes.sum()) * own // lanes // self._numbers.cohorts.per_pass
-        return cohorts * share + own * int(sizes.max())
+        """The chunks of some cohorts, in this rank's lanes."""
+        total, all_lanes = int(self.manifest.chunk_local_bytes.sum()), self._numbers.cohorts.spec.lanes
+        return total * cohorts * len(self._plans.lanes) // (all_lanes * self._numbers.cohorts.per_pass)
 
-    def _part(self, connection: EngineClient, live_bytes: int) -> SessionPart:
-        """The dataset with this rank's room in the cache: its share of `WINDOW_SHARE`, or more if it needs that.
-
-        Without value: what is used up leaves first, and is not kept in place of what is in use.
-        """
-        rank, most = self.rank_config, max(self._admissions.window, 2 * self.log.least)
-        live_bytes = max(live_bytes, self._cohort_bytes(most)) + self._cohort_bytes(self.log.least)
-        share = int(WINDOW_SHARE * connection.limit_bytes / max(1, rank.world_size // max(1, rank.nodes)))
-        options, room = connection.settings.encoded_options(), max(live_bytes, share)
-        return SessionPart(dataset=self.manifest.digest, name="", options=options, value=0.0, open_bytes=room)
+    def _room(self, limit_bytes: int, live_bytes: int) -> Room:
+        """This rank's room in a cache: its share of `WINDOW_SHARE`, or more where that is too little for its rounds."""
+        rank, least = self.rank_config, self.log.least
+        # The last chunk of each lane belongs to a later cohort as well.
+        reserve = self._cohort_bytes(least) + len(self._plans.lanes) * int(self.manifest.chunk_local_bytes.max())
+        needed = max(live_bytes, self._cohort_bytes(max(self._admissions.fixed_window, 2 * least))) + reserve
+        own = limit_bytes // max(1, rank.world_size // max(1, rank.nodes))
+        return Room(bytes=max(needed, int(WINDOW_SHARE * own)), reserve=reserve, most=max(needed, own))
 
     def _session_spec(self, epoch: int, share: Share, schedule: EpochSchedule) -> SessionSpec:
         rank = self.rank_config

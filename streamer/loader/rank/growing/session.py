@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule, SessionSpec
+from streamer.client.session import SessionSpec
+from streamer.config import format_bytes
+from streamer.errors import CacheFullError
 from streamer.loader.rank.growing.feed import CohortFeed
 from streamer.loader.rank.growing.offers import Offers
 from streamer.loader.rank.step_session import engine_values
@@ -70,6 +72,21 @@ class Steps(msgspec.Struct, frozen=True):
         )
 
 
+class Room(msgspec.Struct, frozen=True):
+    """A rank's room in the cache, in bytes.
+
+    Attributes:
+        bytes: for all cohorts that are here or asked for.
+        reserve: of them, what no round takes: where all that a round trains ends with it, fresh cohorts must arrive
+            before its last batch is made.
+        most: rounds that were decided elsewhere may take this.
+    """
+
+    bytes: int
+    reserve: int
+    most: int
+
+
 class Admissions:
     """The log of one rank, and how it grows. Used by one thread at a time; other threads may read the log.
 
@@ -88,11 +105,9 @@ class Admissions:
         return f"Admissions({self.log!r}, grow={self._grow})"
 
     @property
-    def window(self) -> int:
-        """Cohorts that the largest known round trains; with a fixed growth, any round."""
-        log = self.log
-        known = max(of.end - of.begin for of in map(log.__getitem__, range(len(log))))
-        return known if self._grow is None else max(known, min(log.reuse * self._grow, log.cohorts.per_pass))
+    def fixed_window(self) -> int:
+        """Cohorts that a round trains where each adds as many; 0: as many as there is room for."""
+        return 0 if self._grow is None else min(self.log.reuse * self._grow, self.log.cohorts.per_pass)
 
     def decide(self, arrived: int, wake: Callable[[], object]) -> Round | None:
         """The next round; None: other ranks have not said what they have.
@@ -116,12 +131,11 @@ class GrowingSession:
 
     Args:
         client: the connection to the engine, used by this session only.
-        spec: the consumer; `open_bytes` of its part is the room for live cohorts.
+        spec: the consumer.
         steps: of the batches.
         feed: of the cohorts.
         admissions: of the rank.
-        reserve_bytes: of the room, what no round takes: where all that a round trains ends with it, fresh cohorts must
-            arrive before its last batch is made.
+        room: in the cache.
         on_close: called once, when the session is closed.
     """
 
@@ -133,7 +147,7 @@ class GrowingSession:
         feed: CohortFeed,
         admissions: Admissions,
         *,
-        reserve_bytes: int,
+        room: Room,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._client = client
@@ -141,8 +155,7 @@ class GrowingSession:
         self._steps = steps
         self._feed = feed
         self._admissions = admissions
-        self._room_bytes = sum(part.open_bytes for part in spec.parts)
-        self._reserve_bytes = reserve_bytes
+        self._room = room
         self._asked = self._wanted = self._ready = -1
         self._begin, self._arrived = self._cohorts_at(steps.start), 0
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -262,8 +275,7 @@ class GrowingSession:
         end = self._steps.end(self._asked)
         log = self._admissions.log
         while log.stop < end:
-            room = self._room_bytes - self._reserve_bytes
-            offered = self._feed.fitting(log.next_begin, self._arrived, room)
+            offered = self._feed.fitting(log.next_begin, self._arrived, self._room.bytes - self._room.reserve)
             if self._admissions.decide(offered, self._wake) is None:
                 return
 
@@ -282,18 +294,25 @@ class GrowingSession:
         if through < feed.steps - 1:
             step = min(self._wanted, feed.steps - 1)
         else:
-            step = max(feed.step(arrived + _COHORTS_AHEAD), feed.step(self._end)) - 1
+            step = max(feed.step(arrived + _COHORTS_AHEAD), feed.step(self._due)) - 1
         # Never beyond what was sent: what is ready is only known for that.
         self._session.want(min(step, feed.step(feed.sent) - 1))
 
     @property
-    def _end(self) -> int:
-        """One past the last cohort that is admitted."""
-        log = self._admissions.log
-        return log[len(log) - 1].end
+    def _due(self) -> int:
+        """One past the last cohort that the step that is asked for needs."""
+        log, position = self._admissions.log, self._steps.end(max(0, self._asked)) - 1
+        return log.at(position).end if position < log.stop else 0
 
     def _extend(self) -> None:
-        most = self._begin + self._admissions.log.cohorts.per_pass
-        schedule: EpochSchedule | None = self._feed.extend(max(most, self._end), self._room_bytes, self._end)
-        if schedule is not None:
+        # More than all data is never trained in one round.
+        end = self._begin + self._admissions.log.cohorts.per_pass
+        if (schedule := self._feed.extend(end, self._room.bytes, self._due)) is not None:
             self._session.extend(schedule)
+        if self._feed.live_bytes > self._room.most:
+            raise CacheFullError(
+                f"the rounds of this run take {format_bytes(self._feed.live_bytes)} of the cache on this rank, "
+                f"which has {format_bytes(self._room.most)}: raise cache_bytes to what the run had whose admissions it repeats",
+                live_bytes=self._feed.live_bytes,
+                room_bytes=self._room.most,
+            )
