@@ -182,7 +182,7 @@ class GrowingSession:
     @property
     def ready(self) -> int:
         """All chunks of the steps up to and including this one are local."""
-        self._update()
+        self._decide()
         return self._ready
 
     def step_of(self, epoch: int, batch: int) -> int:
@@ -204,7 +204,6 @@ class GrowingSession:
         """Requests the chunks of all steps up to and including this one; does not block."""
         self._wanted = max(self._wanted, step)
         self._decide()
-        self._update()
 
     def wait(self, step: int, timeout_seconds: float | None = None) -> None:
         """Blocks until `ready >= step`.
@@ -269,15 +268,13 @@ class GrowingSession:
 
     def _decide(self) -> None:
         """Decides on the rounds of the step that is asked for."""
-        if self._asked < 0:
-            return
         self._update()
-        end = self._steps.end(self._asked)
-        log = self._admissions.log
+        log, end = self._admissions.log, self._steps.end(self._asked) if self._asked >= 0 else 0
         while log.stop < end:
             offered = self._feed.fitting(log.next_begin, self._arrived, self._room.bytes - self._room.reserve)
             if self._admissions.decide(offered, self._wake) is None:
                 return
+            self._update()
 
     def _update(self) -> None:
         """Takes in what has arrived, and asks for more."""
@@ -312,7 +309,7 @@ class GrowingSession:
         if self._feed.live_bytes > self._room.most:
             raise CacheFullError(
                 f"the rounds of this run take {format_bytes(self._feed.live_bytes)} of the cache on this rank, "
-                f"which has {format_bytes(self._room.most)}: raise cache_bytes to what the run had whose admissions it repeats",
+                f"which has {format_bytes(self._room.most)}: raise cache_bytes to that of the run that is repeated",
                 live_bytes=self._feed.live_bytes,
                 room_bytes=self._room.most,
             )
