@@ -118,7 +118,7 @@ class MixedSource(Protocol):
 class RoundedSource(Protocol):
     """A source of the samples of a growing dataset: which samples a batch has depends on its rounds."""
 
-    def tell(self, rounds: Sequence[tuple[int, ...]]) -> None:
+    def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
         """The rounds of the next batch, each as the fields of `order.growing.Round`."""
         ...
 
@@ -214,7 +214,7 @@ class RoundedSession(Protocol):
     """The session of a growing dataset."""
 
     def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
-        """The rounds of a step that is ready, for `RoundedSource.tell`."""
+        """The rounds of a step that is ready, for `RoundedSource.set_rounds`."""
         ...
 
 
@@ -322,16 +322,6 @@ class MixedStream(Protocol):
 
     def drawn(self, epoch: int, batch: int) -> npt.NDArray[np.int64]:
         """(datasets,) samples of each dataset before batch `batch` of an epoch, over all epochs and ranks."""
-        ...
-
-
-@runtime_checkable
-class GrowingStream(Protocol):
-    """A prepared stream of a growing dataset."""
-
-    @property
-    def admissions(self) -> list[int]:
-        """Cohorts that each round has added, from round 0."""
         ...
 
 

@@ -242,8 +242,7 @@ class CachePolicy:
             self.connect(job)
             self._sessions[session.name] = session
             session.group.jobs.add(job)
-            if len(opening.ahead):
-                self.start_epoch(session.name, opening.ahead)
+            self.start_epoch(session.name, opening.ahead)
         if newly:
             self._partitions.adopt()
         join_pools(self._table.groups, [session.group for session in opened])
@@ -266,8 +265,7 @@ class CachePolicy:
         for gone in closed:
             gone.end_leases(self._table)
             self.disconnect(gone.job)
-        # First: its transit chunks have the room that was set aside for it.
-        self._plan()
+        self._plan()  # first: its transit chunks may stay in the room that was set aside for it
         for gone in closed:
             self._unreference(gone.open, outcome)
             if not gone.silent:

@@ -260,7 +260,7 @@ class InlineSupply:
             timeline.enter(WORK)
             watch = Stopwatch()
             if isinstance(session, RoundedSession):
-                self._maker.tell(session.rounds(step))
+                self._maker.set_rounds(session.rounds(step))
             try:
                 loaded = self._maker.load(epoch, batch)
             except SampleFailedError as error:

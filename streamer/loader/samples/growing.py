@@ -44,7 +44,7 @@ class GrowingRecipe(msgspec.Struct, frozen=True):
         return GrowingReader(self)
 
 
-class ToldRounds:
+class KnownRounds:
     """The rounds that a worker was told last.
 
     Args:
@@ -55,7 +55,7 @@ class ToldRounds:
         self.cohorts = cohorts
         self._rounds: list[Round] = []
 
-    def tell(self, rounds: Sequence[Round]) -> None:
+    def set_rounds(self, rounds: Sequence[Round]) -> None:
         """The rounds of the next batch."""
         new = [of for of in rounds if of not in self._rounds]
         # Of the same number with other cohorts: after a state was loaded.
@@ -189,7 +189,7 @@ class GrowingReader:
         manifest = open_held(base.manifest_path)
         content = CachedBytes(manifest, base.roots)
         numbers = SampleNumbers(base, manifest)
-        self._rounds = ToldRounds(numbers.cohorts)
+        self._rounds = KnownRounds(numbers.cohorts)
         self._plans = GrowingPlans(recipe, self._rounds)
         self._maker = SampleMaker(manifest, content, base.rules, numbers.number)
         self._codes = GrowingMaker(self._maker, numbers)
@@ -199,9 +199,9 @@ class GrowingReader:
     def __repr__(self) -> str:
         return f"GrowingReader(rank {self._base.rank} of {self._base.world_size}, {self._base.manifest_path.name})"
 
-    def tell(self, rounds: Sequence[tuple[int, ...]]) -> None:
+    def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
         """The rounds of the next batch, as `Round` has them."""
-        self._rounds.tell([Round(*numbers) for numbers in rounds])
+        self._rounds.set_rounds([Round(*numbers) for numbers in rounds])
 
     def batch(self, epoch: int, batch: int) -> tuple[Integers, npt.NDArray[np.bool_]]:
         """This rank's samples of one batch: codes, and which are repeats."""

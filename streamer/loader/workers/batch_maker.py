@@ -113,10 +113,10 @@ class BatchMaker:
         self._user_code = SeededCode(self._batched.user_code if self._batched is not None else ())
         self._collate_code = SeededCode((rules.collate_fn,))
 
-    def tell(self, rounds: Sequence[tuple[int, ...]]) -> None:
+    def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
         """The rounds of the next batch, of a growing dataset."""
         if rounds and isinstance(self._source, RoundedSource):
-            self._source.tell(rounds)
+            self._source.set_rounds(rounds)
 
     def load(
         self,

@@ -24,6 +24,7 @@ from streamer.loader.rank.step_session import Integers, Share
 from streamer.loader.samples.growing import GrowingMaker, GrowingPlans, GrowingRecipe, SampleNumbers
 from streamer.loader.samples.maker import CachedBytes, SampleMaker, sample_key
 from streamer.loader.samples.recipe import SampleRecipe
+from streamer.loader.stall.growth import GrowingStats
 from streamer.manifest.table import Manifest
 from streamer.order.growing import AdmissionLog, Growing, GrowingState
 from streamer.order.plan import batch_count
@@ -88,6 +89,26 @@ class GrowingPrepared(RankStream):
     def admissions(self) -> list[int]:
         """Cohorts that each round has added, from round 0."""
         return self.log.admitted
+
+    def statistics(self, epoch: int, batch: int) -> GrowingStats:
+        """Passes, uses and the samples in use at a batch."""
+        log, cohorts, rank = self.log, self._numbers.cohorts, self.rank_config
+        position = min(self._plans.plan(epoch).position(batch), log.stop - 1)
+        of, data_bytes = log.at(position), int(self.manifest.chunk_local_bytes.sum())
+        least, most = log.used(position)
+        sample_bytes = data_bytes / max(1, self.manifest.samples)
+        return GrowingStats(
+            reuse=log.reuse,
+            round=of.number,
+            passes=of.end / cohorts.per_pass,
+            least_uses=least,
+            most_uses=most,
+            live_bytes=int((of.stop - of.start) * sample_bytes),
+            data_bytes=int(cohorts.samples * sample_bytes),
+            sample_bytes=sample_bytes,
+            ranks=rank.world_size,
+            nodes=max(1, rank.nodes),
+        )
 
     def samples_in(self, epoch: int) -> int:
         """Number of samples of an epoch, over all ranks, without repeats."""
