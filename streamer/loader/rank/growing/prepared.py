@@ -279,7 +279,7 @@ class GrowingPrepared(RankStream):
         rank, least = self.rank_config, self.log.least
         # The last chunk of each lane belongs to a later cohort as well.
         reserve = self._cohort_bytes(least) + len(self._plans.lanes) * int(self.manifest.chunk_local_bytes.max())
-        needed = max(live_bytes, self._cohort_bytes(max(self._admissions.fixed_window, 2 * least))) + reserve
+        needed = max(live_bytes, self._cohort_bytes(max(self._admissions.fixed_window, least))) + reserve
         own = limit_bytes // max(1, rank.world_size // max(1, rank.nodes))
         return Room(bytes=max(needed, int(WINDOW_SHARE * own)), reserve=reserve, most=max(needed, own))
 
