@@ -10,8 +10,10 @@ By hand: train on all files that are there, in turns, while others arrive and th
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -182,6 +184,10 @@ def real(command: str | None) -> None:
             np.full(length, number, "<f4").tofile(root / "data" / "runs" / f"{number:04}.bin")
         limit = ("--total-mbps", str(rate / 1e6))
         with simulator(root / "data", *limit, command=command) as server:
+            # Small chunks, as many in the cache as a large one has of 8 MiB.
+            options = ["--storage-options", json.dumps(server.options), "--chunk-bytes", "256KiB"]
+            index = ["index", "s3://runs/", "--out", str(root / "manifest"), "--cache-dir", str(root / "index")]
+            subprocess.run([sys.executable, "-m", "streamer", *index, *options], check=True, stdout=subprocess.DEVNULL)
             dataset = StreamingDataset(
                 "s3://runs/",
                 storage_options=server.options,
@@ -189,6 +195,9 @@ def real(command: str | None) -> None:
                 cache_bytes=data_bytes // 5,
                 decode={"bin": ArrayDecoder("<f4", (length,))},
                 growing=Growing(reuse, blocks),
+                manifest=str(root / "manifest"),
+                lanes=LANES,
+                shuffle_window=WINDOW,
             )
             len(dataset)
             server.statistics(reset=True)

@@ -15,6 +15,7 @@ plan.py       one rank's epoch
 state.py      where a run is: a few numbers
 quality.py    how good the shuffle is and what it costs, in words
 mix/          the order of several datasets together
+growing/      the order of a dataset that is trained on while it arrives
 """
 
 from streamer.order.epoch import EpochOrder

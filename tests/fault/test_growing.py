@@ -17,6 +17,8 @@ import numpy as np
 import psutil
 import pytest
 
+from streamer import Growing, StreamingDataLoader, StreamingDataset
+from streamer.decode import ArrayDecoder
 from tests.e2e.keyed_s3 import KeyedS3
 
 PROGRAM = Path(__file__).parent / "grow.py"
@@ -214,3 +216,48 @@ def kill(kind: str, trainer: int, tag: str, chance: random.Random) -> int:
         return 0
     chance.choice(found).kill()
     return 1
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timing
+def test_a_link_of_a_quarter_of_the_rate_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """After the first step no step waits, and the link brings a fifth of what is trained once the cache is full."""
+    samples, length, batch, reuse, rate = 600, 16384, 8, 5, 4e6
+    monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "r"))
+    bucket = {f"{number:03}.bin": np.full(length, number, "<f4").tobytes() for number in range(samples)}
+    store = KeyedS3({"runs": bucket}, {"runs": "key"})
+    request.addfinalizer(store.close)
+    dataset = StreamingDataset(
+        "s3://runs/",
+        storage_options=store.options("key"),
+        cache_dir=tmp_path / "c",
+        cache_bytes=samples * length * 4 // 5 + 1_000_000,
+        decode={"bin": ArrayDecoder("<f4", (length,))},
+        growing=Growing(reuse, samples),
+        lanes=1,
+        shuffle_window=2,
+    )
+    request.addfinalizer(dataset.close)
+    len(dataset)
+    store.bytes_per_second = rate
+    with StreamingDataLoader(dataset, batch, 1, report_seconds=None) as loader:
+        batches = iter(loader)
+        begun = time.monotonic()
+        next(batches)
+        assert time.monotonic() - begun < 5
+        before = loader.stats()
+        for epoch in range(4):
+            for _ in batches:
+                time.sleep(batch * length * 4 / (4 * rate))
+            if epoch == 1:
+                sent, trained = store.sent_bytes, loader.stats().samples
+            batches = iter(loader)
+        after = loader.stats()
+    network = after.waiting["network"] - before.waiting["network"]
+    assert network <= 0.01 * (after.step_seconds - before.step_seconds)
+    used = (after.samples - trained) * length * 4
+    # Besides, the look-ahead may be a cohort further at the end than at the beginning.
+    assert store.sent_bytes - sent <= used / reuse + 0.05 * used
