@@ -126,7 +126,8 @@ class StoreOffers:
         except RuntimeError as error:  # of torch: the store is gone
             self._failure = StateError(f"the ranks cannot agree on round {number}: {error}", round=number)
         self._thread = None
-        wake()
+        if not self._closing.is_set():
+            wake()
 
     def _all_there(self, keys: list[str]) -> bool:
         """Waits for keys; False: closed meanwhile."""
