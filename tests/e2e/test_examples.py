@@ -64,6 +64,15 @@ def test_scientific_arrays_finds_the_moments_of_the_data(run: Run) -> None:
     assert deviations == pytest.approx([1, 0.5, 2, 3], abs=0.01)
 
 
+def test_slow_link_uses_blocks_equally(run: Run) -> None:
+    """Every epoch has the same steps; after four epochs of as many blocks no use is more than reuse + 1 ahead."""
+    arguments = ("--epochs", "4", "--reuse", "3", "--step-seconds", "0.002")
+    lines = [line for line in run("slow_link", *arguments).splitlines() if line.startswith("epoch")]
+    assert [line.partition(", ")[0] for line in lines] == [f"epoch {epoch}: 50 steps" for epoch in range(4)]
+    least, most = re.findall(r"each (\d+) to (\d+) times", lines[-1])[0]
+    assert int(most) <= int(least) + 4
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("layout", ["tars", "npy"])

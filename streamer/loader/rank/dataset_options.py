@@ -22,6 +22,7 @@ from streamer.formats.registry import find_format
 from streamer.loader import checks
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError
+from streamer.order.growing import Growing
 from streamer.order.plan import LastBatch
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import GetManifest
@@ -77,6 +78,7 @@ class DatasetOptions:
     on_change: OnChange = "raise"
     extensions: str | Sequence[str] | None = None
     index_errors: OnDamage = "raise"
+    growing: Growing | None = None
 
     def __post_init__(self) -> None:
         _check_urls(self.urls)
@@ -95,6 +97,7 @@ class DatasetOptions:
         checks.function("transform", self.transform)
         self._check_manifest()
         self.limit_bytes()
+        self._check_growing()
 
     def _check_format(self) -> None:
         given: object = self.format
@@ -126,6 +129,19 @@ class DatasetOptions:
         """The urls, for messages: the first ones of many."""
         named = ", ".join(self.urls[:_NAMED])
         return named if len(self.urls) <= _NAMED else f"{named} and {len(self.urls) - _NAMED} more"
+
+    def _check_growing(self) -> None:
+        if self.growing is None:
+            return
+        if not isinstance(self.growing, Growing):
+            raise ConfigError(f"growing={self.growing!r} is no streamer.Growing", field="growing")
+        if self.on_change == "refresh":
+            raise ConfigError(
+                'growing= with on_change="refresh": the uses of a changed dataset cannot be level; begin a new run',
+                field="growing",
+            )
+        if shuffle_mode(self.shuffle) == "none":
+            raise ConfigError("growing= with shuffle=False: samples are admitted in random order", field="growing")
 
     def with_rank(self, rank_config: RankConfig) -> DatasetOptions:
         """The same options with this rank and world size."""

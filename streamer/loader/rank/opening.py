@@ -16,14 +16,15 @@ from streamer.client.engine_client import EngineClient
 from streamer.client.launcher import log_path
 from streamer.config import Environment, RankConfig
 from streamer.decode.transforms import as_transform
-from streamer.errors import StreamerError
+from streamer.errors import ConfigError, StreamerError
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.rank.agreement import agree, compared, detect, gather_for
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.dataset_options import DatasetOptions
 from streamer.loader.rank.epoch_cell import EpochCell
+from streamer.loader.rank.growing.prepared import GrowingPrepared
 from streamer.loader.rank.prepared import Prepared
-from streamer.loader.rank.rank_stream import Identity, StreamNames
+from streamer.loader.rank.rank_stream import Identity, RankStream, StreamNames
 from streamer.loader.rank.selections import Choice, choose
 from streamer.loader.rank.single_reads import StreamedBytes, find_key
 from streamer.loader.samples.maker import SampleMaker, SampleRules
@@ -107,7 +108,7 @@ class Opening:
             self._opened = OpenedDataset(manifest, choose(manifest, self.choices, place))
         return self._opened
 
-    def prepare(self, batch_size: int, last_batch: LastBatch | None, *, plain: bool = False) -> Prepared:
+    def prepare(self, batch_size: int, last_batch: LastBatch | None, *, plain: bool = False) -> RankStream:
         """Fixes the order for batches of `batch_size` samples on each rank.
 
         Args:
@@ -138,7 +139,9 @@ class Opening:
         identity = Identity(
             rank_config=rank_config, stream=stream, free_parts=options.free_parts, skip_rules=skip_rules
         )
-        return Prepared(self.connections, recipe, data, identity)
+        if (growing := options.growing) is None:
+            return Prepared(self.connections, recipe, data, identity)
+        return GrowingPrepared(self.connections, recipe, data, identity, growing)
 
     def _stream(self) -> str:
         """The name of the samples and their shuffle, or what the user calls them."""
@@ -181,7 +184,12 @@ class Opening:
 
         Raises:
             StreamerError: of the first rank whose listing failed, on every rank.
+            ConfigError: the dataset is growing.
         """
+        if self.options.growing is not None:
+            raise ConfigError(
+                "a growing dataset cannot change: the uses of its samples would not be level", field="growing"
+            )
         digest, failure = "", None
         try:
             # A rank that has not opened the manifest takes part too: another one may have opened it for len().
