@@ -12,23 +12,14 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
+from streamer.testing.mix_simulation import CHUNK_COST, MIXES, MixMember, MixUses, draw_uses, play, static_bound
 
-from streamer.cache.policy.cache_policy import CachePolicy
-from streamer.cache.policy.table import charge
-from streamer.testing.mix_simulation import MixMember, MixSimulation, MixUses, draw_uses, static_bound
-
-CHUNK_BYTES = 8 << 20
-COST = charge(CHUNK_BYTES)
 SHARES = (0.1, 0.3, 0.5)
-EPOCHS, WARM, AHEAD = 6, 3, 48
-# Chunks, passes per epoch, open chunks.
-MIXES = {
-    "2000 (.9) + 200 (3)": [(2000, 0.9, 32), (200, 3.0, 8)],
-    "2000 (.5) + 600 (1) + 120 (4)": [(2000, 0.5, 32), (600, 1.0, 16), (120, 4.0, 8)],
-    "five, 2000 (.6) ... 125 (4)": [(2000, 0.6, 32), (1000, 1.0, 16), (500, 1.6, 16), (250, 2.5, 8), (125, 4.0, 8)],
-    "1000 (1) + 1000 (1.3)": [(1000, 1.0, 16), (1000, 1.3, 16)],
-    "one dataset, 2000": [(2000, 1.0, 32)],
+EPOCHS, WARM = 6, 3
+PLAYED = {
+    **MIXES,
+    "1000 (1) + 1000 (1.3)": [MixMember("m0", 1000, 1.0, 16), MixMember("m1", 1000, 1.3, 16)],
+    "one dataset, 2000": [MixMember("m0", 2000, 1.0, 32)],
 }
 HEADER = (
     "mix (passes per epoch)           C/D    hits   bound   of C   equal   LRU     MIN    peak of misses   waited\n"
@@ -63,7 +54,7 @@ class MixOutcome:
 
 def outcomes() -> Iterator[MixOutcome]:
     """Every mix at every share."""
-    for name, mix in MIXES.items():
+    for name, mix in PLAYED.items():
         yield from (_outcome(name, mix, share) for share in SHARES)
 
 
@@ -77,38 +68,24 @@ def verdict(found: list[MixOutcome]) -> str:
     )
 
 
-def _outcome(name: str, mix: list[tuple[int, float, int]], share: float) -> MixOutcome:
-    members = [MixMember(f"m{index}", *member) for index, member in enumerate(mix)]
-    limit = int(share * sum(member.chunks for member in members) * COST)
-    policy, uses, simulation = _play(members, limit, None)
-    _, equal, _ = _play(members, limit, [1.0] * len(members))
-    clairvoyant = _clairvoyant(members, limit // COST)
+def _outcome(name: str, members: list[MixMember], share: float) -> MixOutcome:
+    limit = int(share * sum(member.chunks for member in members) * CHUNK_COST)
+    policy, uses, simulation = play(members, limit, EPOCHS)
+    _, equal, _ = play(members, limit, EPOCHS, values=[1.0] * len(members))
+    clairvoyant = _clairvoyant(members, limit // CHUNK_COST)
     return MixOutcome(
         mix=name,
         share=share,
         hits=uses.hit_rate(WARM),
-        bound=static_bound(members, (limit - policy.statistics().staging_bytes) / COST),
-        bound_of_limit=static_bound(members, limit / COST),
+        bound=static_bound(members, (limit - policy.statistics().staging_bytes) / CHUNK_COST),
+        bound_of_limit=static_bound(members, limit / CHUNK_COST),
         equal=equal.hit_rate(WARM),
-        lru=_lru(uses, limit // COST),
+        lru=_lru(uses, limit // CHUNK_COST),
         least=clairvoyant.hit_rate(WARM),
         peak=uses.peak_misses(WARM),
         least_peak=clairvoyant.peak_misses(WARM),
         waited=simulation.waited_ticks / simulation.ticks,
     )
-
-
-def _play(
-    members: list[MixMember], limit_bytes: int, values: list[float] | None
-) -> tuple[CachePolicy, MixUses, MixSimulation]:
-    policy, random = CachePolicy(limit_bytes), np.random.default_rng(3)
-    for member in members:
-        keys = random.integers(0, 256, (member.chunks, 16), dtype=np.uint8)
-        policy.add_dataset(member.dataset, np.full(member.chunks, CHUNK_BYTES), keys)
-    uses = draw_uses(members, EPOCHS)
-    simulation = MixSimulation(policy, members, uses, lookahead=AHEAD, chunk_bytes=COST, values=values)
-    simulation.run()
-    return policy, uses, simulation
 
 
 def _clairvoyant(members: list[MixMember], room: int) -> MixUses:

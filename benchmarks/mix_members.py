@@ -5,9 +5,10 @@
 Tars of `--samples` samples of 2 KB, one for each member, raw bytes, batch 256, from the local disk. In turn, each in a
 process of its own: one dataset of all tars, and a mix of one dataset for each. Three starts: `index`, where the cache
 folder is new; `engine starts`, where it has the manifests; and `engine runs`, where an engine serves them already.
-The trainer makes two epochs. Printed are medians: seconds of `iter()` and to the first batch after it, seconds and CPU
-seconds (rank, workers, engine) of the second epoch, and, at its end, the proportional set size of rank, workers and
-engine. Prints a table and keeps it in benchmarks/results/mix_members-<date>.txt.
+The trainer makes two epochs. Printed are medians: seconds of `iter()` and to the first batch after it; CPU seconds of
+all processes up to there (of an engine that runs, since its start); seconds and CPU seconds of the second epoch; and at
+its end the proportional set size of rank, workers and engine. Prints a table and keeps it in
+benchmarks/results/mix_members-<date>.txt.
 """
 
 from __future__ import annotations
@@ -62,17 +63,18 @@ def run(tars: list[str], mixed: bool, workers: int) -> dict[str, float]:
 
     data = MixedDataset({Path(tar).stem: dataset(tar) for tar in tars}) if mixed else dataset(tars)
     with StreamingDataLoader(data, BATCH, workers) as loader:
-        began = time.perf_counter()
+        began, own = time.perf_counter(), time.process_time()
         batches = iter(loader)
         entered = time.perf_counter()
         next(batches)
         first = time.perf_counter()
-        for _ in batches:
-            pass
         me = psutil.Process()
         engine = psutil.Process(int(str((read_statistics(ClientSettings.from_environment(), 5.0) or {})["pid"])))
         processes = {"rank": [me], "engine": [engine]}
         processes["workers"] = [one for one in me.children(recursive=True) if one != engine]
+        start = cpu_seconds(processes) | {"rank": time.process_time() - own}
+        for _ in batches:
+            pass
         spent, epoch = cpu_seconds(processes), time.perf_counter()
         for _ in loader:
             pass
@@ -81,7 +83,7 @@ def run(tars: list[str], mixed: bool, workers: int) -> dict[str, float]:
             {role: now - spent[role] for role, now in cpu_seconds(processes).items()},
         )
         memory = {role: sum(one.memory_full_info().pss for one in group) for role, group in processes.items()}
-    found = {"iter": entered - began, "first": first - entered, "epoch": seconds}
+    found = {"iter": entered - began, "first": first - entered, "CPU start": sum(start.values()), "epoch": seconds}
     found |= {f"CPU {role}": spent[role] for role in ROLES}
     return found | {f"MB {role}": memory[role] / 1e6 for role in ROLES}
 

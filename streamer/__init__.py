@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from streamer.loader.dataset import StreamingDataset as StreamingDataset
     from streamer.loader.device.prefetcher import DevicePrefetcher as DevicePrefetcher
     from streamer.loader.mixed_dataset import MixedDataset as MixedDataset
+    from streamer.order.growing.options import Growing as Growing
 
 __version__ = VERSION
 
@@ -25,10 +26,19 @@ _HOMES = {
     "StreamingDataset": "streamer.loader.dataset",
     "StreamingDataLoader": "streamer.loader.dataloader",
     "DevicePrefetcher": "streamer.loader.device.prefetcher",
+    "Growing": "streamer.order.growing.options",
     "MixedDataset": "streamer.loader.mixed_dataset",
 }
 
-__all__ = ["DevicePrefetcher", "MixedDataset", "StreamingDataLoader", "StreamingDataset", "__version__", "errors"]
+__all__ = [
+    "DevicePrefetcher",
+    "Growing",
+    "MixedDataset",
+    "StreamingDataLoader",
+    "StreamingDataset",
+    "__version__",
+    "errors",
+]
 
 
 def __getattr__(name: str) -> object:

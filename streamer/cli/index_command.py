@@ -44,6 +44,7 @@ examples:
   streamer index gs://bucket/images/ --format folder --storage-options @options.json
   streamer index ./data/                     a local folder works as well
   streamer index s3://bucket/train/ --explain 4096 --nodes 4
+  streamer index mix.toml --explain 4096     the datasets of a mix, as MixedDataset.from_file reads it
 """
 
 # The limit is for indexes that a training job builds in passing; here the index is the request.
@@ -53,7 +54,12 @@ _CLASSES_SHOWN = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
-    parser.add_argument("urls", nargs="+", metavar="URL", help="a prefix, an object, or a pattern")
+    parser.add_argument(
+        "urls",
+        nargs="+",
+        metavar="URL",
+        help="a prefix, an object, or a pattern; with --explain also a mix's file.toml",
+    )
     parser.add_argument("--out", metavar="URL", help="copy the manifest to this url or folder")
     parser.add_argument(
         "--beside",
@@ -83,6 +89,10 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Builds the manifest, copies it, and says what the dataset has."""
     from streamer.client.engine_client import EngineClient
 
+    if arguments.explain is not None and arguments.urls[0].endswith(".toml"):
+        _check_batch(arguments.explain, arguments.nodes)
+        terminal.line(_explained_mix(arguments))
+        return Exit.DONE
     settings = _settings(arguments)
     notes: list[str] = []
     with terminal.progress("indexing", "bytes") as bar, EngineClient(settings) as client:
@@ -110,10 +120,38 @@ def _explained(manifest: Manifest, batch: int, seed: int, nodes: int) -> str:
     from streamer.order.quality import explain
     from streamer.order.spec import OrderSpec
 
-    if batch < 1 or nodes < 1 or batch % nodes:
-        raise ConfigError(f"--explain {batch}: must be at least 1, and a multiple of --nodes {nodes}", field="explain")
+    _check_batch(batch, nodes)
     spec = OrderSpec.auto(manifest.digest, manifest.chunk_samples, batch, seed, "block")
     return explain(spec, manifest.chunk_samples, batch, int(manifest.chunk_local_bytes.sum()), nodes)
+
+
+def _explained_mix(arguments: argparse.Namespace) -> str:
+    """The order of a mix that a file describes; its members are indexed where they are not yet.
+
+    Raises:
+        ConfigError: more than one file, or torch is not installed.
+    """
+    if len(arguments.urls) > 1:
+        raise ConfigError(f"one file describes one mix, not {len(arguments.urls)}", field="urls")
+    try:
+        from streamer.loader.mixed_dataset import MixedDataset
+    except ImportError as error:
+        raise ConfigError(f"explaining a mix needs torch: {error}", field="explain") from error
+    data = MixedDataset.from_file(
+        arguments.urls[0],
+        cache_dir=arguments.cache_dir,
+        storage_options=arguments.storage_options,
+        index_limit=_NO_LIMIT_SECONDS,
+    )
+    try:
+        return data.explain(arguments.explain, arguments.nodes)
+    finally:
+        data.close()
+
+
+def _check_batch(batch: int, nodes: int) -> None:
+    if batch < 1 or nodes < 1 or batch % nodes:
+        raise ConfigError(f"--explain {batch}: must be at least 1, and a multiple of --nodes {nodes}", field="explain")
 
 
 def _settings(arguments: argparse.Namespace) -> ClientSettings:

@@ -26,6 +26,7 @@ from streamer.client.launcher import connect, pause_before_restart
 from streamer.client.restarts import Restarts
 from streamer.client.session import Session, SessionSpec
 from streamer.client.settings import ClientSettings
+from streamer.client.store_variables import explained
 from streamer.config import format_bytes
 from streamer.errors import ClosedError, EngineUnavailableError, ManifestError, ServiceError
 from streamer.wire.messages import (
@@ -358,7 +359,7 @@ class EngineClient:
                     if progress is not None:
                         progress(step)
                 case Failed() as failure:
-                    raise _error(failure)
+                    raise explained(_error(failure), self._connected().welcome.pid)
                 case answer if isinstance(answer, kind):
                     return answer
                 case other:

@@ -23,6 +23,7 @@ from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.restarts import Restarts
 from streamer.client.runtime_folder import remove_old_logs
 from streamer.client.settings import ClientSettings
+from streamer.client.store_variables import meet
 from streamer.errors import ConfigError, EngineUnavailableError
 from streamer.fork_lock import unforked
 
@@ -46,7 +47,11 @@ def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Conne
         StreamerError: what the engine said when it could not start (cache folder, limit, version).
     """
     restarts = Restarts() if restarts is None else restarts
-    connection = _connect_patiently(settings) if settings.external else _connect_or_start(settings, restarts)
+    if settings.external:
+        connection = _connect_patiently(settings)
+    else:
+        connection = _connect_or_start(settings, restarts)
+        meet(connection.welcome.pid)
     restarts.connected(time.monotonic())
     return connection
 

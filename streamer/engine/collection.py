@@ -113,7 +113,9 @@ class Collection:
         return [rate / (sum(rates) or 1.0) for rate in rates]
 
     def mean_bytes(self, values: Sequence[float]) -> float:
-        """Of a chunk's file, each chunk counted as often as an epoch needs it."""
+        """Of a chunk's file, each chunk counted as often as an epoch needs it; where nothing has value, once."""
+        if not any(values):
+            values = [1.0] * len(values)
         pairs = list(zip(self.datasets, values, strict=True))
         chunks = sum(value * dataset.manifest.chunks for dataset, value in pairs)
         return sum(value * dataset.total_bytes for dataset, value in pairs) / max(1.0, chunks)

@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 
 # The look-ahead of all sessions may cost this share of the limit; the rest of the cache makes hits.
 LOOKAHEAD_SHARE = 1 / 16
+_NONE = np.empty(0, np.uint32)
 
 
 class Engine:
@@ -306,6 +307,8 @@ class Engine:
                 max(part.open_bytes, open_bytes(tuple(column[part_of == index] for column in columns), sizes)),
                 int(rates[index] * session.lookahead_bytes),
                 values[name],
+                # Without value nothing is kept: what an earlier session has left would go before it is asked for.
+                columns[0][part_of == index] - np.uint32(collection.starts[index]) if not values[name] else _NONE,
             )
             for index, (name, part) in enumerate(zip(session.parts.names, session.request.all_parts, strict=True))
         ]

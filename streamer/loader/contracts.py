@@ -115,6 +115,15 @@ class MixedSource(Protocol):
 
 
 @runtime_checkable
+class RoundedSource(Protocol):
+    """A source of the samples of a growing dataset: which samples a batch has depends on its rounds."""
+
+    def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
+        """The rounds of the next batch, each as the fields of `order.growing.Round`."""
+        ...
+
+
+@runtime_checkable
 class StagedSource(Protocol):
     """A source that measures its stages."""
 
@@ -197,6 +206,15 @@ class StepSession(Protocol):
 
     def close(self) -> None:
         """Ends the leases; idempotent."""
+        ...
+
+
+@runtime_checkable
+class RoundedSession(Protocol):
+    """The session of a growing dataset."""
+
+    def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
+        """The rounds of a step that is ready, for `RoundedSource.set_rounds`."""
         ...
 
 

@@ -17,12 +17,13 @@ from streamer.loader.rank.dataset_options import DatasetOptions, FixedArguments,
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.loader_side import DatasetSide
 from streamer.loader.rank.opening import Opening
-from streamer.loader.rank.prepared import Prepared
+from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.selections import Indices, choice
 from streamer.loader.rank.single_reads import SlowReads
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError
 from streamer.loader.torch_arguments import last_batch_of
+from streamer.order.growing import Growing
 from streamer.order.plan import LastBatch
 
 Url = str | os.PathLike[str]
@@ -73,6 +74,8 @@ class StreamingDataset(FixedArguments, EpochDataset):
         on_change: "raise": the dataset is fixed at first use, and an object that changes later is an
             ObjectChangedError. "refresh": the objects are listed again before each epoch, see `refresh`; within an
             epoch a changed object is still an error.
+        growing: trains on what has arrived, each sample several times, over a link that is slower than the trainer; see
+            `Growing`. For `StreamingDataLoader` and bare loops.
         manifest: rarely needed, as all that follow: url or path of a built manifest (`streamer index`); None: found or
             built at first use.
         index_limit: seconds; a manifest that would take longer is not built at first use.
@@ -88,7 +91,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
 
     _opening: Opening
     # With the edition of the dataset that it was prepared from.
-    _prepared: tuple[int, Prepared] | None
+    _prepared: tuple[int, RankStream] | None
 
     def __init__(
         self,
@@ -111,6 +114,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         error_budget: int = 100,
         index_errors: OnDamage = "raise",
         on_change: OnChange = "raise",
+        growing: Growing | None = None,
         manifest: Url | None = None,
         index_limit: float = 600.0,
         engine: str | None = None,
@@ -146,6 +150,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
             on_change=on_change,
             extensions=extensions,
             index_errors=index_errors,
+            growing=growing,
         )
         # One job for this process and its workers, where torchrun or SLURM name none.
         self._start(Opening(options, (), f"pid-{os.getpid()}", EpochCell()))
@@ -267,7 +272,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         self._start(Opening(options, choices, job, epochs))
         self._resume = resume
 
-    def _plain(self) -> Prepared:
+    def _plain(self) -> RankStream:
         """Prepares for a plain DataLoader: whole batches if their size is known, else single samples."""
         edition = self._side.edition
         if self._prepared is None or self._prepared[0] != edition:

@@ -17,6 +17,7 @@ from streamer.loader.feed.supply import FedSupply, InlineSupply, Supply, counted
 from streamer.loader.feed.waits import who
 from streamer.loader.options import LoaderSettings
 from streamer.loader.ring.pinning import Pinner
+from streamer.loader.samples.sent_code import SentCode
 from streamer.loader.stall.stats import LoaderStats, TrainerClock
 from streamer.loader.workers.batch_maker import MakerRules
 
@@ -43,6 +44,7 @@ class SupplyOwner:
         self._mover: Mover | None = None
         # The next batch of the running supply.
         self._next: tuple[int, int] | None = None
+        self._sent: SentCode | None = None
         self._resources = contextlib.ExitStack()
         self._closer: weakref.finalize[..., SupplyOwner] | None = None
 
@@ -87,6 +89,8 @@ class SupplyOwner:
             batches: epoch -> number of its batches.
         """
         assert self.supply is not None
+        if self._sent is not None and self._next is not None:
+            self._sent.compare()
         at = self._next
         if at is not None and at[1] >= batches(at[0]):
             at = at[0] + 1, 0
@@ -122,7 +126,7 @@ class SupplyOwner:
         """Ends workers, thread and session. Idempotent."""
         if self._closer is not None:
             self._closer()
-        self.supply = self._feeder = self._pinner = self._mover = self._next = self._closer = None
+        self.supply = self._feeder = self._pinner = self._mover = self._next = self._sent = self._closer = None
         self._resources = contextlib.ExitStack()
 
     def _build(self, prepared: PreparedStream) -> Supply:
@@ -135,6 +139,8 @@ class SupplyOwner:
         if self._feeder is None:
             self._feeder = self._build_feeder()
         self._feeder.configure(prepared, rules)
+        if s.workers.worker_type == "process":
+            self._sent = SentCode((prepared.recipe(), rules))
         return FedSupply(self._feeder, who(prepared))
 
     def _build_feeder(self) -> Feeder:

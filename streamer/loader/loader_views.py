@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from streamer.errors import ConfigError
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.delivery import Delivery
 from streamer.loader.feed.supply import Supply
 from streamer.loader.lifecycle import SupplyOwner
 from streamer.loader.mix_view import batch_sources, member_stats
 from streamer.loader.options import LoaderSettings
+from streamer.loader.rank.growing.prepared import GrowingPrepared
 from streamer.loader.skipping import SkipLedger, Skipped
 from streamer.loader.stall.report import Snapshot, StallReport, compare
 from streamer.loader.stall.reporter import engine_view, named, snapshot
@@ -42,6 +44,21 @@ class LoaderViews:
         return batch_sources(self._prepare(), self._last)
 
     @property
+    def admissions(self) -> list[int]:
+        """Of a growing dataset: how many cohorts of samples each round has added so far. Fixes the order of the run.
+
+        `Growing(..., grow=loader.admissions)` repeats it. A state has them, too.
+
+        Raises:
+            ConfigError: the dataset does not grow.
+        """
+        prepared = self._prepare()
+        if not isinstance(prepared, GrowingPrepared):
+            raise ConfigError("admissions is for a dataset with growing=", field="admissions")
+        with self._supply_owner.planning:
+            return prepared.admissions
+
+    @property
     def skipped(self) -> list[Skipped]:
         """With on_error="skip": the samples of this rank that were replaced, with key and cause."""
         return list(self._ledger.entries)
@@ -66,7 +83,9 @@ class LoaderViews:
         counts = self._supply_owner.counts(self._clock)
         with self._supply_owner.planning:
             members = member_stats(self._prepared, self._position, self._ledger.entries, engine)
-        return replace(counts, engine=engine, skipped=len(self._ledger.entries), members=members)
+            prepared, place = self._prepared, self._position
+            growing = prepared.statistics(*place) if isinstance(prepared, GrowingPrepared) else None
+        return replace(counts, engine=engine, skipped=len(self._ledger.entries), members=members, growing=growing)
 
     @property
     def _supply(self) -> Supply | None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, StreamerError
 from streamer.loader import checks
 from streamer.loader.dataset import StreamingDataset
 from streamer.loader.epoch_dataset import EpochDataset
+from streamer.loader.mix.mix_file import check_keys, read_mix
 from streamer.loader.mix.opening import MixOpening
 from streamer.loader.mix.options import MixOptions, check_members, check_names
 from streamer.loader.mix.prepared import MixPrepared
@@ -21,6 +23,7 @@ from streamer.loader.skipping import OnError
 from streamer.loader.torch_arguments import last_batch_of
 from streamer.order.mix import Batching, Shares
 from streamer.order.mix.shares import Amounts, Stop, WeightStages
+from streamer.order.mix.spec import Unit
 from streamer.order.plan import LastBatch
 
 
@@ -42,6 +45,7 @@ class MixedDataset(EpochDataset):
         temperature: weights are `samples ** (1 / temperature)`: 1 by size, a large number equal.
         epoch_samples: length of an epoch with `weights` or `temperature`, rounded to whole batches; None: all samples.
         stop: instead: an epoch ends when the first member, or every member, has made one pass.
+        unit: what `weights` and `temperature` are shares of: "samples", or "bytes" of the samples in the store.
         batching: "stratified": each batch has each member's share; "random": the shares hold on average;
             "homogeneous": each batch is of one member.
         seed: of the mixing; members have their own.
@@ -68,6 +72,7 @@ class MixedDataset(EpochDataset):
         temperature: float | None = None,
         epoch_samples: int | None = None,
         stop: Stop | None = None,
+        unit: Unit = "samples",
         batching: Batching = "stratified",
         seed: int = 17,
         source_key: str | None = "__source__",
@@ -91,6 +96,7 @@ class MixedDataset(EpochDataset):
             temperature=temperature,
             epoch_samples=epoch_samples,
             stop=stop,
+            unit=unit,
         )
         options = MixOptions(
             names=names,
@@ -110,6 +116,30 @@ class MixedDataset(EpochDataset):
         )
         check_members({name: member._opening.options for name, member in members.items()})
         self._start(members, options, f"pid-{os.getpid()}", EpochCell())
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], **member_options: object) -> MixedDataset:
+        """The mix that a TOML file describes; see docs/mixing.md.
+
+        Args:
+            path: of the file. Its keys are arguments of this class; each table `members.NAME` has those of a
+                `StreamingDataset`.
+            member_options: for every member, as far as the file does not say them: `decode`, `transform` and what
+                else is no plain value.
+
+        Raises:
+            ConfigError: no such file, a key that is no argument, or an invalid value; names file and member.
+        """
+        members, options = read_mix(Path(path))
+        check_keys(str(path), options, cls)
+        made = {}
+        for name, own in members.items():
+            check_keys(f"{path}: member {name}", own, StreamingDataset)
+            try:
+                made[name] = StreamingDataset(**{**member_options, **own})  # type: ignore[arg-type]
+            except StreamerError as error:
+                raise error.of_member(name) from error
+        return cls(made, **options)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         return f"MixedDataset({', '.join(self._members)}, batching={self._opening.options.batching!r})"

@@ -59,12 +59,15 @@ def check_torch_arguments(given: Mapping[str, object]) -> None:
         given: by name.
 
     Raises:
-        ConfigError: one of torch's arguments, with a value that means something else here.
+        ConfigError: some of torch's arguments, with values that mean something else here; names all of them.
         TypeError: no loader has this argument.
     """
+    refused: dict[str, str] = {}
     for name, value in given.items():
         if name not in _INSTEAD:
             raise TypeError(f"StreamingDataLoader() got an unexpected keyword argument {name!r}")
         accepted, instead = _INSTEAD[name]
         if not any(value is same or (type(value) is type(same) and value == same) for same in accepted):
-            raise ConfigError(f"{name}={value!r} is not an argument of StreamingDataLoader: {instead}", field=name)
+            refused[name] = f"{name}={value!r} is not an argument of StreamingDataLoader: {instead}"
+    if refused:
+        raise ConfigError("; ".join(refused.values()), field=next(iter(refused)))

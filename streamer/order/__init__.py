@@ -5,6 +5,7 @@ bijection.py  a permutation of [0, n) without a table
 spec.py       what fixes an order; the automatic choice of lanes and window
 cut.py        chunks to lanes
 deal.py       pieces of a lane to groups: the moving window of open chunks
+decode.py     places in the lanes to ordinals
 epoch.py      positions to ordinals
 padding.py    positions past the end
 rank_split.py positions of a batch to ranks
@@ -14,6 +15,7 @@ plan.py       one rank's epoch
 state.py      where a run is: a few numbers
 quality.py    how good the shuffle is and what it costs, in words
 mix/          the order of several datasets together
+growing/      the order of a dataset that is trained on while it arrives
 """
 
 from streamer.order.epoch import EpochOrder

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
 from streamer.errors import ConfigError, ManifestError
-from streamer.order.bijection import permute
 from streamer.order.cut import LaneCut, cut_lanes, epoch_state, lane_starts
-from streamer.order.deal import Deal, Slices
-from streamer.order.hashing import TAG_GROUP, TAG_PIECE, Chunks, Flags, Integers, Words, fold, fold_each
+from streamer.order.deal import Deal
+from streamer.order.decode import LaneDecoder
+from streamer.order.hashing import TAG_GROUP, TAG_PIECE, Chunks, Flags, Integers, fold, fold_each
 from streamer.order.padding import real_positions
 from streamer.order.protocol import Batches, Needs
 from streamer.order.rank_split import RankSplit
 from streamer.order.schedule import piece_runs, run_needs
 from streamer.order.spec import OrderSpec
 from streamer.unique import unique
-
-# Samples worked on at once: 20 arrays of this length live together, 3 MB.
-_BLOCK = 1 << 14
 
 
 class EpochOrder:
@@ -103,12 +100,7 @@ class EpochOrder:
         lanes = (real + self.shift) % self.spec.lanes
         places = self.lane_start[lanes] + real // self.spec.lanes
         self.fill(unique(lanes))
-        found = np.empty(len(places), dtype=np.int64)
-        arranged = np.argsort(places, kind="stable")
-        for i in range(0, len(places), _BLOCK):
-            block = arranged[i : i + _BLOCK]
-            found[block] = self._decode(places[block])
-        return found
+        return self._decoder.ordinals(places)
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
         """The chunks that a rank uses in a run of batches, by lane; never narrower than the truth."""
@@ -167,20 +159,6 @@ class EpochOrder:
     def _filled(self) -> Flags:
         return np.zeros(self.spec.lanes, dtype=np.bool_)
 
-    @cached_property
-    def _head_chunks(self) -> Integers:
-        """(L,) the chunk that a lane begins with in the middle, in the order of the cut."""
-        cut = self.cut
-        return cut.order[np.minimum(cut.begin, len(cut.order) - 1)].astype(np.int64)
-
-    @cached_property
-    def _lane_keys(self) -> tuple[Words, Words]:
-        """(L,) hash states of the groups and of the pieces of each lane."""
-        lanes = np.arange(self.spec.lanes, dtype=np.uint64)
-        group = fold(self.spec.seed, TAG_GROUP, self.epoch)
-        piece = fold(self.spec.seed, TAG_PIECE, self.epoch)
-        return fold_each(group, lanes), fold_each(piece, lanes)
-
     def fill(self, lanes: Integers) -> None:
         """Orders the pieces of some lanes for this epoch, once."""
         for lane in lanes[~self._filled[lanes]].tolist():
@@ -196,55 +174,24 @@ class EpochOrder:
 
     # -------------------------------------------------------------- from places to ordinals
 
-    def _decode(self, places: Integers) -> Integers:
-        """Ordinals of sorted places; place = samples before the lane + index in the lane."""
-        lanes, groups = self._groups(places)
-        found = np.empty(len(places), dtype=np.int64)
-        done = 0
-        for part in self.deal.parts(len(lanes)):
-            slices = self.deal.slices(lanes[part], groups[part])
-            starts = self.lane_start[lanes[part]] + slices.start
-            sizes = (slices.end - slices.begin).sum(axis=1)
-            stop = int(np.searchsorted(places, starts[-1] + sizes[-1]))
-            rows = np.searchsorted(starts, places[done:stop], side="right") - 1
-            ranks = places[done:stop] - starts[rows]
-            keys = fold_each(self._lane_keys[0][lanes[part]], groups[part])
-            drawn = permute(ranks, sizes[rows], keys[rows])
-            found[done:stop] = self._pick(lanes[part], slices, rows, drawn)
-            done = stop
-        return found
+    @cached_property
+    def _decoder(self) -> LaneDecoder:
+        lanes = np.arange(self.spec.lanes, dtype=np.uint64)
+        group = fold(self.spec.seed, TAG_GROUP, self.epoch)
+        piece = fold(self.spec.seed, TAG_PIECE, self.epoch)
+        # Not a method: a circle of references would keep the tables of finished epochs until the next collection.
+        start = partial(_piece_start, self.piece_chunks, self.cut, self.chunk_first)
+        return LaneDecoder(self.deal, (fold_each(group, lanes), fold_each(piece, lanes)), start)
 
-    def _groups(self, places: Integers) -> tuple[Integers, Integers]:
-        """Lane and number of every group that holds one of the sorted places, in their order."""
-        breaks = np.flatnonzero(np.diff(places) > 1)
-        heads = places[np.append(0, breaks + 1)]
-        tails = places[np.append(breaks, len(places) - 1)]
-        lanes = np.searchsorted(self.lane_start, heads, side="right") - 1
-        # A run may go on into the next lanes: cut it there.
-        heads, tails, lanes = _split_runs(heads, tails, lanes, self.lane_start)
-        ends = np.concatenate([heads, tails]) - np.tile(self.lane_start[lanes], 2)
-        first, last = np.split(self.deal.find(np.tile(lanes, 2), ends), 2)
-        counts = last - first + 1
-        lanes = np.repeat(lanes, counts)
-        groups = np.repeat(first, counts) + _counting(counts)
-        # Two runs may share a group.
-        fresh = np.append(True, (np.diff(lanes) != 0) | (np.diff(groups) != 0))
-        return lanes[fresh], groups[fresh]
 
-    def _pick(self, lanes: Integers, slices: Slices, rows: Integers, drawn: Integers) -> Integers:
-        """The `drawn`-th sample of each group, counted through its slices, oldest first."""
-        counts = (slices.end - slices.begin).ravel()
-        before = np.cumsum(counts) - counts
-        target = before[rows * self.spec.lane_window] + drawn
-        cell = np.searchsorted(before, target, side="right") - 1
-        index = slices.begin.ravel()[cell] + target - before[cell]
-        piece, lane = slices.piece.ravel()[cell], lanes[rows]
-        keys = fold_each(self._lane_keys[1][lane], piece)
-        index = permute(index, slices.size.ravel()[cell], keys)
-        chunk = self.piece_chunks[self.cut.piece[lane] + piece].astype(np.int64)
-        offset = np.where(chunk == self._head_chunks[lane], self.cut.head[lane], 0)
-        ordinals: Integers = self.chunk_first[chunk] + offset + index
-        return ordinals
+def _piece_start(
+    piece_chunks: Chunks, cut: LaneCut, chunk_first: Integers, lanes: Integers, pieces: Integers
+) -> Integers:
+    """The first ordinal of each piece; only the chunk that a lane begins with may begin before the lane."""
+    chunk = piece_chunks[cut.piece[lanes] + pieces].astype(np.int64)
+    head_chunk = cut.order[np.minimum(cut.begin[lanes], len(cut.order) - 1)].astype(np.int64)
+    ordinals: Integers = chunk_first[chunk] + np.where(chunk == head_chunk, cut.head[lanes], 0)
+    return ordinals
 
 
 def _check(spec: OrderSpec, chunk_samples: Integers, epoch: int) -> None:
@@ -268,22 +215,3 @@ def _prefix(sizes: Integers) -> Integers:
     first = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=first[1:])
     return first
-
-
-def _counting(counts: Integers) -> Integers:
-    """0..c-1 for each count c, one after the other."""
-    ends = np.cumsum(counts)
-    return np.arange(ends[-1], dtype=np.int64) - np.repeat(ends - counts, counts)
-
-
-def _split_runs(
-    heads: Integers, tails: Integers, lanes: Integers, starts: Integers
-) -> tuple[Integers, Integers, Integers]:
-    """Cuts runs of places (both ends inclusive) at the starts of the lanes."""
-    last = np.searchsorted(starts, tails, side="right") - 1
-    counts = last - lanes + 1
-    lanes = np.repeat(lanes, counts) + _counting(counts)
-    heads = np.maximum(np.repeat(heads, counts), starts[lanes])
-    tails = np.minimum(np.repeat(tails, counts), starts[lanes + 1] - 1)
-    filled = heads <= tails
-    return heads[filled], tails[filled], lanes[filled]

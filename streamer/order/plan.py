@@ -149,16 +149,19 @@ class RankPlan:
         batch = np.full(len(chunks), stop - 1, dtype=np.int64)
         return [Needs(chunks.astype(np.uint32), batch, batch, passes)]
 
+    def _block_of(self, batch: int) -> range:
+        """The batches that are computed together with this one."""
+        count = max(1, min(self.order.block_samples // self.rank_split.per_rank, _BLOCK_CELLS // self.rank_split.lanes))
+        first = batch - batch % count
+        return range(first, min(first + count, self.batches))
+
     def _compute(self, batch: int) -> None:
-        rank_split = self.rank_split
-        count = min(self.order.block_samples // rank_split.per_rank, _BLOCK_CELLS // rank_split.lanes)
-        first = batch - batch % max(1, count)
-        self._block = range(first, min(first + max(1, count), self.batches))
-        starts = np.arange(self._block.start, self._block.stop, dtype=np.int64)
+        rank_split, block = self.rank_split, self._block_of(batch)
+        starts = np.arange(block.start, block.stop, dtype=np.int64)
         positions = rank_split.positions(self.start + starts * rank_split.global_batch)
         ordinals = self.order.ordinals(positions.ravel()).reshape(positions.shape)
         positions.flags.writeable = ordinals.flags.writeable = False
-        self._positions, self._ordinals = positions, ordinals
+        self._block, self._positions, self._ordinals = block, positions, ordinals
 
 
 def check_last_batch(last_batch: LastBatch | None, world: int) -> LastBatch:

@@ -85,6 +85,14 @@ class LaneSpread(msgspec.Struct, frozen=True):
         )
 
 
+def shared_lanes(spec: OrderSpec, global_batch: int, nodes: int) -> str:
+    """The warning where several nodes fetch the chunks of one lane; "": none does, or the batch cannot be split."""
+    if nodes == 1 or global_batch % nodes:
+        return ""
+    spread = lane_spread(spec, global_batch, nodes)
+    return str(spread) if spread.crossing else ""
+
+
 def lane_spread(spec: OrderSpec, global_batch: int, nodes: int) -> LaneSpread:
     """Predicts which lanes cross nodes.
 

@@ -118,6 +118,9 @@ class Life:
         """The first signal ends the service in order; a second one ends it at once."""
         seconds = self._config.service.drain_seconds
         if self._config.grace_seconds is not None:  # no connection, or the embedded engine was told to leave
+            # Its clients are gone: a listing that waited for its store held engine and folder for 60 s, an index
+            # longer (2026-11-23). What was read of an index is in its log.
+            await server.finish(0.0)
             return
         begun = time.monotonic()
         drained = asyncio.ensure_future(self._drain_within(engine, server, seconds))

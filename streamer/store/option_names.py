@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Collection, Iterator, Mapping
 
 from streamer.errors import ConfigError
@@ -57,11 +58,11 @@ _MEANT: dict[str, dict[str, str]] = {
 }
 
 
-def check(address: Address, given: options.Options) -> None:
+def check(address: Address, given: options.Options, variables: Mapping[str, str] = os.environ) -> None:
     """Refuses options that no client of this store has, and half of a pair of keys; no value is in the message.
 
     Raises:
-        ConfigError: names the option and the nearest one that exists, or the missing half.
+        ConfigError: names the option and the nearest one that exists, the missing half, or an endpoint that is no url.
     """
     kind = options.family(address.scheme)
     if kind is None:
@@ -76,7 +77,7 @@ def check(address: Address, given: options.Options) -> None:
             )
     if kind == "s3":
         _check_keys(address, given)
-        _check_endpoint(address, given)
+        _check_endpoint(address, given, variables)
 
 
 def _named(kind: str, given: options.Options) -> Iterator[tuple[str, Collection[str]]]:
@@ -113,14 +114,17 @@ def _check_keys(address: Address, given: options.Options) -> None:
         )
 
 
-def _check_endpoint(address: Address, given: options.Options) -> None:
-    """An endpoint that is no url."""
+def _check_endpoint(address: Address, given: options.Options, variables: Mapping[str, str]) -> None:
+    """An endpoint that is no url. Over one of the environment obstore panics, as if the store were away."""
     inner = given.get("client_kwargs")
-    for endpoint in (given.get("endpoint_url"), inner.get("endpoint_url") if isinstance(inner, Mapping) else None):
-        if endpoint is not None and not str(endpoint).startswith(("http://", "https://")):
+    by_option = given.get("endpoint_url") or (inner.get("endpoint_url") if isinstance(inner, Mapping) else None)
+    by_variable = {name: variables.get(name) for name in options.ENDPOINT_VARIABLES} if by_option is None else {}
+    for name, endpoint in ({"endpoint_url": by_option} | by_variable).items():
+        if endpoint and not str(endpoint).startswith(("http://", "https://")):
+            place = "storage_options" if name == "endpoint_url" else "the environment"
             raise ConfigError(
-                f"{address.root}: endpoint_url={str(endpoint)!r} in storage_options has no scheme; write "
-                f"https://{endpoint}, or http://{endpoint} where it has no TLS",
+                f"{address.root}: {name}={str(endpoint)!r} in {place} has no scheme; write https://{endpoint}, or "
+                f"http://{endpoint} where it has no TLS",
                 field="storage_options",
                 option="endpoint_url",
             )

@@ -42,6 +42,8 @@ WITHOUT_EFFECT = frozenset(
         "size_policy",
     ]
 )
+# The first one that is set names the endpoint of S3, where no option does.
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _CONFIG_WITHOUT_EFFECT = frozenset(["retries", "max_pool_connections", "read_timeout", "tcp_keepalive"])
 
 

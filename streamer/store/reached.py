@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from streamer.errors import AccessDeniedError, StoreError, StreamerError
-from streamer.store.options import Translation, family
+from streamer.store.options import ENDPOINT_VARIABLES, Translation, family
 from streamer.store.urls import Address
 
 
@@ -63,7 +63,7 @@ def _endpoint(kind: str, translation: Translation, variables: Mapping[str, str])
     if given:
         return f"{given} (endpoint_url in storage_options)"
     if kind == "s3":
-        if name := next((name for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if variables.get(name)), None):
+        if name := next((name for name in ENDPOINT_VARIABLES if variables.get(name)), None):
             return f"{variables[name]} ({name} in the environment)"
         return (
             "AWS, because neither storage_options nor AWS_ENDPOINT_URL names an endpoint_url (MinIO, Ceph, R2 need one)"

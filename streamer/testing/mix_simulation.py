@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 from streamer.cache.policy.answers import Admit, Wait
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.cache.policy.sessions import Opening
+from streamer.cache.policy.table import charge
+
+CHUNK_BYTES = 8 << 20
+CHUNK_COST = charge(CHUNK_BYTES)
 
 
 class MixMember(msgspec.Struct, frozen=True):
@@ -59,6 +63,24 @@ class MixUses(msgspec.Struct):
         counts = np.bincount((self.at[self.missed & (self.at >= from_epoch)] / share).astype(np.int64))
         counts = counts[round(from_epoch / share) :]
         return float(counts.max() / counts.mean())
+
+
+# The mixes that the design was measured with.
+MIXES = {
+    "2000 (.9) + 200 (3)": [MixMember("m0", 2000, 0.9, 32), MixMember("m1", 200, 3.0, 8)],
+    "2000 (.5) + 600 (1) + 120 (4)": [
+        MixMember("m0", 2000, 0.5, 32),
+        MixMember("m1", 600, 1.0, 16),
+        MixMember("m2", 120, 4.0, 8),
+    ],
+    "five, 2000 (.6) ... 125 (4)": [
+        MixMember("m0", 2000, 0.6, 32),
+        MixMember("m1", 1000, 1.0, 16),
+        MixMember("m2", 500, 1.6, 16),
+        MixMember("m3", 250, 2.5, 8),
+        MixMember("m4", 125, 4.0, 8),
+    ],
+}
 
 
 def draw_uses(members: Sequence[MixMember], epochs: int, seed: int = 0) -> MixUses:
@@ -200,3 +222,30 @@ def static_bound(members: Sequence[MixMember], kept_chunks: float) -> float:
         hits += kept * member.passes
         needs += member.chunks * member.passes
     return hits / needs
+
+
+def play(
+    members: Sequence[MixMember],
+    limit_bytes: int,
+    epochs: int,
+    *,
+    lookahead: int = 48,
+    values: Sequence[float] | None = None,
+) -> tuple[CachePolicy, MixUses, MixSimulation]:
+    """Runs some epochs of a mix of chunks of 8 MiB against a new policy.
+
+    Args:
+        members: of the mix.
+        limit_bytes: of the cache.
+        epochs: how many.
+        lookahead: uses that are requested ahead.
+        values: of the members; None: their passes.
+    """
+    policy, random = CachePolicy(limit_bytes), np.random.default_rng(3)
+    for member in members:
+        keys = random.integers(0, 256, (member.chunks, 16), dtype=np.uint8)
+        policy.add_dataset(member.dataset, np.full(member.chunks, CHUNK_BYTES), keys)
+    uses = draw_uses(members, epochs)
+    simulation = MixSimulation(policy, members, uses, lookahead=lookahead, chunk_bytes=CHUNK_COST, values=values)
+    simulation.run()
+    return policy, uses, simulation

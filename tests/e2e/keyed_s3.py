@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -24,6 +25,8 @@ class KeyedS3:
     Attributes:
         reads: (bucket, key, status) of each read, in order.
         slow_down: the bucket whose reads are answered 503 at present.
+        bytes_per_second: what all reads together may take; 0: no limit.
+        sent_bytes: of all reads so far.
     """
 
     def __init__(self, buckets: dict[str, dict[str, bytes]], keys: dict[str, str]) -> None:
@@ -31,6 +34,9 @@ class KeyedS3:
         self.keys = keys
         self.reads: list[tuple[str, str, int]] = []
         self.slow_down = ""
+        self.bytes_per_second = 0.0
+        self.sent_bytes = 0
+        self._link = threading.Lock()
         store = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -88,6 +94,10 @@ class KeyedS3:
             status, part = 206, body[start:stop]
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
         self.reads.append((bucket, key, status))
+        with self._link:  # one after the other, as on a link that is full
+            self.sent_bytes += len(part)
+            if self.bytes_per_second:
+                time.sleep(len(part) / self.bytes_per_second)
         self._send(request, status, part, headers)
 
     def _send(

@@ -80,6 +80,13 @@ def test_the_page_about_mixing_runs_block_by_block(tmp_path_factory: pytest.Temp
     assert lines[7:] == ["200"]
 
 
+def test_the_page_about_growing_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """And prints what it says."""
+    folder = tmp_path_factory.mktemp("g")
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "growing.md").read_text(), re.DOTALL)
+    assert run(program, folder) == ["0 20 True", "1 20 True", "2 20 True"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:

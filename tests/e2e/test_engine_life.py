@@ -241,6 +241,28 @@ def test_an_empty_prefix_is_a_manifest_error(settings, tmp_path):
     wait_gone(last)
 
 
+def test_an_engine_ends_while_it_waits_for_a_store(settings, unused_tcp_port):
+    """Its client went away while it listed: it does not wait for the store any longer, nor holds the folder."""
+    program = (
+        "from pathlib import Path\n"
+        "from streamer.client.engine_client import EngineClient\n"
+        "from streamer.client.settings import ClientSettings\n"
+        "from streamer.wire.messages import GetManifest\n"
+        f"options = {{'key': 'k', 'secret': 's', 'endpoint_url': 'http://127.0.0.1:{unused_tcp_port}'}}\n"
+        f"settings = ClientSettings(cache_dir=Path({str(settings.cache_dir)!r}), storage_options=options,"
+        f" runtime_dir=Path({str(settings.runtime_dir)!r}), cache_bytes=64 << 20, grace_seconds=0.2)\n"
+        "client = EngineClient(settings)\n"
+        "print(client._connected().welcome.pid, flush=True)\n"
+        "client.manifest(GetManifest(0, ['s3://bucket/train/'], 'auto'))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
+        last = int(waiting.stdout.readline())
+        # The engine's notice says that it has begun to wait.
+        assert b"waiting for s3://bucket" in waiting.stderr.readline()
+        waiting.kill()
+    wait_gone(last, 30.0)
+
+
 # ---------------------------------------------------------------- hostile peers
 
 

@@ -64,6 +64,15 @@ def test_scientific_arrays_finds_the_moments_of_the_data(run: Run) -> None:
     assert deviations == pytest.approx([1, 0.5, 2, 3], abs=0.01)
 
 
+def test_slow_link_uses_blocks_equally(run: Run) -> None:
+    """Every epoch has the same steps; after four epochs of as many blocks no use is more than reuse + 1 ahead."""
+    arguments = ("--epochs", "4", "--reuse", "3", "--step-seconds", "0.002")
+    lines = [line for line in run("slow_link", *arguments).splitlines() if line.startswith("epoch")]
+    assert [line.partition(", ")[0] for line in lines] == [f"epoch {epoch}: 50 steps" for epoch in range(4)]
+    least, most = re.findall(r"each (\d+) to (\d+) times", lines[-1])[0]
+    assert int(most) <= int(least) + 4
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("layout", ["tars", "npy"])
@@ -107,3 +116,30 @@ def test_lightning_trains_and_validates(run: Run) -> None:
     assert found is not None
     assert 36 <= int(found[1]) <= 42
     assert float(found[2]) > 0.5
+
+
+@pytest.mark.slow
+def test_three_sets_come_in_their_shares(run: Run) -> None:
+    """28, 8 and 4 of each batch of 40; 840 of 600, 240 of 100 and 120 of 20 images in three epochs."""
+    lines = run("three_sets").splitlines()
+    shares = "photos 280 (28 to 28 a batch), drawings 80 (8 to 8 a batch), scans 40 (4 to 4 a batch)"
+    assert lines[-6:-3] == [f"epoch {epoch}: {shares}" for epoch in range(3)]
+    assert lines[-3:] == [
+        "photos: 840 samples drawn, 1.40 passes",
+        "drawings: 240 samples drawn, 2.40 passes",
+        "scans: 120 samples drawn, 6.00 passes",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_curriculum_goes_on_in_its_stage(run: Run, tmp_path: Path) -> None:
+    """The shares of each stage; six epochs in two runs end with the loss of one run."""
+    stages = [(512, 0), (512, 0), (256, 256), (256, 256), (128, 384), (128, 384)]
+    whole = run("curriculum").splitlines()
+    assert [line.rpartition(",")[0] for line in whole] == [
+        f"epoch {epoch}: {easy} easy, {hard} hard" for epoch, (easy, hard) in enumerate(stages)
+    ]
+    checkpoint = ("--checkpoint", str(tmp_path / "run.pt"))
+    assert run("curriculum", *checkpoint, "--stop-after", "3").splitlines() == whole[:3]
+    assert run("curriculum", *checkpoint).splitlines() == whole[3:]

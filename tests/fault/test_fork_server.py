@@ -135,6 +135,22 @@ def test_a_module_that_starts_a_thread(tmp_path: Path, monkeypatch: pytest.Monke
     assert caplog.text.count("starts_a_thread starts 1 thread") == 1
 
 
+@pytest.mark.usefixtures("own_server")
+def test_a_loader_that_ends_before_its_workers_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """An error at the start, while the server imports: no word about workers that it does not know yet."""
+    (tmp_path / "slow_module.py").write_text(f"import os, time\nif os.getpid() != {os.getpid()}: time.sleep(5)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import slow_module
+
+    def uses(epoch: int, ordinal: int) -> object:
+        return slow_module.__name__
+
+    with StreamingDataLoader(FakeDataset(SAMPLES, uses), BATCH, 1) as loader:
+        iter(loader)
+    assert "does not report the end" not in caplog.text
+    del sys.modules["slow_module"]
+
+
 def test_a_second_loader_needs_further_modules(caplog) -> None:
     """Imported while the first one's workers run: its connection is no socket that a module has opened."""
     with StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 1) as one:

@@ -65,6 +65,7 @@ def test_the_names_are_these():
     """Frozen: a change here is a change for every user."""
     assert streamer.__all__ == [
         "DevicePrefetcher",
+        "Growing",
         "MixedDataset",
         "StreamingDataLoader",
         "StreamingDataset",
@@ -107,6 +108,7 @@ def test_the_dataset_takes_these_arguments():
         "on_change": "raise",
         "extensions": None,
         "index_errors": "raise",
+        "growing": None,
     }
     kinds = {parameter.kind for name, parameter in parameters.items() if name != "url"}
     assert kinds == {inspect.Parameter.KEYWORD_ONLY}

@@ -238,10 +238,11 @@ class CachePolicy:
                 raise CacheError(f"session {session.name!r}: name taken, or dataset {session.group.name} not added")
         refuse_if_too_large(self._sessions.values(), opened, self._partitions.limit_bytes)
         newly = any(job not in session.group.jobs for session in opened)
-        for session in opened:
+        for session, opening in zip(opened, openings, strict=True):
             self.connect(job)
             self._sessions[session.name] = session
             session.group.jobs.add(job)
+            self.start_epoch(session.name, opening.ahead)
         if newly:
             self._partitions.adopt()
         join_pools(self._table.groups, [session.group for session in opened])
@@ -256,18 +257,19 @@ class CachePolicy:
         return self._trimmed(Outcome())
 
     def close_session(self, *sessions: str) -> Freed:
-        """A consumer is gone: its chunks are released at once. Unknown names are ignored."""
+        """A consumer is gone: its chunks are released, and stay where there is room. Unknown names are ignored."""
         outcome = Outcome()
         closed = [gone for name in sessions if (gone := self._sessions.pop(name, None)) is not None]
         if not closed:
             return Freed()
         for gone in closed:
             gone.end_leases(self._table)
+            self.disconnect(gone.job)
+        self._plan()  # first: its transit chunks may stay in the room that was set aside for it
+        for gone in closed:
             self._unreference(gone.open, outcome)
             if not gone.silent:
                 self._unreference(gone.ahead, outcome)
-            self.disconnect(gone.job)
-        self._plan()
         return self._trimmed(outcome)
 
     def start_epoch(self, session: str, remaining: ArrayLike) -> None:

@@ -14,7 +14,7 @@ from streamer.config import format_bytes
 from streamer.errors import CacheFullError
 
 
-class Opening(msgspec.Struct, frozen=True):
+class Opening(msgspec.Struct, frozen=True, eq=False):
     """A session that is to be opened. A consumer of several datasets has one session for each, its epochs are passes.
 
     Attributes:
@@ -23,6 +23,7 @@ class Opening(msgspec.Struct, frozen=True):
         open_bytes: the most it has open (between `opened` and `release`) at once.
         lookahead_bytes: what it asks for beyond that.
         value: what a kept byte of this dataset saves, beside those of the consumer's other ones.
+        ahead: chunks that it will ask for at once: those that are here stay, whatever else must go.
     """
 
     session: str
@@ -30,6 +31,7 @@ class Opening(msgspec.Struct, frozen=True):
     open_bytes: int
     lookahead_bytes: int
     value: float = 1.0
+    ahead: NDArray[np.uint32] = msgspec.field(default_factory=lambda: np.empty(0, np.uint32))
 
 
 class Session(msgspec.Struct):

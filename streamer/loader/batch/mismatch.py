@@ -45,7 +45,10 @@ def _of_mappings(place: str, samples: Sequence[Mapping[object, object]], names: 
         fields = [sorted(map(str, sample)) for sample in samples]
         advice = "return the same fields for every sample in the transform"
         if any(name.rpartition(".")[2].lower() in PICTURES for some in fields for name in some):
-            advice += f' (OnField("{IMAGE}", ...) delivers the picture as {IMAGE!r}, whatever its extension)'
+            advice += (
+                f' (OnField("{IMAGE}", ...) of streamer.decode.transforms delivers the picture as {IMAGE!r}, whatever '
+                "its extension)"
+            )
         what = f"a batch has samples of different fields{f' at {place!r}' if place else ''}"
         return _text(what, [", ".join(some) for some in fields], names, advice)
     columns = ((field, [sample[field] for sample in samples]) for field in samples[0])
@@ -73,7 +76,7 @@ def _of_values(place: str, values: Sequence[object], names: Sequence[str]) -> st
         return None
     advice = "pad or cut it to one shape in the transform"
     if all(len(shape) == 3 and shape[2] == 3 for shape in shapes):
-        advice += f', pictures with OnField("{place or IMAGE}", RandomResizedCrop(224))'
+        advice += f', pictures with OnField("{place or IMAGE}", RandomResizedCrop(224)) of streamer.decode.transforms'
     return _text(f"{_field(place)} has different shapes in a batch", list(map(str, shapes)), names, advice)
 
 

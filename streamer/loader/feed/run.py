@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import msgspec
 
 from streamer.errors import StreamerError
-from streamer.loader.contracts import PreparedStream, StepSession
+from streamer.loader.contracts import PreparedStream, RoundedSession, StepSession
 from streamer.loader.feed.reorder import BatchCursor, Window
 from streamer.loader.ring.ring import Ring
 from streamer.loader.stall.causes import NETWORK, WINDOW
@@ -225,7 +225,11 @@ class RunState:
         if step + self._span > self._wanted:
             self._wanted = step + self._span
             self._session.want(self._wanted)
-        return self._session.ready >= step
+        if self._session.ready < step:
+            return False
+        if isinstance(self._session, RoundedSession):
+            pending.rounds = self._session.rounds(step)
+        return True
 
     def _listen(self) -> None:
         assert self._session is not None

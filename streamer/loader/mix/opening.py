@@ -17,20 +17,21 @@ from streamer.config import Environment, RankConfig
 from streamer.errors import StreamerError
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.mix.options import MixOptions
-from streamer.loader.mix.plans import Member, MemberRecipe, Members, MixGeometry
+from streamer.loader.mix.plans import MemberRecipe, Members, MixGeometry
 from streamer.loader.mix.prepared import MixInputs, MixPrepared
 from streamer.loader.mix.samples import MixRecipe
 from streamer.loader.rank.agreement import compared, detect, gather_for
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.opening import Opening
-from streamer.loader.rank.rank_stream import Identity
+from streamer.loader.rank.rank_stream import Identity, StreamNames
 from streamer.loader.samples.maker import SampleRules
+from streamer.loader.samples.opened import OpenedDataset
 from streamer.loader.skipping import SkipRules
-from streamer.order.mix import MixSource
+from streamer.order.mix import MixSource, MixSpec
 from streamer.order.mix.explain import cautions, explain
 from streamer.order.plan import LastBatch, check_last_batch
-from streamer.order.quality import lane_spread
+from streamer.order.quality import shared_lanes
 from streamer.order.spec import shuffle_mode
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class MixOpening:
         self.connections = EngineConnections(
             lambda: EngineClient(replace(first.client_settings(Environment.read(), job), storage_options={}))
         )
-        self._usual_batch = 0
+        self._streams = StreamNames()
         self._members: Members | None = None
         self._explained: set[str] = set()
 
@@ -87,10 +88,17 @@ class MixOpening:
 
     def sources(self) -> tuple[MixSource, ...]:
         """The members as the order sees them."""
+        in_bytes = self.options.shares.unit == "bytes"
         return tuple(
-            MixSource(name, member.digest, member.chunk_samples, opening.options.seed, shuffle)
+            MixSource(
+                name,
+                member.digest,
+                member.chunk_samples,
+                opening.options.seed,
+                shuffle_mode(opening.options.shuffle),
+                size=member.exact_bytes if in_bytes else None,
+            )
             for name, member, opening in zip(self.options.names, self.members.each, self.openings, strict=True)
-            for shuffle in [shuffle_mode(opening.options.shuffle)]
         )
 
     def prepare(self, batch_size: int, last_batch: LastBatch | None, *, plain: bool = False) -> MixPrepared:
@@ -108,7 +116,7 @@ class MixOpening:
             roots = tuple(connection.roots())
         identity = Identity(
             rank_config=rank_config,
-            stream=self._stream(batch_size, plain),
+            stream=self._streams.name(self._stream(), batch_size, plain),
             free_parts=frozenset(),
             skip_rules=SkipRules(options.on_error, options.error_budget),
         )
@@ -127,7 +135,11 @@ class MixOpening:
         spec = self.options.request.spec(self.sources(), global_batch)
         with self.connections.for_requests() as connection:
             limit_bytes = connection.limit_bytes
-        return explain(spec, self.members.sizes, global_batch, cache_bytes=limit_bytes or None, nodes=nodes)
+        return self._in_words(spec, global_batch, nodes, limit_bytes or None)
+
+    def _in_words(self, spec: MixSpec, global_batch: int, nodes: int, cache_bytes: int | None = None) -> str:
+        unit, sizes = self.options.shares.unit, self.members.sizes
+        return explain(spec, sizes, global_batch, cache_bytes=cache_bytes, nodes=nodes, unit=unit)
 
     def _recipes(self) -> tuple[MemberRecipe, ...]:
         return tuple(
@@ -148,15 +160,11 @@ class MixOpening:
             opening.options.client_settings(environment, self.job).encoded_options() for opening in self.openings
         )
 
-    def _stream(self, batch_size: int, plain: bool) -> str:
-        """The name of the stream, within which the ranks of a job must agree; see `Opening`."""
+    def _stream(self) -> str:
+        """The name of the members and their samples, or what the user calls them."""
         digests = " ".join(member.digest for member in self.members.each)
         chosen = blake2b(digests.encode(), digest_size=8).hexdigest()
-        name = self.options.stream or f"mix of {', '.join(self.options.names)[:200]} ({chosen})"
-        if plain:
-            return f"{name}, sample by sample"
-        self._usual_batch = self._usual_batch or batch_size
-        return name if batch_size == self._usual_batch else f"{name}, by {batch_size}"
+        return self.options.stream or f"mix of {', '.join(self.options.names)[:200]} ({chosen})"
 
     @property
     def user_code(self) -> tuple[object, ...]:
@@ -191,7 +199,7 @@ class MixOpening:
         for opening in self.openings:
             opening.close()
 
-    def _open_all(self) -> list[Member]:
+    def _open_all(self) -> list[OpenedDataset]:
         _allow_descriptors(_DESCRIPTORS_PER_MEMBER * len(self.openings))
         # The same dataset may be a member twice; an opening is for one thread.
         distinct = {
@@ -207,13 +215,11 @@ class MixOpening:
         if prepared.rank_config.rank or spec.order_id in self._explained:
             return
         self._explained.add(spec.order_id)
-        logger.info("%s", explain(spec, self.members.sizes, batch, nodes=nodes))
+        logger.info("%s", self._in_words(spec, batch, nodes))
         for caution in (*cautions(spec, batch, self.options.shares.epoch_samples), *_in_step(prepared)):
             logger.warning("%s", caution)
-        if nodes > 1 and batch % nodes == 0:
-            spread = lane_spread(spec.members[0].order, batch, nodes)
-            if spread.crossing:
-                logger.warning("%s", str(spread))
+        if shared := shared_lanes(spec.members[0].order, batch, nodes):
+            logger.warning("%s", shared)
 
 
 def _in_step(prepared: MixPrepared) -> list[str]:
@@ -239,18 +245,13 @@ def _allow_descriptors(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def _open(member: tuple[str, Opening]) -> Member:
+def _open(member: tuple[str, Opening]) -> OpenedDataset:
     name, opening = member
     try:
-        opened = Member(opening.manifest, opening.selection)
+        opened = opening.opened
     except StreamerError as error:
-        raise of_member(name, error) from error
+        raise error.of_member(name) from error
     finally:
         # A mix of a thousand members has one connection to the engine, not a thousand.
         opening.connections.close_idle()
     return opened
-
-
-def of_member(name: str, error: StreamerError) -> StreamerError:
-    """The same error with the name of the member."""
-    return type(error)(f"member {name}: {error.message}", **{**error.details, "member": name})

@@ -91,6 +91,12 @@ def check_members(members: Mapping[str, DatasetOptions]) -> None:
     """
     defaults = {entry.name: entry.default for entry in fields(DatasetOptions)}
     for name, options in members.items():
+        if options.growing is not None:
+            raise ConfigError(
+                f"member {name}: growing= is for a dataset alone; the order of a mix must not depend on what arrives",
+                field="growing",
+                member=name,
+            )
         for option in _OF_THE_MIX:
             if getattr(options, option) != defaults[option]:
                 raise ConfigError(

@@ -6,22 +6,16 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from streamer.loader.samples.maker import SampleRules
-from streamer.loader.samples.recipe import open_selection
-from streamer.manifest.reader_lock import open_held
-from streamer.manifest.table import Manifest
+from streamer.loader.samples.opened import OpenedDataset
 from streamer.order.mix import MemberChunks, MixOrder, MixSpec
 from streamer.order.mix.explain import MemberSize
 from streamer.order.plan import LastBatch, RankPlan
-
-if TYPE_CHECKING:
-    from streamer.manifest.selection import Selection
 
 Integers = npt.NDArray[np.int64]
 
@@ -42,66 +36,9 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
     selection: tuple[str, Path] | None
     rules: SampleRules
 
-    def open(self) -> Member:
+    def open(self) -> OpenedDataset:
         """Opens the manifest in this process."""
-        manifest = open_held(self.manifest_path)
-        return Member(manifest, None if self.selection is None else open_selection(manifest, *self.selection))
-
-
-class Member:
-    """One dataset of a mix, opened in this process.
-
-    Args:
-        manifest: of the dataset.
-        selection: the selected samples; None: all.
-    """
-
-    def __init__(self, manifest: Manifest, selection: Selection | None) -> None:
-        self.manifest = manifest
-        self.selection = selection
-
-    def __repr__(self) -> str:
-        return f"Member({self.manifest!r}, {self.selection!r})"
-
-    @property
-    def selection_file(self) -> tuple[str, Path] | None:
-        """Digest of the selection, and the folder of its file; None: all samples."""
-        return None if self.selection is None else (self.selection.digest, self.selection.path.parent)
-
-    @property
-    def samples(self) -> int:
-        """Number of selected samples."""
-        return self.manifest.samples if self.selection is None else self.selection.samples
-
-    @property
-    def size(self) -> MemberSize:
-        """Chunks with selected samples, and the bytes of the selected samples, by their share."""
-        share = self.samples / max(1, self.manifest.samples)
-        chunks = int(np.count_nonzero(self.chunk_samples))
-        return MemberSize(chunks, int(self.manifest.chunk_local_bytes.sum() * share))
-
-    @property
-    def digest(self) -> str:
-        """Identity of the selected samples."""
-        return self.manifest.digest if self.selection is None else self.selection.digest
-
-    @property
-    def chunk_samples(self) -> Integers:
-        """(M,) selected samples per chunk."""
-        return self.manifest.chunk_samples if self.selection is None else self.selection.chunk_samples
-
-    @property
-    def chunk_first(self) -> Integers:
-        """(M+1,) selected samples before each chunk."""
-        return self.manifest.chunk_first if self.selection is None else _prefix(self.selection.chunk_samples)
-
-    def number(self, ordinal: int) -> int:
-        """Ordinal in the manifest -> number in the selection, which `dataset[i]` takes."""
-        return ordinal if self.selection is None else self.selection.number(ordinal)
-
-    def to_manifest(self, ordinals: Integers) -> Integers:
-        """Ordinals in the selection -> ordinals in the manifest."""
-        return ordinals if self.selection is None else self.selection.to_base(ordinals)
+        return OpenedDataset.open(self.manifest_path, self.selection)
 
 
 class Members:
@@ -111,7 +48,7 @@ class Members:
         each: the members.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[OpenedDataset]) -> None:
         self.each = list(members)
 
     def __repr__(self) -> str:
@@ -131,7 +68,7 @@ class Members:
     @property
     def sizes(self) -> list[MemberSize]:
         """Chunks and bytes of each member, as far as they are selected."""
-        return [member.size for member in self.each]
+        return [MemberSize(int(np.count_nonzero(one.chunk_samples)), one.stored_bytes) for one in self.each]
 
     def order(self, spec: MixSpec, epoch: int) -> MixOrder:
         """The order of an epoch."""
@@ -196,9 +133,3 @@ class MixPlans:
         start = geometry.entry[1] if epoch == geometry.entry[0] else 0
         batch, world, rank = geometry.global_batch, geometry.world_size, geometry.rank
         return self._order, RankPlan(self._order, batch, world, rank, geometry.last_batch, start=start)
-
-
-def _prefix(sizes: Integers) -> Integers:
-    first = np.zeros(len(sizes) + 1, dtype=np.int64)
-    np.cumsum(sizes, out=first[1:])
-    return first

@@ -174,7 +174,7 @@ class StoreBudget:
         """The n-th of this rank counts together with the n-th of every other."""
         from torch import distributed
 
-        store, rank = _store(), distributed.get_rank()
+        store, rank = process_store(), distributed.get_rank()
         return cls(store, f"streamer/skips/{store.add(f'streamer/skippers/{rank}', 1)}", rank)
 
     def __repr__(self) -> str:
@@ -227,7 +227,7 @@ def _gather(text: str) -> list[str | None]:
     """Through the process group's store: no collective that could meet another one, no device, no pickle."""
     from torch import distributed
 
-    store, rank, size = _store(), distributed.get_rank(), distributed.get_world_size()
+    store, rank, size = process_store(), distributed.get_rank(), distributed.get_world_size()
     # The n-th comparison of this rank is the n-th of every other.
     place = f"streamer/{store.add(f'streamer/compared/{rank}', 1)}"
     store.set(f"{place}/{rank}", text)
@@ -271,7 +271,8 @@ def _first_missing(rank: int) -> str:
     return f"rank 0, which compares the datasets of all ranks{_REASON}" if rank == 1 else ""
 
 
-def _store() -> Store:
+def process_store() -> Store:
+    """The store of the default process group."""
     from torch.distributed import distributed_c10d
 
     store: Store = distributed_c10d._get_default_store()

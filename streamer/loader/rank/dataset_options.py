@@ -22,12 +22,16 @@ from streamer.formats.registry import find_format
 from streamer.loader import checks
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError
+from streamer.order.growing import Growing
 from streamer.order.plan import LastBatch
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import GetManifest
 
 OnChange = Literal["raise", "refresh"]
 OnDamage = Literal["raise", "skip"]
+
+# Urls that a message names.
+_NAMED = 4
 
 # "s3:/bucket"; a folder of such a name is "./s3:".
 _ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?|file):/", re.IGNORECASE)
@@ -74,6 +78,7 @@ class DatasetOptions:
     on_change: OnChange = "raise"
     extensions: str | Sequence[str] | None = None
     index_errors: OnDamage = "raise"
+    growing: Growing | None = None
 
     def __post_init__(self) -> None:
         _check_urls(self.urls)
@@ -92,6 +97,7 @@ class DatasetOptions:
         checks.function("transform", self.transform)
         self._check_manifest()
         self.limit_bytes()
+        self._check_growing()
 
     def _check_format(self) -> None:
         given: object = self.format
@@ -117,6 +123,25 @@ class DatasetOptions:
                     "become part of the data: name another folder",
                     field="manifest",
                 )
+
+    @property
+    def place(self) -> str:
+        """The urls, for messages: the first ones of many."""
+        named = ", ".join(self.urls[:_NAMED])
+        return named if len(self.urls) <= _NAMED else f"{named} and {len(self.urls) - _NAMED} more"
+
+    def _check_growing(self) -> None:
+        if self.growing is None:
+            return
+        if not isinstance(self.growing, Growing):
+            raise ConfigError(f"growing={self.growing!r} is no streamer.Growing", field="growing")
+        if self.on_change == "refresh":
+            raise ConfigError(
+                'growing= with on_change="refresh": the uses of a changed dataset cannot be level; begin a new run',
+                field="growing",
+            )
+        if shuffle_mode(self.shuffle) == "none":
+            raise ConfigError("growing= with shuffle=False: samples are admitted in random order", field="growing")
 
     def with_rank(self, rank_config: RankConfig) -> DatasetOptions:
         """The same options with this rank and world size."""

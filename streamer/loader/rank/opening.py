@@ -16,25 +16,26 @@ from streamer.client.engine_client import EngineClient
 from streamer.client.launcher import log_path
 from streamer.config import Environment, RankConfig
 from streamer.decode.transforms import as_transform
-from streamer.errors import StreamerError
+from streamer.errors import ConfigError, StreamerError
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.rank.agreement import agree, compared, detect, gather_for
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.dataset_options import DatasetOptions
 from streamer.loader.rank.epoch_cell import EpochCell
+from streamer.loader.rank.growing.prepared import GrowingPrepared
 from streamer.loader.rank.prepared import Prepared
-from streamer.loader.rank.rank_stream import Identity
+from streamer.loader.rank.rank_stream import Identity, RankStream, StreamNames
 from streamer.loader.rank.selections import Choice, choose
 from streamer.loader.rank.single_reads import StreamedBytes, find_key
 from streamer.loader.samples.maker import SampleMaker, SampleRules
+from streamer.loader.samples.opened import OpenedDataset
 from streamer.loader.samples.recipe import SampleRecipe
 from streamer.loader.skipping import SkipRules
 from streamer.loader.waiting import NOTICE_SECONDS, watched
 from streamer.manifest.reader_lock import open_held
-from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
 from streamer.order.plan import LastBatch, check_last_batch
-from streamer.order.quality import check_sample_shuffle, explain, lane_spread
+from streamer.order.quality import check_sample_shuffle, explain, shared_lanes
 from streamer.order.spec import OrderSpec, shuffle_mode
 from streamer.wire.messages import IndexProgress
 
@@ -65,8 +66,8 @@ class Opening:
         self.shared = shared
         # Not a method: the connections are kept by open sessions, and must not keep this object.
         self.connections = EngineConnections(lambda: EngineClient(options.client_settings(Environment.read(), job)))
-        self._usual_batch = 0
-        self._opened: tuple[Manifest, Selection | None] | None = None
+        self._streams = StreamNames()
+        self._opened: OpenedDataset | None = None
         self._explained: set[str] = set()
         self._announcer = _Announcer(0)
 
@@ -89,19 +90,25 @@ class Opening:
     @property
     def manifest(self) -> Manifest:
         """The manifest."""
-        return self._open()[0]
-
-    @property
-    def selection(self) -> Selection | None:
-        """The selected samples; None: all."""
-        return self._open()[1]
+        return self.opened.manifest
 
     @property
     def samples(self) -> int:
         """Number of selected samples."""
-        return self.manifest.samples if self.selection is None else self.selection.samples
+        return self.opened.samples
 
-    def prepare(self, batch_size: int, last_batch: LastBatch | None, *, plain: bool = False) -> Prepared:
+    @property
+    def opened(self) -> OpenedDataset:
+        """The manifest and the selected samples; the first use does the I/O."""
+        if self._opened is None:
+            with watched(logger, self._waited_for):
+                manifest = self._settled() or self._found()
+            with self.connections.for_requests() as connection:
+                place = connection.settings.runtime_dir / "selections"
+            self._opened = OpenedDataset(manifest, choose(manifest, self.choices, place))
+        return self._opened
+
+    def prepare(self, batch_size: int, last_batch: LastBatch | None, *, plain: bool = False) -> RankStream:
         """Fixes the order for batches of `batch_size` samples on each rank.
 
         Args:
@@ -111,13 +118,13 @@ class Opening:
         """
         rank_config = self.rank_config()
         last_batch = check_last_batch(last_batch, rank_config.world_size)
-        options, selection = self.options, self.selection
+        options, data = self.options, self.opened
         spec = self._order(batch_size * rank_config.world_size)
         self._explain(spec, batch_size * rank_config.world_size, rank_config)
         with self.connections.for_requests() as connection:
             roots = tuple(connection.roots())
         recipe = SampleRecipe(
-            manifest_path=self.manifest.path,
+            manifest_path=data.manifest.path,
             spec=spec,
             rank=rank_config.rank,
             world_size=rank_config.world_size,
@@ -125,26 +132,21 @@ class Opening:
             last_batch=last_batch,
             roots=roots,
             rules=self.rules(),
-            selection=None if selection is None else (selection.digest, selection.path.parent),
+            selection=data.selection_file,
         )
-        stream = self._stream(batch_size, plain)
+        stream = self._streams.name(self._stream(), batch_size, plain)
         skip_rules = SkipRules(options.on_error, options.error_budget)
         identity = Identity(
             rank_config=rank_config, stream=stream, free_parts=options.free_parts, skip_rules=skip_rules
         )
-        return Prepared(self.connections, recipe, self.manifest, identity)
+        if (growing := options.growing) is None:
+            return Prepared(self.connections, recipe, data, identity)
+        return GrowingPrepared(self.connections, recipe, data, identity, growing)
 
-    def _stream(self, batch_size: int, plain: bool) -> str:
-        """The name of the stream, within which the ranks of a job must agree.
-
-        The first batch size is the usual one, so that ranks that begin with different sizes are refused.
-        """
-        chosen = "all" if self.selection is None else self.selection.digest
-        name = self.options.stream or f"shuffle {shuffle_mode(self.options.shuffle)} of {chosen}"
-        if plain:
-            return f"{name}, sample by sample"
-        self._usual_batch = self._usual_batch or batch_size
-        return name if batch_size == self._usual_batch else f"{name}, by {batch_size}"
+    def _stream(self) -> str:
+        """The name of the samples and their shuffle, or what the user calls them."""
+        chosen = "all" if self.opened.selection is None else self.opened.digest
+        return self.options.stream or f"shuffle {shuffle_mode(self.options.shuffle)} of {chosen}"
 
     @property
     def user_code(self) -> tuple[object, ...]:
@@ -182,7 +184,12 @@ class Opening:
 
         Raises:
             StreamerError: of the first rank whose listing failed, on every rank.
+            ConfigError: the dataset is growing.
         """
+        if self.options.growing is not None:
+            raise ConfigError(
+                "a growing dataset cannot change: the uses of its samples would not be level", field="growing"
+            )
         digest, failure = "", None
         try:
             # A rank that has not opened the manifest takes part too: another one may have opened it for len().
@@ -195,7 +202,7 @@ class Opening:
             return False
         self.shared.replace_manifest(digest)
         self._opened = None
-        logger.info("%s changed: %d samples now", ", ".join(self.options.urls), self.samples)
+        logger.info("%s changed: %d samples now", self.options.place, self.samples)
         return True
 
     def _common(self, digest: str, failure: StreamerError | None) -> str:
@@ -226,8 +233,7 @@ class Opening:
         if not -self.samples <= index < self.samples:
             raise IndexError(f"sample {index} of {self.samples}")
         index %= self.samples
-        ordinals = np.array([index], np.int64)
-        chosen = ordinals if self.selection is None else self.selection.to_base(ordinals)
+        chosen = self.opened.to_manifest(np.array([index], np.int64))
         with self._streamed() as content:
             maker = SampleMaker(self.manifest, content, rules or self.rules(), lambda _: index)
             return maker.make(epoch, maker.places(chosen)[0])
@@ -239,21 +245,12 @@ class Opening:
             KeyError: there is none.
         """
         with self._streamed() as content:
-            ordinal = find_key(self.manifest, self.selection, content, key)
-        return ordinal if self.selection is None else self.selection.number(ordinal)
+            ordinal = find_key(self.manifest, self.opened.selection, content, key)
+        return self.opened.number(ordinal)
 
     def close(self) -> None:
         """Closes the connections: readers get a ClosedError. The next use connects again. Idempotent."""
         self.connections.close()
-
-    def _open(self) -> tuple[Manifest, Selection | None]:
-        if self._opened is None:
-            with watched(logger, self._waited_for):
-                manifest = self._settled() or self._found()
-            with self.connections.for_requests() as connection:
-                place = connection.settings.runtime_dir / "selections"
-            self._opened = manifest, choose(manifest, self.choices, place)
-        return self._opened
 
     def _found(self) -> Manifest:
         """Requests the manifest from the engine; if another process was faster, its result counts."""
@@ -278,7 +275,7 @@ class Opening:
             # The client says itself that an external engine does not answer.
             return "" if settings.external else f"the engine of {settings.cache_dir} to start; log {log_path(settings)}"
         return (
-            f"the engine to list and index {', '.join(options.urls)}{self._announcer.so_far}; an index that would take "
+            f"the engine to list and index {options.place}{self._announcer.so_far}; an index that would take "
             f"longer than index_limit={options.index_limit:g} s is refused"
         )
 
@@ -294,10 +291,9 @@ class Opening:
         options = self.options
         if shuffle_mode(options.shuffle) == "sample":
             check_sample_shuffle(self.manifest.samples, self.manifest.total_bytes)
-        chosen = self.manifest if self.selection is None else self.selection
         return OrderSpec.auto(
-            chosen.digest,
-            chosen.chunk_samples,
+            self.opened.digest,
+            self.opened.chunk_samples,
             global_batch,
             options.seed,
             options.shuffle,
@@ -310,14 +306,10 @@ class Opening:
         if rank_config.rank or spec.order_id in self._explained:
             return
         self._explained.add(spec.order_id)
-        chosen = self.manifest if self.selection is None else self.selection
-        share = chosen.samples / self.manifest.samples
-        stored_bytes = int(self.manifest.chunk_local_bytes.sum() * share)
-        logger.info("%s", explain(spec, chosen.chunk_samples, global_batch, stored_bytes, rank_config.nodes))
-        if rank_config.nodes > 1 and global_batch % rank_config.nodes == 0:
-            spread = lane_spread(spec, global_batch, rank_config.nodes)
-            if spread.crossing:
-                logger.warning("%s", str(spread))
+        data = self.opened
+        logger.info("%s", explain(spec, data.chunk_samples, global_batch, data.stored_bytes, rank_config.nodes))
+        if shared := shared_lanes(spec, global_batch, rank_config.nodes):
+            logger.warning("%s", shared)
 
     def rules(self) -> SampleRules:
         """The rules of making samples."""

@@ -12,8 +12,8 @@ from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.rank_stream import Identity, RankStream, SavedPlace
 from streamer.loader.rank.step_session import Integers, Share, open_bytes
 from streamer.loader.samples.maker import CachedBytes, SampleMaker, sample_key
+from streamer.loader.samples.opened import OpenedDataset
 from streamer.loader.samples.recipe import Plans, SampleRecipe
-from streamer.manifest.table import Manifest
 from streamer.order.spec import OrderSpec
 from streamer.order.state import State
 
@@ -33,13 +33,14 @@ class Prepared(RankStream):
         self,
         connections: EngineConnections,
         recipe: SampleRecipe,
-        manifest: Manifest,
+        data: OpenedDataset,
         identity: Identity,
     ) -> None:
         super().__init__(connections, identity, recipe)
         self._recipe = recipe
-        self._plans = Plans(recipe, manifest)
-        self.manifest = manifest
+        self._data = data
+        self._plans = Plans(recipe, data)
+        self.manifest = data.manifest
 
     def __repr__(self) -> str:
         return (
@@ -67,7 +68,7 @@ class Prepared(RankStream):
 
     def sample_number(self, ordinal: int) -> int:
         """Ordinal in the manifest -> the number that `dataset[i]` takes."""
-        return self._plans.number(ordinal)
+        return self._data.number(ordinal)
 
     def facts(self) -> dict[str, Detail]:
         """The values that must be equal on all ranks."""
@@ -89,7 +90,7 @@ class Prepared(RankStream):
 
     def ordinals(self, epoch: int, batch: int) -> Integers:
         """This rank's samples of a batch, by their numbers in the manifest."""
-        return self._plans.to_manifest(self.plan(epoch).batch(batch).ordinals)
+        return self._data.to_manifest(self.plan(epoch).batch(batch).ordinals)
 
     def state(self, epoch: int, batch: int) -> dict[str, object]:
         """The state to save after `batch` batches of `epoch`."""
@@ -111,7 +112,7 @@ class Prepared(RankStream):
 
     def _enter_at(self, epoch: int, start: int) -> None:
         self._recipe = msgspec.structs.replace(self._recipe, entry=(epoch, start))
-        self._plans = Plans(self._recipe, self.manifest)
+        self._plans = Plans(self._recipe, self._data)
 
     def _session_spec(self, epoch: int, share: Share, schedule: EpochSchedule) -> SessionSpec:
         rank, worker = self.rank_config, f" worker {share.worker} of {share.workers}"

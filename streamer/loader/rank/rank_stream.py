@@ -16,6 +16,7 @@ from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.config import RankConfig
 from streamer.errors import Detail
+from streamer.loader import contracts
 from streamer.loader.contracts import Recipe
 from streamer.loader.rank.agreement import StoreBudget, gather_for
 from streamer.loader.rank.connections import EngineConnections
@@ -41,6 +42,28 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     stream: str
     free_parts: frozenset[str]
     skip_rules: SkipRules
+
+
+class StreamNames:
+    """Names the streams of one dataset or mix, within which the ranks of a job must agree."""
+
+    def __init__(self) -> None:
+        self._usual_batch = 0
+
+    def name(self, data: str, batch_size: int, plain: bool) -> str:
+        """The name of a loader's stream.
+
+        The first batch size is the usual one, so that ranks that begin with different sizes are refused.
+
+        Args:
+            data: samples and shuffle.
+            batch_size: of one rank.
+            plain: for a bare loop or torch's DataLoader.
+        """
+        if plain:
+            return f"{data}, sample by sample"
+        self._usual_batch = self._usual_batch or batch_size
+        return data if batch_size == self._usual_batch else f"{data}, by {batch_size}"
 
 
 class Geometry(Protocol):
@@ -210,11 +233,11 @@ class RankStream(ABC):
         """This rank's batches of an epoch."""
         return self._plans.plan(epoch)
 
-    def session(self, epoch: int, start_batch: int) -> StepSession:
+    def session(self, epoch: int, start_batch: int) -> contracts.StepSession:
         """Opens the rank's session, whose step 0 is that batch."""
         return self.share_session(epoch, Share(first=start_batch), endless=True)
 
-    def share_session(self, epoch: int, share: Share, *, endless: bool) -> StepSession:
+    def share_session(self, epoch: int, share: Share, *, endless: bool) -> contracts.StepSession:
         """Opens a session for one worker's share of the rank's batches, from the share's first batch on."""
         # Computed once for request and session: with 540 chunks it delays the first batch by 2 to 6 ms.
         begun = [self.schedule(epoch, share)]

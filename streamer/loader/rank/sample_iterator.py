@@ -10,9 +10,9 @@ from functools import partial
 import msgspec
 
 from streamer.errors import StateError
-from streamer.loader.contracts import REREADS, ChunkUnreadableError
+from streamer.loader.contracts import REREADS, ChunkUnreadableError, StepSession
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.loader.rank.step_session import Share, StepSession
+from streamer.loader.rank.step_session import Share
 from streamer.loader.samples.maker import SampleLocation
 from streamer.loader.skipping import SkipLedger, may_skip
 from streamer.loader.waiting import Notice

@@ -143,12 +143,7 @@ class StepSession:
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
         """The engine's counters, over a separate connection; any thread. None: no answer in time."""
-        values = read_statistics(self._client.settings, timeout_seconds)
-        if values is None:
-            return None
-        spec, settings = self._spec, replace(self._client.settings, job=self._client.job)
-        identity = {"consumer": spec.consumer, "job": self._client.job, "dataset": spec.dataset}
-        return {**values, **identity, "reply": partial(report_finding, settings, spec, timeout_seconds)}
+        return engine_values(self._client, self._spec, timeout_seconds)
 
     def close(self) -> None:
         """Ends the leases; idempotent."""
@@ -176,6 +171,16 @@ class StepSession:
         """Drops the epochs before the running one, so that a long job keeps only a few."""
         running = max((known for known, (base, _) in self._bases.items() if base <= self._done), default=None)
         self._bases = {known: at for known, at in self._bases.items() if running is None or known >= running}
+
+
+def engine_values(client: EngineClient, spec: SessionSpec, timeout_seconds: float) -> Mapping[str, object] | None:
+    """The engine's counters, and which of them are about a session; any thread. None: no answer in time."""
+    values = read_statistics(client.settings, timeout_seconds)
+    if values is None:
+        return None
+    settings = replace(client.settings, job=client.job)
+    identity = {"consumer": spec.consumer, "job": client.job, "dataset": spec.dataset}
+    return {**values, **identity, "reply": partial(report_finding, settings, spec, timeout_seconds)}
 
 
 def open_bytes(schedule: EpochSchedule, chunk_bytes: Integers) -> int:

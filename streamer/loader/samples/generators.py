@@ -67,14 +67,14 @@ class OwnGenerators:
         things = list(reachable(self._user_code))
         known = _global_generators()
         for thing in things:
-            if _is_generator(thing) and not any(thing is other for other in known):
+            if is_generator(thing) and not any(thing is other for other in known):
                 self._held.append(thing)
                 self._add(_name(thing), _seed_of(thing))
         for thing in things:
             name = next((name for name in _SETTERS if callable(getattr(type(thing), name, None))), None)
             # Only where no generator is found: albumentations seeds all transforms with one number, and its flips
             # would always agree.
-            if name is not None and not any(map(_is_generator, reachable([thing]))):
+            if name is not None and not any(map(is_generator, reachable([thing]))):
                 self._add(f"{_name(thing)}.{name}", _seed_by(getattr(thing, name)))
 
     def _add(self, name: str, seed: Seed | None) -> None:
@@ -106,7 +106,8 @@ def warn_of_generators(user_code: Iterable[object], *, shared: bool) -> None:
         )
 
 
-def _is_generator(thing: object) -> bool:
+def is_generator(thing: object) -> bool:
+    """Whether it is a generator of Python, numpy or torch."""
     if isinstance(thing, random.Random | np.random.Generator | np.random.RandomState | np.random.BitGenerator):
         return True
     torch = sys.modules.get("torch")

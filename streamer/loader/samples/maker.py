@@ -303,7 +303,8 @@ class SampleMaker:
         except SystemExit as error:
             raise self._exited(error, "transform", place, key) from error
         except Exception as error:
-            error.add_note(f"raised by the transform for {self._text(place, key)}")
+            fields = f"; its fields are {', '.join(sample)}" if isinstance(error, KeyError) else ""
+            error.add_note(f"raised by the transform for {self._text(place, key)}{fields}")
             raise
         self.spent(2, started)
         return made

@@ -9,7 +9,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -17,15 +16,11 @@ import numpy.typing as npt
 
 from streamer.loader.batch.placement import Rows
 from streamer.loader.samples.maker import CachedBytes, SampleLocation, SampleMaker, SampleRules
+from streamer.loader.samples.opened import OpenedDataset
 from streamer.loader.samples.row_reader import RowReader
-from streamer.manifest.reader_lock import open_held
-from streamer.manifest.table import Manifest
 from streamer.order.epoch import EpochOrder
 from streamer.order.plan import LastBatch, RankPlan
 from streamer.order.spec import OrderSpec
-
-if TYPE_CHECKING:
-    from streamer.manifest.selection import Selection
 
 # The running epoch and the next one, which the look-ahead plans.
 _PLANS_KEPT = 2
@@ -65,11 +60,9 @@ class SampleRecipe(msgspec.Struct, frozen=True, kw_only=True):
 class Plans:
     """Caches the plans of the last epochs; building one costs tens of milliseconds for large manifests."""
 
-    def __init__(self, recipe: SampleRecipe, manifest: Manifest) -> None:
+    def __init__(self, recipe: SampleRecipe, data: OpenedDataset) -> None:
         self._recipe = recipe
-        self._selection = None if recipe.selection is None else open_selection(manifest, *recipe.selection)
-        chunk_samples = manifest.chunk_samples if self._selection is None else self._selection.chunk_samples
-        self._order = EpochOrder(recipe.spec, chunk_samples, recipe.entry[0])
+        self._order = EpochOrder(recipe.spec, data.chunk_samples, recipe.entry[0])
         self._kept: OrderedDict[int, RankPlan] = OrderedDict()
 
     @property
@@ -84,14 +77,6 @@ class Plans:
             while len(self._kept) > _PLANS_KEPT:
                 self._kept.popitem(last=False)
         return self._kept[epoch]
-
-    def to_manifest(self, ordinals: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Ordinals in the selection -> ordinals in the manifest."""
-        return ordinals if self._selection is None else self._selection.to_base(ordinals)
-
-    def number(self, ordinal: int) -> int:
-        """Ordinal in the manifest -> number in the selection, which `dataset[i]` takes."""
-        return ordinal if self._selection is None else self._selection.number(ordinal)
 
     def _build(self, epoch: int) -> RankPlan:
         recipe = self._recipe
@@ -115,10 +100,10 @@ class SampleReader:
 
     def __init__(self, recipe: SampleRecipe) -> None:
         self._recipe = recipe
-        manifest = open_held(recipe.manifest_path)
-        content = CachedBytes(manifest, recipe.roots)
-        self._plans = Plans(recipe, manifest)
-        self._maker = SampleMaker(manifest, content, recipe.rules, self._plans.number)
+        self._data = OpenedDataset.open(recipe.manifest_path, recipe.selection)
+        content = CachedBytes(self._data.manifest, recipe.roots)
+        self._plans = Plans(recipe, self._data)
+        self._maker = SampleMaker(self._data.manifest, content, recipe.rules, self._data.number)
         self._reader = RowReader(self._maker, content)
         self._places: list[SampleLocation] = []
 
@@ -128,7 +113,7 @@ class SampleReader:
     def batch(self, epoch: int, batch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """This rank's samples of one batch: manifest ordinals, and which are repeats."""
         index = self._plans.plan(epoch).batch(batch)
-        return self._plans.to_manifest(index.ordinals), index.repeated
+        return self._data.to_manifest(index.ordinals), index.repeated
 
     def load(self, epoch: int, ordinal: int) -> object:
         """One sample from its manifest ordinal; see `SampleMaker.make`."""
@@ -178,11 +163,3 @@ class SampleReader:
 
     def close(self) -> None:
         """Does nothing: no descriptor and no mapping is kept between samples."""
-
-
-def open_selection(manifest: Manifest, digest: str, folder: Path) -> Selection:
-    """The selection of this digest in a folder."""
-    # Imported here: it imports the manifest's builder and asyncio, 40 ms of a worker's start (2026-11-20).
-    from streamer.manifest.selection import Selection
-
-    return Selection.open(manifest, digest, folder)

@@ -11,6 +11,7 @@ from itertools import starmap
 from streamer.loader.stall import causes
 from streamer.loader.stall.advice import Bottleneck, Findings, Straggler, advise, diagnose
 from streamer.loader.stall.causes import BatchTiming, Tail
+from streamer.loader.stall.growth import Rates, sentence
 from streamer.loader.stall.stats import EngineView, LoaderStats, quantile
 
 # A batch is slow if it takes this many times the median of the others; natural images of random sizes stay below.
@@ -19,6 +20,8 @@ _SLOW_BATCH = 3.0
 _SLOW_WORKER = 2.0
 # From this share of the workers' waiting on, a straggler is the bottleneck.
 _STRAGGLER_SHARE = 0.5
+# The trainer waits for what the store has not sent.
+_ON_STORE = (Bottleneck.STORE, Bottleneck.THROTTLED)
 # With fewer batches there is nothing to compare with.
 _FEWEST = 4
 
@@ -116,6 +119,7 @@ class StallReport:
         spilled, respawns, rereads: in this time.
         engine: the engine's current view; None: not requested, or no answer.
         hit_share: hits as a share of the uses of chunks, in this time.
+        growing: of a growing dataset: what the measured rates ask for; "": no change.
     """
 
     batches: int = 0
@@ -137,6 +141,7 @@ class StallReport:
     rereads: int = 0
     engine: EngineView | None = None
     hit_share: float = 0.0
+    growing: str = ""
 
     @property
     def headline(self) -> str:
@@ -159,6 +164,8 @@ class StallReport:
             f"ring {self.ring_free} of {self.ring_slots} free",
             f"spilled {self.spilled}, respawned {self.respawns}",
         ]
+        if self.growing and self.growing not in self.advice:
+            parts.append(self.growing)
         if self.engine is not None:
             parts.append(f"engine {self.hit_share:.0%} hits, {self.engine.in_flight} requests in flight")
         return " | ".join(parts)
@@ -203,6 +210,7 @@ def compare(before: Snapshot, after: Snapshot) -> StallReport:
         engine=a.engine,
     )
     bottleneck = diagnose(findings)
+    growing = _growing(findings, a, int(_grown(b.samples, a.samples)), step, waits=bottleneck in _ON_STORE)
     return StallReport(
         batches=batches,
         samples=int(_grown(b.samples, a.samples)),
@@ -212,7 +220,7 @@ def compare(before: Snapshot, after: Snapshot) -> StallReport:
         share=share,
         waiting=dict(sorted(shares.items(), key=lambda item: -item[1])),
         bottleneck=bottleneck,
-        advice=advise(bottleneck, findings),
+        advice=growing if growing and bottleneck in _ON_STORE else advise(bottleneck, findings),
         slowest_worker=slowest,
         slowest_sample=slow_sample(timings),
         ring_slots=a.ring_slots,
@@ -223,7 +231,21 @@ def compare(before: Snapshot, after: Snapshot) -> StallReport:
         rereads=int(_grown(b.rereads, a.rereads)),
         engine=a.engine,
         hit_share=hits / needs if needs else 0.0,
+        growing=growing,
     )
+
+
+def _growing(found: Findings, stats: LoaderStats, samples: int, step_seconds: float, *, waits: bool) -> str:
+    """What the rates of a growing dataset ask for."""
+    if stats.growing is None or found.engine is None or not step_seconds:
+        return ""
+    rates = Rates(
+        samples_per_second=samples / step_seconds,
+        store_bytes_per_second=found.grown("store_bytes") / found.seconds,
+        cache_bytes=found.engine.limit_bytes,
+        waits=waits,
+    )
+    return sentence(stats.growing, rates)
 
 
 def slow_sample(timings: Sequence[BatchTiming]) -> SlowSample | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from streamer.client.oneshot import Finding
 from streamer.loader.stall.causes import DEVICE, HANDOFF, Ledger, Recent, Trace
+from streamer.loader.stall.growth import GrowingStats
 
 Scalar = str | int | float | bool | None
 
@@ -152,6 +153,7 @@ class LoaderStats:
         pinned: whether the ring is registered with CUDA.
         engine: the engine's view; None: no engine, or no answer in time.
         members: of a mix, by name; {} for one dataset.
+        growing: of a growing dataset; None: of another one.
     """
 
     batches: int = 0
@@ -185,6 +187,7 @@ class LoaderStats:
     waiting: Mapping[str, float] = field(default_factory=dict)
     engine: EngineView | None = None
     members: Mapping[str, MemberStats] = field(default_factory=dict)
+    growing: GrowingStats | None = None
 
     @property
     def wait_share(self) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -26,6 +26,7 @@ from streamer.loader.contracts import (
     ChunkUnreadableError,
     Collate,
     MixedSource,
+    RoundedSource,
     StagedSource,
 )
 from streamer.loader.samples.member_fields import check_fields
@@ -111,6 +112,11 @@ class BatchMaker:
         self._seeds_samples = rules.seed_globals and not quiet
         self._user_code = SeededCode(self._batched.user_code if self._batched is not None else ())
         self._collate_code = SeededCode((rules.collate_fn,))
+
+    def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
+        """The rounds of the next batch, of a growing dataset."""
+        if rounds and isinstance(self._source, RoundedSource):
+            self._source.set_rounds(rounds)
 
     def load(
         self,

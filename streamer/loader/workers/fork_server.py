@@ -95,7 +95,8 @@ class ForkedProcess:
 
     def result(self) -> tuple[int, int]:
         """Waits for its end after `kill`; returns exit code (negative: the signal) and peak bytes."""
-        if not self.wait(_EXIT_SECONDS):
+        # One without a pid does not run yet: the server still imports, and ends it when it finds the socket closed.
+        if not self.wait(_EXIT_SECONDS) and self.pid:
             logger.warning("the fork server does not report the end of worker process %d", self.pid)
         return self._exit or (-signal.SIGKILL, 0)
 

@@ -84,7 +84,8 @@ class WorkerHandle:
             descriptor = slot.descriptor
         number = slot.number if slot is not None else NO_SLOT
         left_out = tuple(sorted(pending.left_out))
-        self.channel.send(Task(pending.task, pending.epoch, pending.batch, number, left_out), descriptor)
+        task = Task(pending.task, pending.epoch, pending.batch, number, left_out, pending.rounds)
+        self.channel.send(task, descriptor)
 
     def open(self, payload: int) -> None:
         """Sends the source to open, once."""

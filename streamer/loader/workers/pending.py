@@ -20,6 +20,7 @@ class Pending(msgspec.Struct, eq=False):
         skipped: ordinal -> cause, of samples that another one of the batch replaces.
         rereads: number of new leases, by chunk.
         crash_counts: ordinal (-1: between samples) -> workers that crashed on it.
+        rounds: of a growing dataset, the rounds of the batch.
         abandoned: its run has ended.
         timeline: its states and their times.
     """
@@ -33,6 +34,7 @@ class Pending(msgspec.Struct, eq=False):
     skipped: dict[int, str] = msgspec.field(default_factory=dict)
     rereads: dict[int, int] = msgspec.field(default_factory=dict)
     crash_counts: dict[int, int] = msgspec.field(default_factory=dict)
+    rounds: tuple[tuple[int, ...], ...] = ()
     abandoned: bool = False
     timeline: BatchTimeline = msgspec.field(default_factory=BatchTimeline)
 

@@ -193,6 +193,7 @@ class Worker:
     def _make(self, task: Task) -> _Work:
         watch, clock, faults = Stopwatch(), self._maker.clock(), minor_faults()
         slot = self._slots.get(task.slot)
+        self._maker.set_rounds(task.rounds)
         loaded = self._maker.load(task.epoch, task.batch, task.number, frozenset(task.left_out), slot)
         stages = self._maker.stages(watch.lap(), clock)
         self._status_page.begin(self._row, task.number, -1, time.monotonic_ns())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from streamer.config import format_bytes
-from streamer.order.mix.spec import MixMember, MixSpec
+from streamer.order.mix.spec import MixMember, MixSpec, Unit
 from streamer.order.quality import lane_spread
 
 # Members that a row names.
@@ -59,6 +59,7 @@ def explain(
     epoch: int | None = None,
     cache_bytes: int | None = None,
     nodes: int = 1,
+    unit: Unit = "samples",
 ) -> str:
     """The mix of an epoch in words, one row per member.
 
@@ -69,13 +70,17 @@ def explain(
         epoch: None: the first one.
         cache_bytes: of one machine's cache; None: no row about it.
         nodes: machines.
+        unit: of the shares.
     """
     epoch = spec.origin_epoch if epoch is None else epoch
     quotas, passes = spec.quotas(epoch), spec.passes(epoch)
     width = max(8, *(len(member.name) for member in spec.members))
     rows = [("mix", _mix_row(spec, sum(quotas), global_batch))]
+    parts = quotas if unit == "samples" else [each * size.bytes for each, size in zip(passes, sizes, strict=True)]
+    of_unit = "" if unit == "samples" else f" of the {unit}"
     for number, member in enumerate(spec.members):
-        share = f"{quotas[number] / sum(quotas):8.2%}  {quotas[number]:>13,} samples = {passes[number]:.2f} passes"
+        share = f"{parts[number] / sum(parts):8.2%}{of_unit}  {quotas[number]:>13,} samples"
+        share = f"{share} = {passes[number]:.2f} passes"
         rows.append((member.name, f"{share}  {_open_row(member, sizes[number])}"))
     if cache_bytes is not None:
         rows.append(("cache", _cache_row(spec, passes, [size.bytes for size in sizes], cache_bytes)))
@@ -96,10 +101,11 @@ def cautions(spec: MixSpec, global_batch: int, asked_samples: int = 0) -> list[s
     quotas, samples = spec.quotas(spec.origin_epoch), spec.samples(spec.origin_epoch)
     found = []
     if asked_samples and asked_samples != samples:
-        found.append(f"epoch_samples={asked_samples:,} is rounded to {samples:,}, a multiple of the global batch")
-    for member, quota in zip(spec.members, quotas, strict=True):
+        found.append(f"epoch_samples={asked_samples:,} is rounded to {samples:,}, a multiple of {_even_batch(spec):,}")
+    for member, quota, weight in zip(spec.members, quotas, spec.stages[0].weights, strict=True):
         if quota == 0:
-            found.append(f"member {member.name} gives no sample to epoch {spec.origin_epoch}: its share is too small")
+            cause = "its share is too small" if weight else "its weight is 0"
+            found.append(f"member {member.name} gives no sample to epoch {spec.origin_epoch}: {cause}")
         elif quota * global_batch > samples * member.samples:
             found.append(
                 f"member {member.name} has {member.samples:,} samples, fewer than a batch takes of it: some come more "
@@ -138,12 +144,19 @@ def _cache_row(spec: MixSpec, passes: Sequence[float], sizes: Sequence[int], cac
 def _batch_row(spec: MixSpec, quotas: Sequence[int], global_batch: int) -> str:
     if spec.batching == "homogeneous":
         return "every batch is of one member"
-    shares = [
-        (global_batch * quota / sum(quotas), m.name) for quota, m in zip(quotas, spec.members, strict=True) if quota
-    ]
+    even = _even_batch(spec)
+    shares = [(even * quota / sum(quotas), m.name) for quota, m in zip(quotas, spec.members, strict=True) if quota]
     named = ", ".join(f"{share:.4g} {name}" for share, name in shares[:_NAMED])
     more = f" and {len(shares) - _NAMED} more" if len(shares) > _NAMED else ""
     if spec.batching == "random":
         return f"every {spec.window} batches have their share, {named}{more} per batch; one batch as drawn at random"
     # Measured: 1.8 with 100 members, 6 with 1,000 in 256 lanes (benchmarks/mix_order.py, 2026-11-23).
-    return f"every batch has {named}{more}, within {2 if len(shares) <= 100 else 6} samples"
+    what = f"{named}{more}, within {2 if len(shares) <= 100 else 6} samples"
+    if even == global_batch:
+        return f"every batch has {what}"
+    return f"each run of {even:,} samples has {what}; batches of {global_batch:,} lie across the runs"
+
+
+def _even_batch(spec: MixSpec) -> int:
+    """Samples that have the shares; the global batch, unless its lanes do not divide it or a state brought another."""
+    return spec.lanes * spec.slots

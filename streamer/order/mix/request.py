@@ -30,6 +30,7 @@ class MixSource(msgspec.Struct, frozen=True, eq=False):
         seed: of its own order.
         shuffle: of its own order.
         cut: of its own order.
+        size: in the unit of the shares; None: its samples.
     """
 
     name: str
@@ -38,6 +39,7 @@ class MixSource(msgspec.Struct, frozen=True, eq=False):
     seed: int
     shuffle: Shuffle = "block"
     cut: Cut = "fixed"
+    size: int | None = None
 
     @property
     def samples(self) -> int:
@@ -156,7 +158,10 @@ class MixRequest(msgspec.Struct, frozen=True):
 
     def _amounts(self, sources: Sequence[MixSource], start: Start) -> list[Amount]:
         """The stages from the start on. Whole passes need a place at which a pass begins, and mixed batches."""
-        stages = self.shares.amounts({source.name: source.samples for source in sources})
+        stages = self.shares.amounts(
+            {source.name: source.samples for source in sources},
+            {source.name: source.samples if source.size is None else source.size for source in sources},
+        )
         begun = max(i for i, stage in enumerate(stages) if stage.epoch <= start.epoch)
         first = msgspec.structs.replace(stages[begun], epoch=start.epoch)
         partial = [

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias, get_args
 import msgspec
 
 from streamer.errors import ConfigError
+from streamer.order.mix.spec import Unit
 
 Stop: TypeAlias = Literal["first_exhausted", "all_exhausted"]
 Amounts: TypeAlias = Mapping[str, float]
@@ -49,6 +50,7 @@ class Shares(msgspec.Struct, frozen=True):
         temperature: weights are n ** (1 / temperature).
         epoch_samples: length of an epoch, with `weights` or `temperature`.
         stop: the length instead: until the first, or until every member has made one pass.
+        unit: what `weights` and `temperature` are shares of.
     """
 
     weights: tuple[tuple[int, dict[str, float]], ...] = ()
@@ -57,6 +59,7 @@ class Shares(msgspec.Struct, frozen=True):
     temperature: float = 0.0
     epoch_samples: int = 0
     stop: Stop | None = None
+    unit: Unit = "samples"
 
     @classmethod
     def of(
@@ -69,6 +72,7 @@ class Shares(msgspec.Struct, frozen=True):
         temperature: float | None = None,
         epoch_samples: int | None = None,
         stop: str | None = None,
+        unit: str = "samples",
     ) -> Shares:
         """Checks the arguments of a mix.
 
@@ -80,6 +84,7 @@ class Shares(msgspec.Struct, frozen=True):
             temperature: 1: by size; large: equal.
             epoch_samples: rounded to whole batches.
             stop: see the class.
+            unit: see the class.
 
         Raises:
             ConfigError: names the argument: an unknown or missing member, a number that is no share, all shares zero,
@@ -90,6 +95,7 @@ class Shares(msgspec.Struct, frozen=True):
         if len(chosen) > 1:
             raise ConfigError(f"{' and '.join(chosen)} both fix the shares of the members: pass one", field=chosen[1])
         _check_length(chosen, epoch_samples, stop)
+        _check_unit(chosen, unit)
         if isinstance(repeat, int | float):
             repeat = dict.fromkeys(names, float(repeat))
         if temperature is not None and not (temperature > 0 and math.isfinite(temperature)):
@@ -101,26 +107,30 @@ class Shares(msgspec.Struct, frozen=True):
             temperature=temperature or 0.0,
             epoch_samples=epoch_samples or 0,
             stop=stop,  # type: ignore[arg-type]  # checked
+            unit=unit,  # type: ignore[arg-type]  # checked
         )
 
-    def amounts(self, samples: Mapping[str, int]) -> tuple[Amount, ...]:
+    def amounts(self, samples: Mapping[str, int], sizes: Mapping[str, int] | None = None) -> tuple[Amount, ...]:
         """What members of these sizes get, by stages of epochs.
 
         Args:
             samples: n by name, in the order of the mix.
+            sizes: by name in the unit; None: the samples.
         """
         if self.choose:
             return (_absolute([(0, Fraction(self.choose[name])) for name in samples]),)
         if self.weights or self.temperature:
-            return self._relative(samples)
+            return self._relative(samples, sizes or samples)
         repeat = self.repeat or dict.fromkeys(samples, 1.0)
         whole = {name: int(passes) if passes == int(passes) else 0 for name, passes in repeat.items()}
         return (_absolute([(whole[name], Fraction(repeat[name]) * n) for name, n in samples.items()]),)
 
-    def _relative(self, samples: Mapping[str, int]) -> tuple[Amount, ...]:
-        stages = self.weights or ((0, {name: n ** (1 / self.temperature) for name, n in samples.items()}),)
+    def _relative(self, samples: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[Amount, ...]:
+        stages = self.weights or ((0, {name: n ** (1 / self.temperature) for name, n in sizes.items()}),)
         none = (0,) * len(samples)
-        scaled = [(epoch, _integers([by_name[name] for name in samples])) for epoch, by_name in stages]
+        # A share of the bytes is a share of the samples over their mean size.
+        means = {name: max(1, sizes[name]) / n for name, n in samples.items()}
+        scaled = [(epoch, _integers([by_name[name] / means[name] for name in samples])) for epoch, by_name in stages]
         length = self.epoch_samples or self._length(list(samples.values()), scaled)
         return tuple(Amount(epoch, none, weights, length) for epoch, weights in scaled)
 
@@ -202,6 +212,17 @@ def _check_length(chosen: Sequence[str], epoch_samples: int | None, stop: str | 
             f"{length} goes with weights or temperature; {chosen[0] if chosen else 'repeat=1, the default,'} already "
             "fixes the length of an epoch",
             field=length,
+        )
+
+
+def _check_unit(chosen: Sequence[str], unit: str) -> None:
+    if unit not in get_args(Unit):
+        raise ConfigError(f"unit={unit!r} is not one of {get_args(Unit)}", field="unit")
+    if unit == "bytes" and (not chosen or chosen[0] in ("repeat", "choose")):
+        raise ConfigError(
+            "unit='bytes' goes with weights or temperature, not with "
+            f"{chosen[0] if chosen else 'repeat=1, the default'}",
+            field="unit",
         )
 
 

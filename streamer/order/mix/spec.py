@@ -14,6 +14,7 @@ from streamer.order.mix.quotas import Stage, drawn_units
 from streamer.order.spec import OrderSpec
 
 Batching: TypeAlias = Literal["stratified", "random", "homogeneous"]
+Unit: TypeAlias = Literal["samples", "bytes"]
 
 # Raised whenever the same parts would give another order; part of every order_id.
 MIX_FORMAT = 1

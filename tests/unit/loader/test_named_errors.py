@@ -71,6 +71,13 @@ def test_a_transform(make_dataset, folder, tars, kind, read):
     assert b"71 " in stored
 
 
+def test_a_field_that_a_sample_does_not_have(make_dataset, folder):
+    """The fields that it has stand beside its name: jpg, where the transform says "image"."""
+    with pytest.raises(KeyError, match="image") as caught:
+        make_dataset(folder, transform=lambda sample: sample["image"])[0]
+    assert caught.value.__notes__[0].endswith("; its fields are __key__, txt, label")
+
+
 @pytest.mark.parametrize("read", READERS)
 def test_a_decoder(make_dataset, folder, read):
     """The same numbers in the message itself."""

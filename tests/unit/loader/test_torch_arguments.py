@@ -38,6 +38,12 @@ def test_the_error_says_what_to_write(name):
     assert caught.value.details["field"] == name
 
 
+def test_one_error_names_all_of_them():
+    """A call that was written for torch's loader is corrected once."""
+    with pytest.raises(ConfigError, match=r"shuffle=True is not .* StreamingDataset.*; prefetch_factor=2 is not an"):
+        StreamingDataLoader(FakeDataset(8, sample), 4, shuffle=True, prefetch_factor=2)
+
+
 def test_every_argument_of_torchs_loader_is_known():
     """It is an argument here, too, or has an entry."""
     theirs = set(inspect.signature(torch.utils.data.DataLoader).parameters)

@@ -59,6 +59,15 @@ def test_what_cannot_be_used_alone(options: Mapping[str, object], said: str) -> 
     assert "hush" not in str(caught.value)
 
 
+def test_an_endpoint_of_the_environment_has_a_scheme_too() -> None:
+    """It was waited for as for a store that is away: 60 s, and "the request failed" (2026-11-23)."""
+    variables = {"AWS_ENDPOINT_URL": "minio:9000"}
+    with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL='minio:9000' in the environment has no scheme"):
+        check(split("s3://b"), {}, variables)
+    check(split("s3://b"), {"endpoint_url": "http://minio:9000"}, variables)
+    check(split("gs://b"), {}, variables)
+
+
 @pytest.mark.parametrize(
     ("url", "options"),
     [

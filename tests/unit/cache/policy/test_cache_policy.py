@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from streamer.cache.policy.answers import Admit, CachePart, Hit, Wait
 from streamer.cache.policy.cache_policy import CachePolicy
+from streamer.cache.policy.sessions import Opening
 from streamer.cache.policy.table import charge
 from streamer.errors import CacheError, CacheFullError
 
@@ -162,6 +164,25 @@ def test_a_boundless_look_ahead_stages_no_more_than_its_dataset() -> None:
     now = policy.statistics()
     assert now.kept_chunks == kept
     assert now.staging_bytes <= 4 * COST
+
+
+def test_what_a_session_without_value_has_open_stays_when_it_closes() -> None:
+    """Its chunks pass through transit; a session that goes on there finds them, and none of them goes at its start."""
+    policy = policy_of(10, a=40)
+    window = Opening("s", "a", 7 * COST, 0, 0.0)
+    policy.open_sessions("j", [window])
+    for chunk in range(6):
+        assert fetch(policy, "s", chunk).place is CachePart.TRANSIT
+        assert policy.opened("s", chunk)
+    assert policy.close_session("s").victims == ()
+    ahead = np.arange(6, dtype=np.uint32)
+    assert policy.open_sessions("j", [structs.replace(window, session="t", ahead=ahead)]).victims == ()
+    for chunk in range(6):
+        policy.look_ahead("t", chunk)
+        assert policy.need("t", chunk) == Hit(key_of("a", chunk))
+        assert policy.opened("t", chunk)
+    # What is used up leaves, so that fresh chunks have room.
+    assert policy.release("t", 0).victims == (key_of("a", 0),)
 
 
 def test_chunks_of_a_finished_job_go_first_the_longest_unused_before() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 from collections import Counter
@@ -449,7 +450,7 @@ def test_a_weight_of_zero_leaves_a_member_out(make_mix, caplog):
     """Said in the log."""
     data = make_mix(weights={"a": 1, "b": 0, "c": 1}, batch_size=10)
     assert {member_of(number) for number in numbers(data)} == {"a", "c"}
-    assert "member b gives no sample" in caplog.text
+    assert "member b gives no sample to epoch 0: its weight is 0" in caplog.text
 
 
 def test_a_tiny_weight_is_exact_in_the_long_run(make_mix):
@@ -486,6 +487,25 @@ def test_an_empty_member_is_named(make_mix, tmp_path):
     with pytest.raises(ManifestError, match=r"^member none: "):
         len(mixed)
     mixed.close()
+
+
+def test_more_than_a_hundred_members(fake_engine, tmp_path):
+    """150 members of 3 samples: each sample once per epoch, through the loader as in a bare loop."""
+    folders = {f"m{number}": write(tmp_path / f"m{number}", 3, 3 * number) for number in range(150)}
+
+    def mixed(**options):
+        return MixedDataset({name: StreamingDataset(folder) for name, folder in folders.items()}, **options)
+
+    with (
+        contextlib.closing(mixed(batch_size=45)) as bare,
+        contextlib.closing(mixed()) as data,
+        StreamingDataLoader(data, 45) as loader,
+    ):
+        for _ in range(2):
+            found = [number for batch in loader for number in batch["npy"][:, 0].tolist()]
+            assert found == numbers(bare)
+            assert sorted(found) == list(range(450))
+        assert {member.passes for member in loader.stats().members.values()} == {2.0}
 
 
 def test_sources_is_for_mixes(make_mix):

@@ -124,7 +124,7 @@ def test_the_session_identifies_itself_to_the_engine(fake_engine, make_dataset, 
     assert spec.stream == "shuffle block of all"
     half = dataset.select(fraction=(0, 0.5))
     half._for_loader().prepare(5).session(0, 0).close()
-    assert fake_engine.sessions[1].spec.stream == f"shuffle block of {half._opening.selection.digest}"
+    assert fake_engine.sessions[1].spec.stream == f"shuffle block of {half._opening.opened.digest}"
 
 
 def test_workers_do_not_compare_their_starts(fake_engine, make_dataset, folder):

@@ -30,6 +30,13 @@ def test_a_mix_is_said_in_a_row_per_member() -> None:
     assert rows["nodes"] == "4 nodes share no lane: store bytes 1.00 x dataset"
 
 
+def test_shares_of_the_bytes_are_said_as_such() -> None:
+    """0.30 passes of 32,000 MiB, 3.34 of 320."""
+    sizes = [MemberSize(4000, 32_000 * MIB), MemberSize(40, 320 * MIB)]
+    rows = dict(row.split(maxsplit=1) for row in explain(_spec(), sizes, 256, unit="bytes").splitlines())
+    assert rows["web"].split()[:4] == ["90.00%", "of", "the", "bytes"]
+
+
 @pytest.mark.parametrize(
     ("batching", "message"),
     [("random", "every 16 batches have their share, 230.4 web, 25.6 books"), ("homogeneous", "every batch is of one")],
@@ -51,9 +58,17 @@ def test_a_cache_keeps_members_of_many_passes_first() -> None:
 def test_what_a_user_may_not_expect_is_said() -> None:
     """A rounded epoch, a member without samples in an epoch, a member smaller than its part of a batch."""
     found = cautions(_spec(), 256, 100_000)
-    assert found == ["epoch_samples=100,000 is rounded to 100,096, a multiple of the global batch"]
+    assert found == ["epoch_samples=100,000 is rounded to 100,096, a multiple of 256"]
     found = cautions(_spec(weights={"web": 1e6, "books": 1}, epoch_samples=256), 256)
     assert found == ["member books gives no sample to epoch 0: its share is too small"]
     tiny = {"web": 3000, "one": 1}
     spec = request(list(tiny), weights={"web": 1, "one": 1}).spec(sources(tiny), 64)
     assert "member one has 1 samples, fewer than a batch takes of it" in cautions(spec, 64)[0]
+
+
+def test_lanes_that_do_not_divide_the_batch_are_said() -> None:
+    """What has the shares then, and what the epoch is rounded to."""
+    spec = request(list(SIZES), weights={"web": 9, "books": 1}, lanes=8, epoch_samples=10_000).spec(sources(SIZES), 100)
+    text = explain(spec, [MemberSize(4000, MIB), MemberSize(40, MIB)], 100)
+    assert "each run of 96 samples has 86.38 web, 9.615 books, within 2 samples; batches of 100 lie across" in text
+    assert cautions(spec, 100, 10_000) == ["epoch_samples=10,000 is rounded to 9,984, a multiple of 96"]

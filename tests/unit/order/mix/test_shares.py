@@ -99,3 +99,27 @@ def test_what_is_no_proportion_is_refused(said: dict[str, Any], message: str) ->
     """The message names the argument and its value."""
     with pytest.raises(ConfigError, match=message):
         Shares.of(NAMES, **said)
+
+
+def test_shares_of_the_bytes_are_shares_of_the_samples_over_their_mean_size() -> None:
+    """Samples of web have 1,000 bytes, of books 9,000: half of the bytes are nine samples of web for one of books."""
+    sizes = {"web": 1_000_000, "books": 2_700_000}
+
+    def amount(**said: Any) -> Any:
+        return Shares.of(NAMES, unit="bytes", **said).amounts(SIZES, sizes)[0]
+
+    web, books = amount(weights={"web": 1, "books": 1}).weights
+    assert web == pytest.approx(9 * books, rel=1e-8)
+    assert amount(weights={"web": 1, "books": 1}, stop="first_exhausted").samples == 1111
+    assert amount(temperature=1).weights == Shares.of(NAMES, temperature=1).amounts(SIZES)[0].weights
+    web, books = amount(temperature=1e9).weights
+    assert web == pytest.approx(9 * books, rel=1e-6)
+
+
+@pytest.mark.parametrize("said", [{}, {"repeat": 2}, {"choose": {"web": 1, "books": 1}}])
+def test_bytes_are_for_shares(said: dict[str, Any]) -> None:
+    """Passes and numbers of samples have their unit."""
+    with pytest.raises(ConfigError, match="unit='bytes' goes with weights or temperature"):
+        Shares.of(NAMES, unit="bytes", **said)
+    with pytest.raises(ConfigError, match="unit='tokens' is not one of"):
+        Shares.of(NAMES, unit="tokens", temperature=1)

@@ -43,6 +43,26 @@ def test_the_part_of_one_rank_is_as_even() -> None:
     assert np.abs(counts - 32 * np.array([0.7, 0.2, 0.09, 0.01])).max() < 2
 
 
+def test_a_batch_that_the_lanes_do_not_divide_is_still_more_even_than_draws() -> None:
+    """8 lanes, batches of 100: each run of 96 has the shares; a batch scatters two thirds as much as draws."""
+    mixed, shares = weighted([70, 20, 9, 1], 100, 160, lanes=8), np.array([0.7, 0.2, 0.09, 0.01])
+    assert mixed.samples % 96 == 0
+    assert np.abs(counts_by_batch(mixed, 96) - 96 * shares).max() < 2
+    counts = counts_by_batch(mixed, 100)
+    assert (counts.std(axis=0) < 0.7 * np.sqrt(100 * shares * (1 - shares))).all()
+    assert tuple(counts_by_batch(mixed, mixed.samples)[0]) == mixed.spec.quotas(0)
+
+
+@pytest.mark.parametrize(("members", "lanes", "batch"), [(150, 8, 1024), (300, 64, 4096), (1000, 64, 4096)])
+def test_more_than_a_hundred_members_have_their_shares(members: int, lanes: int, batch: int) -> None:
+    """Zipf weights: within 3 samples of a batch; the epoch's totals are exact."""
+    weights = 1 / np.arange(1, members + 1)
+    mixed = weighted(weights.tolist(), batch, 32, lanes=lanes)
+    counts = counts_by_batch(mixed, batch)
+    assert np.abs(counts - batch * weights / weights.sum()).max() < 3
+    assert tuple(counts.sum(axis=0)) == mixed.spec.quotas(0)
+
+
 def test_random_batches_scatter_and_windows_do_not() -> None:
     """A batch is as draws without replacement; every 16 batches have the shares, rounded in each lane."""
     mixed = weighted([70, 20, 9, 1], 256, 160, lanes=8, batching="random")

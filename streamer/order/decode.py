@@ -1,0 +1,109 @@
+"""From places in the lanes to samples: the part of the order that an epoch and a growing dataset's round share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from streamer.order.bijection import permute
+from streamer.order.deal import Deal, Slices
+from streamer.order.hashing import Integers, Words, fold_each
+
+# Samples worked on at once: 20 arrays of this length live together, 3 MB.
+_BLOCK = 1 << 14
+
+# (N,) lanes and (N,) piece numbers in them -> (N,) ordinal of the first sample of each piece.
+PieceStart = Callable[[Integers, Integers], Integers]
+
+
+class LaneDecoder:
+    """Finds the samples at places of dealt lanes; place = samples before the lane + index in the lane.
+
+    Args:
+        deal: the groups of the lanes.
+        keys: (L,) hash states of the groups and of the pieces of each lane.
+        piece_start: the first ordinal of a piece.
+    """
+
+    def __init__(self, deal: Deal, keys: tuple[Words, Words], piece_start: PieceStart) -> None:
+        self._deal = deal
+        self._group_keys, self._piece_keys = keys
+        self._piece_start = piece_start
+
+    def ordinals(self, places: Integers) -> Integers:
+        """The samples at some places, (N,), in any order."""
+        found = np.empty(len(places), dtype=np.int64)
+        arranged = np.argsort(places, kind="stable")
+        for i in range(0, len(places), _BLOCK):
+            block = arranged[i : i + _BLOCK]
+            found[block] = self._decode(places[block])
+        return found
+
+    def _decode(self, places: Integers) -> Integers:
+        """Ordinals of sorted places."""
+        lanes, groups = self._groups(places)
+        found = np.empty(len(places), dtype=np.int64)
+        done = 0
+        for part in self._deal.parts(len(lanes)):
+            slices = self._deal.slices(lanes[part], groups[part])
+            starts = self._deal.start[lanes[part]] + slices.start
+            sizes = (slices.end - slices.begin).sum(axis=1)
+            stop = int(np.searchsorted(places, starts[-1] + sizes[-1]))
+            rows = np.searchsorted(starts, places[done:stop], side="right") - 1
+            ranks = places[done:stop] - starts[rows]
+            keys = fold_each(self._group_keys[lanes[part]], groups[part])
+            drawn = permute(ranks, sizes[rows], keys[rows])
+            found[done:stop] = self._pick(lanes[part], slices, rows, drawn)
+            done = stop
+        return found
+
+    def _groups(self, places: Integers) -> tuple[Integers, Integers]:
+        """Lane and number of every group that holds one of the sorted places, in their order."""
+        starts = self._deal.start
+        breaks = np.flatnonzero(np.diff(places) > 1)
+        heads = places[np.append(0, breaks + 1)]
+        tails = places[np.append(breaks, len(places) - 1)]
+        lanes = np.searchsorted(starts, heads, side="right") - 1
+        # A run may go on into the next lanes: cut it there.
+        heads, tails, lanes = _split_runs(heads, tails, lanes, starts)
+        ends = np.concatenate([heads, tails]) - np.tile(starts[lanes], 2)
+        first, last = np.split(self._deal.find(np.tile(lanes, 2), ends), 2)
+        counts = last - first + 1
+        lanes = np.repeat(lanes, counts)
+        groups = np.repeat(first, counts) + _counting(counts)
+        # Two runs may share a group.
+        fresh = np.append(True, (np.diff(lanes) != 0) | (np.diff(groups) != 0))
+        return lanes[fresh], groups[fresh]
+
+    def _pick(self, lanes: Integers, slices: Slices, rows: Integers, drawn: Integers) -> Integers:
+        """The `drawn`-th sample of each group, counted through its slices, oldest first."""
+        counts = (slices.end - slices.begin).ravel()
+        before = np.cumsum(counts) - counts
+        target = before[rows * self._deal.window] + drawn
+        cell = np.searchsorted(before, target, side="right") - 1
+        index = slices.begin.ravel()[cell] + target - before[cell]
+        piece, lane = slices.piece.ravel()[cell], lanes[rows]
+        keys = fold_each(self._piece_keys[lane], piece)
+        index = permute(index, slices.size.ravel()[cell], keys)
+        ordinals: Integers = self._piece_start(lane, piece) + index
+        return ordinals
+
+
+def _counting(counts: Integers) -> Integers:
+    """0..c-1 for each count c, one after the other."""
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1], dtype=np.int64) - np.repeat(ends - counts, counts)
+
+
+def _split_runs(
+    heads: Integers, tails: Integers, lanes: Integers, starts: Integers
+) -> tuple[Integers, Integers, Integers]:
+    """Cuts runs of places (both ends inclusive) at the starts of the lanes."""
+    last = np.searchsorted(starts, tails, side="right") - 1
+    counts = last - lanes + 1
+    lanes = np.repeat(lanes, counts) + _counting(counts)
+    heads = np.maximum(np.repeat(heads, counts), starts[lanes])
+    tails = np.minimum(np.repeat(tails, counts), starts[lanes + 1] - 1)
+    filled = heads <= tails
+    return heads[filled], tails[filled], lanes[filled]

@@ -1,0 +1,158 @@
+"""The log of admissions: how many cohorts each round has added. It fixes the order of a growing dataset.
+
+Round r trains the cohorts a(r-k)..a(r)-1, each sample once; a(r) cohorts are admitted when it begins, k is `reuse`.
+
+Each admission has exactly k uses: cohort j is in [a(r-k), a(r)) for the k rounds that begin with the first one of
+a(r) > j. So uses stay level. Let u_x be the uses of sample x so far. The p-th admission of x is before the (p+1)-th
+of y, so it has as many rounds behind it or more; summed over p: u_x >= u_y - k. At the end of every round max - min
+<= k, inside a round <= k + 1, and 0 after a pass whose uses are all made. This holds for every log.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+import msgspec
+
+from streamer.errors import ConfigError
+from streamer.order.growing.cohorts import Cohorts
+
+
+class Round(msgspec.Struct, frozen=True):
+    """One round.
+
+    Attributes:
+        number: from 0.
+        start, stop: half-open positions in the endless stream of all rounds.
+        begin, end: the cohorts that it trains, half-open.
+    """
+
+    number: int
+    start: int
+    stop: int
+    begin: int
+    end: int
+
+
+class AdmissionLog:
+    """The rounds that are known so far. Grows by `admit`; never changes otherwise.
+
+    Args:
+        cohorts: of the dataset.
+        reuse: k, rounds that each admitted cohort stays.
+        least: cohorts that a round trains at least: rounds of few batches would shuffle little.
+        admitted: cohorts that each round has added, from round 0.
+
+    Raises:
+        ConfigError: a round that could not have been.
+    """
+
+    def __init__(self, cohorts: Cohorts, reuse: int, least: int, admitted: Iterable[int] = ()) -> None:
+        self.cohorts = cohorts
+        self.reuse = reuse
+        self.least = least
+        # a(r), and the position at which round r begins; after the last one that of the next.
+        self._admitted: list[int] = []
+        self._starts: list[int] = [0]
+        for number, added in enumerate(admitted):
+            low, high = self._limits()
+            if not low <= added <= high:
+                raise ConfigError(
+                    f"round {number} cannot admit {added} cohorts: {low} to {high} are possible; the log of admissions "
+                    "is of other data, another reuse, or was changed",
+                    field="grow",
+                )
+            self._append(added)
+        if not self._admitted:
+            self.admit(least)
+
+    def __repr__(self) -> str:
+        return f"AdmissionLog({len(self)} rounds, reuse={self.reuse}, admitted={self._at(len(self) - 1)})"
+
+    def __len__(self) -> int:
+        return len(self._admitted)
+
+    def __getitem__(self, number: int) -> Round:
+        if not 0 <= number < len(self):
+            raise IndexError(f"round {number} of {len(self)}")
+        start, stop = self._starts[number : number + 2]
+        return Round(number, start, stop, self._at(number - self.reuse), self._at(number))
+
+    @property
+    def stop(self) -> int:
+        """One past the last position of the known rounds."""
+        return self._starts[-1]
+
+    @property
+    def next_begin(self) -> int:
+        """The first cohort of the round that comes after the known ones."""
+        return self._at(len(self) - self.reuse)
+
+    @property
+    def admitted(self) -> list[int]:
+        """Cohorts that each known round has added, from round 0."""
+        before = [0, *self._admitted]
+        return [after - first for first, after in zip(before, self._admitted, strict=False)]
+
+    def at(self, position: int) -> Round:
+        """The round of a position of the stream.
+
+        Raises:
+            IndexError: the position is beyond the known rounds.
+        """
+        return self[bisect_right(self._starts, position) - 1]
+
+    def admit(self, cohorts: int) -> Round:
+        """Adds a round.
+
+        Args:
+            cohorts: how many it should add; fewer if the window would be more than all data, more if it would be too
+                small.
+
+        Returns:
+            The new round.
+        """
+        low, high = self._limits()
+        # Where too few are left in use, fresh ones must come, although the trainer waits for them.
+        needed = self.least - (self._at(len(self) - 1) - self.next_begin)
+        self._append(min(max(cohorts, needed, low), high))
+        return self[len(self) - 1]
+
+    def trainable(self, cohorts: int) -> int:
+        """The position up to which rounds train only the first `cohorts` cohorts."""
+        return self._starts[bisect_right(self._admitted, cohorts)]
+
+    def used(self, position: int) -> tuple[int, int]:
+        """Bounds of how often any sample has been used at the start of the round of a position.
+
+        Returns:
+            The least and the most uses; at most `reuse` apart.
+        """
+        number = min(bisect_right(self._starts, position) - 1, len(self) - 1)
+        per_pass, least, most = self.cohorts.per_pass, 0, 0
+        for first in range(0, self._at(number - 1), per_pass):
+            # Uses fall from cohort to cohort of a pass.
+            least += self._uses(first + per_pass - 1, number)
+            most += self._uses(first, number)
+        return least, min(most, least + self.reuse)
+
+    def _uses(self, cohort: int, number: int) -> int:
+        """Rounds before `number` that have trained a cohort."""
+        return min(self.reuse, max(0, number - bisect_right(self._admitted, cohort)))
+
+    def _limits(self) -> tuple[int, int]:
+        """How many cohorts the next round may add: it trains at least one, and none of a pass twice."""
+        kept = self._at(len(self) - 1) - self.next_begin
+        return int(kept == 0), self.cohorts.per_pass - kept
+
+    def _append(self, added: int) -> None:
+        begin, end = self.next_begin, self._at(len(self) - 1) + added
+        size = self.cohorts.samples_before(end) - self.cohorts.samples_before(begin)
+        # In this order: another thread may look a position up meanwhile.
+        self._starts.append(self.stop + size)
+        self._admitted.append(end)
+
+    def _at(self, number: int) -> int:
+        """a(r); 0 before round 0."""
+        return self._admitted[number] if number >= 0 else 0

@@ -1,0 +1,74 @@
+"""How a dataset grows, as its user says it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streamer.config import parse_bytes
+from streamer.errors import ConfigError
+from streamer.order.growing.cohorts import Cohorts
+
+
+@dataclass(frozen=True)
+class Growing:
+    """Trains on the samples that have arrived, each several times, while the others are on their way.
+
+    For a link that brings fewer bytes than the trainer reads. The samples are admitted in a random order, pass after
+    pass; each admitted sample is trained on `reuse` times before it leaves. After any number of steps no sample was
+    used more than `reuse + 1` times more often than another one.
+
+    Args:
+        reuse: how often each admitted sample is used: 1.25 times what the trainer reads, divided by what the link
+            brings, rounded up. The stall report names the number that the measured rates ask for.
+        epoch_samples: samples of an epoch, over all ranks; rounded to whole global batches.
+        grow: "auto": each round trains on what has arrived on all ranks; bytes, as "20GB": so much is added with each
+            round, and the order does not depend on the link, but the first rounds may wait; a list: the order of an
+            earlier run, from `loader.admissions`, then "auto".
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    reuse: int
+    epoch_samples: int
+    grow: str | int | Sequence[int] = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("reuse", "epoch_samples"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}={value!r} is no whole number of at least 1", field=name)
+        if isinstance(self.grow, (str, int)):
+            self.grow_bytes()
+        elif not all(type(added) is int and added >= 0 for added in self.grow):
+            raise ConfigError('grow: give "auto", bytes as "20GB", or the list of loader.admissions', field="grow")
+
+    @property
+    def replayed(self) -> tuple[int, ...]:
+        """The admissions of an earlier run."""
+        return () if isinstance(self.grow, (str, int)) else tuple(self.grow)
+
+    def grow_bytes(self) -> int | None:
+        """The bytes that each round adds; None: what has arrived.
+
+        Raises:
+            ConfigError: not a size.
+        """
+        if self.grow == "auto" or not isinstance(self.grow, (str, int)):
+            return None
+        return parse_bytes(self.grow, "grow")
+
+    def grow_cohorts(self, cohorts: Cohorts, data_bytes: int) -> int | None:
+        """The cohorts that each round adds; None: what has arrived.
+
+        Args:
+            cohorts: of the dataset.
+            data_bytes: size of its samples.
+        """
+        added = self.grow_bytes()
+        return None if added is None else max(1, round(added * cohorts.per_pass / max(1, data_bytes)))
+
+    def whole_epoch(self, global_batch: int) -> int:
+        """`epoch_samples` in whole global batches, at least one."""
+        return max(1, round(self.epoch_samples / global_batch)) * global_batch

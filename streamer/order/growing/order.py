@@ -1,0 +1,196 @@
+"""The order of a growing dataset: from positions of its endless stream of rounds to samples."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from streamer.order.deal import Deal
+from streamer.order.decode import LaneDecoder
+from streamer.order.growing.cohorts import Cohorts, Pieces
+from streamer.order.growing.log import Round
+from streamer.order.hashing import Integers, fold, fold_each
+from streamer.order.padding import real_positions
+from streamer.order.protocol import Batches, Needs
+from streamer.order.rank_split import RankSplit
+from streamer.order.schedule import piece_runs
+from streamer.unique import unique
+
+TAG_ROUND_LANE, TAG_ROUND_GROUP, TAG_ROUND_PIECE = 41, 42, 43
+# A batch may be in two rounds; the one after them is planned while workers still make it.
+_ROUNDS_KEPT = 3
+
+
+class Rounds(Protocol):
+    """The known rounds."""
+
+    @property
+    def cohorts(self) -> Cohorts:
+        """Of the dataset."""
+        ...
+
+    def at(self, position: int) -> Round:
+        """The round of a position of the stream."""
+        ...
+
+
+class RoundTables:
+    """The pieces of one round in some lanes, dealt as those of an epoch.
+
+    Position p of the stream is in lane p mod L, also across rounds, so that a rank needs the same lanes in all of them.
+    The rest of a pass (n mod L samples) goes to the lanes in turn, beginning with that of the round's first position.
+
+    Args:
+        cohorts: of the dataset.
+        of: the round.
+        lanes: the lanes that are asked for.
+    """
+
+    def __init__(self, cohorts: Cohorts, of: Round, lanes: Integers) -> None:
+        spec = cohorts.spec
+        self._cohorts, self._round, self._lanes = cohorts, of, spec.lanes
+        pieces = [self._lane_pieces(lane) for lane in lanes.tolist()]
+        counts = np.zeros(spec.lanes + 1, np.int64)
+        counts[lanes + 1] = [len(each.chunk) for each in pieces]
+        self.chunk, offset, size, turn = Pieces.join(pieces)
+        prefix = np.concatenate([np.zeros(1, np.int64), np.cumsum(size)])
+        first = np.cumsum(counts)
+        # Lanes that are not asked for have no pieces here.
+        self.deal = Deal(spec.lane_window, prefix, first, prefix[first])
+        # 2 r + (pass mod 2) distinguishes the uses of a sample: a round trains at most all data, so two passes.
+        self._turn = 2 * of.number + turn % 2
+        start = cohorts.chunk_first[self.chunk] + offset
+        every = np.arange(spec.lanes, dtype=np.uint64)
+        keys = tuple(fold_each(fold(spec.seed, tag, of.number), every) for tag in (TAG_ROUND_GROUP, TAG_ROUND_PIECE))
+        codes = self._turn * cohorts.samples + start
+        self._decoder = LaneDecoder(self.deal, (keys[0], keys[1]), partial(_piece_start, first, codes))
+
+    def codes(self, positions: Integers) -> Integers:
+        """The samples at positions of this round, as codes."""
+        lanes: Integers = positions % self._lanes
+        return self._decoder.ordinals(self.deal.start[lanes] + (positions - self._round.start) // self._lanes)
+
+    def needs(self, lanes: Integers, run: Batches) -> list[Needs]:
+        """The chunks that some lanes need in a run of batches, which may begin before the round and end after it."""
+        found, start = [], self._round.start
+        for lane in lanes.tolist():
+            # Index i of a lane is at position head + i L.
+            head = start + (lane - start) % self._lanes
+            length = int(self.deal.start[lane + 1] - self.deal.start[lane])
+            ends = (run.first_position, run.stop_position)
+            begin, end = (min(max(-(-(position - head) // self._lanes), 0), length) for position in ends)
+            if begin < end:
+                pieces, first, stop = piece_runs(self.deal, lane, (begin, end))
+                numbers = (run.number(head + self._lanes * first), run.number(head + self._lanes * (stop - 1)))
+                found.append(Needs(self.chunk[pieces].astype(np.uint32), *numbers, self._turn[pieces]))
+        return found
+
+    def _lane_pieces(self, lane: int) -> Pieces:
+        """The pieces of a lane in the round's own order."""
+        cohorts, of = self._cohorts, self._round
+        rests = cohorts.rests(of.begin, of.end)
+        mine = slice((lane - of.start) % self._lanes, None, self._lanes)
+        pieces = Pieces.join([cohorts.pieces(lane, of.begin, of.end), Pieces(*(column[mine] for column in rests))])
+        state = fold_each(fold(cohorts.spec.seed, TAG_ROUND_LANE, of.number), pieces.chunk)
+        arranged = np.argsort(fold_each(state, pieces.turn << 32 | pieces.offset))
+        return Pieces(*(column[arranged] for column in pieces))
+
+
+def _piece_start(first: Integers, codes: Integers, lanes: Integers, pieces: Integers) -> Integers:
+    """The code of the first sample of each piece."""
+    found: Integers = codes[first[lanes] + pieces]
+    return found
+
+
+class GrowingOrder:
+    """The order of one epoch of a growing dataset: an `Order` in positions of the stream of all rounds.
+
+    Epoch e has the positions e E .. (e+1) E - 1, wherever rounds begin and end. The samples are codes: ordinal + n t,
+    where t is another number for each use of a sample.
+
+    Owned by one thread.
+
+    Args:
+        rounds: the known ones; grow while the order is used.
+        lanes: those that will be asked for.
+        epoch_samples: E.
+        epoch: from 0.
+    """
+
+    def __init__(self, rounds: Rounds, lanes: Integers, epoch_samples: int, epoch: int) -> None:
+        self._rounds = rounds
+        self._lanes = lanes
+        self._epoch_samples = epoch_samples
+        self.epoch = epoch
+        self._tables: dict[Round, RoundTables] = {}
+
+    def __repr__(self) -> str:
+        return f"GrowingOrder(epoch={self.epoch}, {self._rounds!r})"
+
+    @property
+    def samples(self) -> int:
+        """One past the last position of the epoch."""
+        return (self.epoch + 1) * self._epoch_samples
+
+    @property
+    def lanes(self) -> int:
+        """L."""
+        return self._rounds.cohorts.spec.lanes
+
+    @property
+    def block_samples(self) -> int:
+        """As for an epoch of all data, see `EpochOrder`."""
+        return 4096
+
+    def at(self, epoch: int) -> GrowingOrder:
+        """The order of another epoch, with the same tables."""
+        other = GrowingOrder(self._rounds, self._lanes, self._epoch_samples, epoch)
+        other._tables = self._tables
+        return other
+
+    def round_at(self, position: int) -> Round:
+        """The round of a position; an IndexError if it is not known."""
+        return self._rounds.at(position)
+
+    def ordinals(self, positions: Integers) -> Integers:
+        """The samples at some positions, (N,) codes; those from `samples` on are padding, and repeat samples.
+
+        Raises:
+            IndexError: positions of unknown rounds.
+        """
+        real = real_positions(np.asarray(positions, dtype=np.int64), self.samples, self.lanes)
+        found = np.empty_like(real)
+        for of in self._covering(real):
+            mine = (real >= of.start) & (real < of.stop)
+            found[mine] = self._table(of).codes(real[mine])
+        return found
+
+    def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
+        """The chunks that a rank uses in a run of batches of known rounds; never narrower than the truth."""
+        ends = np.array([run.first_position, run.stop_position - 1], np.int64)
+        lanes = split.rank_lanes(run.first_position)
+        return [need for of in self._covering(ends) for need in self._table(of).needs(lanes, run)]
+
+    def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
+        """Chunk, and number of the use, of some codes."""
+        cohorts = self._rounds.cohorts
+        turns, own = np.divmod(ordinals, cohorts.samples)
+        return np.searchsorted(cohorts.chunk_first, own, side="right") - 1, turns
+
+    def _covering(self, positions: Integers) -> list[Round]:
+        """The rounds from the first of some positions to the last."""
+        if not positions.size:
+            return []
+        found, last = [self._rounds.at(int(positions.min()))], int(positions.max())
+        while found[-1].stop <= last:
+            found.append(self._rounds.at(found[-1].stop))
+        return found
+
+    def _table(self, of: Round) -> RoundTables:
+        if of not in self._tables:
+            while len(self._tables) >= _ROUNDS_KEPT:
+                del self._tables[next(iter(self._tables))]
+            self._tables[of] = RoundTables(self._rounds.cohorts, of, unique(self._lanes))
+        return self._tables[of]

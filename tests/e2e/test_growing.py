@@ -1,0 +1,230 @@
+"""A growing dataset end to end: steps, uses, replay, resume, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from streamer import Growing, MixedDataset, StreamingDataLoader, StreamingDataset
+from streamer.decode import ArrayDecoder
+from streamer.errors import ConfigError, StateError
+
+SAMPLES, BATCH, EPOCH = 300, 5, 200
+REUSE = 3
+VALUES = (64, 128)
+
+Close = Callable[[StreamingDataset], StreamingDataset]
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """300 blocks of 32 KiB, each full of its number; 60 KiB chunks."""
+    monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
+    (tmp_path / "data").mkdir()
+    for number in range(SAMPLES):
+        np.full(VALUES, number, "<f4").tofile(tmp_path / "data" / f"{number:03}.bin")
+    return tmp_path / "data"
+
+
+def numbered(sample: dict, rng: np.random.Generator) -> tuple[int, float]:
+    """The number of a sample, and a random number of this use."""
+    assert (sample["bin"] == sample["bin"][0, 0]).all()
+    return int(sample["bin"][0, 0]), float(rng.random())
+
+
+def growing(data: Path, grow: str | list[int] = "auto", **options: object) -> StreamingDataset:
+    return StreamingDataset(
+        data,
+        cache_bytes="6MB",
+        decode={"bin": ArrayDecoder("<f4", VALUES)},
+        transform=numbered,
+        growing=Growing(REUSE, EPOCH, grow),
+        **options,
+    )
+
+
+def trained(loader: StreamingDataLoader, epochs: int) -> list[list[tuple[int, float]]]:
+    """The batches of some epochs."""
+    return [list(zip(batch[0].tolist(), batch[1].tolist(), strict=True)) for _ in range(epochs) for batch in loader]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epochs_have_the_same_steps_and_uses_stay_level(data: Path, workers: int, closing: Close) -> None:
+    """Every epoch has epoch_samples / batch_size steps; no sample is used reuse + 1 times more than another one."""
+    loader = StreamingDataLoader(closing(growing(data)), BATCH, workers, report_seconds=None)
+    uses, drawn = np.zeros(SAMPLES, int), set()
+    with loader:
+        for _ in range(8):
+            assert len(loader) == EPOCH // BATCH
+            steps = 0
+            for numbers, draws in loader:
+                np.add.at(uses, numbers.numpy(), 1)
+                assert uses.max() - uses.min() <= REUSE + 1
+                drawn.update(zip(numbers.tolist(), draws.tolist(), strict=True))
+                steps += 1
+            assert steps == EPOCH // BATCH
+    assert uses.sum() == 8 * EPOCH
+    # Each use has random numbers of its own.
+    assert len(drawn) == 8 * EPOCH
+
+
+@pytest.mark.process
+def test_a_run_is_repeated_from_its_admissions(data: Path, closing: Close) -> None:
+    """grow=loader.admissions gives the same samples and random numbers, with other workers."""
+    with StreamingDataLoader(closing(growing(data)), BATCH, 2, report_seconds=None) as loader:
+        first = trained(loader, 4)
+        admissions = loader.admissions
+    assert sum(admissions) > admissions[0]
+    with StreamingDataLoader(closing(growing(data, admissions)), BATCH, 0, report_seconds=None) as loader:
+        assert trained(loader, 4) == first
+        assert loader.admissions[: len(admissions)] == admissions
+
+
+@pytest.mark.process
+def test_bytes_per_round_fix_the_order(data: Path, closing: Close) -> None:
+    """With grow= in bytes no run depends on what has arrived, and any epoch can be next."""
+    with StreamingDataLoader(closing(growing(data, "400KB")), BATCH, 2, report_seconds=None) as loader:
+        first = trained(loader, 3)
+    with StreamingDataLoader(closing(growing(data, "400KB")), BATCH, 0, report_seconds=None) as loader:
+        loader.set_epoch(1)
+        assert trained(loader, 2) == first[EPOCH // BATCH :]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("stop", [17, EPOCH // BATCH, 61])
+def test_a_state_goes_on_with_the_same_samples(data: Path, stop: int, closing: Close) -> None:
+    """The rest of the run from a state equals the run that was not stopped, as far as its rounds were decided."""
+    with StreamingDataLoader(closing(growing(data)), BATCH, 2, report_seconds=None) as loader:
+        first = trained(loader, 3)
+        admissions = loader.admissions
+    replayed = closing(growing(data, admissions))
+    with StreamingDataLoader(replayed, BATCH, 1, report_seconds=None) as loader:
+        batches = 0
+        while batches < stop:
+            for _ in loader:
+                batches += 1
+                if batches == stop:
+                    state = loader.state_dict()
+                    break
+    with StreamingDataLoader(closing(growing(data)), BATCH, 2, report_seconds=None) as loader:
+        loader.load_state_dict(state)
+        epochs = 3 - stop // (EPOCH // BATCH)
+        assert trained(loader, epochs) == first[stop:]
+
+
+@pytest.mark.process
+def test_a_state_goes_on_with_another_batch_size(data: Path, closing: Close) -> None:
+    """The samples of the epoch that are left are the same."""
+    with StreamingDataLoader(closing(growing(data, "400KB")), BATCH, 1, report_seconds=None) as loader:
+        for step, _ in enumerate(loader, 1):
+            if step == 10:
+                state = loader.state_dict()
+                break
+        loader.load_state_dict(state)
+        rest = [sample for batch in trained(loader, 1) for sample in batch]
+    with StreamingDataLoader(closing(growing(data, "400KB")), 8, 1, report_seconds=None) as loader:
+        loader.load_state_dict(state)
+        found = [sample for batch in trained(loader, 1) for sample in batch]
+        assert sorted(found) == sorted(rest)
+
+
+@pytest.mark.process
+def test_a_bare_loop_has_the_samples_of_the_loader(data: Path, closing: Close) -> None:
+    """In a loop over the dataset samples come one by one, and a state goes on at the exact one."""
+    dataset = closing(growing(data, "400KB", batch_size=BATCH))
+    seen = [next(samples) for samples in [iter(dataset)] for _ in range(EPOCH - 3)]
+    state = dataset.state_dict()
+    seen += list(dataset)[:0]
+    dataset.load_state_dict(state)
+    seen += list(dataset)
+    with StreamingDataLoader(closing(growing(data, "400KB")), BATCH, 0, report_seconds=None) as loader:
+        assert sorted(seen) == sorted(sample for batch in trained(loader, 1) for sample in batch)
+
+
+@pytest.mark.process
+def test_an_epoch_that_is_left_early_does_not_stop_the_next_one(data: Path, closing: Close) -> None:
+    """The uses of the rest are lost, as with any dataset; the next epoch is whole."""
+    with StreamingDataLoader(closing(growing(data)), BATCH, 1, report_seconds=None) as loader:
+        for _ in loader:
+            break
+        assert len(trained(loader, 1)) == EPOCH // BATCH
+        assert loader.state_dict()["epoch"] == 2
+
+
+@pytest.mark.process
+def test_a_restarted_trainer_finds_its_cohorts(data: Path, closing: Close) -> None:
+    """What is in use stays in the cache when the session ends: going on fetches next to nothing."""
+    dataset = closing(growing(data))
+    with StreamingDataLoader(dataset, BATCH, 1, report_seconds=None) as loader:
+        trained(loader, 3)
+        state = loader.state_dict()
+        before = loader.stats().engine.store_bytes
+    with StreamingDataLoader(closing(growing(data)), BATCH, 1, report_seconds=None) as loader:
+        loader.load_state_dict(state)
+        for _ in loader:
+            break
+        after = loader.stats().engine.store_bytes
+    # The cache has 6 MB; look-ahead goes on.
+    assert after - before < 1_200_000
+
+
+@pytest.mark.process
+def test_states_of_other_orders_are_refused(data: Path, closing: Close) -> None:
+    """A state names what differs."""
+    with StreamingDataLoader(closing(growing(data)), BATCH, 0, report_seconds=None) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+        with pytest.raises(StateError, match="not of a growing dataset"):
+            loader.load_state_dict({name: value for name, value in state.items() if name != "kind"})
+        with pytest.raises(StateError, match="round 1 cannot admit"):
+            loader.load_state_dict({**state, "admitted": [1, 10_000]})
+        with pytest.raises(StateError, match="reuse was 9"):
+            loader.load_state_dict({**state, "reuse": 9})
+    plain = closing(StreamingDataset(data, cache_bytes="4MB"))
+    with StreamingDataLoader(plain, BATCH, 0, report_seconds=None) as loader:
+        with pytest.raises(StateError, match="StreamingDataset with growing="):
+            loader.load_state_dict(state)
+        with pytest.raises(ConfigError, match="growing="):
+            _ = loader.admissions
+
+
+@pytest.mark.process
+def test_workers_of_a_plain_dataloader_are_refused(data: Path, closing: Close) -> None:
+    """They do not know what the others have trained."""
+    plain = DataLoader(closing(growing(data, batch_size=BATCH)), BATCH, num_workers=1)
+    with pytest.raises(ConfigError, match="StreamingDataLoader"):
+        next(iter(plain))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"growing": 5},
+        {"growing": Growing(2, 10), "on_change": "refresh"},
+        {"growing": Growing(2, 10), "shuffle": False},
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict) -> None:
+    """growing= needs a shuffled dataset that does not change."""
+    with pytest.raises(ConfigError, match="growing"):
+        StreamingDataset("data/", **options)
+
+
+@pytest.mark.parametrize("wrong", [{"reuse": 0}, {"epoch_samples": 1.5}, {"grow": "much"}, {"grow": [1, -1]}])
+def test_a_growth_that_cannot_be_is_refused(wrong: dict) -> None:
+    """The error names the argument."""
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Growing(**{"reuse": 2, "epoch_samples": 10, **wrong})
+
+
+def test_a_mix_of_growing_datasets_is_refused() -> None:
+    """Members share a cache by their passes."""
+    member = StreamingDataset("data/", growing=Growing(2, 10))
+    with pytest.raises(ConfigError, match="growing"):
+        MixedDataset({"a": member, "b": StreamingDataset("other/")})

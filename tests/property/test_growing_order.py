@@ -1,0 +1,144 @@
+"""Random datasets and logs of admissions: every admission is used `reuse` times, and uses stay level."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streamer.order.growing import AdmissionLog, Cohorts, GrowingOrder
+from streamer.order.protocol import Batches
+from streamer.order.rank_split import RankSplit
+from streamer.order.spec import OrderSpec
+
+PASSES = 2
+QUICK = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> AdmissionLog:
+    """A dataset, and the log of a run over two passes whose arrivals were random; all uses are made at its end."""
+    lanes = draw(st.sampled_from([1, 2, 3, 8]))
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    sizes = rng.integers(0, 30, draw(st.integers(8, 120)))
+    sizes[0] = max(int(sizes[0]), lanes)
+    spec = OrderSpec("x" * 32, draw(st.integers(0, 99)), "block", lanes, lanes * draw(st.sampled_from([1, 4])))
+    cohorts = Cohorts(spec, sizes.astype(np.int64))
+    reuse = draw(st.integers(1, 5))
+    log = AdmissionLog(cohorts, reuse, min(cohorts.per_pass, draw(st.integers(1, 3))))
+    most = draw(st.integers(1, max(1, cohorts.per_pass // 2)))
+    end = PASSES * cohorts.per_pass
+    while log[len(log) - 1].end < end:
+        left = end - log[len(log) - 1].end
+        log.admit(min(left, int(rng.integers(0, most + 1))))
+    return log
+
+
+def trained(log: AdmissionLog, number: int) -> np.ndarray:
+    """The samples of one round, in its order."""
+    of = log[number]
+    order = GrowingOrder(log, np.arange(log.cohorts.spec.lanes), of.stop or 1, 0)
+    return order.ordinals(np.arange(of.start, of.stop))
+
+
+@QUICK
+@given(logs())
+def test_uses_are_level_after_every_round_and_inside_it(log: AdmissionLog) -> None:
+    """max - min <= reuse at every round's end, reuse + 1 inside; `used` bounds them; positions follow each other."""
+    samples, reuse = log.cohorts.samples, log.reuse
+    uses, seen = np.zeros(samples, int), set()
+    for number in range(len(log)):
+        of = log[number]
+        least, most = log.used(of.start)
+        assert least <= uses.min()
+        assert uses.max() <= most <= least + reuse
+        codes = trained(log, number)
+        assert not seen.intersection(codes.tolist())
+        seen.update(codes.tolist())
+        half = len(codes) // 2
+        for part in (codes[:half], codes[half:]):
+            np.add.at(uses, part % samples, 1)
+            assert uses.max() - uses.min() <= reuse + 1
+        assert uses.max() - uses.min() <= reuse
+        assert of.stop == (log[number + 1].start if number + 1 < len(log) else log.stop)
+
+
+@QUICK
+@given(logs())
+def test_each_admission_has_exactly_its_uses(log: AdmissionLog) -> None:
+    """A round trains each sample of its cohorts once, and each cohort is in `reuse` rounds, which follow each other."""
+    cohorts = log.cohorts
+    admitted = [cohort_samples(cohorts, cohort) for cohort in range(log[len(log) - 1].end)]
+    for turn in range(PASSES):
+        one_pass = np.concatenate(admitted[turn * cohorts.per_pass : (turn + 1) * cohorts.per_pass])
+        assert np.array_equal(np.sort(one_pass), np.arange(cohorts.samples))
+    rounds: dict[int, list[int]] = {}
+    for number in range(len(log)):
+        of = log[number]
+        for cohort in range(of.begin, of.end):
+            rounds.setdefault(cohort, []).append(number)
+        expected = np.sort(np.concatenate(admitted[of.begin : of.end]))
+        assert np.array_equal(np.sort(trained(log, number) % cohorts.samples), expected)
+    for cohort, found in rounds.items():
+        assert found == list(range(found[0], found[0] + len(found)))
+        assert len(found) == log.reuse or (cohort >= log.next_begin and found[-1] == len(log) - 1)
+
+
+def cohort_samples(cohorts: Cohorts, cohort: int) -> np.ndarray:
+    """The samples of one cohort over all lanes."""
+    parts = [cohorts.pieces(lane, cohort, cohort + 1) for lane in range(cohorts.spec.lanes)]
+    parts.append(cohorts.rests(cohort, cohort + 1))
+    runs = [
+        cohorts.chunk_first[chunk] + offset + np.arange(size)
+        for part in parts
+        for chunk, offset, size in zip(part.chunk, part.offset, part.size, strict=True)
+    ]
+    return np.concatenate(runs)
+
+
+@QUICK
+@given(logs(), st.integers(0, 1 << 32))
+def test_any_place_and_any_log_again_give_the_same_samples(log: AdmissionLog, seed: int) -> None:
+    """Random access equals reading in order; a log made from `admitted` gives the same samples."""
+    again = AdmissionLog(log.cohorts, log.reuse, log.least, log.admitted)
+    lanes = np.arange(log.cohorts.spec.lanes)
+    whole = GrowingOrder(log, lanes, log.stop, 0).ordinals(np.arange(log.stop))
+    picks = np.random.default_rng(seed).integers(0, log.stop, 50)
+    assert np.array_equal(GrowingOrder(again, lanes, log.stop, 0).ordinals(picks), whole[picks])
+
+
+@QUICK
+@given(logs(), st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(0, 1 << 32))
+def test_ranks_have_their_chunks_admitted_before_they_need_them(
+    log: AdmissionLog, world: int, share: int, seed: int
+) -> None:
+    """A rank's samples of a batch are in chunks that `chunks` and `needs` name for its lanes and rounds."""
+    lanes = log.cohorts.spec.lanes
+    batch = world * lanes * share
+    rng = np.random.default_rng(seed)
+    rank, start = int(rng.integers(world)), int(rng.integers(max(1, log.stop // batch))) * batch
+    if start + batch > log.stop:
+        return
+    split = RankSplit(lanes, batch, world, rank)
+    mine = split.rank_lanes(start)
+    order = GrowingOrder(log, mine, log.stop, 0)
+    positions = split.positions(np.array([start]))[0]
+    chunks = set(order.chunks(order.ordinals(positions))[0].tolist())
+    first, last = log.at(start), log.at(start + batch - 1)
+    admitted = log.cohorts.chunks(mine, first.begin, last.end, earlier=True).chunk.tolist()
+    assert chunks <= set(admitted)
+    needed = {chunk for need in order.needs(split, Batches(start, batch, 0, 1)) for chunk in need.chunk.tolist()}
+    assert chunks <= needed <= set(admitted)
+
+
+@QUICK
+@given(logs())
+def test_chunks_of_consecutive_cohorts_come_once_each(log: AdmissionLog) -> None:
+    """Cohort by cohort or all at once: the same uses, and each is within the cohorts that its samples belong to."""
+    cohorts, lanes = log.cohorts, np.arange(log.cohorts.spec.lanes)
+    end = PASSES * cohorts.per_pass
+    whole = sorted(zip(*(column.tolist() for column in cohorts.chunks(lanes, 0, end)), strict=True))
+    steps = [
+        use for j in range(end) for use in zip(*map(np.ndarray.tolist, cohorts.chunks(lanes, j, j + 1)), strict=True)
+    ]
+    assert sorted(steps) == whole

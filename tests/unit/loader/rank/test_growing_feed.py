@@ -1,0 +1,78 @@
+"""The chunks of cohorts as steps of the engine, and the steps of batches over epochs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streamer.loader.rank.growing.feed import CohortFeed, Entry
+from streamer.loader.rank.growing.session import Steps
+from streamer.order.growing import Cohorts
+from streamer.order.spec import OrderSpec
+
+CHUNKS, SAMPLES, SIZE = 64, 10, 1000
+NEVER = np.iinfo(np.int64).max
+
+
+@pytest.fixture
+def cohorts() -> Cohorts:
+    """64 chunks of 10 samples in two lanes: 32 cohorts of a chunk per lane."""
+    return Cohorts(OrderSpec("x" * 32, 1, "block", 2, 8), np.full(CHUNKS, SAMPLES, np.int64))
+
+
+def feed_of(cohorts: Cohorts, entry: Entry) -> CohortFeed:
+    return CohortFeed(cohorts, np.arange(2), np.full(CHUNKS, SIZE, np.int64), entry)
+
+
+def test_the_running_round_comes_first_by_its_batches(cohorts: Cohorts) -> None:
+    """Chunks that a batch of the round still needs are asked for with it, the others with their cohort."""
+    in_use = cohorts.chunks(np.arange(2), 3, 7, earlier=True).chunk
+    first_batch = np.full(CHUNKS, NEVER)
+    first_batch[in_use[:4]] = [5, 1, 4, 0]
+    feed = feed_of(cohorts, Entry(6, 3, 7, first_batch))
+    first = dict(zip(feed.first.chunk.tolist(), feed.first.first.tolist(), strict=True))
+    assert [first[chunk] for chunk in in_use[:4].tolist()] == [5, 1, 4, 0]
+    assert all(first[chunk] >= 6 for chunk in in_use[4:].tolist())
+    assert feed.first.first.tolist() == sorted(feed.first.first.tolist())
+    assert feed.sent == 7
+    assert feed.live_bytes == len(in_use) * SIZE
+    assert (feed.cohorts_through(5), feed.cohorts_through(6), feed.cohorts_through(9)) == (3, 4, 7)
+
+
+def test_cohorts_are_asked_for_while_there_is_room(cohorts: Cohorts) -> None:
+    """Those that are due come in any case; released ones make room."""
+    feed = feed_of(cohorts, Entry(0, 0, 0, np.full(CHUNKS, NEVER)))
+    whole = feed.extend(4, 100 * SIZE, 0)
+    assert whole is not None
+    assert feed.sent == 4
+    live = feed.live_bytes
+    assert live == len(whole.chunk) * SIZE
+    assert feed.extend(32, live, 0) is None
+    forced = feed.extend(32, live, 6)
+    assert forced is not None
+    assert feed.sent == 6
+    assert feed.fitting(0, 6, live) == 4
+    before = feed.live_bytes
+    feed.released(2)
+    assert before - feed.live_bytes in range(3 * SIZE, 5 * SIZE)
+    assert forced.first.min() == feed.step(4)
+
+
+@pytest.mark.parametrize("start", [0, 30])
+def test_steps_and_positions_belong_together(start: int) -> None:
+    """Of each step; after a resume in mid-epoch, too."""
+    steps = Steps(2, start // 10, 2 * 100 + start, (100 - start) // 10, 10, 100, 10)
+    positions = [steps.begin(step) for step in range(25)]
+    assert positions == list(range(200 + start, 450 + start, 10))
+    for step, position in enumerate(positions):
+        assert steps.of(position // 100, position % 100 // 10) == step
+        assert steps.end(step) == position + 10
+        assert steps.before(position) == step
+        assert steps.before(position + 9) == step
+
+
+def test_a_last_batch_that_is_filled_up_ends_with_its_epoch() -> None:
+    """After a resume with another batch size: 4 batches of 30 for 100 samples."""
+    steps = Steps(0, 0, 0, 4, 4, 100, 30)
+    assert [steps.end(step) for step in range(5)] == [30, 60, 90, 100, 130]
+    assert [steps.before(position) for position in (90, 99, 100, 130)] == [3, 3, 4, 5]

@@ -1,0 +1,58 @@
+"""What the measured rates of a growing dataset ask for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from streamer.loader.stall.growth import GrowingStats, Rates, needed_reuse, sentence
+
+# 500 MB/s over a link of 125 MB/s, 2 TB, 200 GB of SSD, samples of 1 MB.
+GROWING = GrowingStats(
+    reuse=3,
+    round=7,
+    passes=0.4,
+    least_uses=0,
+    most_uses=3,
+    live_bytes=100_000_000_000,
+    data_bytes=2_000_000_000_000,
+    sample_bytes=1e6,
+)
+RATES = Rates(samples_per_second=500, store_bytes_per_second=125e6, cache_bytes=200_000_000_000, waits=True)
+
+
+def test_a_reuse_that_is_too_small_is_named() -> None:
+    """1.25 G / F, rounded up, with both rates."""
+    assert needed_reuse(GROWING, RATES) == 5
+    assert sentence(GROWING, RATES) == (
+        "the trainer reads 500 MB/s, the link brings 125 MB/s: Growing(reuse=5) instead of 3 would not wait"
+    )
+
+
+@pytest.mark.parametrize(
+    ("growing", "rates"),
+    [
+        (replace(GROWING, reuse=5), RATES),
+        (GROWING, replace(RATES, waits=False)),
+        (GROWING, replace(RATES, store_bytes_per_second=0)),
+        (GROWING, replace(RATES, samples_per_second=0)),
+    ],
+)
+def test_nothing_is_said_where_nothing_is_to_be_changed(growing: GrowingStats, rates: Rates) -> None:
+    """It is enough, nothing waits, or nothing was measured."""
+    assert sentence(growing, rates) == ""
+
+
+@pytest.mark.parametrize(("passes", "told"), [(0.4, False), (1.2, True)])
+def test_strict_epochs_that_would_not_wait_are_named(passes: float, told: bool) -> None:
+    """With 80 % cached a fifth of the rate is enough, once all data has arrived."""
+    growing = replace(GROWING, reuse=5, passes=passes, data_bytes=250_000_000_000)
+    assert ("without growing= no epoch would wait" in sentence(growing, RATES)) is told
+    assert "the cache holds 80% of the data" in sentence(replace(growing, passes=1), RATES)
+
+
+def test_ranks_and_machines_add_up() -> None:
+    """Eight ranks on two machines, each with a link of its own."""
+    growing = replace(GROWING, ranks=8, nodes=2)
+    assert needed_reuse(growing, replace(RATES, samples_per_second=62.5)) == 3
