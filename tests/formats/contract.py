@@ -52,6 +52,8 @@ REFUSALS = (ManifestError, DecodeError, RecodeError)
 # Mutations of each file: in `make test`, and in `make test-formats`.
 FEW, MANY = 200, 2000
 MOST_BYTES = 64 << 20
+# For two and for three ranks.
+GLOBAL_BATCH = 6
 MOST_SECONDS = 1.0
 
 
@@ -222,6 +224,7 @@ class FormatContract:
 
     def test_resumes_on_another_number_of_ranks(self, case: Case, job: Job):
         """Two ranks stop in mid-epoch; three go on: every sample once."""
+        assert len(case.samples) > GLOBAL_BATCH, "a case has samples for more than one batch"
         seen: list[object] = []
         for rank in range(2):
             with job.loader(case, rank, 2) as loader:
@@ -268,9 +271,11 @@ class Job:
         return made
 
     def loader(self, case: Case, rank: int, ranks: int, **options: object) -> StreamingDataLoader:
-        """The loader of one rank; a global batch has six samples."""
+        """The loader of one rank."""
         dataset = self.dataset(case, rank=rank, world_size=ranks, **options)
-        return StreamingDataLoader(dataset, 6 // ranks, 0, collate_fn=_kept, last_batch="fill", report_seconds=None)
+        return StreamingDataLoader(
+            dataset, GLOBAL_BATCH // ranks, 0, collate_fn=_kept, last_batch="fill", report_seconds=None
+        )
 
     def manifest(self, case: Case) -> Path:
         """A manifest that was built with another cache."""

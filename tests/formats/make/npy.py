@@ -22,7 +22,7 @@ def main() -> None:
     for name, rows in (("a", 5), ("b", 0), ("c", 7)):
         np.save(images / f"{name}.npy", noise.integers(0, 255, (rows, 8, 6, 3), np.uint8))
     np.save(numbers / "a.npy", noise.random(40))
-    np.save(swapped / "a.npy", noise.random((6, 5)).astype(">f4"))
+    np.save(swapped / "a.npy", noise.random((16, 5)).astype(">f4"))
     for folder in (images, numbers, swapped):
         rows = [row for path in sorted(folder.glob("*.npy")) for row in np.load(path)]
         write_expected(folder, [{"array": row.astype(row.dtype.newbyteorder("="))} for row in rows])
