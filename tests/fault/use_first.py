@@ -21,7 +21,7 @@ from streamer.engine.manifests import ManifestRequest
 from streamer.engine.session import SessionRequest
 from streamer.errors import StreamerError
 from streamer.formats import window as format_window
-from streamer.manifest import indexing
+from streamer.manifest.builder import containers
 from streamer.manifest.model import ObjectRecord
 from streamer.store.base import Take
 from streamer.store.local_store import LocalStore
@@ -81,7 +81,7 @@ async def train(engine: Engine, digest: str) -> None:
 
 async def main(data: str, cache: str, limit_bytes: str, halt: str) -> None:
     """Index, then one epoch."""
-    format_window.READ_BYTES = indexing.WINDOW_BYTES = WINDOW_BYTES
+    format_window.READ_BYTES = containers.WINDOW_BYTES = WINDOW_BYTES
     store = Told(halt == "1")
     fetchers.open_store = lambda *_, **__: store
     cached = CacheConfig(directory=Path(cache), limit_bytes=int(limit_bytes))

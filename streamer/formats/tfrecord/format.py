@@ -44,8 +44,8 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
         example: the records are tf.train.Example messages; False: their bytes are the field "record".
         features: what is known of some features: "int" or "float" (one number), "int[3]", "float[-1,4]" (arrays of a
             shape, of which one length may be open), and of bytes any kind of a field: "image", "bytes", "txt", "json",
-            "npy", "<f4[64,64]" (an array as `tf.io.serialize_tensor` does not write it, but `tobytes`). Others are
-            arrays of one dimension, or bytes, or a list of bytes; pictures are found out.
+            "npy", "<f4[64,64]" (numbers as numpy's `tobytes` gives them). Others are arrays of one dimension, or bytes,
+            or a list of bytes; what begins as a picture is decoded as one.
     """
 
     name = "tfrecord"
