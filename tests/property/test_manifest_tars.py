@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streamer.errors import ManifestError
 from streamer.formats import window as format_window
-from streamer.formats.base import Need, SampleName
+from streamer.formats.base import Facts, Need, SampleName, Source
 from streamer.formats.webdataset import WebDataset
 from streamer.manifest.model import ObjectRecord
 from tests.tars import driven, tar_of
@@ -45,13 +45,13 @@ def test_samples_are_the_members(monkeypatch, entries, kind, window, jump, probe
     assert found == [e for e in expected if e[0].rsplit("/", 1)[-1]]
     assert all(a.stop <= b.start for a, b in pairwise(needs))
     record = ObjectRecord("s3://b/x.tar", len(raw), "")
-    spans, _ = driven(WebDataset().index(record), raw)
+    spans, _ = driven(WebDataset().index(Source(record), Facts()), raw)
     for number, span in enumerate(spans):
-        assert driven(WebDataset().index(record, span.start), raw)[0] == spans[number:]
+        assert driven(WebDataset().index(Source(record), Facts(), span.start), raw)[0] == spans[number:]
 
 
 def indexed(raw: bytes) -> tuple[list[tuple[str, list[tuple[str, bytes]]]], list[Need]]:
-    spans, needs = driven(WebDataset().index(ObjectRecord("s3://b/x.tar", len(raw), "")), raw)
+    spans, needs = driven(WebDataset().index(Source(ObjectRecord("s3://b/x.tar", len(raw), "")), Facts()), raw)
     found = []
     for span in spans:
         key, fields = WebDataset().open(memoryview(raw)[span.start : span.stop], SampleName())
