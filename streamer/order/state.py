@@ -93,7 +93,7 @@ class State(msgspec.Struct, frozen=True):
         check_format(saved)
         if (kind := saved.get("kind")) is not None:
             whose = {"mix": "a MixedDataset", "growing": "a StreamingDataset with growing="}.get(str(kind), repr(kind))
-            raise StateError(f"the state is of {whose}: load it there", field="kind")
+            raise StateError(f"the state is of {whose}, not of a single dataset: load it there", field="kind")
         fields = {name: _field(saved, name, kind) for name, kind in (_PARTS | _PLACE).items()}
         spec = _spec(fields)
         if saved.get("order_id") != spec.order_id:

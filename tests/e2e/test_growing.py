@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -164,14 +165,16 @@ def test_a_restarted_trainer_finds_its_cohorts(data: Path, closing: Close) -> No
     with StreamingDataLoader(dataset, BATCH, 1, report_seconds=None) as loader:
         trained(loader, 3)
         state = loader.state_dict()
-        before = loader.stats().engine.store_bytes
+        # Until the room is full, the look-ahead goes on.
+        before, fetched = -1, 0
+        while fetched != before:
+            time.sleep(0.3)
+            before, fetched = fetched, loader.stats().engine.store_bytes
     with StreamingDataLoader(closing(growing(data)), BATCH, 1, report_seconds=None) as loader:
         loader.load_state_dict(state)
-        for _ in loader:
-            break
-        after = loader.stats().engine.store_bytes
-    # The cache has 6 MB; look-ahead goes on.
-    assert after - before < 1_200_000
+        next(iter(loader))
+        # 4 MB of the cache were in use, or had arrived for the next rounds.
+        assert loader.stats().engine.store_bytes - before < 1_500_000
 
 
 @pytest.mark.process

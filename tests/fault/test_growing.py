@@ -48,6 +48,7 @@ class Job:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.processes: list[subprocess.Popen] = []
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -78,7 +79,15 @@ class Job:
             "LOCAL_WORLD_SIZE": str(world),
         }
         command = [sys.executable, str(PROGRAM), json.dumps(told)]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        self.processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+        return self.processes[-1]
+
+    def close(self) -> None:
+        """Ends what a failed test has left."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
 
     def told(self, process: subprocess.Popen, seconds: float = 120.0) -> dict:
         """What a launch prints at its end."""
@@ -100,11 +109,13 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path) -> Iterator[Job]:
     (tmp_path / "data").mkdir()
     for number in range(SAMPLES):
         (tmp_path / "data" / f"{number:03}.bin").write_bytes(block(number))
-    return Job(tmp_path)
+    made = Job(tmp_path)
+    yield made
+    made.close()
 
 
 @pytest.mark.slow

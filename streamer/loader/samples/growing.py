@@ -120,12 +120,13 @@ class GrowingPlans:
 
     def plan(self, epoch: int) -> GrowingPlan:
         """The rank's plan of an epoch."""
-        if self._last is None or self._last.order.epoch != epoch:
+        # Read once: the trainer's thread may ask for the epoch before meanwhile.
+        if (plan := self._last) is None or plan.order.epoch != epoch:
             base, order = self._base, self.order.at(epoch)
             start = base.entry[1] if epoch == base.entry[0] else epoch * self._epoch_samples
             batch, world = base.global_batch, base.world_size
-            self._last = GrowingPlan(order, batch, world, base.rank, base.last_batch, start=start)
-        return self._last
+            self._last = plan = GrowingPlan(order, batch, world, base.rank, base.last_batch, start=start)
+        return plan
 
 
 class UseLocation(SampleLocation, frozen=True):
