@@ -24,7 +24,7 @@ class Dataset:
     """One manifest in use.
 
     Attributes:
-        file_bytes: int64 (chunks,): the length of each chunk's file.
+        file_bytes: int64 (chunks,): the length of each chunk's file; of recoded chunks as planned.
         mean_bytes: of a chunk's file.
         options: storage options of the last session that opened it.
         touched: it was used since the last `Datasets.drop_idle`.

@@ -46,6 +46,9 @@ from streamer.engine.too_small import Room
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.engine.uses import Columns, open_bytes
 from streamer.errors import CacheFullError, ConfigError, ManifestError, StreamerError
+from streamer.fetch.memory_budget import budget_bytes
+from streamer.recode.pool import RecoderPool
+from streamer.recode.recoded_chunks import RecodedChunks
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class Engine:
         self.config = config
         self.cache = ChunkCache(config.cache)
         self.fetchers = Fetchers(config.fetch, UrlAllowlist(config.datasets), self._notify)
+        self.recoders = RecoderPool(config.fetch.memory_bytes or budget_bytes())
         # Called with the key of storage options and a sentence for the sessions that have them; "": for all.
         self.on_notice: Callable[[str, str], None] | None = None
         self.sessions: dict[str, EngineSession] = {}
@@ -86,20 +90,23 @@ class Engine:
             self.cache.is_used = lambda: bool(self.sessions)
             await stack.enter_async_context(self.cache)
             await stack.enter_async_context(self.fetchers)
+            await stack.enter_async_context(self.recoders)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             self.datasets = Datasets(self.cache.root, self.fetchers.allowlist)
             self.policy = CachePolicy(self.cache.limit_bytes, settling=True)
             self.scheduler = Scheduler(self.policy, self.sessions, PageCache(self.cache, tasks), self._loop)
             self.in_flight = self.scheduler.in_flight = InFlight(
-                self.cache, self.fetchers, tasks, self.scheduler.fetch_finished
+                self.cache, self.fetchers, self.recoders, tasks, self.scheduler
             )
             self.manifests = Manifests(self.cache.root / "manifests", self.fetchers, self)
             self.corruption_reports = CorruptionReports(
                 self.cache, self._forget, self.wake, self.now, tasks, warn=self.warn
             )
+            self._looked_at = RecodedChunks(self.cache, self.recoders)
             self._restore()
             self._settling = Settling(self._loop, self.config.settle_seconds, self._settle)
             stack.callback(self._settling.stop)
+            stack.callback(self._looked_at.stop)
             stack.callback(self.in_flight.cancel)
             stack.callback(self.corruption_reports.stop)
             self._stack = stack.pop_all()
@@ -130,13 +137,15 @@ class Engine:
                 await self.cache.measure()
                 self.limit_changed(self.cache.limit_bytes)
 
-    async def read(self, digest: str, options: Mapping[str, object], chunk: int, span: tuple[int, int]) -> bytes:
-        """The chunk-local bytes `[start, stop)` straight from the store, for looking at a sample."""
+    async def read(self, digest: str, options: Mapping[str, object], chunk: int, span: tuple[int, int] | None) -> bytes:
+        """The chunk-local bytes `[start, stop)`, for looking at a sample; None: the boundaries of a recoded chunk."""
         dataset = self.datasets.get(digest, options)
         dataset.key(chunk)
         wanted = dataset.manifest.chunk(chunk)
         async with self.fetchers.of_chunk(wanted, dataset.options) as fetcher:
-            return b"".join([await fetcher.read(piece) for piece in wanted.extents_of(*span)])
+            if dataset.manifest.recoded:
+                return (await self._looked_at.get(dataset.manifest, wanted, fetcher)).read(span)
+            return b"".join([await fetcher.read(piece) for piece in wanted.extents_of(*(span or (0, 0)))])
 
     # ------------------------------------------------------------ life
 

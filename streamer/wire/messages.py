@@ -182,7 +182,11 @@ class CloseSession(Message, tag=7, frozen=True):
 
 
 class Read(Message, tag=8, frozen=True):
-    """The bytes [start, stop) of one chunk, for looking at a sample; answered by Content. At most 64 MiB."""
+    """The bytes [start, stop) of one chunk, for looking at a sample; answered by Content. At most 64 MiB.
+
+    With `boundaries`, the boundaries of the samples of a recoded chunk instead: little-endian uint32, samples + 1 of
+    them; then `stop` is their length in bytes.
+    """
 
     request: Count
     dataset: Name
@@ -190,6 +194,7 @@ class Read(Message, tag=8, frozen=True):
     start: Count
     stop: Count
     options: bytes = b"{}"
+    boundaries: bool = False
 
 
 class GetStatistics(Message, tag=9, frozen=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -45,6 +46,10 @@ class SampleLocation(Wanted, frozen=True):
 class ByteSource(Protocol):
     """Reads the bytes of samples."""
 
+    def boundaries(self, chunk: int) -> npt.NDArray[np.int64]:
+        """The boundaries of the samples of a recoded chunk: int64, at least one more than samples."""
+        ...
+
     def read(self, place: SampleLocation) -> memoryview:
         """The sample's bytes, checked."""
         ...
@@ -84,13 +89,28 @@ class CachedBytes:
             ChunkUnreadableError: as above.
         """
         manifest = self._manifest
+        with self._unreadable(chunk):
+            key, samples = manifest.chunk_keys[chunk].tobytes(), int(manifest.chunk_samples[chunk])
+            if manifest.recoded:
+                local_bytes, samples = int(self._reader.boundaries(key, samples)[-1]), samples + 1
+            else:
+                local_bytes = int(manifest.chunk_local_bytes[chunk])
+            self._reader.read_into(key, local_bytes, samples, targets)
+
+    def boundaries(self, chunk: int) -> npt.NDArray[np.int64]:
+        """As `ByteSource.boundaries`, from the chunk file.
+
+        Raises:
+            ChunkUnreadableError: as above.
+        """
+        manifest = self._manifest
+        with self._unreadable(chunk):
+            return self._reader.boundaries(manifest.chunk_keys[chunk].tobytes(), int(manifest.chunk_samples[chunk]))
+
+    @contextmanager
+    def _unreadable(self, chunk: int) -> Iterator[None]:
         try:
-            self._reader.read_into(
-                manifest.chunk_keys[chunk].tobytes(),
-                int(manifest.chunk_local_bytes[chunk]),
-                int(manifest.chunk_samples[chunk]),
-                targets,
-            )
+            yield
         except FileNotFoundError as error:
             raise ChunkUnreadableError(self._first_chunk + chunk, f"missing: {error.filename}") from error
         except IntegrityError as error:
@@ -143,9 +163,16 @@ class SampleMaker:
         self._nanoseconds = [0, 0, 0]
 
     def places(self, ordinals: npt.NDArray[np.int64]) -> list[SampleLocation]:
-        """Locates samples by their ordinals in the manifest."""
+        """Locates samples by their ordinals in the manifest.
+
+        Raises:
+            ChunkUnreadableError: a recoded chunk, which says itself where its samples are, is missing or wrong.
+        """
         chunks, starts, stops = self._manifest.locate(ordinals)
         samples = ordinals - self._manifest.chunk_first[chunks]
+        if self._manifest.recoded:
+            for index, (chunk, sample) in enumerate(zip(chunks.tolist(), samples.tolist(), strict=True)):
+                starts[index], stops[index] = self._content.boundaries(chunk)[sample : sample + 2]
         columns = (samples.tolist(), starts.tolist(), stops.tolist(), ordinals.tolist(), chunks.tolist())
         return [SampleLocation(*row) for row in zip(*columns, strict=True)]
 
