@@ -40,6 +40,7 @@ class RecodeStatistics(msgspec.Struct):
         recoded_bytes: fetched bytes of them.
         record_bytes: of their records.
         recode_cpu_seconds: of the recoders.
+        recode_busy_seconds: that a recoder had a job, until its records were published.
         recode_failures: tries that made none.
     """
 
@@ -47,6 +48,7 @@ class RecodeStatistics(msgspec.Struct):
     recoded_bytes: int = 0
     record_bytes: int = 0
     recode_cpu_seconds: float = 0.0
+    recode_busy_seconds: float = 0.0
     recode_failures: int = 0
 
     def add(self, job: Job, done: Done) -> None:
@@ -87,12 +89,13 @@ class RecoderPool:
 
     Attributes:
         count: what was recoded since the start.
+        most: recoders.
     """
 
     def __init__(self, memory_bytes: int, most: int | None = None) -> None:
         self.count = RecodeStatistics()
         self._memory_bytes = memory_bytes
-        self._most = most or min(_MOST, max(1, usable_cores() // _CORES_EACH))
+        self.most = most or min(_MOST, max(1, usable_cores() // _CORES_EACH))
         self._used_bytes = 0
         self._recoders: list[RecoderProcess] = []
         # The one used last at the end, each with the timer that ends it.
@@ -102,7 +105,7 @@ class RecoderPool:
         self._ending: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"RecoderPool({len(self._recoders)} of {self._most} recoders, {len(self._waiting)} jobs wait)"
+        return f"RecoderPool({len(self._recoders)} of {self.most} recoders, {len(self._waiting)} jobs wait)"
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -146,6 +149,7 @@ class RecoderPool:
         job = Job.of(manifest, chunk)
         size = job.fetch_bytes + 2 * job.planned_bytes
         recoder = await self._take(due, size)
+        begun = self._loop.time()
         try:
             start = await recoder.fill(parts, job)
             copied()
@@ -158,6 +162,7 @@ class RecoderPool:
                 if size > KEPT_BYTES:
                     await recoder.trim()
             finally:
+                self.count.recode_busy_seconds += self._loop.time() - begun
                 self._give_back(recoder, size)
 
     async def _run(self, process: RecoderProcess, start: Start, job: Job, chunk: Chunk) -> Done:
@@ -218,7 +223,7 @@ class RecoderPool:
             recoder, timer = self._idle.popitem()
             timer.cancel()
             return recoder
-        if len(self._recoders) >= self._most:
+        if len(self._recoders) >= self.most:
             return None
         patience = min(job.since for job in self._waiting) + _PATIENCE_SECONDS - self._loop.time()
         if self._recoders and patience > 0:

@@ -86,6 +86,9 @@ def _obey(sample: bytes) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "!stop":
             os.kill(os.getpid(), signal.SIGSTOP)
+        case "!spin":
+            while True:
+                pass
         case "!refuse":
             raise RecodeError("this block is refused")
         case "!raise":
