@@ -98,7 +98,7 @@ class Engine:
             self.in_flight = self.scheduler.in_flight = InFlight(
                 self.cache, self.fetchers, self.recoders, tasks, self.scheduler
             )
-            self.manifests = Manifests(self.cache.root / "manifests", self.fetchers, self)
+            self.manifests = Manifests(self.cache.root / "manifests", self.fetchers, self, self.recoders)
             self.corruption_reports = CorruptionReports(
                 self.cache, self._forget, self.wake, self.now, tasks, warn=self.warn
             )
@@ -106,7 +106,6 @@ class Engine:
             self._restore()
             self._settling = Settling(self._loop, self.config.settle_seconds, self._settle)
             stack.callback(self._settling.stop)
-            stack.callback(self._looked_at.stop)
             stack.callback(self.in_flight.cancel)
             stack.callback(self.corruption_reports.stop)
             self._stack = stack.pop_all()
@@ -140,8 +139,7 @@ class Engine:
     async def read(self, digest: str, options: Mapping[str, object], chunk: int, span: tuple[int, int] | None) -> bytes:
         """The chunk-local bytes `[start, stop)`, for looking at a sample; None: the boundaries of a recoded chunk."""
         dataset = self.datasets.get(digest, options)
-        dataset.key(chunk)
-        wanted = dataset.manifest.chunk(chunk)
+        wanted = dataset.chunk(chunk)
         async with self.fetchers.of_chunk(wanted, dataset.options) as fetcher:
             if dataset.manifest.recoded:
                 return (await self._looked_at.get(dataset.manifest, wanted, fetcher)).read(span)
@@ -402,7 +400,3 @@ class Engine:
             self.cache.forget(digest)
         if gone:
             self.limit_changed(self.cache.limit_bytes)
-
-    def policy_holds(self, key: bytes) -> bool:
-        """Some session has the chunk in look-ahead or open."""
-        return any(key in session.keys for session in self.sessions.values())

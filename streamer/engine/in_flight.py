@@ -20,6 +20,7 @@ from streamer.errors import BrokenError, CacheError, StreamerError
 from streamer.fetch.fetcher import Fetched
 from streamer.formats import chunkfile
 from streamer.manifest.model import Chunk
+from streamer.recode.messages import Job
 from streamer.recode.pool import RecoderPool
 
 logger = logging.getLogger(__name__)
@@ -170,9 +171,9 @@ class InFlight:
                 await self._publish(fetch, chunk, fetched.parts, manifest.sample_offsets(fetch.chunk))
 
     async def _recode(self, fetch: Fetch, chunk: Chunk, fetched: Fetched) -> None:
-        manifest = fetch.dataset.manifest
-        job = self._recoders.recode(manifest, chunk, fetched.parts, due=fetch.due, copied=fetched.close)
-        async with job as recoded:
+        job = Job.of(fetch.dataset.manifest, chunk)
+        making = self._recoders.recode(job, chunk, fetched.parts, due=fetch.due, copied=fetched.close)
+        async with making as recoded:
             self._listener.chunk_resized(fetch.key, chunkfile.file_bytes(len(recoded.content), chunk.samples + 1))
             await self._publish(fetch, chunk, [recoded.content], recoded.offsets)
 

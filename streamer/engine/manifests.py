@@ -21,15 +21,17 @@ from streamer.cache.file_jobs import in_thread
 from streamer.engine.fetchers import Fetchers
 from streamer.engine.index_cost import IndexCost, Report
 from streamer.engine.manifest_store import ManifestStore
-from streamer.errors import CacheError, ConfigError, ManifestError, ObjectNotFoundError, StoreError
+from streamer.errors import CacheError, ConfigError, ManifestError, ObjectNotFoundError, RecodeError, StoreError
 from streamer.fetch import Fetcher
 from streamer.formats import chunkfile
 from streamer.formats.registry import find_format
 from streamer.manifest.layout import BESIDE, is_beside
-from streamer.manifest.model import Extent, ObjectRecord
-from streamer.manifest.protocols import IndexedChunk
+from streamer.manifest.model import Chunk, Codec, Extent, ObjectRecord
+from streamer.manifest.protocols import Examine, Examined, IndexedChunk
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files, install_files
+from streamer.recode.messages import Job
+from streamer.recode.pool import RecoderPool
 
 logger = logging.getLogger(__name__)
 
@@ -110,13 +112,15 @@ class Manifests:
         root: the folder of manifests.
         fetchers: read what is to be indexed.
         target: takes the chunks that were read for it.
+        recoders: count the samples of what has to be unpacked.
 
     Attributes:
         read_bytes, requests: of all indexes.
         written: how often a manifest was built or copied into the folder.
     """
 
-    def __init__(self, root: Path, fetchers: Fetchers, target: WarmTarget) -> None:
+    def __init__(self, root: Path, fetchers: Fetchers, target: WarmTarget, recoders: RecoderPool) -> None:
+        self.recoders = recoders
         self._root = root
         self._fetchers = fetchers
         self._target = target
@@ -378,6 +382,8 @@ class _Counted:
     def __init__(self, fetcher: Fetcher, manifests: Manifests) -> None:
         self._fetcher = fetcher
         self._manifests = manifests
+        # Those that are examined are read as a whole.
+        self._one_object = asyncio.Lock()
 
     async def read(self, extent: Extent) -> bytes:
         """Exactly the bytes of `extent`."""
@@ -385,3 +391,21 @@ class _Counted:
         self._manifests.read_bytes += len(content)
         self._manifests.requests += 1
         return content
+
+    async def examine(self, asked: Examine) -> Examined:
+        """What a recoder makes of an object.
+
+        Raises:
+            ManifestError: it cannot be decoded; with a "reason" among its details.
+        """
+        record, now = asked.object, asyncio.get_running_loop().time()
+        whole = Extent(record, 0, record.size)
+        chunk = Chunk(-1, b"", (whole,), -1, -1, record.size, record.size, Codec.RECORDS)
+        try:
+            async with self._one_object:
+                content = await self.read(whole)
+                making = self._manifests.recoders.recode(Job.examine(asked), chunk, [content], due=lambda: now)
+                async with making as made:
+                    return Examined(len(made.offsets) - 2, int(made.offsets[-2]))
+        except RecodeError as error:
+            raise ManifestError(error.message, **{**error.details, "offset": 0, "size": record.size}) from error

@@ -59,10 +59,10 @@ class Process:
         limit_memory(job)
         started = time.process_time()
         try:
-            written = recode(job, self._recoders.of(job), content[:fetch_bytes], _Outbox(self._outbox).write)
+            written, samples = recode(job, self._recoders.of(job), content[:fetch_bytes], _Outbox(self._outbox).write)
         except Exception as error:  # noqa: BLE001 - a format may raise anything; the engine is told
             return _refusal(error, job)
-        return Done(written, time.process_time() - started)
+        return Done(written, samples, time.process_time() - started)
 
 
 class _Outbox:

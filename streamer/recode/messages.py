@@ -9,7 +9,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from streamer.manifest.blocks import MOST_RECORD_BYTES, Block, encode_hints
 from streamer.manifest.model import Chunk, Facts
+from streamer.manifest.protocols import Examine
 from streamer.manifest.table import Manifest
 
 # Of an answer; an error's text is cut to fit.
@@ -24,17 +26,15 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
     """One chunk to recode.
 
     Attributes:
-        dataset: digest of the manifest: jobs of one dataset have the same recoder.
         format: name of the format.
         options: of the format.
         facts: of the dataset.
         hint: of the chunk; see `manifest.blocks`.
-        samples: of the chunk.
+        samples: of the chunk; -1: unknown.
         fetch_bytes: in the inbox.
         planned_bytes: of its records and their table.
     """
 
-    dataset: str
     format: str
     options: dict[str, Any]
     facts: Facts
@@ -48,7 +48,6 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
         """The job of a chunk."""
         content = manifest.content
         return cls(
-            dataset=manifest.digest,
             format=content.format,
             options=content.options,
             facts=manifest.facts,
@@ -57,6 +56,14 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
             fetch_bytes=chunk.fetch_bytes,
             planned_bytes=chunk.local_bytes,
         )
+
+    @classmethod
+    def examine(cls, asked: Examine) -> Job:
+        """For an index: an object as one block, of which nothing is known."""
+        size = asked.object.size
+        hint = encode_hints([Block(((0, size),), -1, 0, asked.hint)])
+        planned_bytes = (MOST_RECORD_BYTES - MOST_EXTRA_BYTES) // MOST_RATIO
+        return cls(asked.format, asked.options, asked.facts, hint, -1, size, planned_bytes)
 
     @property
     def most_bytes(self) -> int:
@@ -81,10 +88,12 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     Attributes:
         local_bytes: of both.
+        samples: how many.
         cpu_seconds: that it took.
     """
 
     local_bytes: int
+    samples: int
     cpu_seconds: float
 
 

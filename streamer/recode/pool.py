@@ -16,7 +16,6 @@ from streamer.errors import ConfigError, RecodeError
 from streamer.formats.chunkfile import START_BYTES, decode_starts
 from streamer.manifest.blocks import decode_hints
 from streamer.manifest.model import Chunk
-from streamer.manifest.table import Manifest
 from streamer.recode.messages import Done, Job, Start
 from streamer.recode.process import RecoderEndedError, RecoderProcess
 from streamer.recode.shared import KEPT_BYTES, Buffer
@@ -131,13 +130,13 @@ class RecoderPool:
 
     @asynccontextmanager
     async def recode(
-        self, manifest: Manifest, chunk: Chunk, parts: Sequence[Buffer], *, due: Due, copied: Callable[[], None]
+        self, job: Job, chunk: Chunk, parts: Sequence[Buffer], *, due: Due, copied: Callable[[], None] | None = None
     ) -> AsyncIterator[Recoded]:
         """Recodes a chunk; the records stay until the end of the context.
 
         Args:
-            manifest: of the dataset.
-            chunk: of it.
+            job: what to do.
+            chunk: where the bytes are from.
             parts: its fetched bytes.
             due: when its first reader needs it, on the loop's clock.
             copied: called when `parts` are not needed any more.
@@ -146,13 +145,13 @@ class RecoderPool:
             RecodeError: two recoders could not do it; names object, range, format and reason.
             ConfigError: the format, or a library of it, is not installed where the engine runs.
         """
-        job = Job.of(manifest, chunk)
         size = job.fetch_bytes + 2 * job.planned_bytes
         recoder = await self._take(due, size)
         begun = self._loop.time()
         try:
             start = await recoder.fill(parts, job)
-            copied()
+            if copied is not None:
+                copied()
             done = await self._run(recoder, start, job, chunk)
             recoded = _checked(recoder, done, job, chunk)
             self.count.add(job, done)
@@ -247,10 +246,10 @@ def _checked(process: RecoderProcess, done: Done, job: Job, chunk: Chunk) -> Rec
     """The records, if they are what a chunk file may have."""
     try:
         content = process.memory[1].view(done.local_bytes)
-        offsets = decode_starts(content[len(content) - START_BYTES * job.samples :], len(content))
+        offsets = decode_starts(content[len(content) - START_BYTES * done.samples :], len(content))
     except ValueError as error:
         raise _error(chunk, job, f"its recoder has not made what it says: {error}", -1) from error
-    if len(offsets) != job.samples + 2 or offsets[0] != 0 or (np.diff(offsets) < 0).any():
+    if job.samples not in (-1, done.samples) or offsets[0] != 0 or (np.diff(offsets) < 0).any():
         raise _error(chunk, job, "its recoder has made records that overlap", -1)
     return Recoded(content, offsets)
 

@@ -18,6 +18,7 @@ from streamer.fetch import Fetcher
 from streamer.formats.chunkfile import HEADER_BYTES, START_BYTES, decode_starts
 from streamer.manifest.model import Chunk
 from streamer.manifest.table import Manifest
+from streamer.recode.messages import Job
 from streamer.recode.pool import RecoderPool
 
 # So that to look at the next sample costs nothing.
@@ -79,12 +80,6 @@ class RecodedChunks:
             self._keep(chunk.key, found)
             return found
 
-    def stop(self) -> None:
-        """Forgets what is kept; idempotent."""
-        self._kept.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-
     async def _local(self, chunk: Chunk) -> RecodedChunk | None:
         """From the chunk file; None: it is not here, or wrong."""
         if (path := self._cache.path(chunk.key)) is None:
@@ -97,8 +92,9 @@ class RecodedChunks:
     async def _made(self, manifest: Manifest, chunk: Chunk, fetcher: Fetcher) -> RecodedChunk:
         now = asyncio.get_running_loop().time()
         with await fetcher.fetch(chunk) as fetched:
-            job = self._recoders.recode(manifest, chunk, fetched.parts, due=lambda: now, copied=fetched.close)
-            async with job as recoded:
+            job = Job.of(manifest, chunk)
+            making = self._recoders.recode(job, chunk, fetched.parts, due=lambda: now, copied=fetched.close)
+            async with making as recoded:
                 return RecodedChunk(await in_thread(None, bytes, recoded.content), recoded.offsets)
 
     def _keep(self, key: bytes, found: RecodedChunk) -> None:

@@ -33,7 +33,7 @@ class Recoders:
     """The recoder of the last dataset: opening one may take longer than a chunk."""
 
     def __init__(self) -> None:
-        self._dataset = ""
+        self._dataset: tuple[object, ...] = ()
         self._recoder: Recoder | None = None
 
     def of(self, job: Job) -> Recoder:
@@ -42,14 +42,15 @@ class Recoders:
         Raises:
             ConfigError: its format, or a library that it needs, is not installed here.
         """
-        if self._recoder is None or self._dataset != job.dataset:
+        dataset = (job.format, job.options, job.facts)
+        if self._recoder is None or self._dataset != dataset:
             self._recoder = find_format(job.format, job.options).recoder(job.facts)
-            self._dataset = job.dataset
+            self._dataset = dataset
         return self._recoder
 
 
-def recode(job: Job, recoder: Recoder, content: memoryview, write: Write) -> int:
-    """Recodes a chunk; returns how many bytes it has written.
+def recode(job: Job, recoder: Recoder, content: memoryview, write: Write) -> tuple[int, int]:
+    """Recodes a chunk; returns how many bytes it has written, and its samples.
 
     Args:
         job: the chunk.
@@ -70,16 +71,16 @@ def recode(job: Job, recoder: Recoder, content: memoryview, write: Write) -> int
         try:
             records = recoder.recode(piece, block.samples, block.hint)
             parts = list(map(_bytes_of, records.parts))
+            lengths.append(records.lengths)
             total += _check(records.lengths, parts, block)
-            _check_total(total + START_BYTES * job.samples, job)
+            _check_total(total + START_BYTES * sum(map(len, lengths)), job)
         except Exception as error:
             raise BlockError(number) from error
         write(parts)
-        lengths.append(records.lengths)
         del records, parts
     table = encode_starts(np.concatenate(lengths))
     write([table])
-    return total + len(table)
+    return total + len(table), len(table) // START_BYTES
 
 
 def _blocks(job: Job) -> list[BlockHint]:
@@ -101,7 +102,7 @@ def _bytes_of(part: memoryview | bytes | NDArray[np.uint8]) -> memoryview:
 
 def _check(lengths: NDArray[np.int64], parts: Sequence[memoryview], block: BlockHint) -> int:
     """The bytes of the records."""
-    if lengths.dtype != np.int64 or lengths.shape != (block.samples,):
+    if lengths.dtype != np.int64 or (block.samples >= 0 and lengths.shape != (block.samples,)):
         raise RecodeError(f"it has {len(lengths)} samples, {block.samples} were indexed")
     total = sum(map(len, parts))
     if len(lengths) and (int(lengths.min()) < 0 or int(lengths.sum()) != total):

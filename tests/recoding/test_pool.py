@@ -43,8 +43,9 @@ async def recoded(engine: Engine, manifest: Manifest, number: int = 0) -> list[b
     """The samples of a chunk, straight from a recoder."""
     chunk = manifest.chunk(number)
     copies: list[bool] = []
-    job = engine.recoders.recode(manifest, chunk, [fetched(chunk)], due=lambda: 0.0, copied=lambda: copies.append(True))
-    async with job as made:
+    job = messages.Job.of(manifest, chunk)
+    making = engine.recoders.recode(job, chunk, [fetched(chunk)], due=lambda: 0.0, copied=lambda: copies.append(True))
+    async with making as made:
         assert copies == [True]
         assert made.offsets[-1] == len(made.content)
         return [
