@@ -155,7 +155,9 @@ class RecoderPool:
             done = await self._run(recoder, start, job, chunk)
             recoded = _checked(recoder, done, job, chunk)
             self.count.add(job, done)
-            yield recoded
+            # Released at the end, because an error would keep it with its traceback.
+            with recoded.content:
+                yield recoded
         finally:
             try:
                 if size > KEPT_BYTES:
