@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -89,13 +88,15 @@ class CachedBytes:
             ChunkUnreadableError: as above.
         """
         manifest = self._manifest
-        with self._unreadable(chunk):
-            key, samples = manifest.chunk_keys[chunk].tobytes(), int(manifest.chunk_samples[chunk])
+        key, samples = manifest.chunk_keys[chunk].tobytes(), int(manifest.chunk_samples[chunk])
+        try:
             if manifest.recoded:
                 local_bytes, samples = int(self._reader.boundaries(key, samples)[-1]), samples + 1
             else:
                 local_bytes = int(manifest.chunk_local_bytes[chunk])
             self._reader.read_into(key, local_bytes, samples, targets)
+        except (FileNotFoundError, IntegrityError) as error:
+            raise self._unreadable(chunk, error) from error
 
     def boundaries(self, chunk: int) -> npt.NDArray[np.int64]:
         """As `ByteSource.boundaries`, from the chunk file.
@@ -104,17 +105,14 @@ class CachedBytes:
             ChunkUnreadableError: as above.
         """
         manifest = self._manifest
-        with self._unreadable(chunk):
-            return self._reader.boundaries(manifest.chunk_keys[chunk].tobytes(), int(manifest.chunk_samples[chunk]))
-
-    @contextmanager
-    def _unreadable(self, chunk: int) -> Iterator[None]:
         try:
-            yield
-        except FileNotFoundError as error:
-            raise ChunkUnreadableError(self._first_chunk + chunk, f"missing: {error.filename}") from error
-        except IntegrityError as error:
-            raise ChunkUnreadableError(self._first_chunk + chunk, f"wrong bytes: {error}") from error
+            return self._reader.boundaries(manifest.chunk_keys[chunk].tobytes(), int(manifest.chunk_samples[chunk]))
+        except (FileNotFoundError, IntegrityError) as error:
+            raise self._unreadable(chunk, error) from error
+
+    def _unreadable(self, chunk: int, error: FileNotFoundError | IntegrityError) -> ChunkUnreadableError:
+        reason = f"wrong bytes: {error}" if isinstance(error, IntegrityError) else f"missing: {error.filename}"
+        return ChunkUnreadableError(self._first_chunk + chunk, reason)
 
 
 class SampleRules(msgspec.Struct, frozen=True, kw_only=True):
