@@ -21,16 +21,15 @@ from streamer.cache.file_jobs import in_thread
 from streamer.engine.fetchers import Fetchers
 from streamer.engine.index_cost import IndexCost, Report
 from streamer.engine.manifest_store import ManifestStore
-from streamer.errors import CacheError, ConfigError, ManifestError, ObjectNotFoundError, RecodeError, StoreError
+from streamer.errors import CacheError, ConfigError, ManifestError, ObjectNotFoundError, StoreError
 from streamer.fetch import Fetcher
 from streamer.formats import chunkfile
 from streamer.formats.registry import find_format
 from streamer.manifest.layout import BESIDE, is_beside
-from streamer.manifest.model import Chunk, Codec, Extent, ObjectRecord
+from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import Examine, Examined, IndexedChunk
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files, install_files
-from streamer.recode.messages import Job
 from streamer.recode.pool import RecoderPool
 
 logger = logging.getLogger(__name__)
@@ -393,19 +392,7 @@ class _Counted:
         return content
 
     async def examine(self, asked: Examine) -> Examined:
-        """What a recoder makes of an object.
-
-        Raises:
-            ManifestError: it cannot be decoded; with a "reason" among its details.
-        """
-        record, now = asked.object, asyncio.get_running_loop().time()
-        whole = Extent(record, 0, record.size)
-        chunk = Chunk(-1, b"", (whole,), -1, -1, record.size, record.size, Codec.RECORDS)
-        try:
-            async with self._one_object:
-                content = await self.read(whole)
-                making = self._manifests.recoders.recode(Job.examine(asked), chunk, [content], due=lambda: now)
-                async with making as made:
-                    return Examined(len(made.offsets) - 2, int(made.offsets[-2]))
-        except RecodeError as error:
-            raise ManifestError(error.message, **{**error.details, "offset": 0, "size": record.size}) from error
+        """What a recoder makes of an object, which is read as a whole."""
+        async with self._one_object:
+            content = await self.read(Extent(asked.object, 0, asked.object.size))
+            return await self._manifests.recoders.examine(asked, content)

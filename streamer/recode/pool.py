@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.cgroup import usable_cores
-from streamer.errors import ConfigError, RecodeError
+from streamer.errors import ConfigError, ManifestError, RecodeError
 from streamer.formats.chunkfile import START_BYTES, decode_starts
 from streamer.manifest.blocks import decode_hints
-from streamer.manifest.model import Chunk
+from streamer.manifest.model import Chunk, Codec, Extent
+from streamer.manifest.protocols import Examine, Examined
 from streamer.recode.messages import Done, Job, Start
 from streamer.recode.process import RecoderEndedError, RecoderProcess
 from streamer.recode.shared import KEPT_BYTES, Buffer
@@ -165,6 +166,26 @@ class RecoderPool:
             finally:
                 self.count.recode_busy_seconds += self._loop.time() - begun
                 self._give_back(recoder, size)
+
+    async def examine(self, asked: Examine, content: bytes) -> Examined:
+        """Recodes an object as one block, and counts its samples.
+
+        Args:
+            asked: by an index.
+            content: the whole object.
+
+        Raises:
+            ManifestError: it cannot be decoded; with a "reason" among its details.
+            ConfigError: as `recode`.
+        """
+        record, now = asked.object, self._loop.time()
+        whole = (Extent(record, 0, record.size),)
+        chunk = Chunk(-1, b"", whole, -1, -1, record.size, record.size, Codec.RECORDS)
+        try:
+            async with self.recode(Job.examine(asked), chunk, [content], due=lambda: now) as made:
+                return Examined(len(made.offsets) - 2, int(made.offsets[-2]))
+        except RecodeError as error:
+            raise ManifestError(error.message, **{**error.details, "offset": 0, "size": record.size}) from error
 
     async def _run(self, process: RecoderProcess, start: Start, job: Job, chunk: Chunk) -> Done:
         """Tries in a fresh process once more."""
