@@ -46,7 +46,6 @@ from streamer.engine.too_small import Room
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.engine.uses import Columns, open_bytes
 from streamer.errors import CacheFullError, ConfigError, ManifestError, StreamerError
-from streamer.fetch.memory_budget import budget_bytes
 from streamer.recode.pool import RecoderPool
 from streamer.recode.recoded_chunks import RecodedChunks
 
@@ -68,7 +67,7 @@ class Engine:
         self.config = config
         self.cache = ChunkCache(config.cache)
         self.fetchers = Fetchers(config.fetch, UrlAllowlist(config.datasets), self._notify)
-        self.recoders = RecoderPool(config.fetch.memory_bytes or budget_bytes())
+        self.recoders = RecoderPool(config.fetch.memory_bytes)
         # Called with the key of storage options and a sentence for the sessions that have them; "": for all.
         self.on_notice: Callable[[str, str], None] | None = None
         self.sessions: dict[str, EngineSession] = {}
@@ -138,8 +137,7 @@ class Engine:
 
     async def read(self, digest: str, options: Mapping[str, object], chunk: int, span: tuple[int, int] | None) -> bytes:
         """The chunk-local bytes `[start, stop)`, for looking at a sample; None: the boundaries of a recoded chunk."""
-        dataset = self.datasets.get(digest, options)
-        wanted = dataset.chunk(chunk)
+        wanted = (dataset := self.datasets.get(digest, options)).chunk(chunk)
         async with self.fetchers.of_chunk(wanted, dataset.options) as fetcher:
             if dataset.manifest.recoded:
                 return (await self._looked_at.get(dataset.manifest, wanted, fetcher)).read(span)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from streamer.cache.file_jobs import in_thread
 from streamer.engine.fetchers import Fetchers
-from streamer.engine.index_cost import IndexCost, Report
+from streamer.engine.index_cost import IndexCost, IndexReader, Report
 from streamer.engine.manifest_store import ManifestStore
 from streamer.errors import CacheError, ConfigError, ManifestError, ObjectNotFoundError, StoreError
 from streamer.fetch import Fetcher
@@ -27,7 +27,7 @@ from streamer.formats import chunkfile
 from streamer.formats.registry import find_format
 from streamer.manifest.layout import BESIDE, is_beside
 from streamer.manifest.model import Extent, ObjectRecord
-from streamer.manifest.protocols import Examine, Examined, IndexedChunk
+from streamer.manifest.protocols import IndexedChunk
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files, install_files
 from streamer.recode.pool import RecoderPool
@@ -265,7 +265,7 @@ class Manifests:
                 request.urls,
                 self._root,
                 lister=lister,
-                reader=_Counted(fetcher, self),
+                reader=IndexReader(fetcher, self.recoders, self),
                 choose_format=choose,
                 options=BuildOptions(
                     chunk_bytes=request.chunk_bytes or "auto",
@@ -373,26 +373,3 @@ class _Recorder:
         for record in self.records:
             state.update(f"{record.url}\0{record.size}\0{record.version}\n".encode("utf-8", "surrogateescape"))
         return state.hexdigest()
-
-
-class _Counted:
-    """Reads ranges for the builder; index traffic is counted apart."""
-
-    def __init__(self, fetcher: Fetcher, manifests: Manifests) -> None:
-        self._fetcher = fetcher
-        self._manifests = manifests
-        # Those that are examined are read as a whole.
-        self._one_object = asyncio.Lock()
-
-    async def read(self, extent: Extent) -> bytes:
-        """Exactly the bytes of `extent`."""
-        content = await self._fetcher.read(extent)
-        self._manifests.read_bytes += len(content)
-        self._manifests.requests += 1
-        return content
-
-    async def examine(self, asked: Examine) -> Examined:
-        """What a recoder makes of an object, which is read as a whole."""
-        async with self._one_object:
-            content = await self.read(Extent(asked.object, 0, asked.object.size))
-            return await self._manifests.recoders.examine(asked, content)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from streamer.cgroup import usable_cores
 from streamer.errors import ConfigError, ManifestError, RecodeError
+from streamer.fetch.memory_budget import budget_bytes
 from streamer.formats.chunkfile import START_BYTES, decode_starts
 from streamer.manifest.blocks import decode_hints
 from streamer.manifest.model import Chunk, Codec, Extent
@@ -84,7 +85,8 @@ class RecoderPool:
     """Starts recoders when they are needed, and ends them when they are not. Owned by the engine, on its loop.
 
     Args:
-        memory_bytes: what the chunks that are being recoded may take together; a larger one is recoded alone.
+        memory_bytes: what the chunks that are being recoded may take together; a larger one is recoded alone. None: as
+            much as those that are being fetched.
         most: recoders; None: a quarter of the cores.
 
     Attributes:
@@ -92,9 +94,9 @@ class RecoderPool:
         most: recoders.
     """
 
-    def __init__(self, memory_bytes: int, most: int | None = None) -> None:
+    def __init__(self, memory_bytes: int | None, most: int | None = None) -> None:
         self.count = RecodeStatistics()
-        self._memory_bytes = memory_bytes
+        self._memory_bytes = memory_bytes or budget_bytes()
         self.most = most or min(_MOST, max(1, usable_cores() // _CORES_EACH))
         self._used_bytes = 0
         self._recoders: list[RecoderProcess] = []
