@@ -176,7 +176,7 @@ def _check_header(descriptor: int, path: str, expected: tuple[bytes, int, int]) 
     found = (header.key, header.local_bytes, header.samples)
     if found != expected:
         raise IntegrityError(
-            f"{path}: header says {found[1]} bytes, {found[2]} samples, key {found[0].hex()}; expected are "
+            f"{path}: header says {found[1]} bytes, {found[2]} samples, key {found[0].hex()}; the manifest says "
             f"{expected[1]} bytes, {expected[2]} samples, key {expected[0].hex()}",
             where=path,
             expected=expected[1],
