@@ -15,10 +15,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from streamer.errors import IntegrityError
 from streamer.formats import chunkfile
 from streamer.formats.checksum import crc32, crc32_of
+from streamer.manifest.model import Codec
 
 _CRC = struct.Struct("<I")
 # Small samples one by one cost more in calls than in bytes; beyond this nothing is gained (read and checked: 55 us/MiB
@@ -30,6 +33,8 @@ _RUN_PIECES = 1024
 # samples of 100 KB. Reading header and checksums again cost 3 us of 38 for each of those (2026-11-22).
 _KEPT_TABLES = 256
 _KEPT_SAMPLES = 16 << 10
+# The same for the boundaries of recoded chunks, of which a table may have any number.
+_KEPT_BOUNDARIES = _KEPT_TABLES * _KEPT_SAMPLES // 2
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -53,6 +58,8 @@ class ChunkReader:
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = [os.fspath(root) for root in roots]
         self._tables: dict[tuple[bytes, int, int], bytes] = {}
+        self._boundaries: dict[bytes, NDArray[np.int64]] = {}
+        self._boundaries_left = _KEPT_BOUNDARIES
 
     def __repr__(self) -> str:
         return f"ChunkReader({self._roots!r})"
@@ -62,7 +69,7 @@ class ChunkReader:
 
         Args:
             key: the chunk's 16 bytes.
-            local_bytes: the chunk's length according to the manifest.
+            local_bytes: the chunk's length according to the manifest; of a recoded one see `boundaries`.
             samples: the number of samples in the chunk.
             wanted: samples of this chunk, in any order.
 
@@ -95,10 +102,48 @@ class ChunkReader:
             for run in _runs(sorted(wanted, key=_sample)):
                 _read_run(descriptor, path, local_bytes, table, run)
         except IntegrityError:
-            self._tables.pop(chunk, None)  # it may be what is wrong
+            # They may be what is wrong.
+            self._tables.pop(chunk, None)
+            if (known := self._boundaries.pop(key, None)) is not None:
+                self._boundaries_left += len(known)
             raise
         finally:
             os.close(descriptor)
+
+    def boundaries(self, key: bytes, samples: int) -> NDArray[np.int64]:
+        """The boundaries of the entries of a recoded chunk: int64, shape (samples + 2,).
+
+        Its last entry is the table of starts, so `read_into` takes `boundaries[-1]` as its length and one sample more.
+
+        Args:
+            key: the chunk's 16 bytes.
+            samples: the number of samples in the chunk.
+
+        Raises:
+            FileNotFoundError, IntegrityError: as `read`.
+        """
+        known = self._boundaries.get(key)
+        if known is None:
+            known = self._read_boundaries(key, samples)
+            if len(known) > self._boundaries_left:
+                self._boundaries, self._boundaries_left = {}, _KEPT_BOUNDARIES
+            if len(known) <= self._boundaries_left:
+                self._boundaries[key] = known
+                self._boundaries_left -= len(known)
+        return known
+
+    def _read_boundaries(self, key: bytes, samples: int) -> NDArray[np.int64]:
+        descriptor, path = self._open(key)
+        try:
+            header = chunkfile.ChunkHeader.decode(os.pread(descriptor, chunkfile.HEADER_BYTES, 0), path)
+        finally:
+            os.close(descriptor)
+        # The manifest knows neither the length nor the starts; key and samples are compared with the header below.
+        start = header.local_bytes - chunkfile.START_BYTES * samples
+        if header.codec != Codec.RECORDS or start < 0:
+            raise IntegrityError(f"{path}: not a recoded chunk of {samples} samples", where=path)
+        [table] = self.read(key, header.local_bytes, samples + 1, [Wanted(samples, start, header.local_bytes)])
+        return chunkfile.decode_starts(table, header.local_bytes)
 
     def _table(self, descriptor: int, path: str, chunk: tuple[bytes, int, int]) -> bytes:
         """The checksums of a chunk's samples; empty where they are too many to be kept.

@@ -128,10 +128,10 @@ class EngineClient:
         self.post_all(session.reopen_messages(self.job, self.settings.encoded_options()))
         return session
 
-    def read(self, dataset: str, chunk: int, start: int, stop: int) -> bytes:
-        """Reads the chunk-local bytes [start, stop) from the cache or the store; for single looks, at most 64 MiB."""
+    def read(self, dataset: str, chunk: int, start: int, stop: int, *, boundaries: bool = False) -> bytes:
+        """For single looks: the chunk-local bytes [start, stop), or other things, at most 64 MiB; see `Read`."""
         options = self.settings.encoded_options()
-        answer = self._ask(lambda number: Read(number, dataset, chunk, start, stop, options), Content)
+        answer = self._ask(lambda number: Read(number, dataset, chunk, start, stop, options, boundaries), Content)
         return answer.content
 
     def statistics(self) -> dict[str, object]:

@@ -52,7 +52,7 @@ class Collection:
         names: of the parts, for people; "" of a lone dataset.
 
     Attributes:
-        file_bytes: int64 (chunks,): the length of each chunk's file.
+        file_bytes: int64 (chunks,): the length of each chunk's file; of recoded chunks as planned.
         starts: the first chunk number of each part.
     """
 
@@ -96,6 +96,11 @@ class Collection:
         """
         part, local = self.locate(chunk)
         return self.datasets[part].key(local)
+
+    def expected_bytes(self, chunk: int) -> int | None:
+        """Length of a chunk's file; None: a recoded one, of which only the file says it."""
+        recoded = self.datasets[self.locate(chunk)[0]].manifest.recoded
+        return None if recoded else int(self.file_bytes[chunk])
 
     def label(self, chunk: int) -> str:
         """A chunk as messages name it."""

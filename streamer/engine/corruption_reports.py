@@ -152,8 +152,8 @@ class CorruptionReports:
         self._verified = {known: at for known, at in self._verified.items() if now - at < VERIFIED_SECONDS}
         if key in self._verified:
             return True
-        expected_bytes = int(session.collection.file_bytes[report.chunk])
-        if self._cache.length(key) not in (0, expected_bytes) or not await self._cache.verify(key):
+        expected = session.collection.expected_bytes(report.chunk)
+        if (expected and self._cache.length(key) not in (0, expected)) or not await self._cache.verify(key):
             return False
         self._verified[key] = self._now()
         self.unfounded += 1

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import ManifestError, StreamerError
 from streamer.formats import chunkfile
+from streamer.manifest.model import Chunk
 from streamer.manifest.table import Manifest
 
 # Comes from clients, becomes part of a path.
@@ -24,7 +25,7 @@ class Dataset:
     """One manifest in use.
 
     Attributes:
-        file_bytes: int64 (chunks,): the length of each chunk's file.
+        file_bytes: int64 (chunks,): the length of each chunk's file; of recoded chunks as planned.
         mean_bytes: of a chunk's file.
         options: storage options of the last session that opened it.
         touched: it was used since the last `Datasets.drop_idle`.
@@ -52,6 +53,15 @@ class Dataset:
         if not 0 <= chunk < self.manifest.chunks:
             raise ManifestError(f"dataset {self.manifest.digest} has {self.manifest.chunks} chunks, no chunk {chunk}")
         return bytes(self.manifest.chunk_keys[chunk].tobytes())
+
+    def chunk(self, chunk: int) -> Chunk:
+        """A chunk with its extents.
+
+        Raises:
+            ManifestError: there is no such chunk.
+        """
+        self.key(chunk)
+        return self.manifest.chunk(chunk)
 
 
 class Datasets:

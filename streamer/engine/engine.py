@@ -46,6 +46,8 @@ from streamer.engine.too_small import Room
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.engine.uses import Columns, open_bytes
 from streamer.errors import CacheFullError, ConfigError, ManifestError, StreamerError
+from streamer.recode.pool import RecoderPool
+from streamer.recode.recoded_chunks import RecodedChunks
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +67,7 @@ class Engine:
         self.config = config
         self.cache = ChunkCache(config.cache)
         self.fetchers = Fetchers(config.fetch, UrlAllowlist(config.datasets), self._notify)
+        self.recoders = RecoderPool(config.fetch.memory_bytes)
         # Called with the key of storage options and a sentence for the sessions that have them; "": for all.
         self.on_notice: Callable[[str, str], None] | None = None
         self.sessions: dict[str, EngineSession] = {}
@@ -86,17 +89,19 @@ class Engine:
             self.cache.is_used = lambda: bool(self.sessions)
             await stack.enter_async_context(self.cache)
             await stack.enter_async_context(self.fetchers)
+            await stack.enter_async_context(self.recoders)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             self.datasets = Datasets(self.cache.root, self.fetchers.allowlist)
             self.policy = CachePolicy(self.cache.limit_bytes, settling=True)
             self.scheduler = Scheduler(self.policy, self.sessions, PageCache(self.cache, tasks), self._loop)
             self.in_flight = self.scheduler.in_flight = InFlight(
-                self.cache, self.fetchers, tasks, self.scheduler.fetch_finished
+                self.cache, self.fetchers, self.recoders, tasks, self.scheduler
             )
-            self.manifests = Manifests(self.cache.root / "manifests", self.fetchers, self)
+            self.manifests = Manifests(self.cache.root / "manifests", self.fetchers, self, self.recoders)
             self.corruption_reports = CorruptionReports(
                 self.cache, self._forget, self.wake, self.now, tasks, warn=self.warn
             )
+            self._looked_at = RecodedChunks(self.cache, self.recoders)
             self._restore()
             self._settling = Settling(self._loop, self.config.settle_seconds, self._settle)
             stack.callback(self._settling.stop)
@@ -130,13 +135,13 @@ class Engine:
                 await self.cache.measure()
                 self.limit_changed(self.cache.limit_bytes)
 
-    async def read(self, digest: str, options: Mapping[str, object], chunk: int, span: tuple[int, int]) -> bytes:
-        """The chunk-local bytes `[start, stop)` straight from the store, for looking at a sample."""
-        dataset = self.datasets.get(digest, options)
-        dataset.key(chunk)
-        wanted = dataset.manifest.chunk(chunk)
+    async def read(self, digest: str, options: Mapping[str, object], chunk: int, span: tuple[int, int] | None) -> bytes:
+        """The chunk-local bytes `[start, stop)`, for looking at a sample; None: the boundaries of a recoded chunk."""
+        wanted = (dataset := self.datasets.get(digest, options)).chunk(chunk)
         async with self.fetchers.of_chunk(wanted, dataset.options) as fetcher:
-            return b"".join([await fetcher.read(piece) for piece in wanted.extents_of(*span)])
+            if dataset.manifest.recoded:
+                return (await self._looked_at.get(dataset.manifest, wanted, fetcher)).read(span)
+            return b"".join([await fetcher.read(piece) for piece in wanted.extents_of(*(span or (0, 0)))])
 
     # ------------------------------------------------------------ life
 
@@ -393,7 +398,3 @@ class Engine:
             self.cache.forget(digest)
         if gone:
             self.limit_changed(self.cache.limit_bytes)
-
-    def policy_holds(self, key: bytes) -> bool:
-        """Some session has the chunk in look-ahead or open."""
-        return any(key in session.keys for session in self.sessions.values())

@@ -1,23 +1,29 @@
-"""Chunks in flight: one fetch per chunk key, however many sessions wait for it."""
+"""Chunks in flight: one fetch per chunk key, however many sessions wait for it; recoded where the format needs it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.engine.datasets import Dataset
 from streamer.engine.fetchers import Fetchers
 from streamer.engine.session import EngineSession
 from streamer.errors import BrokenError, CacheError, StreamerError
+from streamer.fetch.fetcher import Fetched
+from streamer.formats import chunkfile
+from streamer.manifest.model import Chunk
+from streamer.recode.messages import Job
+from streamer.recode.pool import RecoderPool
 
 logger = logging.getLogger(__name__)
-
-Finished = Callable[["Fetch", StreamerError | None], None]
 
 
 class Waiter(msgspec.Struct):
@@ -53,20 +59,42 @@ class Fetch(msgspec.Struct):
         return min((waiter.session.due_at(waiter.step) for waiter in self.waiters), default=math.inf)
 
 
+class FetchListener(Protocol):
+    """Is told of fetches."""
+
+    def fetch_finished(self, fetch: Fetch, error: StreamerError | None) -> None:
+        """A fetch is over, with the error if it failed."""
+        ...
+
+    def chunk_resized(self, key: bytes, file_bytes: int) -> None:
+        """The file of a chunk that is about to be published has another length than planned."""
+        ...
+
+
 class InFlight:
-    """Fetches and publishes. Owned by the engine, on its loop.
+    """Fetches, recodes and publishes. Owned by the engine, on its loop.
 
     Args:
-        fetch_finished: called when a fetch is over, with the error if it failed.
+        cache: takes the chunks.
+        fetchers: by the credentials of each dataset.
+        recoders: for the chunks of blocked formats.
+        tasks: runs the fetches.
+        listener: the scheduler.
     """
 
     def __init__(
-        self, cache: ChunkCache, fetchers: Fetchers, tasks: asyncio.TaskGroup, fetch_finished: Finished
+        self,
+        cache: ChunkCache,
+        fetchers: Fetchers,
+        recoders: RecoderPool,
+        tasks: asyncio.TaskGroup,
+        listener: FetchListener,
     ) -> None:
         self._cache = cache
         self._fetchers = fetchers
+        self._recoders = recoders
         self._tasks = tasks
-        self._finished = fetch_finished
+        self._listener = listener
         self._fetches: dict[bytes, Fetch] = {}
         self._unlinking: set[asyncio.Task[None]] = set()
 
@@ -129,7 +157,7 @@ class InFlight:
             error = BrokenError(f"the engine failed over chunk {fetch.chunk}: {failure!r}; see its log")
         finally:
             del self._fetches[fetch.key]
-        self._finished(fetch, error)
+        self._listener.fetch_finished(fetch, error)
 
     async def _fetch(self, fetch: Fetch) -> None:
         manifest = fetch.dataset.manifest
@@ -137,15 +165,24 @@ class InFlight:
         async with self._fetchers.of_chunk(chunk, fetch.dataset.options) as fetcher:
             fetched = await fetcher.fetch(chunk, due=fetch.due, owner=fetch.owner)
         with fetched:
-            await self._evictions_done()
-            await self._publish(fetch, fetched.parts)
+            if manifest.recoded:
+                await self._recode(fetch, chunk, fetched)
+            else:
+                await self._publish(fetch, chunk, fetched.parts, manifest.sample_offsets(fetch.chunk))
 
-    async def _publish(self, fetch: Fetch, parts: list[memoryview]) -> None:
-        manifest = fetch.dataset.manifest
-        offsets = manifest.sample_offsets(fetch.chunk)
+    async def _recode(self, fetch: Fetch, chunk: Chunk, fetched: Fetched) -> None:
+        job = Job.of(fetch.dataset.manifest, chunk)
+        making = self._recoders.recode(job, chunk, fetched.parts, due=fetch.due, copied=fetched.close)
+        async with making as recoded:
+            self._listener.chunk_resized(fetch.key, chunkfile.file_bytes(len(recoded.content), chunk.samples + 1))
+            await self._publish(fetch, chunk, [recoded.content], recoded.offsets)
+
+    async def _publish(self, fetch: Fetch, chunk: Chunk, parts: list[memoryview], offsets: NDArray[np.int64]) -> None:
+        await self._evictions_done()
         before = self._cache.limit_bytes
+        digest = fetch.dataset.manifest.digest
         try:
-            await self._cache.publish(fetch.key, parts, offsets, dataset=manifest.digest)
+            await self._cache.publish(fetch.key, parts, offsets, codec=chunk.codec, dataset=digest)
         finally:
             # A disk that refuses writes lowers the limit.
             if self._cache.limit_bytes != before:

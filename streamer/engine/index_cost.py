@@ -1,12 +1,17 @@
-"""What an index costs: said while it runs, and refused where it would take too long in passing."""
+"""What an index costs: counted, said while it runs, and refused where it would take too long in passing."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from streamer.config import MiB, counted, format_bytes
 from streamer.errors import ManifestError
-from streamer.manifest.protocols import Estimate, Progress
+from streamer.fetch import Fetcher
+from streamer.manifest.model import Extent
+from streamer.manifest.protocols import Estimate, Examine, Examined, Progress
+from streamer.recode.pool import RecoderPool
 
 Report = Callable[[str, int, int], None]
 
@@ -86,3 +91,39 @@ def _duration(seconds: float) -> str:
     """Seconds below two minutes, then minutes."""
     value, unit = (seconds, "s") if seconds < 120 else (seconds / 60, "min")
     return f"{f'{value:.1f}'.removesuffix('.0')} {unit}"
+
+
+class IndexTraffic(Protocol):
+    """Bytes and requests of all indexes, which are counted apart."""
+
+    read_bytes: int
+    requests: int
+
+
+class IndexReader:
+    """Reads for the builder.
+
+    Args:
+        fetcher: of the dataset.
+        recoders: count the samples of what has to be unpacked.
+        traffic: counts.
+    """
+
+    def __init__(self, fetcher: Fetcher, recoders: RecoderPool, traffic: IndexTraffic) -> None:
+        self._fetcher = fetcher
+        self._recoders = recoders
+        self._traffic = traffic
+        self._one_object = asyncio.Lock()
+
+    async def read(self, extent: Extent) -> bytes:
+        """Exactly the bytes of `extent`."""
+        content = await self._fetcher.read(extent)
+        self._traffic.read_bytes += len(content)
+        self._traffic.requests += 1
+        return content
+
+    async def examine(self, asked: Examine) -> Examined:
+        """What a recoder makes of an object, which is read as a whole: one at a time."""
+        async with self._one_object:
+            content = await self.read(Extent(asked.object, 0, asked.object.size))
+            return await self._recoders.examine(asked, content)

@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from streamer.cache.scrub import scrub, watch_free_space
 from streamer.engine.datasets import options_key
@@ -42,7 +43,7 @@ async def maintained(engine: Engine) -> AsyncIterator[None]:
         running = [
             tasks.create_task(watch_free_space(engine.cache, engine.limit_changed), name="free space"),
             tasks.create_task(
-                scrub(engine.cache, engine.corruption_reports.damaged, engine.policy_holds), name="scrub"
+                scrub(engine.cache, engine.corruption_reports.damaged, partial(_is_held, engine)), name="scrub"
             ),
             tasks.create_task(remove_unused(engine), name="unused"),
         ]
@@ -52,6 +53,11 @@ async def maintained(engine: Engine) -> AsyncIterator[None]:
             silence.stop()
             for task in running:
                 task.cancel()
+
+
+def _is_held(engine: Engine, key: bytes) -> bool:
+    """Some session has the chunk in look-ahead or open."""
+    return any(key in session.keys for session in engine.sessions.values())
 
 
 class SilenceWatch:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from streamer.cache.file_jobs import in_thread
 from streamer.engine.fetchers import Fetchers
-from streamer.engine.index_cost import IndexCost, Report
+from streamer.engine.index_cost import IndexCost, IndexReader, Report
 from streamer.engine.manifest_store import ManifestStore
 from streamer.errors import CacheError, ConfigError, ManifestError, ObjectNotFoundError, StoreError
 from streamer.fetch import Fetcher
@@ -30,6 +30,7 @@ from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import IndexedChunk
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files, install_files
+from streamer.recode.pool import RecoderPool
 
 logger = logging.getLogger(__name__)
 
@@ -110,13 +111,15 @@ class Manifests:
         root: the folder of manifests.
         fetchers: read what is to be indexed.
         target: takes the chunks that were read for it.
+        recoders: count the samples of what has to be unpacked.
 
     Attributes:
         read_bytes, requests: of all indexes.
         written: how often a manifest was built or copied into the folder.
     """
 
-    def __init__(self, root: Path, fetchers: Fetchers, target: WarmTarget) -> None:
+    def __init__(self, root: Path, fetchers: Fetchers, target: WarmTarget, recoders: RecoderPool) -> None:
+        self.recoders = recoders
         self._root = root
         self._fetchers = fetchers
         self._target = target
@@ -262,7 +265,7 @@ class Manifests:
                 request.urls,
                 self._root,
                 lister=lister,
-                reader=_Counted(fetcher, self),
+                reader=IndexReader(fetcher, self.recoders, self),
                 choose_format=choose,
                 options=BuildOptions(
                     chunk_bytes=request.chunk_bytes or "auto",
@@ -370,18 +373,3 @@ class _Recorder:
         for record in self.records:
             state.update(f"{record.url}\0{record.size}\0{record.version}\n".encode("utf-8", "surrogateescape"))
         return state.hexdigest()
-
-
-class _Counted:
-    """Reads ranges for the builder; index traffic is counted apart."""
-
-    def __init__(self, fetcher: Fetcher, manifests: Manifests) -> None:
-        self._fetcher = fetcher
-        self._manifests = manifests
-
-    async def read(self, extent: Extent) -> bytes:
-        """Exactly the bytes of `extent`."""
-        content = await self._fetcher.read(extent)
-        self._manifests.read_bytes += len(content)
-        self._manifests.requests += 1
-        return content

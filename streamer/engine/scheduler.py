@@ -19,7 +19,7 @@ from streamer.engine.in_flight import Fetch, InFlight, Waiter
 from streamer.engine.page_cache import PageCache
 from streamer.engine.session import EngineSession
 from streamer.engine.uses import Use
-from streamer.errors import BrokenError, CacheError, CacheFullError, StreamerError
+from streamer.errors import BrokenError, CacheError, CacheFullError, RecodeError, StreamerError
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +99,10 @@ class Scheduler:
             for waiter in fetch.waiters:
                 self._fetch_failed(waiter, error, pause)
         self.wake()
+
+    def chunk_resized(self, key: bytes, file_bytes: int) -> None:
+        """The file of a chunk that is about to be published has this length; others may have to leave for it."""
+        self.freed(self._policy.resized(key, file_bytes))
 
     # ------------------------------------------------------------ one session
 
@@ -261,7 +265,9 @@ class Scheduler:
         logger.warning("%s of %s is tried again: %s", label, session.request.consumer, error)
         if pause is None:
             session.deferred.add(chunk)
-            self._loop.call_later(LOOKAHEAD_RETRY_SECONDS, self._retry, session, chunk)
+            # What cannot be recoded now cannot be later: it is tried once more when its reader needs it.
+            if not isinstance(error, RecodeError):
+                self._loop.call_later(LOOKAHEAD_RETRY_SECONDS, self._retry, session, chunk)
         else:
             self._loop.call_later(pause, self._ask_again, session, chunk)
 

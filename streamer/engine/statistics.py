@@ -12,6 +12,10 @@ hit_bound                                     what is kept / the live data, weig
                                               most hits of one reader under any fixed choice of chunks;
                                               ranks that share a chunk fetch it once, and the second one hits
 fetches                                       chunks between store and SSD
+recoded_chunks, recoded_bytes, record_bytes   chunks of blocks that were recoded; bytes fetched for them, and of records
+recode_cpu_seconds, recode_busy_seconds       CPU time of the recoders; time that they had a job
+recode_failures, recode_waiting               tries without records; chunks that wait for a recoder now
+recoders, most_recoders                       recoders that run now; how many there may be
 errors, error_kinds                           errors that reached a consumer
 draining                                      the engine is leaving: it starts no fetches any more
 datasets                                      one entry per dataset in use in the last minutes: url, sizes, sessions
@@ -27,6 +31,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
+
+import msgspec
 
 from streamer.engine.datasets import Dataset
 from streamer.engine.engine import Engine
@@ -66,6 +72,10 @@ def engine_statistics(engine: Engine) -> Values:
         "written_bytes": cache.written_bytes,
         "hit_bound": engine.policy.hit_bound(_digests(engine.sessions.values())),
         "fetches": len(engine.in_flight),
+        **msgspec.structs.asdict(engine.recoders.count),
+        "recode_waiting": engine.recoders.waiting,
+        "recoders": len(engine.recoders.pids),
+        "most_recoders": engine.recoders.most,
         "errors": engine.errors.total(),
         "error_kinds": [{"kind": kind, "count": count} for kind, count in sorted(engine.errors.items())],
         "draining": engine.scheduler.draining,

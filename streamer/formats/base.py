@@ -16,11 +16,24 @@ from numpy.typing import NDArray
 
 from streamer.manifest.blocks import Block
 from streamer.manifest.model import Facts, FieldSpec, ObjectRecord, SampleName
-from streamer.manifest.protocols import Answer, Indexer, Indexing, Need, Source, Span, Survey, Surveying
+from streamer.manifest.protocols import (
+    Answer,
+    Examine,
+    Examined,
+    Indexer,
+    Indexing,
+    Need,
+    Source,
+    Span,
+    Survey,
+    Surveying,
+)
 
 __all__ = [
     "Answer",
     "Block",
+    "Examine",
+    "Examined",
     "Facts",
     "Field",
     "FieldSpec",
@@ -88,7 +101,7 @@ class Recoder(Protocol):
 
         Args:
             content: the bytes of its ranges, one after the other.
-            samples: how many records are expected.
+            samples: how many records are expected; -1: unknown, an index asks (`Examine`).
             hint: from the index.
 
         Raises:

@@ -22,6 +22,7 @@ from streamer.formats.base import (
     Span,
 )
 from streamer.formats.failures import damaged, refused
+from streamer.formats.packed.whole import PackedRecoder, index_packed, is_packed
 from streamer.formats.window import Window
 
 _ENDINGS = (".jsonl", ".ndjson", ".jsonlines")
@@ -36,28 +37,33 @@ LONGEST_LINE = 256 << 20
 
 
 class JsonLines(Format, frozen=True, forbid_unknown_fields=True):
-    """JSON lines in UTF-8, uncompressed. Empty lines are no samples."""
+    """JSON lines in UTF-8, also compressed (gzip, bzip2, xz, Zstandard). Empty lines are no samples."""
 
     name = "jsonl"
 
     def accepts(self, key: str) -> bool:
-        """`.jsonl`, `.ndjson` and `.jsonlines`, and packed ones, which `index` refuses by name."""
+        """`.jsonl`, `.ndjson` and `.jsonlines`, and packed ones."""
         return key.lower().endswith((*_ENDINGS, *_PACKED))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the lines.
 
         Raises:
-            ManifestError: compressed, or a line of more than 256 MiB.
+            ManifestError: compressed under a plain name, or a line of more than 256 MiB.
         """
         record = source.record
-        if record.url.lower().endswith(_PACKED):
-            raise refused(record, "is compressed; unpack it to plain lines")
-        yield from _walk(record, start)
+        if is_packed(record.url):
+            yield from index_packed(self, source, facts)
+        else:
+            yield from _walk(record, start)
 
     def opener(self, facts: Facts) -> Opener:
         """The lines say everything."""
         return LineOpener()
+
+    def recoder(self, facts: Facts) -> PackedRecoder:
+        """Of compressed files."""
+        return PackedRecoder(self, facts)
 
 
 class LineOpener:

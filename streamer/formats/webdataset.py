@@ -14,6 +14,7 @@ from streamer.errors import DecodeError, ManifestError
 from streamer.formats import tar_index
 from streamer.formats.base import Facts, Field, Format, Indexing, Need, SampleName, Source, Span, Surveying
 from streamer.formats.names import field_name
+from streamer.formats.packed.whole import PackedRecoder, index_packed, is_packed
 from streamer.formats.sidecars import with_sidecars
 from streamer.formats.tar import Member, TarError, members_of, read_members
 from streamer.manifest.model import ObjectRecord
@@ -36,12 +37,12 @@ _META_NAME = re.compile(r"__[^/]*__($|/)")
 
 
 class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
-    """Uncompressed tars."""
+    """Tars; compressed ones (gzip, bzip2, xz, Zstandard) are unpacked when they are fetched."""
 
     name = "webdataset"
 
     def accepts(self, key: str) -> bool:
-        """Names that are tars, packed ones too: those are refused by `index`, not left out in silence."""
+        """Names that are tars, packed ones too: those that are not read are refused, not left out in silence."""
         lower = key.lower()
         return lower.endswith((SUFFIX, *COMPRESSED_SUFFIXES))
 
@@ -61,8 +62,11 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
         if source.sidecar is not None:
             yield from tar_index.listed_samples(source, start)
             return
+        if is_packed(target.url):
+            yield from index_packed(self, source, facts)
+            return
         if target.url.lower().endswith(COMPRESSED_SUFFIXES):
-            raise _refusal(target, "is compressed; unpack it to a plain .tar", 0)
+            raise _refusal(target, "is compressed in a way that is not read; unpack it to a plain .tar", 0)
         try:
             yield from _group(_sniff(target, start))
         except TarError as error:
@@ -71,6 +75,10 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
     def opener(self, facts: Facts) -> WebDataset:
         """The samples say everything."""
         return self
+
+    def recoder(self, facts: Facts) -> PackedRecoder:
+        """Of compressed tars."""
+        return PackedRecoder(self, facts)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
         """Takes the members of one sample apart.

@@ -6,7 +6,7 @@ The builder knows no store and no format; it is given a `Lister`, a `RangeReader
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -28,6 +28,31 @@ class Need(msgspec.Struct, frozen=True):
     start: int
     stop: int
     object: ObjectRecord | None = None
+
+
+class Examine(msgspec.Struct, frozen=True):
+    """An indexer asks what a recoder makes of an object as one block; it gets `Examined` by `send`.
+
+    For what can only be counted by unpacking it: the engine does not do that itself.
+
+    Attributes:
+        object: of at most `blocks.MOST_FETCH_BYTES`.
+        format, options, facts: of the dataset.
+        hint: for the recoder.
+    """
+
+    object: ObjectRecord
+    format: str
+    options: dict[str, Any]
+    facts: Facts
+    hint: bytes
+
+
+class Examined(msgspec.Struct, frozen=True):
+    """The samples of an object, and the bytes of their records together."""
+
+    samples: int
+    record_bytes: int
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -65,11 +90,11 @@ class Survey(msgspec.Struct, frozen=True):
     read_bytes: int | None = None
 
 
-Answer: TypeAlias = memoryview | tuple[memoryview, ...] | None
+Answer: TypeAlias = memoryview | tuple[memoryview, ...] | Examined | None
 # Yield what they need (several at once as a tuple, which is answered with a tuple), are sent the bytes.
 Surveying: TypeAlias = Generator[Need | tuple[Need, ...], Answer, Survey]
 # Yields samples or blocks in order of position, too; never both in one dataset.
-Indexing: TypeAlias = Generator[Need | tuple[Need, ...] | Span | Block, Answer, None]
+Indexing: TypeAlias = Generator[Need | tuple[Need, ...] | Examine | Span | Block, Answer, None]
 
 
 class Indexer(Protocol):
@@ -141,6 +166,19 @@ class RangeReader(Protocol):
 
     async def read(self, extent: Extent) -> bytes:
         """Returns exactly the bytes of `extent`."""
+        ...
+
+
+@runtime_checkable
+class Examiner(Protocol):
+    """A reader that has recoders."""
+
+    async def examine(self, asked: Examine) -> Examined:
+        """Recodes an object as one block, and counts.
+
+        Raises:
+            ManifestError: it cannot be decoded.
+        """
         ...
 
 

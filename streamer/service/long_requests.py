@@ -146,7 +146,7 @@ class LongRequests:
         async with requests.reading:
             await self._answers.acquire(WaitQueue(asyncio.get_running_loop().time), size)
             try:
-                span = (request.start, request.stop)
+                span = None if request.boundaries else (request.start, request.stop)
                 content = await self._engine.read(request.dataset, options, request.chunk, span)
                 peer.send(Content(request.request, content))
                 del content

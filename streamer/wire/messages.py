@@ -17,7 +17,7 @@ PROTOCOL = 2
 # The bottlenecks that a loader may report (`streamer.loader.stall.advice.Bottleneck`). They are labels of /metrics,
 # therefore no free text; any other word counts as the last one.
 BOTTLENECKS = (
-    *("nothing measured", "not input-bound", "the store throttles", "slow store", "slow SSD (writing)"),
+    *("nothing measured", "not input-bound", "the store throttles", "slow store", "slow SSD (writing)", "recoding"),
     *("no room in the cache", "slow SSD (reading)", "decode", "transform", "loading", "collate", "copy into the ring"),
     *("no workers", "one slow worker", "single slow samples", "full ring", "prefetch_batches", "starting workers"),
     *("crashing workers", "handoff", "copy to the device", "other"),
@@ -182,7 +182,11 @@ class CloseSession(Message, tag=7, frozen=True):
 
 
 class Read(Message, tag=8, frozen=True):
-    """The bytes [start, stop) of one chunk, for looking at a sample; answered by Content. At most 64 MiB."""
+    """The bytes [start, stop) of one chunk, for looking at a sample; answered by Content. At most 64 MiB.
+
+    With `boundaries`, the boundaries of the samples of a recoded chunk instead: little-endian uint32, samples + 1 of
+    them; then `stop` is their length in bytes.
+    """
 
     request: Count
     dataset: Name
@@ -190,6 +194,7 @@ class Read(Message, tag=8, frozen=True):
     start: Count
     stop: Count
     options: bytes = b"{}"
+    boundaries: bool = False
 
 
 class GetStatistics(Message, tag=9, frozen=True):

@@ -122,8 +122,8 @@ class InProcessSource:
         parts = tuple(PartRequest(part.dataset, part.name, value=part.value) for part in spec.parts)
         return InProcessSession(self, SessionRequest(job="job", **{**msgspec.structs.asdict(spec), "parts": parts}))
 
-    def read(self, dataset: str, chunk: int, start: int, stop: int) -> bytes:
-        found = self.engine.read(dataset, {}, chunk, (start, stop))
+    def read(self, dataset: str, chunk: int, start: int, stop: int, *, boundaries: bool = False) -> bytes:
+        found = self.engine.read(dataset, {}, chunk, None if boundaries else (start, stop))
         return asyncio.run_coroutine_threadsafe(found, self._loop).result(60)
 
     def roots(self) -> list[Path]:

@@ -18,7 +18,23 @@ from pathlib import Path
 import numpy as np
 
 from streamer.decode.dispatch import SampleDecoder
-from streamer.formats.base import Answer, Block, Facts, Field, Format, Need, Opener, SampleName, Source, Span, Survey
+from streamer.errors import ManifestError, RecodeError
+from streamer.formats.base import (
+    Answer,
+    Block,
+    Examine,
+    Examined,
+    Facts,
+    Field,
+    Format,
+    Need,
+    Opener,
+    SampleName,
+    Source,
+    Span,
+    Survey,
+)
+from streamer.formats.registry import find_format
 from streamer.manifest.builder.build import BuildOptions, build
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
@@ -151,8 +167,21 @@ def run(
             asked.append(named)
             contents = tuple(_bytes_of(need, objects) for need in named)
             answer = contents if isinstance(item, tuple) else contents[0]
+        elif isinstance(item, Examine):
+            asked.append((Need(0, item.object.size, item.object),))
+            answer = examined(item, objects[item.object.url.removeprefix(URL)])
         else:
             take(item)
+
+
+def examined(asked: Examine, content: bytes) -> Examined:
+    """What a recoder says of an object, here in this process."""
+    recoder = find_format(asked.format, asked.options).recoder(asked.facts)
+    try:
+        lengths = recoder.recode(memoryview(content), -1, asked.hint).lengths
+    except RecodeError as error:
+        raise ManifestError(error.message) from error
+    return Examined(len(lengths), int(lengths.sum()))
 
 
 def _bytes_of(need: Need, objects: Mapping[str, bytes]) -> memoryview:
@@ -233,6 +262,9 @@ class MemoryStore:
         for _ in range(self._drawn.randrange(20) if self._drawn else 0):
             await asyncio.sleep(0)
         return self._objects[extent.object.url.removeprefix(URL)][extent.start : extent.stop]
+
+    async def examine(self, asked: Examine) -> Examined:
+        return examined(asked, await self.read(Extent(asked.object, 0, asked.object.size)))
 
 
 async def built(chosen: Format, store: MemoryStore, root: Path, chunk_bytes: int = 4096, **options: object) -> Manifest:

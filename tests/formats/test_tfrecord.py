@@ -127,9 +127,9 @@ def test_damage_is_told_with_its_place(examples):
 
 
 def test_compressed_files_are_named(examples):
-    """By their name, or by their first bytes."""
+    """Where they have the name of a plain file, or are packed in a way that is not read."""
     content = b"\x1f\x8b\x08" + bytes(100)
-    for name in (SHARD, f"{SHARD}.gz"):
+    for name in (SHARD, f"{SHARD}.zlib"):
         with pytest.raises(ManifestError, match="is compressed"):
             find(examples.format, {name: content})
 

@@ -45,7 +45,7 @@ How the engine drives it (one thread, one loop; every call is synchronous and ta
     (of a consumer with several datasets: open_sessions(job, ...), one for each; its epochs are passes over the dataset)
     for each use in schedule order: look_ahead(sid, chunk); need(sid, chunk, blocking=...)
         Hit -> nothing;  Wait -> ask again on change
-        Admit -> unlink victims, fetch, publish, then published(key) or failed(key)
+        Admit -> unlink victims, fetch, resized(key, file_bytes), publish, then published(key) or failed(key)
     opened(sid, chunk) when the reader may open the file (its lease begins);  release(sid, chunk) when it is done
     policy.close_session(*sids);  policy.silence(sid) for a hanging one;  policy.settle() some seconds after the start
 
@@ -64,7 +64,7 @@ from streamer.cache.policy.answers import Answer, Freed, PolicyStatistics
 from streamer.cache.policy.partitions import Outcome, Partitions
 from streamer.cache.policy.quotas import hit_bound, join_pools
 from streamer.cache.policy.sessions import Opening, Session, apply_values, refuse_if_too_large, take, windows
-from streamer.cache.policy.table import VACANT, Group, Rows, State, as_keys, charged_bytes
+from streamer.cache.policy.table import VACANT, Group, State, as_keys
 from streamer.config import format_bytes
 from streamer.errors import CacheError
 from streamer.unique import unique
@@ -106,14 +106,14 @@ class CachePolicy:
         """
         group = self._table.group(dataset_id)
         self._end_of_use(group)
-        rows = unique(self._rows(keys, file_bytes, group))
+        rows = unique(self._table.rows_of(keys, file_bytes, group))
         for row in rows[self._table.state[rows] == State.ABSENT].tolist():
             self._partitions.enter(row, State.KEPT)
             self._table.queue_evictable(row)
 
     def below(self, keys: ArrayLike) -> None:
         """Start-up: chunks of a read-only layer. They are always hits and cost nothing."""
-        rows = self._rows(keys, np.zeros(len(as_keys(keys)), np.int64), self._table.group(""))
+        rows = self._table.rows_of(keys, np.zeros(len(as_keys(keys)), np.int64), self._table.group(""))
         self._table.state[rows[self._table.state[rows] == State.ABSENT]] = State.BELOW
 
     def fit(self) -> Freed:
@@ -139,17 +139,16 @@ class CachePolicy:
         return self._trimmed(Outcome())
 
     def add_dataset(self, dataset_id: str, file_bytes: ArrayLike, keys: ArrayLike) -> None:
-        """Makes a dataset known; again is harmless. Chunks found by key in another dataset are shared with it.
-
-        Args:
-            dataset_id: the manifest's digest.
-            file_bytes: (M,) length of each chunk's file: header, bytes and checksums (`chunkfile.file_bytes`).
-            keys: (M,) or (M, 16): 16 bytes each.
-        """
+        """As `add_datasets`, for one."""
         self.add_datasets([(dataset_id, file_bytes, keys)])
 
     def add_datasets(self, datasets: Sequence[tuple[str, ArrayLike, ArrayLike]]) -> None:
-        """As `add_dataset`, for several at once: each call costs a sort of all known chunks."""
+        """Makes datasets known; again is harmless. Chunks found by key in another dataset are shared with it.
+
+        Args:
+            datasets: each the manifest's digest; (M,) lengths of the chunks' files, as far as they are known
+                (`chunkfile.file_bytes`); (M,) or (M, 16) keys, 16 bytes each. Each call sorts all known chunks.
+        """
         found = {name: (self._table.group(name), lengths, as_keys(keys)) for name, lengths, keys in datasets}
         self._table.add_rows([new for new in found.values() if not len(new[0].rows)])
 
@@ -324,6 +323,13 @@ class CachePolicy:
             self._partitions.idle(row, outcome)
         return self._trimmed(outcome)
 
+    def resized(self, key: bytes, file_bytes: int) -> Freed:
+        """The admitted chunk is about to be published with a file of this length: it may be another than planned."""
+        row = self._table.find(key)
+        if row is not None and self._partitions.resize(row, file_bytes):
+            self._plan()
+        return self._trimmed(Outcome())
+
     def failed(self, key: bytes) -> None:
         """The fetch or the publishing failed or was cancelled: its bytes are released."""
         self._partitions.leave(self._admission.finished(key))
@@ -366,11 +372,6 @@ class CachePolicy:
         return self._admission.statistics()
 
     # --- inside ----------------------------------------------------------------------------------------------
-
-    def _rows(self, keys: ArrayLike, file_bytes: ArrayLike, group: Group) -> Rows:
-        found = as_keys(keys)
-        cost = charged_bytes(np.asarray(file_bytes, dtype=np.int64))
-        return self._table.intern(found, cost, np.full(len(found), group.index, np.int32))
 
     def _end_of_use(self, group: Group) -> None:
         self._partitions.tick += 1

@@ -82,6 +82,7 @@ class Group(msgspec.Struct):
     Attributes:
         rows: row of each chunk number; empty when only the catalog knows the dataset.
         data_bytes: of all its chunks; total_bytes: of those that are not in a read-only layer.
+        drift_bytes: by how much its chunks changed their size since its quota was planned.
         jobs: live jobs that use it; empty: a finished one, whose chunks go first.
         last_used: tick of the last end of a job on it; orders finished datasets.
         pool: datasets of one pool share its part of the cache by value; its own index: it shares with none.
@@ -96,6 +97,7 @@ class Group(msgspec.Struct):
     data_bytes: int = 0
     total_bytes: int = 0
     largest_bytes: int = 0
+    drift_bytes: int = 0
     kept_bytes: int = 0
     pool: int = -1
     value: float = 1.0
@@ -187,6 +189,11 @@ class ChunkTable:
         rows[fresh] = self._places(len(fresh), known=rows)
         self._enter(rows[fresh], distinct[fresh], cost[first[fresh]], owner[first[fresh]])
         return rows[inverse].astype(np.int32)
+
+    def rows_of(self, keys: ArrayLike, file_bytes: ArrayLike, group: Group) -> Rows:
+        """As `intern`, from the lengths of the files; unknown chunks are of one group."""
+        found, cost = as_keys(keys), charged_bytes(np.asarray(file_bytes, dtype=np.int64))
+        return self.intern(found, cost, np.full(len(found), group.index, np.int32))
 
     def add_rows(self, datasets: Sequence[tuple[Group, ArrayLike, Keys]]) -> None:
         """The rows and sums of groups that have none, from their files' lengths and keys. O(n log n) in all rows."""

@@ -12,6 +12,7 @@ from streamer.formats.base import Facts, Field, Format, Indexing, Opener, Sample
 from streamer.formats.failures import contradicts, refused
 from streamer.formats.magic import kind_of_bytes
 from streamer.formats.names import base_name
+from streamer.formats.packed.whole import PackedRecoder, index_packed, is_packed
 from streamer.formats.sidecars import read_heads, read_sidecar, spans_between, with_sidecars
 from streamer.formats.tfrecord import framing
 from streamer.formats.tfrecord.example import (
@@ -28,7 +29,6 @@ from streamer.formats.tfrecord.example import (
 from streamer.manifest.model import ObjectRecord
 
 _NAME = re.compile(r".*\.(tfrecords?|tfrec)((-|\.)\d+-of-\d+|-\d+)?(\.(gz|gzip|zlib|zst))?|.+-\d{5}-of-\d{5}(\.gz)?")
-_PACKED = (".gz", ".gzip", ".zlib", ".zst")
 _INDEX_ENDINGS = (".idx", "/.idx", ".index", "/.index")
 # The words of `features=`, with the shape behind them.
 _WORDS = {"int": "<i8", "float": "<f4"}
@@ -36,7 +36,7 @@ _RULE = re.compile(r"(int|float)(\[[-\d,]*\])?")
 
 
 class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
-    """TFRecord files, uncompressed.
+    """TFRecord files, also compressed ones (gzip, Zstandard).
 
     An index file beside one (`x.tfrecord.idx` or `x.idx`, as DALI and PyPI's `tfrecord` write it) is read instead.
 
@@ -53,7 +53,7 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
     features: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def accepts(self, key: str) -> bool:
-        """`.tfrecord` and its spellings, numbered shards, and packed ones, which `index` refuses by name."""
+        """`.tfrecord` and its spellings, numbered shards, and packed ones."""
         return _NAME.fullmatch(base_name(key).lower()) is not None
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
@@ -65,11 +65,14 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
         """Finds the records, by the index file or by their lengths.
 
         Raises:
-            ManifestError: compressed, damaged, or an index file of another object.
+            ManifestError: compressed under a plain name, damaged, or an index file of another object.
         """
         record = source.record
-        if record.url.lower().endswith(_PACKED):
-            raise refused(record, "is compressed; unpack it, or write it without compression")
+        if is_packed(record.url):
+            yield from index_packed(self, source, facts)
+            return
+        if record.url.lower().endswith(".zlib"):
+            raise refused(record, "is compressed with zlib; unpack it, or write it without compression")
         if source.sidecar is None:
             yield from framing.walk(record, start)
             return
@@ -81,6 +84,10 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
             if len(framing.wrong_lengths([length], [checksum])):
                 raise contradicts(source.sidecar, record, f"no record begins at byte {at}")
         yield from spans_between(edges, start)
+
+    def recoder(self, facts: Facts) -> PackedRecoder:
+        """Of compressed files."""
+        return PackedRecoder(self, facts)
 
     def opener(self, facts: Facts) -> Opener:
         """Takes Examples apart, or leaves records as they are."""

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -18,6 +19,8 @@ from streamer.loader.skipping import SkipLedger, may_skip
 from streamer.loader.waiting import Notice
 
 logger = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
 
 
 class Progress(msgspec.Struct):
@@ -133,7 +136,8 @@ class SampleIterator(Iterator[object]):
         self._notice.wait(partial(self._session.wait, self._step + 1), self._waited_for)
         self._step += 1
         batch = self._rest.batch(self._step)
-        self._places = self._maker.places(self._prepared.ordinals(self.progress.epoch, batch))
+        ordinals = self._prepared.ordinals(self.progress.epoch, batch)
+        self._places = self._leased(partial(self._maker.places, ordinals))
         self._index, self._skip = self._skip, 0
 
     def _waited_for(self) -> str:
@@ -154,7 +158,7 @@ class SampleIterator(Iterator[object]):
         first: Exception | None = None
         for place in (*self._places[index:], *self._places[:index]):
             try:
-                return self._leased(place)
+                return self._leased(partial(self._maker.make, self.progress.epoch, place))
             except Exception as error:
                 if self._prepared.skip_rules.on_error == "raise" or not may_skip(error):
                     raise
@@ -170,12 +174,12 @@ class SampleIterator(Iterator[object]):
         self._ledger.note([self._prepared.skipped(place.ordinal, cause)])
         self._ledger.check()
 
-    def _leased(self, place: SampleLocation) -> object:
-        """One sample; a chunk that is missing or wrong is leased again, a few times."""
+    def _leased(self, read: Callable[[], Found]) -> Found:
+        """What is read; a chunk that is missing or wrong is leased again, a few times."""
         rereads = 0
         while True:
             try:
-                return self._maker.make(self.progress.epoch, place)
+                return read()
             except ChunkUnreadableError as error:
                 rereads += 1
                 if rereads > REREADS and error.__cause__ is not None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
+import numpy.typing as npt
 
 from streamer.client.engine_client import EngineClient
 from streamer.formats.registry import open_format
@@ -56,10 +57,19 @@ class StreamedBytes:
     def __init__(self, connect: Callable[[], EngineClient], manifest: Manifest) -> None:
         self._connect = connect
         self._dataset = manifest.digest
+        self._manifest = manifest
 
     def read(self, place: SampleLocation) -> memoryview:
         """The sample's bytes."""
         return self.read_chunk(place.chunk, place.start, place.stop)
+
+    def boundaries(self, chunk: int) -> npt.NDArray[np.int64]:
+        """The boundaries of the samples of a chunk: int64, at least one more than samples."""
+        if not self._manifest.recoded:
+            return self._manifest.sample_offsets(chunk)
+        size = 4 * (int(self._manifest.chunk_samples[chunk]) + 1)
+        answer = self._connect().read(self._dataset, chunk, 0, size, boundaries=True)
+        return np.frombuffer(answer, "<u4").astype(np.int64)
 
     def read_chunk(self, chunk: int, start: int, stop: int) -> memoryview:
         """The chunk-local bytes [start, stop), requested piece by piece."""
@@ -100,8 +110,8 @@ def _names_in_chunks(
             wanted = np.intersect1d(wanted, selection.ordinals, assume_unique=True)
         if wanted.size == 0:
             continue
-        bounds = manifest.sample_offsets(chunk)
-        held = content.read_chunk(chunk, 0, int(manifest.chunk_local_bytes[chunk]))
+        bounds = content.boundaries(chunk)
+        held = content.read_chunk(chunk, 0, int(bounds[-1]))
         for ordinal in wanted.tolist():
             sample = held[bounds[ordinal - first] : bounds[ordinal - first + 1]]
             yield ordinal, opener.open(sample, manifest.name(ordinal))[0] or str(ordinal)

@@ -45,6 +45,10 @@ class SampleLocation(Wanted, frozen=True):
 class ByteSource(Protocol):
     """Reads the bytes of samples."""
 
+    def boundaries(self, chunk: int) -> npt.NDArray[np.int64]:
+        """The boundaries of the samples of a recoded chunk: int64, at least one more than samples."""
+        ...
+
     def read(self, place: SampleLocation) -> memoryview:
         """The sample's bytes, checked."""
         ...
@@ -84,17 +88,31 @@ class CachedBytes:
             ChunkUnreadableError: as above.
         """
         manifest = self._manifest
+        key, samples = manifest.chunk_keys[chunk].tobytes(), int(manifest.chunk_samples[chunk])
         try:
-            self._reader.read_into(
-                manifest.chunk_keys[chunk].tobytes(),
-                int(manifest.chunk_local_bytes[chunk]),
-                int(manifest.chunk_samples[chunk]),
-                targets,
-            )
-        except FileNotFoundError as error:
-            raise ChunkUnreadableError(self._first_chunk + chunk, f"missing: {error.filename}") from error
-        except IntegrityError as error:
-            raise ChunkUnreadableError(self._first_chunk + chunk, f"wrong bytes: {error}") from error
+            if manifest.recoded:
+                local_bytes, samples = int(self._reader.boundaries(key, samples)[-1]), samples + 1
+            else:
+                local_bytes = int(manifest.chunk_local_bytes[chunk])
+            self._reader.read_into(key, local_bytes, samples, targets)
+        except (FileNotFoundError, IntegrityError) as error:
+            raise self._unreadable(chunk, error) from error
+
+    def boundaries(self, chunk: int) -> npt.NDArray[np.int64]:
+        """As `ByteSource.boundaries`, from the chunk file.
+
+        Raises:
+            ChunkUnreadableError: as above.
+        """
+        manifest = self._manifest
+        try:
+            return self._reader.boundaries(manifest.chunk_keys[chunk].tobytes(), int(manifest.chunk_samples[chunk]))
+        except (FileNotFoundError, IntegrityError) as error:
+            raise self._unreadable(chunk, error) from error
+
+    def _unreadable(self, chunk: int, error: FileNotFoundError | IntegrityError) -> ChunkUnreadableError:
+        reason = f"wrong bytes: {error}" if isinstance(error, IntegrityError) else f"missing: {error.filename}"
+        return ChunkUnreadableError(self._first_chunk + chunk, reason)
 
 
 class SampleRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,9 +161,16 @@ class SampleMaker:
         self._nanoseconds = [0, 0, 0]
 
     def places(self, ordinals: npt.NDArray[np.int64]) -> list[SampleLocation]:
-        """Locates samples by their ordinals in the manifest."""
+        """Locates samples by their ordinals in the manifest.
+
+        Raises:
+            ChunkUnreadableError: a recoded chunk, which says itself where its samples are, is missing or wrong.
+        """
         chunks, starts, stops = self._manifest.locate(ordinals)
         samples = ordinals - self._manifest.chunk_first[chunks]
+        if self._manifest.recoded:
+            for index, (chunk, sample) in enumerate(zip(chunks.tolist(), samples.tolist(), strict=True)):
+                starts[index], stops[index] = self._content.boundaries(chunk)[sample : sample + 2]
         columns = (samples.tolist(), starts.tolist(), stops.tolist(), ordinals.tolist(), chunks.tolist())
         return [SampleLocation(*row) for row in zip(*columns, strict=True)]
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from streamer.config import counted
 from streamer.loader.stall import causes
 from streamer.loader.stall.stats import EngineView
 
@@ -16,6 +17,8 @@ from streamer.loader.stall.stats import EngineView
 NOT_BOUND_SHARE = 0.02
 
 
+# Recoders that work for this share of the time are what chunks wait for.
+_BUSY_RECODERS = 0.75
 # Of a core, by a worker that waits in its transform for something else.
 _LEAST_BUSY_SHARE = 0.05
 
@@ -27,6 +30,7 @@ class Bottleneck(StrEnum):
     NOT_BOUND = "not input-bound"
     THROTTLED = "the store throttles"
     STORE = "slow store"
+    RECODING = "recoding"
     CACHE_DISK = "slow SSD (writing)"
     CACHE_ROOM = "no room in the cache"
     SSD = "slow SSD (reading)"
@@ -87,6 +91,12 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
         after, before = (getattr(view or EngineView(), name) for view in (self.engine, self.engine_before))
         return float(after - before if after >= before else after)
 
+    @property
+    def recoders_share(self) -> float:
+        """The share of the time in which the recoders had work, all that there may be."""
+        most = 0 if self.engine is None else self.engine.most_recoders
+        return min(1.0, self.grown("recode_busy_seconds") / (self.seconds * most)) if most and self.seconds > 0 else 0.0
+
 
 _IN_WORKER = {
     causes.READ: Bottleneck.SSD,
@@ -134,11 +144,13 @@ def _in_worker(found: Findings) -> Bottleneck:
 
 
 def _network(found: Findings) -> Bottleneck:
-    """Chunks are not local: because of the store, the SSD that they are written to, or missing space there."""
+    """Chunks are not local: because of the store, the recoders, the SSD that they are written to, or its space."""
     if found.engine is None:
         return Bottleneck.STORE
     if found.grown("throttled") > 0:
         return Bottleneck.THROTTLED
+    if found.recoders_share >= _BUSY_RECODERS:
+        return Bottleneck.RECODING
     if found.engine.in_flight == 0:
         return Bottleneck.CACHE_DISK if found.engine.fetches else Bottleneck.CACHE_ROOM
     return Bottleneck.STORE
@@ -150,6 +162,9 @@ def advise(bottleneck: Bottleneck, found: Findings) -> str:
         return f"{more_workers(found)}{_WORKER_ADVICE[bottleneck]}"
     if bottleneck is Bottleneck.STORE:
         return f"chunks come too late{_engine(found)}; {_ADVICE[bottleneck]}"
+    if bottleneck is Bottleneck.RECODING and found.engine is not None:
+        count = counted(found.engine.most_recoders, "recoders")
+        return f"{count}, busy {found.recoders_share:.0%}; {_ADVICE[bottleneck]}"
     if found.straggler is not None and bottleneck in (Bottleneck.SLOW_WORKER, Bottleneck.SLOW_SAMPLE):
         return _about(found.straggler)
     return _ADVICE.get(bottleneck, "")
@@ -204,6 +219,8 @@ _ADVICE = {
     Bottleneck.THROTTLED: "the store answers 'slow down': spread the data over more prefixes, or raise its limits; a "
     "larger cache needs fewer requests",
     Bottleneck.STORE: "a larger cache, a nearer store, or fewer bytes per sample",
+    Bottleneck.RECODING: "the engine may take a quarter of the cores: give the job more of them, a larger cache, which "
+    "keeps what was recoded, or data that is not compressed as a whole (tars, or shards without compression)",
     Bottleneck.CACHE_DISK: "chunks wait to be written: put the cache on NVMe, or reduce other load on the disk",
     Bottleneck.CACHE_ROOM: "the engine may not fetch: raise cache_bytes, or lower shuffle_window and prefetch_batches",
     Bottleneck.RING: "the trainer keeps batches: clone() what outlives the step, or raise ring_bytes",

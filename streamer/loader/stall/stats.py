@@ -65,6 +65,7 @@ class EngineView:
         retries, throttled, stalled: retried requests; of these "slow down" answers; requests without progress.
         in_flight: requests to the store now. fetches: chunks between store and SSD now.
         limit_bytes, kept_bytes: of the cache, and of its kept part.
+        most_recoders, recode_busy_seconds: how many recoders there may be, and for how long they had work together.
         hit_bound: the largest share of hits that any policy can reach.
         waiting_seconds: time that this session's consumer waited for the engine.
         parts: of a mix, by name of the member.
@@ -82,6 +83,8 @@ class EngineView:
     fetches: int = 0
     limit_bytes: int = 0
     kept_bytes: int = 0
+    most_recoders: int = 0
+    recode_busy_seconds: float = 0.0
     hit_bound: float = 0.0
     waiting_seconds: float = 0.0
     parts: Mapping[str, PartView] = field(default_factory=dict)
@@ -98,6 +101,7 @@ class EngineView:
         reply = values.get("reply")
         return cls(
             **counts,
+            recode_busy_seconds=_number(values.get("recode_busy_seconds")),
             hit_bound=_number(values.get("hit_bound")),
             waiting_seconds=waited,
             parts=parts,
@@ -118,6 +122,7 @@ _COUNTS = (
     "fetches",
     "limit_bytes",
     "kept_bytes",
+    "most_recoders",
 )
 
 

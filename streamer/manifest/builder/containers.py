@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.errors import ManifestError
 from streamer.manifest.blocks import Block
 from streamer.manifest.builder.bounded_map import plain_errors
 from streamer.manifest.builder.index_log import Found, IndexLog
@@ -25,6 +26,9 @@ from streamer.manifest.model import Extent, Facts, ObjectRecord
 from streamer.manifest.packing import Cut, chunk_key, cut_object, cut_spans
 from streamer.manifest.protocols import (
     Answer,
+    Examine,
+    Examined,
+    Examiner,
     IndexedChunk,
     Indexer,
     Indexing,
@@ -128,13 +132,17 @@ async def _index_rest(steps: _Steps, windows: _Windows, chunks: _ClosedChunks, o
     asked = await asyncio.to_thread(steps.advance, None)
     while asked is not None:
         answer: Answer
-        if isinstance(asked, Need) and asked.object is None:
-            window = answer = await windows.read(asked)
-            chunks.hold(asked.start, window)
+        if isinstance(asked, Examine):
+            answer = await windows.examine(asked)
+            on_read(Need(0, asked.object.size))
         else:
-            answer = await windows.read_apart(asked)
-        for need in asked if isinstance(asked, tuple) else (asked,):
-            on_read(need)
+            if isinstance(asked, Need) and asked.object is None:
+                window = answer = await windows.read(asked)
+                chunks.hold(asked.start, window)
+            else:
+                answer = await windows.read_apart(asked)
+            for need in asked if isinstance(asked, tuple) else (asked,):
+                on_read(need)
         asked = await asyncio.to_thread(steps.advance, answer)
         await chunks.close(steps.found, finished=asked is None and not steps.blocks)
 
@@ -149,11 +157,11 @@ class _Steps:
     def __init__(self, steps: Indexing, found: Found, blocks: list[Block]) -> None:
         self._steps, self.found, self.blocks = steps, found, blocks
 
-    def advance(self, answer: Answer) -> Need | tuple[Need, ...] | None:
+    def advance(self, answer: Answer) -> Need | tuple[Need, ...] | Examine | None:
         """Runs the indexer to its next need; None: it is done."""
         try:
             item = self._steps.send(answer)
-            while not isinstance(item, Need | tuple):
+            while not isinstance(item, Need | tuple | Examine):
                 if isinstance(item, Span):
                     self.found.starts.append(item.start)
                     self.found.stops.append(item.stop)
@@ -191,6 +199,12 @@ class _Windows:
         named = tuple(need if need.object else Need(need.start, need.stop, self._record) for need in needs)
         contents = await read_needs(named, self._reader, _NEEDS_AT_ONCE)
         return tuple(contents) if isinstance(asked, tuple) else contents[0]
+
+    async def examine(self, asked: Examine) -> Examined:
+        """Lets a recoder count the samples of an object."""
+        if not isinstance(self._reader, Examiner):
+            raise ManifestError(f"{asked.object.url} can be indexed by an engine only: it has to be unpacked")
+        return await self._reader.examine(asked)
 
     def cancel(self) -> None:
         """Gives up what was read ahead (the indexer jumped, or is done)."""

@@ -95,9 +95,9 @@ def test_zstd_magic():
         samples(b"\x28\xb5\x2f\xfd" + bytes(1000))
 
 
-@pytest.mark.parametrize("suffix", [".tar.gz", ".TGZ", ".tar.zst", ".tar.xz", ".tbz2"])
-def test_compressed_names_are_refused_without_a_request(suffix):
-    """A name like .tar.gz is accepted as a tar and refused by the index, before any byte is read."""
+@pytest.mark.parametrize("suffix", [".tar.lz4", ".TAR.BR", ".tar.z"])
+def test_names_of_other_compressions_are_refused_without_a_request(suffix):
+    """They are accepted as tars and refused by the index, before any byte is read."""
     assert FORMAT.accepts(f"x{suffix}")
     with pytest.raises(ManifestError, match="is compressed"):
         next(FORMAT.index(Source(ObjectRecord(f"s3://b/x{suffix}", 1000, "")), Facts()))

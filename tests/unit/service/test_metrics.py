@@ -15,6 +15,7 @@ UNITS = (
     "samples",
     "sessions",
     "connections",
+    "recoders",
     "steps",
     "descriptors",
     "cores",

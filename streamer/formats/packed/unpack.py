@@ -1,0 +1,186 @@
+"""Unpacks a file of gzip, bzip2, xz or Zstandard whose length is not known, up to a limit. Runs in a recoder.
+
+A file may have several members or frames, one after the other, as parallel compressors write them.
+"""
+
+from __future__ import annotations
+
+import bz2
+import importlib
+import lzma
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from streamer.errors import ConfigError
+
+inflate: Any
+try:
+    from isal import isal_zlib as inflate
+except ImportError:  # no wheel for this platform: half as fast, the same interface
+    import zlib as inflate
+
+_GZIP_HEADER = 31
+# Given to a decompressor at a time, and taken from it.
+_FED_BYTES = 1 << 20
+_TAKEN_BYTES = 8 << 20
+_FRAME = b"\x28\xb5\x2f\xfd"
+_SKIPPED_FRAMES = range(0x184D2A50, 0x184D2A60)
+_ZSTD_BLOCK_BYTES = 128 << 10
+_RAW, _REPEATED = 0, 1
+
+
+class UnpackError(ValueError):
+    """Bytes that cannot be unpacked, or that unpack to too many."""
+
+
+def unpack(packing: str, content: memoryview, most: int) -> memoryview:
+    """The unpacked bytes.
+
+    Args:
+        packing: a key of `UNPACKERS`.
+        content: the whole file.
+        most: bytes.
+
+    Raises:
+        UnpackError: damaged, cut off, or longer than `most`.
+        ConfigError: cramjam is not installed here.
+    """
+    return UNPACKERS[packing](content, most)
+
+
+class _Decompressor(Protocol):
+    """As the standard library has it for bzip2 and xz."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: memoryview | bytes, max_length: int) -> bytes: ...
+
+
+class _Inflate:
+    """zlib's object in the manner of the others."""
+
+    def __init__(self) -> None:
+        self._object = inflate.decompressobj(_GZIP_HEADER)
+        self._rest: bytes = b""
+        self.needs_input = True
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._object.eof)
+
+    @property
+    def unused_data(self) -> bytes:
+        unused: bytes = self._object.unused_data
+        return unused
+
+    def decompress(self, data: memoryview | bytes, max_length: int) -> bytes:
+        found: bytes = self._object.decompress(self._rest or data, max_length)
+        self._rest = self._object.unconsumed_tail
+        # A full answer may leave more of it inside.
+        self.needs_input = not self._rest and len(found) < max_length
+        return found
+
+
+def _by_members(
+    make: Callable[[], _Decompressor], errors: tuple[type[Exception], ...]
+) -> Callable[[memoryview, int], memoryview]:
+    def unpack(content: memoryview, most: int) -> memoryview:
+        found, at = bytearray(), 0
+        try:
+            while at < len(content):
+                at = _member(make(), content, at, found, most)
+        except errors as error:
+            raise UnpackError(f"cannot be unpacked at byte {at}: {error}") from error
+        return memoryview(found)
+
+    return unpack
+
+
+def _member(unpacker: _Decompressor, content: memoryview, at: int, found: bytearray, most: int) -> int:
+    """Unpacks the member that begins at `at`; returns where it ends."""
+    while not unpacker.eof:
+        fed = content[at : at + _FED_BYTES] if unpacker.needs_input else content[:0]
+        if unpacker.needs_input and not fed:
+            raise UnpackError(f"is cut off: it ends inside of a member, after {len(content)} bytes")
+        at += len(fed)
+        found += unpacker.decompress(fed, min(_TAKEN_BYTES, most + 1 - len(found)))
+        if len(found) > most:
+            raise UnpackError(f"unpacks to more than {most} bytes")
+    return at - len(unpacker.unused_data)
+
+
+def _unpack_zstd(content: memoryview, most: int) -> memoryview:
+    try:
+        cramjam = importlib.import_module("cramjam")
+    except ImportError:
+        raise ConfigError(
+            "Zstandard is unpacked by cramjam, which is not installed where the engine runs: "
+            "pip install 'streamer-data[codecs]'",
+            field="format",
+        ) from None
+    # Memory that is not written to is not taken.
+    place = np.empty(_zstd_bound(content, most), np.uint8)
+    try:
+        length: int = cramjam.zstd.decompress_into(content, place)
+    except cramjam.DecompressionError as error:
+        raise UnpackError(f"cannot be unpacked: {error}") from error
+    return place.data[:length]
+
+
+def _zstd_bound(content: memoryview, most: int) -> int:
+    """The most bytes that the frames unpack to: as they say, or as their blocks may have.
+
+    Source: RFC 8878, 3.1.
+
+    Raises:
+        UnpackError: more than `most`, or not Zstandard.
+    """
+    bound = at = 0
+    while at < len(content):
+        if int.from_bytes(content[at : at + 4], "little") in _SKIPPED_FRAMES:
+            at += 8 + _little(content, at + 4, 4)
+            continue
+        if content[at : at + 4] != _FRAME:
+            raise UnpackError(f"is no Zstandard at byte {at}")
+        frame, at = _zstd_frame(content, at + 4)
+        bound += frame
+        if bound > most:
+            raise UnpackError(f"unpacks to more than {most} bytes")
+    return bound
+
+
+def _zstd_frame(content: memoryview, at: int) -> tuple[int, int]:
+    """The most bytes of a frame whose descriptor is at `at`, and where it ends."""
+    descriptor = _little(content, at, 1)
+    single, checksum = bool(descriptor & 0x20), bool(descriptor & 0x04)
+    width = 1 << (descriptor >> 6) if descriptor >> 6 or single else 0
+    at += 1 + (not single) + (0, 1, 2, 4)[descriptor & 3]
+    stated = _little(content, at, width) + (256 if width == 2 else 0)
+    at += width
+    bound, last = 0, False
+    while not last:
+        header = _little(content, at, 3)
+        last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
+        bound += size if kind in (_RAW, _REPEATED) else _ZSTD_BLOCK_BYTES
+        at += 3 + (1 if kind == _REPEATED else size)
+    return stated if width else bound, at + 4 * checksum
+
+
+def _little(content: memoryview, at: int, width: int) -> int:
+    if at + width > len(content):
+        raise UnpackError(f"is cut off: it ends inside of a frame, after {len(content)} bytes")
+    return int.from_bytes(content[at : at + width], "little")
+
+
+UNPACKERS: dict[str, Callable[[memoryview, int], memoryview]] = {
+    "gz": _by_members(_Inflate, (inflate.error,)),
+    "bz2": _by_members(bz2.BZ2Decompressor, (OSError, ValueError)),
+    "xz": _by_members(lambda: lzma.LZMADecompressor(memlimit=512 << 20), (lzma.LZMAError, EOFError)),
+    "zst": _unpack_zstd,
+}

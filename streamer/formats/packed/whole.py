@@ -1,0 +1,114 @@
+"""Compressed files of a plain format: one block each, whose records are the samples of the unpacked file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from streamer.errors import ManifestError, RecodeError
+from streamer.formats.base import Answer, Block, Examine, Examined, Facts, Format, Indexing, Need, Records, Source, Span
+from streamer.formats.failures import refused
+from streamer.formats.packed.unpack import UNPACKERS, UnpackError, unpack
+from streamer.manifest.blocks import MOST_FETCH_BYTES, MOST_RECORD_BYTES
+from streamer.manifest.model import ObjectRecord
+
+# By the ending of the name.
+ENDINGS = {
+    **{f".{packing}": packing for packing in UNPACKERS},
+    ".gzip": "gz",
+    ".zstd": "zst",
+    ".tgz": "gz",
+    ".tzst": "zst",
+    ".tbz": "bz2",
+    ".tbz2": "bz2",
+    ".txz": "xz",
+}
+
+
+def is_packed(name: str) -> bool:
+    """Whether a file of this name is compressed as a whole, in a way that is read."""
+    return name.lower().endswith(tuple(ENDINGS))
+
+
+def index_packed(inner: Format, source: Source, facts: Facts) -> Indexing:
+    """One block: the whole file. A recoder counts its samples.
+
+    Args:
+        inner: the format of the unpacked file, with its options.
+        source: the compressed file.
+        facts: of the dataset.
+
+    Raises:
+        ManifestError: too large, damaged, or not of the inner format.
+    """
+    record = source.record
+    if record.size > MOST_FETCH_BYTES:
+        raise refused(
+            record,
+            f"is one compressed stream of {record.size} bytes, of which at most {MOST_FETCH_BYTES} can be read: its "
+            "samples are reached by unpacking it from its beginning; unpack it, or pack it as several files",
+        )
+    if not record.size:
+        return
+    packing = next(packing for ending, packing in ENDINGS.items() if record.url.lower().endswith(ending)).encode()
+    found = yield Examine(record, inner.name, inner.options, facts, packing)
+    assert isinstance(found, Examined)
+    if found.samples:
+        yield Block(((0, record.size),), found.samples, found.record_bytes, packing)
+
+
+class PackedRecoder:
+    """Unpacks files, and makes records of their samples. See `base.Recoder`.
+
+    Args:
+        inner: the format of the unpacked files, with its options.
+        facts: of the dataset.
+    """
+
+    def __init__(self, inner: Format, facts: Facts) -> None:
+        self._inner = inner
+        self._facts = facts
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """The samples of one file.
+
+        Raises:
+            RecodeError: damaged, too long, or not of the inner format.
+        """
+        packing = hint.decode("ascii", "replace")
+        if packing not in UNPACKERS:
+            raise RecodeError(f"no compression {packing[:20]!r} is known")
+        try:
+            unpacked = unpack(packing, content, MOST_RECORD_BYTES)
+            spans = np.array(list(self._spans(unpacked)), np.int64).reshape(-1, 2)
+        except UnpackError as error:
+            raise RecodeError(f"{error}; unpack it, or pack it as several files") from error
+        except ManifestError as error:
+            raise RecodeError(f"unpacked, {error.details.get('reason', error.message)}") from error
+        if samples not in (-1, len(spans)):
+            raise RecodeError(f"it has {len(spans)} samples, {samples} were indexed")
+        starts, stops = spans[:, 0], spans[:, 1]
+        runs = np.flatnonzero(np.append(True, starts[1:] != stops[:-1])) if len(spans) else np.empty(0, np.int64)
+        ends = np.append(runs[1:], len(spans)) - 1
+        parts = [unpacked[a:b] for a, b in zip(starts[runs].tolist(), stops[ends].tolist(), strict=True)]
+        return Records(parts, stops - starts)
+
+    def _spans(self, unpacked: memoryview) -> Iterator[tuple[int, int]]:
+        """The samples, as the inner format finds them."""
+        # The names of objects say how they are packed: this one has none.
+        record = ObjectRecord("the file", len(unpacked), "")
+        steps = self._inner.index(Source(record), self._facts)
+        answer: Answer = None
+        while True:
+            try:
+                item = steps.send(answer)
+            except StopIteration:
+                return
+            answer = None
+            if isinstance(item, Span):
+                yield item.start, item.stop
+            elif isinstance(item, Need):
+                answer = unpacked[item.start : item.stop]
+            else:
+                raise RecodeError(f"format {self._inner.name!r} does not read its samples alone")

@@ -1,0 +1,113 @@
+"""A recoder: `python -m streamer.recode SOCKET INBOX OUTBOX`, three inherited descriptors.
+
+It waits for one job at a time and ends with its socket, in the middle of a job, too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from streamer.errors import StreamerError
+from streamer.recode.messages import (
+    MOST_ANSWER_BYTES,
+    MOST_TEXT,
+    Answer,
+    Done,
+    Job,
+    Refused,
+    decode_job,
+    decode_start,
+    encode,
+)
+from streamer.recode.shared import Buffer, SharedMemory
+from streamer.recode.work import BlockError, Recoders, recode
+
+# Address space for the libraries that a format imports: pyarrow and numpy map 320 MiB (2026-11-23).
+_LIBRARY_BYTES = 512 << 20
+
+
+class Process:
+    """The recoder's side of the socket and of the shared memory."""
+
+    def __init__(self, end: socket.socket, inbox: SharedMemory, outbox: SharedMemory) -> None:
+        self._end, self._inbox, self._outbox = end, inbox, outbox
+        self._recoders = Recoders()
+        # While it works anything that happens to the socket, which can only be its end, kills this process.
+        fcntl.fcntl(end, fcntl.F_SETOWN, os.getpid())
+        self._flags = fcntl.fcntl(end, fcntl.F_GETFL)
+
+    def serve(self) -> None:
+        """Answers jobs until the engine closes its end."""
+        while frame := self._end.recv(MOST_ANSWER_BYTES):
+            start = decode_start(frame)
+            fcntl.fcntl(self._end, fcntl.F_SETFL, self._flags | os.O_ASYNC)
+            answer = self._answer(start.fetch_bytes, start.job_bytes)
+            fcntl.fcntl(self._end, fcntl.F_SETFL, self._flags)
+            self._end.send(encode(answer))
+
+    def _answer(self, fetch_bytes: int, job_bytes: int) -> Answer:
+        content = self._inbox.view(fetch_bytes + job_bytes)
+        job = decode_job(bytes(content[fetch_bytes:]))
+        limit_memory(job)
+        started = time.process_time()
+        try:
+            written, samples = recode(job, self._recoders.of(job), content[:fetch_bytes], _Outbox(self._outbox).write)
+        except Exception as error:  # noqa: BLE001 - a format may raise anything; the engine is told
+            return _refusal(error, job)
+        return Done(written, samples, time.process_time() - started)
+
+
+class _Outbox:
+    """Writes to the outbox from its beginning."""
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self._memory = memory
+        self._at = 0
+
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        self._at = self._memory.write(buffers, self._at)
+
+
+def limit_memory(job: Job) -> None:
+    """Bounds the memory of this process: what it has, the libraries, the fetched bytes, and the records twice."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + _LIBRARY_BYTES + job.fetch_bytes + 2 * job.most_bytes
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
+
+
+def _refusal(error: BaseException, job: Job) -> Refused:
+    block, cause = -1, error
+    if isinstance(error, BlockError) and error.__cause__ is not None:
+        block, cause = error.block, error.__cause__
+    if isinstance(cause, StreamerError):
+        text = cause.message
+    elif isinstance(cause, MemoryError):
+        text = f"it takes more memory than twice the {job.most_bytes} bytes that its records may have"
+    else:
+        traceback.print_exception(cause)
+        text = repr(cause)
+    return Refused(type(cause).__name__, text[:MOST_TEXT], block)
+
+
+def main(arguments: list[str]) -> None:
+    """Runs with the descriptors that the engine has passed."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    end, inbox, outbox = map(int, arguments)
+    for descriptor in (end, inbox, outbox):
+        os.set_inheritable(descriptor, False)
+    Process(socket.socket(fileno=end), SharedMemory("inbox", inbox), SharedMemory("outbox", outbox)).serve()
+    # Nothing is to be cleaned up: the memory belongs to the engine.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,143 @@
+"""What the engine and a recoder tell each other: one msgpack datagram each way per job.
+
+The job itself, with its hints and facts, is in the inbox behind the fetched bytes: it may be longer than a datagram.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from streamer.manifest.blocks import MOST_RECORD_BYTES, Block, encode_hints
+from streamer.manifest.model import Chunk, Facts
+from streamer.manifest.protocols import Examine
+from streamer.manifest.table import Manifest
+
+# Of an answer; an error's text is cut to fit.
+MOST_ANSWER_BYTES = 16 << 10
+MOST_TEXT = 2000
+# Records may be this many times as long as planned, and this much longer.
+MOST_RATIO = 4
+MOST_EXTRA_BYTES = 64 << 20
+
+
+class Job(msgspec.Struct, frozen=True, array_like=True):
+    """One chunk to recode.
+
+    Attributes:
+        format: name of the format.
+        options: of the format.
+        facts: of the dataset.
+        hint: of the chunk; see `manifest.blocks`.
+        samples: of the chunk; -1: unknown.
+        fetch_bytes: in the inbox.
+        planned_bytes: of its records and their table.
+    """
+
+    format: str
+    options: dict[str, Any]
+    facts: Facts
+    hint: bytes
+    samples: int
+    fetch_bytes: int
+    planned_bytes: int
+
+    @classmethod
+    def of(cls, manifest: Manifest, chunk: Chunk) -> Job:
+        """The job of a chunk."""
+        content = manifest.content
+        return cls(
+            format=content.format,
+            options=content.options,
+            facts=manifest.facts,
+            hint=chunk.hint,
+            samples=chunk.samples,
+            fetch_bytes=chunk.fetch_bytes,
+            planned_bytes=chunk.local_bytes,
+        )
+
+    @classmethod
+    def examine(cls, asked: Examine) -> Job:
+        """For an index: an object as one block, of which nothing is known."""
+        size = asked.object.size
+        hint = encode_hints([Block(((0, size),), -1, 0, asked.hint)])
+        planned_bytes = (MOST_RECORD_BYTES - MOST_EXTRA_BYTES) // MOST_RATIO
+        return cls(asked.format, asked.options, asked.facts, hint, -1, size, planned_bytes)
+
+    @property
+    def most_bytes(self) -> int:
+        """What the records and their table may take; less than 4 GiB, because starts are uint32."""
+        return min(MOST_RATIO * self.planned_bytes + MOST_EXTRA_BYTES, (1 << 32) - 1)
+
+    @property
+    def most_seconds(self) -> float:
+        """After this time a recoder counts as hanging."""
+        return 60.0 + (self.fetch_bytes + self.planned_bytes) / (1 << 20)
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """There is a job in the inbox, in the `job_bytes` behind the `fetch_bytes`."""
+
+    fetch_bytes: int
+    job_bytes: int
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The records and their table are in the outbox.
+
+    Attributes:
+        local_bytes: of both.
+        samples: how many.
+        cpu_seconds: that it took.
+    """
+
+    local_bytes: int
+    samples: int
+    cpu_seconds: float
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """There are no records.
+
+    Attributes:
+        kind: name of the error's class.
+        message: why.
+        block: number of the block in the chunk; -1: all of them.
+    """
+
+    kind: str
+    message: str
+    block: int = -1
+
+
+Answer: TypeAlias = Done | Refused
+
+_ENCODER = msgspec.msgpack.Encoder()
+_JOB = msgspec.msgpack.Decoder(Job)
+_START = msgspec.msgpack.Decoder(Start)
+_ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Done | Refused)
+
+
+def encode(message: Job | Start | Answer) -> bytes:
+    """As it is sent."""
+    return _ENCODER.encode(message)
+
+
+def decode_job(raw: bytes) -> Job:
+    """What the inbox has behind the bytes."""
+    return _JOB.decode(raw)
+
+
+def decode_start(raw: bytes) -> Start:
+    """What the engine sends."""
+    return _START.decode(raw)
+
+
+def decode_answer(raw: bytes) -> Answer:
+    """What a recoder sends.
+
+    Raises:
+        msgspec.MsgspecError: something else.
+    """
+    return _ANSWER.decode(raw)

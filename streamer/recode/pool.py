@@ -1,0 +1,297 @@
+"""The recoders of an engine: one job at a time each, more of them while jobs wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.cgroup import usable_cores
+from streamer.errors import ConfigError, ManifestError, RecodeError
+from streamer.fetch.memory_budget import budget_bytes
+from streamer.formats.chunkfile import START_BYTES, decode_starts
+from streamer.manifest.blocks import decode_hints
+from streamer.manifest.model import Chunk, Codec, Extent
+from streamer.manifest.protocols import Examine, Examined
+from streamer.recode.messages import Done, Job, Start
+from streamer.recode.process import RecoderEndedError, RecoderProcess
+from streamer.recode.shared import KEPT_BYTES, Buffer
+
+# The rest of the cores is for the trainer's workers, which decode every sample of every epoch.
+_CORES_EACH = 4
+_MOST = 8
+# Another recoder takes half a second to start: for less waiting it is not worth it.
+_PATIENCE_SECONDS = 0.5
+_IDLE_SECONDS = 60.0
+_TRIES = 2
+
+Due = Callable[[], float]
+
+
+class RecodeStatistics(msgspec.Struct):
+    """Counts since the start.
+
+    Attributes:
+        recoded_chunks: made.
+        recoded_bytes: fetched bytes of them.
+        record_bytes: of their records.
+        recode_cpu_seconds: of the recoders.
+        recode_busy_seconds: that a recoder had a job, until its records were published.
+        recode_failures: tries that made none.
+    """
+
+    recoded_chunks: int = 0
+    recoded_bytes: int = 0
+    record_bytes: int = 0
+    recode_cpu_seconds: float = 0.0
+    recode_busy_seconds: float = 0.0
+    recode_failures: int = 0
+
+    def add(self, job: Job, done: Done) -> None:
+        """One chunk."""
+        self.recoded_chunks += 1
+        self.recoded_bytes += job.fetch_bytes
+        self.record_bytes += done.local_bytes
+        self.recode_cpu_seconds += done.cpu_seconds
+
+
+class Recoded(msgspec.Struct, frozen=True):
+    """A recoded chunk, in the memory of its recoder.
+
+    Attributes:
+        content: records, then the table of their starts.
+        offsets: int64, shape (samples + 2,): boundaries of the records, and of the table.
+    """
+
+    content: memoryview
+    offsets: NDArray[np.int64]
+
+
+class _Waiting(msgspec.Struct):
+    """A job without recoder."""
+
+    due: Due
+    job_bytes: int
+    since: float
+    granted: asyncio.Future[RecoderProcess]
+
+
+class RecoderPool:
+    """Starts recoders when they are needed, and ends them when they are not. Owned by the engine, on its loop.
+
+    Args:
+        memory_bytes: what the chunks that are being recoded may take together; a larger one is recoded alone. None: as
+            much as those that are being fetched.
+        most: recoders; None: a quarter of the cores.
+
+    Attributes:
+        count: what was recoded since the start.
+        most: recoders.
+    """
+
+    def __init__(self, memory_bytes: int | None, most: int | None = None) -> None:
+        self.count = RecodeStatistics()
+        self._memory_bytes = memory_bytes or budget_bytes()
+        self.most = most or min(_MOST, max(1, usable_cores() // _CORES_EACH))
+        self._used_bytes = 0
+        self._recoders: list[RecoderProcess] = []
+        # The one used last at the end, each with the timer that ends it.
+        self._idle: dict[RecoderProcess, asyncio.TimerHandle] = {}
+        self._waiting: list[_Waiting] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"RecoderPool({len(self._recoders)} of {self.most} recoders, {len(self._waiting)} jobs wait)"
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for recoder in list(self._recoders):
+            self._retire(recoder)
+        while self._ending:
+            await asyncio.wait(self._ending)
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that no recoder has taken yet."""
+        return len(self._waiting)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the recoders that run."""
+        return [recoder.pid for recoder in self._recoders if recoder.pid is not None]
+
+    @asynccontextmanager
+    async def recode(
+        self, job: Job, chunk: Chunk, parts: Sequence[Buffer], *, due: Due, copied: Callable[[], None] | None = None
+    ) -> AsyncIterator[Recoded]:
+        """Recodes a chunk; the records stay until the end of the context.
+
+        Args:
+            job: what to do.
+            chunk: where the bytes are from.
+            parts: its fetched bytes.
+            due: when its first reader needs it, on the loop's clock.
+            copied: called when `parts` are not needed any more.
+
+        Raises:
+            RecodeError: two recoders could not do it; names object, range, format and reason.
+            ConfigError: the format, or a library of it, is not installed where the engine runs.
+        """
+        size = job.fetch_bytes + 2 * job.planned_bytes
+        recoder = await self._take(due, size)
+        begun = self._loop.time()
+        try:
+            start = await recoder.fill(parts, job)
+            if copied is not None:
+                copied()
+            done = await self._run(recoder, start, job, chunk)
+            recoded = _checked(recoder, done, job, chunk)
+            self.count.add(job, done)
+            # Released at the end, because an error would keep it with its traceback.
+            with recoded.content:
+                yield recoded
+        finally:
+            try:
+                if size > KEPT_BYTES:
+                    await recoder.trim()
+            finally:
+                self.count.recode_busy_seconds += self._loop.time() - begun
+                self._give_back(recoder, size)
+
+    async def examine(self, asked: Examine, content: bytes) -> Examined:
+        """Recodes an object as one block, and counts its samples.
+
+        Args:
+            asked: by an index.
+            content: the whole object.
+
+        Raises:
+            ManifestError: it cannot be decoded; with a "reason" among its details.
+            ConfigError: as `recode`.
+        """
+        record, now = asked.object, self._loop.time()
+        whole = (Extent(record, 0, record.size),)
+        chunk = Chunk(-1, b"", whole, -1, -1, record.size, record.size, Codec.RECORDS)
+        try:
+            async with self.recode(Job.examine(asked), chunk, [content], due=lambda: now) as made:
+                return Examined(len(made.offsets) - 2, int(made.offsets[-2]))
+        except RecodeError as error:
+            raise ManifestError(error.message, **{**error.details, "offset": 0, "size": record.size}) from error
+
+    async def _run(self, process: RecoderProcess, start: Start, job: Job, chunk: Chunk) -> Done:
+        """Tries in a fresh process once more."""
+        failures = []
+        for _ in range(_TRIES):
+            try:
+                answer = await process.run(start, job.most_seconds)
+            except RecoderEndedError as error:
+                failures.append(f"its recoder ended: {error}")
+                block = -1
+            else:
+                if isinstance(answer, Done):
+                    return answer
+                await process.end()
+                if answer.kind == ConfigError.__name__:
+                    raise ConfigError(f"{answer.message} (where the engine runs)", field="format")
+                failures.append(answer.message)
+                block = answer.block
+            self.count.recode_failures += 1
+        raise _error(chunk, job, "; ".join(dict.fromkeys(failures)), block)
+
+    # ------------------------------------------------------------ recoders
+
+    async def _take(self, due: Due, job_bytes: int) -> RecoderProcess:
+        waiting = _Waiting(due, job_bytes, self._loop.time(), self._loop.create_future())
+        self._waiting.append(waiting)
+        self._dispatch()
+        try:
+            return await waiting.granted
+        except asyncio.CancelledError:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+            elif not waiting.granted.cancelled():
+                self._give_back(waiting.granted.result(), job_bytes)
+            raise
+
+    def _give_back(self, recoder: RecoderProcess, job_bytes: int) -> None:
+        self._used_bytes -= job_bytes
+        self._idle[recoder] = self._loop.call_later(_IDLE_SECONDS, self._retire, recoder)
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Gives recoders to the jobs that are due first, while there are some and their memory is free."""
+        while self._waiting:
+            first = min(self._waiting, key=lambda job: job.due())
+            if self._used_bytes and self._used_bytes + first.job_bytes > self._memory_bytes:
+                return
+            if (recoder := self._free_recoder()) is None:
+                return
+            self._waiting.remove(first)
+            self._used_bytes += first.job_bytes
+            first.granted.set_result(recoder)
+
+    def _free_recoder(self) -> RecoderProcess | None:
+        """An idle recoder, the one used last; else a new one, if jobs have waited for long; else None."""
+        if self._idle:
+            recoder, timer = self._idle.popitem()
+            timer.cancel()
+            return recoder
+        if len(self._recoders) >= self.most:
+            return None
+        patience = min(job.since for job in self._waiting) + _PATIENCE_SECONDS - self._loop.time()
+        if self._recoders and patience > 0:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_later(patience, self._dispatch)
+            return None
+        self._recoders.append(RecoderProcess())
+        return self._recoders[-1]
+
+    def _retire(self, recoder: RecoderProcess) -> None:
+        self._recoders.remove(recoder)
+        if (timer := self._idle.pop(recoder, None)) is not None:
+            timer.cancel()
+        task = self._loop.create_task(recoder.close())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+
+def _checked(process: RecoderProcess, done: Done, job: Job, chunk: Chunk) -> Recoded:
+    """The records, if they are what a chunk file may have."""
+    try:
+        content = process.memory[1].view(done.local_bytes)
+        offsets = decode_starts(content[len(content) - START_BYTES * done.samples :], len(content))
+    except ValueError as error:
+        raise _error(chunk, job, f"its recoder has not made what it says: {error}", -1) from error
+    if job.samples not in (-1, done.samples) or offsets[0] != 0 or (np.diff(offsets) < 0).any():
+        raise _error(chunk, job, "its recoder has made records that overlap", -1)
+    return Recoded(content, offsets)
+
+
+def _error(chunk: Chunk, job: Job, reason: str, block: int) -> RecodeError:
+    """Names object and range of a block, or of the whole chunk."""
+    start, stop = 0, chunk.fetch_bytes
+    if block >= 0:
+        before = [each.fetch_bytes for each in decode_hints(job.hint)[: block + 1]]
+        start, stop = sum(before[:-1]), sum(before)
+    extents = chunk.extents_of(start, stop)
+    url, first, last = extents[0].object.url, extents[0].start, max(extent.stop for extent in extents)
+    return RecodeError(
+        f"{url} [{first}, {last}): {reason} (format {job.format!r})",
+        url=url,
+        start=first,
+        stop=last,
+        format=job.format,
+        reason=reason,
+    )

@@ -1,0 +1,144 @@
+"""One recoder from the side of the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from streamer.cache.file_jobs import in_thread
+from streamer.fork_lock import unforked
+from streamer.recode.messages import MOST_ANSWER_BYTES, Answer, Job, Start, decode_answer, encode
+from streamer.recode.shared import Buffer, SharedMemory
+
+# What a recoder gets of the environment: how programs and libraries are found. Credentials have other names.
+_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONHOME", "VIRTUAL_ENV")
+# One thread each, because there are several recoders; and no allocator that reserves address space in advance, which
+# counts for the limit of it.
+_SETTINGS = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "ARROW_IO_THREADS": "1",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_ARENA_MAX": "1",
+}
+
+
+class RecoderEndedError(Exception):
+    """A recoder has ended, hangs, or does not make sense; says which."""
+
+
+class RecoderProcess:
+    """A process and the memory that it shares with the engine. One job at a time; on the engine's loop.
+
+    Attributes:
+        memory: inbox and outbox; they outlive the process.
+    """
+
+    def __init__(self) -> None:
+        self.memory = SharedMemory("streamer-recoder-inbox"), SharedMemory("streamer-recoder-outbox")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    def __repr__(self) -> str:
+        return f"RecoderProcess(pid={None if self._process is None else self._process.pid})"
+
+    @property
+    def pid(self) -> int | None:
+        """None: it is not running."""
+        return None if self._process is None else self._process.pid
+
+    async def fill(self, parts: Sequence[Buffer], job: Job) -> Start:
+        """Copies the fetched bytes and the job to the inbox; they stay for a second try."""
+        encoded = encode(job)
+        await in_thread(None, self.memory[0].write, [*parts, encoded])
+        return Start(job.fetch_bytes, len(encoded))
+
+    async def run(self, start: Start, most_seconds: float) -> Answer:
+        """Runs the job in the inbox, in a new process if there is none.
+
+        Raises:
+            RecoderEndedError: there is no answer; the process is gone afterwards.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            if self._socket is None:
+                await in_thread(None, self._start)
+            assert self._socket is not None
+            async with asyncio.timeout(most_seconds):
+                await loop.sock_sendall(self._socket, encode(start))
+                frame = await loop.sock_recv(self._socket, MOST_ANSWER_BYTES)
+            if not frame:
+                raise RecoderEndedError(await self.end())
+            return decode_answer(frame)
+        except TimeoutError as error:
+            await self.end()
+            raise RecoderEndedError(f"no answer after {most_seconds:.0f} s") from error
+        except OSError as error:
+            raise RecoderEndedError(f"{await self.end()} ({error})") from error
+        except msgspec.MsgspecError as error:
+            await self.end()
+            raise RecoderEndedError(f"an answer that is none: {error}") from error
+        except asyncio.CancelledError:
+            await self.end()
+            raise
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        descriptors = (theirs.fileno(), *(each.descriptor for each in self.memory))
+        # -P: a file random.py in the working directory must not shadow the standard library.
+        command = [sys.executable, "-P", "-m", "streamer.recode", *map(str, descriptors)]
+        try:
+            with theirs, unforked():
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=descriptors,
+                    cwd="/",
+                    start_new_session=True,
+                    env=_environment(),
+                )
+        except BaseException:
+            ours.close()
+            raise
+        self._socket = ours
+
+    async def end(self) -> str:
+        """Ends the process, if there is one; says how it has ended. Idempotent."""
+        process, self._process = self._process, None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if process is None:
+            return "it could not be started"
+        code = process.poll()
+        if code is None:
+            process.kill()
+            code = await in_thread(None, process.wait)
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}, see the engine's log"
+
+    async def trim(self) -> None:
+        """Gives the memory of a large chunk back."""
+        for each in self.memory:
+            await in_thread(None, each.trim)
+
+    async def close(self) -> None:
+        """Ends the process and gives the memory back; views of it stay valid."""
+        await self.end()
+        for each in self.memory:
+            each.close()
+
+
+def _environment() -> dict[str, str]:
+    found = {name: value for name, value in os.environ.items() if name in _VARIABLES}
+    # It imports the same streamer, and the same packages of formats, as the engine.
+    paths = dict.fromkeys(os.path.abspath(entry) for entry in sys.path)
+    return {**found, **_SETTINGS, "PYTHONPATH": os.pathsep.join(paths)}

@@ -1,0 +1,118 @@
+"""What a recoder does with a job: each block to its format, the records and the table of their starts to the outbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.config import format_bytes
+from streamer.errors import RecodeError
+from streamer.formats.base import Recoder
+from streamer.formats.chunkfile import START_BYTES, encode_starts
+from streamer.formats.registry import find_format
+from streamer.manifest.blocks import BlockHint, decode_hints
+from streamer.recode.messages import Job
+from streamer.recode.shared import Buffer
+
+# Puts buffers behind those before.
+Write = Callable[[Sequence[Buffer]], None]
+
+
+class BlockError(Exception):
+    """A block that could not be recoded; the cause is the error."""
+
+    def __init__(self, block: int) -> None:
+        super().__init__(block)
+        self.block = block
+
+
+class Recoders:
+    """The recoder of the last dataset: opening one may take longer than a chunk."""
+
+    def __init__(self) -> None:
+        self._dataset: tuple[object, ...] = ()
+        self._recoder: Recoder | None = None
+
+    def of(self, job: Job) -> Recoder:
+        """The recoder of a job's dataset.
+
+        Raises:
+            ConfigError: its format, or a library that it needs, is not installed here.
+        """
+        dataset = (job.format, job.options, job.facts)
+        if self._recoder is None or self._dataset != dataset:
+            self._recoder = find_format(job.format, job.options).recoder(job.facts)
+            self._dataset = dataset
+        return self._recoder
+
+
+def recode(job: Job, recoder: Recoder, content: memoryview, write: Write) -> tuple[int, int]:
+    """Recodes a chunk; returns how many bytes it has written, and its samples.
+
+    Args:
+        job: the chunk.
+        recoder: of its dataset.
+        content: the fetched bytes of its blocks, one after the other.
+        write: takes the records, then the table of their starts.
+
+    Raises:
+        BlockError: a block cannot be decoded, or its records are not as expected.
+        RecodeError: the hint does not fit the chunk.
+    """
+    blocks = _blocks(job)
+    lengths = [np.empty(0, np.int64)]
+    at = total = 0
+    for number, block in enumerate(blocks):
+        piece = content[at : at + block.fetch_bytes]
+        at += block.fetch_bytes
+        try:
+            records = recoder.recode(piece, block.samples, block.hint)
+            parts = list(map(_bytes_of, records.parts))
+            lengths.append(records.lengths)
+            total += _check(records.lengths, parts, block)
+            _check_total(total + START_BYTES * sum(map(len, lengths)), job)
+        except Exception as error:
+            raise BlockError(number) from error
+        write(parts)
+        del records, parts
+    table = encode_starts(np.concatenate(lengths))
+    write([table])
+    return total + len(table), len(table) // START_BYTES
+
+
+def _blocks(job: Job) -> list[BlockHint]:
+    try:
+        blocks = decode_hints(job.hint)
+    except msgspec.MsgspecError as error:
+        raise RecodeError(f"the hint of the chunk is none: {error}") from error
+    found = sum(block.fetch_bytes for block in blocks), sum(block.samples for block in blocks)
+    if found != (job.fetch_bytes, job.samples):
+        raise RecodeError(
+            f"its blocks have {found[0]} bytes and {found[1]} samples, the chunk {job.fetch_bytes} and {job.samples}"
+        )
+    return blocks
+
+
+def _bytes_of(part: memoryview | bytes | NDArray[np.uint8]) -> memoryview:
+    return (part.data if isinstance(part, np.ndarray) else memoryview(part)).cast("B")
+
+
+def _check(lengths: NDArray[np.int64], parts: Sequence[memoryview], block: BlockHint) -> int:
+    """The bytes of the records."""
+    if lengths.dtype != np.int64 or (block.samples >= 0 and lengths.shape != (block.samples,)):
+        raise RecodeError(f"it has {len(lengths)} samples, {block.samples} were indexed")
+    total = sum(map(len, parts))
+    if len(lengths) and (int(lengths.min()) < 0 or int(lengths.sum()) != total):
+        raise RecodeError(f"the lengths of its records do not sum up to their {total} bytes")
+    return total
+
+
+def _check_total(total: int, job: Job) -> None:
+    if total > job.most_bytes:
+        raise RecodeError(
+            f"its records take {format_bytes(total)} and more, {format_bytes(job.planned_bytes)} were planned when it "
+            "was indexed; index again, or write it in smaller blocks"
+        )

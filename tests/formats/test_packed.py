@@ -1,0 +1,137 @@
+"""Files that are compressed as a whole meet the contract of the formats; bombs and cut files are refused by name."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+from collections.abc import Callable
+
+import cramjam
+import pytest
+
+from streamer.errors import ManifestError, RecodeError
+from streamer.formats.base import Block, Facts, Format
+from streamer.formats.json_lines import JsonLines
+from streamer.formats.packed import unpack as unpacking
+from streamer.formats.packed import whole
+from streamer.formats.packed.unpack import UnpackError, unpack
+from streamer.formats.tfrecord.format import TFRecord
+from streamer.formats.webdataset import WebDataset
+from tests.formats.cases import Case, find, read_case
+from tests.formats.contract import FormatContract
+from tests.formats.test_webdataset import TestWebDataset
+
+Pack = Callable[[bytes], bytes]
+
+
+def zstd(content: bytes) -> bytes:
+    return bytes(cramjam.zstd.compress(content))
+
+
+PACKERS: dict[str, Pack] = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstd}
+
+
+def in_two(pack: Pack) -> Pack:
+    """Two members, or frames, as parallel compressors write them."""
+    return lambda content: pack(content[: len(content) // 3]) + pack(content[len(content) // 3 :])
+
+
+def packed(name: str, case: Case, ending: str, pack: Pack, strip: str = "") -> Case:
+    """A case with its objects packed."""
+    objects = {key.removesuffix(strip) + ending: pack(content) for key, content in case.objects.items()}
+    return Case(name, case.format, objects, case.samples, case.raw, case.copied)
+
+
+class TestPacked(FormatContract):
+    @classmethod
+    def cases(cls) -> list[Case]:
+        lines = read_case(JsonLines(), "jsonl")
+        [tars] = TestWebDataset.cases()
+        records = read_case(TFRecord(), "tfrecord/examples", raw=["image/encoded"])
+        copied = ("image/class/label", "many", "ü")
+        records = Case(records.name, records.format, records.objects, records.samples, records.raw, frozenset(copied))
+        return [
+            packed("tgz", tars, ".tgz", gzip.compress, ".tar"),
+            packed("tar.zst", tars, ".zst", in_two(zstd)),
+            *(packed(f"jsonl.{name}", lines, f".{name}", in_two(pack)) for name, pack in PACKERS.items()),
+            packed("tfrecord.gz", records, ".gz", gzip.compress),
+        ]
+
+
+@pytest.mark.parametrize("name", PACKERS)
+@pytest.mark.parametrize("length", [0, 1, 100, 3_000_000])
+def test_every_byte(name: str, length: int) -> None:
+    """Of one member and of several; not one more than allowed."""
+    content = bytes(range(256)) * (length // 256) + b"x" * (length % 256)
+    for pack in (PACKERS[name], in_two(PACKERS[name])):
+        assert unpack(name, memoryview(pack(content)), length) == content
+        if length:
+            with pytest.raises(UnpackError, match=r"more than|cannot be unpacked"):
+                unpack(name, memoryview(pack(content)), length - 1)
+
+
+@pytest.mark.parametrize("name", PACKERS)
+def test_a_file_that_is_cut_off(name: str) -> None:
+    raw = PACKERS[name](bytes(range(256)) * 100)
+    for stop in (1, 5, len(raw) // 2, len(raw) - 1):
+        with pytest.raises(UnpackError):
+            unpack(name, memoryview(raw[:stop]), 1 << 20)
+
+
+def test_zlib_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ISA-L has no wheel."""
+    import zlib
+
+    monkeypatch.setattr(unpacking, "inflate", zlib)
+    content = bytes(100_000) + b"end"
+    assert unpack("gz", memoryview(in_two(gzip.compress)(content)), 1 << 20) == content
+
+
+def test_frames_that_do_not_say_their_length() -> None:
+    """As `zstd` writes what comes through a pipe: the blocks bound it."""
+    known = zstd(b"abc" * 1000)
+    assert known[4] & 0x20, "a single segment, with its length"
+    # The frame header with a window descriptor in place of the length.
+    width = 1 << (known[4] >> 6)
+    unknown = known[:4] + bytes([known[4] & 0x04, 0x58]) + known[5 + width :]
+    assert unpack("zst", memoryview(unknown), 1 << 20) == b"abc" * 1000
+
+
+@pytest.mark.parametrize("name", PACKERS)
+def test_a_bomb(name: str) -> None:
+    """It is not unpacked beyond the limit."""
+    with pytest.raises(UnpackError, match="more than 1000000 bytes"):
+        unpack(name, memoryview(PACKERS[name](bytes(8 << 20))), 1_000_000)
+
+
+def test_a_file_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before a byte of it is read."""
+    monkeypatch.setattr(whole, "MOST_FETCH_BYTES", 10)
+    with pytest.raises(ManifestError, match=r"a\.jsonl\.gz is one compressed stream of \d+ bytes.*pack it as several"):
+        find(JsonLines(), {"a.jsonl.gz": gzip.compress(b"1\n2\n")})
+
+
+@pytest.mark.parametrize(
+    ("chosen", "content"), [(WebDataset(), b"no tar" * 1000), (TFRecord(), b"no record" * 1000)], ids=["tar", "record"]
+)
+def test_other_content(chosen: Format, content: bytes) -> None:
+    """The error of the inner format."""
+    name = "a.tar.gz" if chosen.name == "webdataset" else "a.tfrecord.gz"
+    with pytest.raises(ManifestError, match="unpacked, "):
+        find(chosen, {name: gzip.compress(content)})
+
+
+def test_another_number_of_samples() -> None:
+    """A block that has changed since it was indexed."""
+    [(_, [block])] = find(JsonLines(), {"a.jsonl.gz": gzip.compress(b"1\n2\n")}).items
+    assert isinstance(block, Block)
+    assert (block.samples, block.record_bytes) == (2, 2)
+    recoder = JsonLines().recoder(Facts())
+    with pytest.raises(RecodeError, match="3 samples, 2 were indexed"):
+        recoder.recode(memoryview(gzip.compress(b"1\n2\n3")), 2, block.hint)
+
+
+def test_packings_that_are_not_read() -> None:
+    with pytest.raises(ManifestError, match="compressed in a way that is not read"):
+        find(WebDataset(), {"a.tar.lz4": b"\x04\x22\x4d\x18"})

@@ -1,0 +1,119 @@
+"""A blocked format for tests, installed as other packages' formats are: by an entry point.
+
+An object is a sequence of blocks: three little-endian uint32 (samples, packed bytes, unpacked bytes), then the samples,
+packed with zlib, each a uint32 length and that many bytes. A sample that begins with "!" tells the recoder what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from streamer.errors import RecodeError
+from streamer.formats.base import Block, Facts, Field, Format, Indexing, Need, Records, SampleName, Source
+
+_HEAD = struct.Struct("<3I")
+_LENGTH = struct.Struct("<I")
+
+ENTRY_POINTS = "[streamer.formats]\nblocks = blocked_format:Blocks\n"
+
+
+class Blocks(Format, frozen=True, forbid_unknown_fields=True):
+    """The format.
+
+    Attributes:
+        understated: the index says that records are this many times shorter than they are.
+    """
+
+    name = "blocks"
+    understated: int = 1
+
+    def accepts(self, key: str) -> bool:
+        return key.endswith(".blocks")
+
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+        position = 0
+        while position < source.record.size:
+            head = yield Need(position, position + _HEAD.size)
+            assert isinstance(head, memoryview)
+            samples, packed, unpacked = _HEAD.unpack(head)
+            stop = position + _HEAD.size + packed
+            yield Block(((position, stop),), samples, unpacked // self.understated)
+            position = stop
+
+    def opener(self, facts: Facts) -> Blocks:
+        return self
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
+        return None, [Field("txt", content[_LENGTH.size :])]
+
+    def recoder(self, facts: Facts) -> Recoder:
+        return Recoder()
+
+
+class Recoder:
+    """Unpacks."""
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        unpacked = zlib.decompress(content[_HEAD.size :])
+        lengths, at = [], 0
+        while at < len(unpacked):
+            length = _LENGTH.size + _LENGTH.unpack_from(unpacked, at)[0]
+            _obey(unpacked[at + _LENGTH.size : at + length])
+            lengths.append(length)
+            at += length
+        return Records([unpacked], np.array(lengths, np.int64))
+
+
+def _obey(sample: bytes) -> None:
+    """Does what a sample asks for: "!<what> <path>", once only where a path is given."""
+    if not sample.startswith(b"!"):
+        return
+    what, _, path = sample.decode().partition(" ")
+    if path:
+        try:
+            Path(path).touch(exist_ok=False)
+        except FileExistsError:
+            return
+    match what:
+        case "!kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "!stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "!spin":
+            while True:
+                pass
+        case "!refuse":
+            raise RecodeError("this block is refused")
+        case "!raise":
+            raise KeyError("a mistake of the format")
+        case "!grow":
+            bytearray(3 << 30)
+
+
+def packed_block(samples: Sequence[bytes]) -> bytes:
+    """One block."""
+    unpacked = b"".join(_LENGTH.pack(len(sample)) + sample for sample in samples)
+    packed = zlib.compress(unpacked, 1)
+    return _HEAD.pack(len(samples), len(packed), len(unpacked)) + packed
+
+
+def packed_object(blocks: Iterable[Sequence[bytes]]) -> bytes:
+    """One object."""
+    return b"".join(map(packed_block, blocks))
+
+
+def install(folder: Path) -> Path:
+    """Makes a package of this file in a folder, which belongs into `sys.path`."""
+    information = folder / "blocked_format-1.0.dist-info"
+    information.mkdir(parents=True)
+    (folder / "blocked_format.py").write_text(Path(__file__).read_text())
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: blocked-format\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(ENTRY_POINTS)
+    return folder

@@ -1,0 +1,171 @@
+"""Recoders that work, end, hang, refuse and take too much memory. All of them are processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from streamer.engine.engine import Engine
+from streamer.errors import RecodeError
+from streamer.manifest.model import Chunk
+from streamer.manifest.table import Manifest
+from streamer.recode import messages, pool
+from streamer.recode.shared import SharedMemory
+from tests.recoding.conftest import indexed
+
+pytestmark = pytest.mark.process
+
+WORDS = [[b"one", b"", b"three"], [b"four", b"five " * 1000]]
+
+
+def fetched(chunk: Chunk) -> bytes:
+    """The bytes of a chunk's extents."""
+    pieces = ((Path(extent.object.url.removeprefix("file://")), extent) for extent in chunk.extents)
+    return b"".join(path.read_bytes()[extent.start : extent.stop] for path, extent in pieces)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits; the test's own limit of time is the bound."""
+    while not condition():
+        time.sleep(0.01)
+
+
+async def recoded(engine: Engine, manifest: Manifest, number: int = 0) -> list[bytes]:
+    """The samples of a chunk, straight from a recoder."""
+    chunk = manifest.chunk(number)
+    copies: list[bool] = []
+    job = messages.Job.of(manifest, chunk)
+    making = engine.recoders.recode(job, chunk, [fetched(chunk)], due=lambda: 0.0, copied=lambda: copies.append(True))
+    async with making as made:
+        assert copies == [True]
+        assert made.offsets[-1] == len(made.content)
+        return [
+            bytes(made.content[start + 4 : stop])
+            for start, stop in zip(made.offsets[:-2].tolist(), made.offsets[1:-1].tolist(), strict=True)
+        ]
+
+
+async def test_the_samples_of_all_blocks(engine: Engine, write: Callable[..., Path]) -> None:
+    """Records follow each other; the second chunk goes to the same process."""
+    manifest = await indexed(engine, write(WORDS, [[b"six"]]))
+    assert [await recoded(engine, manifest, number) for number in (0, 1)] == [[*WORDS[0], *WORDS[1]], [b"six"]]
+    assert len(engine.recoders.pids) == 1
+    assert (engine.recoders.count.recoded_chunks, engine.recoders.count.recode_failures) == (2, 0)
+
+
+async def test_a_process_knows_no_credentials(
+    engine: Engine, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its environment has names of programs and libraries only."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+    await recoded(engine, await indexed(engine, write(WORDS)))
+    [pid] = engine.recoders.pids
+    environment = await asyncio.to_thread(Path(f"/proc/{pid}/environ").read_bytes)
+    assert b"PYTHONPATH" in environment
+    assert b"hidden" not in environment
+
+
+@pytest.mark.parametrize("order", ["!kill", "!refuse", "!raise", "!grow"])
+async def test_a_second_try(engine: Engine, write: Callable[..., Path], tmp_path: Path, order: str) -> None:
+    """What fails once is done by a fresh process."""
+    samples = [[b"first", f"{order} {tmp_path}/done".encode()]]
+    manifest = await indexed(engine, write(samples))
+    assert await recoded(engine, manifest) == samples[0]
+    assert (engine.recoders.count.recoded_chunks, engine.recoders.count.recode_failures) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("order", "reason"),
+    [
+        ("!kill", "its recoder ended: killed by SIGKILL"),
+        ("!refuse", "this block is refused"),
+        ("!raise", r"KeyError\('a mistake of the format'\)"),
+        ("!grow", "it takes more memory"),
+    ],
+)
+async def test_an_error_names_the_block(engine: Engine, write: Callable[..., Path], order: str, reason: str) -> None:
+    """Object, range, format and reason; the next chunk is recoded all the same."""
+    manifest = await indexed(engine, write([[b"good"], [order.encode()]], [[b"good"]]))
+    with pytest.raises(RecodeError, match=rf"000\.blocks \[\d+, \d+\): {reason}.*\(format 'blocks'\)") as caught:
+        await recoded(engine, manifest)
+    first = 0 if order == "!kill" else manifest.chunk(0).fetch_bytes // 3
+    assert int(str(caught.value.details["start"])) >= first
+    assert await recoded(engine, manifest, 1) == [b"good"]
+
+
+async def test_one_that_hangs(
+    engine: Engine, write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed after its time, and the chunk is done by another one."""
+    monkeypatch.setattr(messages.Job, "most_seconds", property(lambda job: 3.0))
+    samples = [[b"first", f"!stop {tmp_path}/done".encode()]]
+    manifest = await indexed(engine, write(samples))
+    assert await recoded(engine, manifest) == samples[0]
+
+
+async def test_one_that_always_hangs(
+    engine: Engine, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages.Job, "most_seconds", property(lambda job: 2.0))
+    manifest = await indexed(engine, write([[b"!stop"]]))
+    with pytest.raises(RecodeError, match="no answer after 2 s"):
+        await recoded(engine, manifest)
+
+
+async def test_an_idle_one_that_was_killed(engine: Engine, write: Callable[..., Path]) -> None:
+    manifest = await indexed(engine, write(WORDS))
+    await recoded(engine, manifest)
+    [pid] = engine.recoders.pids
+    os.kill(pid, signal.SIGKILL)
+    assert await recoded(engine, manifest) == [*WORDS[0], *WORDS[1]]
+    assert engine.recoders.pids != [pid]
+
+
+async def test_a_second_recoder_for_those_that_wait(
+    engine: Engine, write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one is busy another one starts, as soon as a job has waited for long; idle ones leave."""
+    monkeypatch.setattr(engine.recoders, "most", 2)
+    monkeypatch.setattr(pool, "_IDLE_SECONDS", 0.2)
+    manifest = await indexed(engine, write([[f"!stop {tmp_path}/done".encode()]], [[b"second"]]))
+    hanging = asyncio.create_task(recoded(engine, manifest, 0))
+    assert await recoded(engine, manifest, 1) == [b"second"]
+    assert len(engine.recoders.pids) >= 1
+    hanging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hanging
+    await asyncio.to_thread(until, lambda: not engine.recoders.pids)
+
+
+async def test_it_ends_with_the_engine_in_mid_job(engine: Engine, write: Callable[..., Path], tmp_path: Path) -> None:
+    """The kernel ends it when the other end of its socket is gone, whatever its format does then."""
+    manifest = await indexed(engine, write([[f"!spin {tmp_path}/busy".encode()]]))
+    chunk = manifest.chunk(0)
+    job = messages.encode(messages.Job.of(manifest, chunk))
+    await asyncio.to_thread(_leave_in_mid_job, job, fetched(chunk), tmp_path / "busy")
+
+
+def _leave_in_mid_job(job: bytes, content: bytes, busy: Path) -> None:
+    inbox, outbox = SharedMemory("inbox"), SharedMemory("outbox")
+    inbox.write([content, job])
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    descriptors = (theirs.fileno(), inbox.descriptor, outbox.descriptor)
+    command = [sys.executable, "-m", "streamer.recode", *map(str, descriptors)]
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, pass_fds=descriptors, env=environment) as process:
+        theirs.close()
+        ours.send(messages.encode(messages.Start(len(content), len(job))))
+        until(busy.exists)
+        ours.close()
+        assert process.wait() == -signal.SIGIO
+    inbox.close()
+    outbox.close()
