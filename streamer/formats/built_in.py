@@ -6,6 +6,7 @@ AUTO = "auto"
 # Imported when used.
 BUILT_IN = {
     "folder": "streamer.formats.folder:Folder",
+    "parquet": "streamer.formats.parquet:Parquet",
     "webdataset": "streamer.formats.webdataset:WebDataset",
     "tfrecord": "streamer.formats.tfrecord.format:TFRecord",
     "recordio": "streamer.formats.recordio:RecordIO",
