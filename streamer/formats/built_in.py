@@ -6,11 +6,11 @@ AUTO = "auto"
 # Imported when used.
 BUILT_IN = {
     "folder": "streamer.formats.folder:Folder",
-    "parquet": "streamer.formats.parquet:Parquet",
     "webdataset": "streamer.formats.webdataset:WebDataset",
     "tfrecord": "streamer.formats.tfrecord.format:TFRecord",
     "recordio": "streamer.formats.recordio:RecordIO",
     "jsonl": "streamer.formats.json_lines:JsonLines",
     "npy": "streamer.formats.rows:Npy",
+    "parquet": "streamer.formats.parquet.format:Parquet",
     "raw": "streamer.formats.rows:RawArrays",
 }

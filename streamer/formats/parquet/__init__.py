@@ -1,5 +1,1 @@
-"""Parquet, read by row groups and by pages."""
-
-from streamer.formats.parquet.format import Parquet
-
-__all__ = ["Parquet"]
+"""Parquet, read by row groups and by runs of pages."""

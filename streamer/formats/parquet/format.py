@@ -204,7 +204,8 @@ def _group_blocks(row_group: _RowGroup) -> Indexing:
     if any(column.is_encrypted for column in columns):
         raise _encrypted(record)
     row_group.wanted.check(group, row_group.primitives)
-    chunk_bytes = row_group.source.chunk_bytes
+    # Larger chunks are of several blocks.
+    chunk_bytes = min(row_group.source.chunk_bytes, MOST_FETCH_BYTES // 2)
     fetch_bytes = sum(column.stop - column.start for column in columns)
     pages: Sequence[Pages | None] = [None] * len(columns)
     indexes = [column.page_index for column in columns]

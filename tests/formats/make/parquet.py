@@ -1,8 +1,8 @@
-"""Writes tests/formats/data/parquet with pyarrow and Hugging Face's datasets, and what their own readers say of it.
+"""Makes the files of tests/formats/data/parquet with pyarrow and datasets, and what they read of them.
 
-    pip install 'datasets>=5' pillow && python -m tests.formats.make.parquet
+PYTHONPATH=. python tests/formats/make/parquet.py [FOLDER] [ROWS]
 
-The last run was with datasets 5.2.0 and pyarrow 26.0.1.
+pyarrow 26.0.1, datasets 5.2.0, pillow.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import datetime
 import decimal
 import io
-import json
 import random
+import sys
 from pathlib import Path
 
 import datasets
@@ -20,22 +20,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from tests.formats.cases import DATA, EXPECTED, summary
+from tests.formats.summary import write_expected
 
-ROOT = DATA / "parquet"
-
-
-def main() -> None:
-    """Writes all cases."""
-    write_kinds(ROOT / "kinds")
-    write_pages(ROOT / "pages")
-    write_codecs(ROOT / "codecs")
-    write_huggingface(ROOT / "huggingface")
+ROOT = Path(__file__).parents[1] / "data" / "parquet"
 
 
-def write_kinds(folder: Path) -> None:
-    """Every kind of column, with nulls, in row groups of seven rows."""
-    rows = 20
+def main(root: Path, rows: int) -> None:
+    write_kinds(root / "kinds", rows)
+    write_pages(root / "pages", 7 * rows)
+    write_codecs(root / "codecs", 2 * rows)
+    write_huggingface(root / "huggingface", rows)
+
+
+def write_kinds(folder: Path, rows: int) -> None:
+    """Every kind of column, with nulls, in three row groups."""
     some = [number % 5 != 3 for number in range(rows)]
     pictures = [_picture(number) for number in range(rows)]
 
@@ -48,21 +46,21 @@ def write_kinds(folder: Path) -> None:
     numbers = range(rows)
     table = pa.table(
         {
-            "u8": column([n * 12 for n in numbers], pa.uint8()),
-            "i16": column([-n * 999 for n in numbers], pa.int16()),
+            "u8": column([n * 12 % 256 for n in numbers], pa.uint8()),
+            "i16": column([-n * 999 % 2**15 - 2**14 for n in numbers], pa.int16()),
             "u32": column([2**32 - 1 - n for n in numbers], pa.uint32()),
-            "i64": pa.array([n * 2**40 for n in numbers], pa.int64()),
+            "i64": pa.array([n * 2**30 for n in numbers], pa.int64()),
             "u64": column([2**64 - 1 - n for n in numbers], pa.uint64()),
-            "f2": column([np.float16(n / 4) for n in numbers], pa.float16()),
+            "f2": column([np.float16(n % 99 / 4) for n in numbers], pa.float16()),
             "f4": column([n / 3 for n in numbers], pa.float32()),
             "f8": column([n / 3 for n in numbers], pa.float64()),
             "yes": column([n % 3 == 0 for n in numbers], pa.bool_()),
             "name": column([f"nämé {n}" * (n % 4) for n in numbers], pa.string()),
             "category": column(["abc"[n % 3] for n in numbers], pa.string()).dictionary_encode(),
-            "payload": column([bytes([n]) * n for n in numbers], pa.binary()),
+            "payload": column([bytes([n % 256]) * (n % 50) for n in numbers], pa.binary()),
             "picture": pa.array(pictures, pa.binary()),
-            "id": column([bytes([n]) * 6 for n in numbers], pa.binary(6)),
-            "price": column([decimal.Decimal(n * 101) / 1000 for n in numbers], pa.decimal128(9, 3)),
+            "id": column([bytes([n % 256]) * 6 for n in numbers], pa.binary(6)),
+            "price": column([decimal.Decimal(n * 101 % 10**6) / 1000 for n in numbers], pa.decimal128(9, 3)),
             "day": column([day + datetime.timedelta(n) for n in numbers], pa.date32()),
             "moment": column([moment + datetime.timedelta(hours=n) for n in numbers], pa.timestamp("us", "UTC")),
             "ints": column([list(range(n % 4)) for n in numbers], pa.list_(pa.int16())),
@@ -79,15 +77,14 @@ def write_kinds(folder: Path) -> None:
         }
     )
     folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, folder / "a.parquet", row_group_size=7)
+    pq.write_table(table, folder / "a.parquet", row_group_size=-(-rows // 3))
     pq.write_table(table.slice(3, 4), folder / "b.parquet", compression="none", use_dictionary=False)
     _expect(folder, sorted(folder.glob("*.parquet")))
 
 
-def write_pages(folder: Path) -> None:
+def write_pages(folder: Path, rows: int) -> None:
     """One row group of many pages, which begin at other rows in every column."""
     drawn = random.Random(3)
-    rows = 150
     names = pa.struct([("name", pa.string()), ("box", pa.list_(pa.float32()))])
     table = pa.table(
         {
@@ -116,16 +113,16 @@ def write_pages(folder: Path) -> None:
     _expect(folder, sorted(folder.glob("*.parquet")))
 
 
-def write_codecs(folder: Path) -> None:
+def write_codecs(folder: Path, rows: int) -> None:
     """One file of each compression."""
     folder.mkdir(parents=True, exist_ok=True)
-    table = pa.table({"n": list(range(50)), "text": [f"text {n // 7}" for n in range(50)]})
+    table = pa.table({"n": list(range(rows)), "text": [f"text {n // 7}" for n in range(rows)]})
     for codec in ("brotli", "gzip", "lz4", "none", "snappy", "zstd"):
         pq.write_table(table, folder / f"{codec}.parquet", compression=codec)
     _expect(folder, sorted(folder.glob("*.parquet")))
 
 
-def write_huggingface(folder: Path) -> None:
+def write_huggingface(folder: Path, rows: int) -> None:
     """As datasets lay out a repository on the Hub."""
     features = datasets.Features(
         {
@@ -147,7 +144,7 @@ def write_huggingface(folder: Path) -> None:
     (folder / "data").mkdir(parents=True, exist_ok=True)
     files = []
     for part in range(2):
-        made = [_example(part * 10 + number) for number in range(8)]
+        made = [_example(part * rows + number) for number in range(rows // 2)]
         dataset = datasets.Dataset.from_list(made, features=features).cast_column("clip", datasets.Audio(decode=False))
         files.append(folder / "data" / f"train-0000{part}-of-00002.parquet")
         dataset.to_parquet(files[-1])
@@ -165,7 +162,7 @@ def write_huggingface(folder: Path) -> None:
         row["objects.category"] = np.array(objects["category"], "<i8")
         row["image"], row["clip"] = image and image["bytes"], clip["bytes"]
         samples.append(row)
-    _write(folder, samples)
+    write_expected(folder, samples)
 
 
 def _example(number: int) -> dict[str, object]:
@@ -174,7 +171,7 @@ def _example(number: int) -> dict[str, object]:
         "image": {"bytes": _picture(number), "path": f"{number}.png"} if number % 5 else None,
         "label": number % 3,
         "caption": f"number {number}" if number % 4 else None,
-        "clip": {"bytes": b"RIFF" + bytes([number]) * 20, "path": None},
+        "clip": {"bytes": b"RIFF" + bytes([number % 256]) * 20, "path": None},
         "grid": np.full((2, 3), number, np.float32),
         "ids": list(range(number % 4)),
         "point": [number, -number],
@@ -186,7 +183,7 @@ def _example(number: int) -> dict[str, object]:
 def _picture(number: int) -> bytes:
     made = io.BytesIO()
     kind = ("JPEG", "PNG")[number % 2]
-    Image.new("RGB", (4 + number % 3, 4), (number * 10, 0, 99)).save(made, kind)
+    Image.new("RGB", (4 + number % 3, 4), (number * 10 % 256, 0, 99)).save(made, kind)
     return made.getvalue()
 
 
@@ -201,7 +198,7 @@ def _expect(folder: Path, files: list[Path]) -> None:
             table = table.flatten()
         columns = {name: _values(table.column(name)) for name in table.column_names}
         samples += [{name: values[row] for name, values in columns.items()} for row in range(table.num_rows)]
-    _write(folder, samples)
+    write_expected(folder, samples)
 
 
 def _values(column: pa.ChunkedArray) -> list[object]:
@@ -220,10 +217,5 @@ def _values(column: pa.ChunkedArray) -> list[object]:
     return values
 
 
-def _write(folder: Path, samples: list[dict[str, object]]) -> None:
-    told = [{name: summary(value) for name, value in sample.items()} for sample in samples]
-    (folder / EXPECTED).write_text("[\n" + ",\n".join(json.dumps(sample, sort_keys=True) for sample in told) + "\n]\n")
-
-
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT, int(sys.argv[2]) if len(sys.argv) > 2 else 20)
