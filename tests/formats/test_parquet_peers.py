@@ -48,7 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_the_peers_write(
     kind: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
-    """In this process, and through an engine with chunks of 64 KiB, the format found by itself."""
+    """In this process, and through an engine, the format found by itself."""
     case = read_case(Parquet(), str(made / kind), raw=RAW[kind])
     assert len(case.samples) >= ROWS
     assert samples_of(case) == list(case.samples)
@@ -56,7 +56,6 @@ def test_what_the_peers_write(
     assert manifest.samples == len(case.samples)
     with closing(Job(tmp_path, case, monkeypatch, lambda: capsys.readouterr().out)) as job:
         rule = dict.fromkeys(case.raw) if case.raw else "auto"
-        options = {"decode": rule, "cache_bytes": "1GB", "chunk_bytes": 64 << 10}
-        with closing(StreamingDataset(job.folder, format="auto", **options)) as dataset:
+        with closing(StreamingDataset(job.folder, decode=rule, cache_bytes="1GB")) as dataset:
             read = [_told(dict(sample)) for sample in dataset]
     assert _sorted(read) == job.expected
