@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from streamer import StreamingDataset
 from streamer.formats.base import SampleName
 from streamer.formats.parquet import pages
 from streamer.formats.parquet.format import Parquet
@@ -56,3 +61,23 @@ class TestParquet(FormatContract):
         assert told == list(case.samples)
         if case.name == "parquet/pages" and chunk_bytes == 1000:
             assert min(blocks) > 3, blocks
+
+
+def test_pyarrow_stays_out_of_trainers_and_engines():
+    """Only a recoder imports it: not the class, its index or its opener."""
+    program = (
+        "import sys; import streamer.service.server, streamer.loader.dataset; from streamer.formats import Parquet;"
+        "from streamer.formats.base import Facts; Parquet().opener(Facts());"
+        "assert not {'pyarrow', 'cramjam'} & {*sys.modules}, 'imported'"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_class_names_and_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Through an engine: the names of a ClassLabel, and the fields that were asked for."""
+    monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
+    folder = _cases()[0].write(tmp_path / "data") / "data"
+    with closing(StreamingDataset(folder, format=Parquet(columns=("label",)), cache_bytes="1GB")) as dataset:
+        assert dataset.classes == ["cat", "dog", "bird"]
+        assert dataset[4] == {"__key__": "4", "label": 1}
