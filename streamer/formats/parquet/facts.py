@@ -83,33 +83,26 @@ class Wanted(msgspec.Struct, frozen=True):
         fields: of the samples.
         root: the wanted part of the schema.
         nodes: of each field, the node that has its values.
+        ways: to each wanted primitive, the nodes from the column down to it.
+        widths: of each primitive, the bytes of a value (0: as long as it is), and whether it becomes part of JSON.
     """
 
     fields: Sequence[FieldSpec]
     root: Node
     nodes: list[Node]
+    ways: list[tuple[Node, ...]]
+    widths: list[tuple[int, bool]]
 
     @classmethod
     def of(cls, facts: Facts) -> Wanted:
         """Unpacks what `describe` has made."""
         notes = msgspec.convert(facts.notes, Notes)
         root = tree(notes.schema)
-        return cls(facts.fields, root, [node_at(root, path) for path in notes.paths])
-
-    @property
-    def ways(self) -> list[tuple[Node, ...]]:
-        """The nodes down to each wanted primitive."""
-        return primitives_of(self.root)
-
-    @property
-    def widths(self) -> list[tuple[int, bool]]:
-        """Of each primitive, the bytes of a value (0: as long as it is), and whether it becomes part of a JSON text."""
-        in_json = [spec.kind == "json" and node.is_nested for spec, node in self._per_primitive()]
-        return [(_width(way[-1].element), json_) for way, json_ in zip(self.ways, in_json, strict=True)]
-
-    def _per_primitive(self) -> list[tuple[FieldSpec, Node]]:
-        pairs = zip(self.fields, self.nodes, strict=True)
-        return [(spec, node) for spec, node in pairs for _ in range(node.primitives)]
+        nodes, ways = [node_at(root, path) for path in notes.paths], primitives_of(root)
+        pairs = zip(facts.fields, nodes, strict=True)
+        in_json = [spec.kind == "json" and node.is_nested for spec, node in pairs for _ in range(node.primitives)]
+        widths = [(_width(way[-1].element), nested) for way, nested in zip(ways, in_json, strict=True)]
+        return cls(facts.fields, root, nodes, ways, widths)
 
     def primitives_in(self, root: Node) -> list[int]:
         """The numbers of the wanted primitives in the schema of a file that has them all (see `mismatch`)."""

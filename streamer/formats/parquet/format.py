@@ -8,7 +8,6 @@ pages begin, if it has a page index (`write_page_index=True` of pyarrow, and wha
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import TypeVar
 
 import msgspec
 
@@ -41,20 +40,14 @@ _MOST_FOOTER_BYTES = 32 << 20
 # Two ranges are read as one if less is between them.
 _NEAR = 64 << 10
 _DELTA = "/_delta_log/"
-_PIECE = TypeVar("_PIECE")
 
 
 class Tail(msgspec.Struct, frozen=True):
     """The end of a file, as far as it was read, and where its footer begins."""
 
     content: bytes
-    size: int
+    start: int
     footer_start: int
-
-    def read(self, start: int, stop: int) -> bytes | None:
-        """These bytes of the file; None: they were not read."""
-        base = self.size - len(self.content)
-        return self.content[start - base : stop - base] if start >= base else None
 
 
 class Parquet(Format, frozen=True, forbid_unknown_fields=True):
@@ -160,7 +153,7 @@ def _read_end(
         footer = read_footer(content[-TAIL_BYTES - length : -TAIL_BYTES], data_stop)
     except ThriftError as error:
         raise damaged(record, f"in the footer, {error}", data_stop + error.offset) from error
-    return Tail(content, size, data_stop), footer
+    return Tail(content, size - len(content), data_stop), footer
 
 
 def _footer_length(record: ObjectRecord, content: bytes) -> int:
@@ -221,25 +214,25 @@ def _group_blocks(row_group: _RowGroup) -> Indexing:
 def _read_ranges(
     record: ObjectRecord, tail: Tail, ranges: Sequence[tuple[int, int]]
 ) -> Generator[Need | tuple[Need, ...], Answer, list[bytes]]:
-    """Reads small ranges: those that are near each other at once, none that was read."""
-    found = [tail.read(*span) for span in ranges]
+    """Reads small ranges, those that are near each other together; what the tail has is not read again."""
     needs: list[Need] = []
-    for start, stop in sorted(span for span, content in zip(ranges, found, strict=True) if content is None):
+    for start, stop in sorted(span for span in ranges if span[0] < tail.start):
         if needs and start - needs[-1].stop < _NEAR:
             needs[-1] = Need(needs[-1].start, max(stop, needs[-1].stop), record)
         else:
             needs.append(Need(start, stop, record))
-    answers: Answer = ()
+    pieces = [(tail.start, tail.content)]
     if needs:
         answers = yield tuple(needs)
-    assert isinstance(answers, tuple)
-    read = [(need.start, need.stop, bytes(answer)) for need, answer in zip(needs, answers, strict=True)]
-    return [
-        content
-        if content is not None
-        else next(all_[a - start : b - start] for start, stop, all_ in read if start <= a and b <= stop)
-        for (a, b), content in zip(ranges, found, strict=True)
-    ]
+        assert isinstance(answers, tuple)
+        pieces += [(need.start, bytes(answer)) for need, answer in zip(needs, answers, strict=True)]
+    return [_among(pieces, *span) for span in ranges]
+
+
+def _among(pieces: Sequence[tuple[int, bytes]], start: int, stop: int) -> bytes:
+    return next(
+        content[start - base : stop - base] for base, content in pieces if base <= start and stop <= base + len(content)
+    )
 
 
 def _check_size(row_group: _RowGroup, block: Block) -> None:

@@ -164,7 +164,7 @@ def read_pages(content: bytes, column: ColumnChunk, rows: int) -> Pages:
         stop = start + length
     if not starts or stop > column.stop or first_rows[-1] >= rows:
         raise ThriftError(f"{len(starts)} pages up to byte {stop} and row {first_rows[-1:]}, of {rows}")
-    texts = index.integers(2)
+    texts = [max(0, length) for length in index.integers(2)]
     return Pages([*first_rows, rows], [*starts, stop], texts if len(texts) == len(starts) else [])
 
 
