@@ -3,7 +3,8 @@
     python benchmarks/formats.py [--samples 4000] [--kilobytes 110] [--rounds 5] [--only tar,tfrecord] [--quick]
 
 The same samples in every format (`formats_data.py`), on the local disk. Index: the builder over local files, from
-nothing; requests and bytes are counted, CPU is that of this process without the reads, the best of three. Warm epochs:
+nothing; requests and bytes are counted, CPU is that of this process without the reads, the best of three. Recoding: the
+recoder in this process, the best of three. Warm epochs:
 everything is in the cache, 2 workers, batch 64, nothing is decoded (`decode=None`); in turn, `--rounds` times, three
 epochs of each format; the medians are printed, with rate and CPU in relation to those of tars in the same round.
 Results are kept in benchmarks/results/.
@@ -30,6 +31,7 @@ from report import kept
 
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.formats.base import Format
+from streamer.manifest.blocks import decode_hints
 from streamer.manifest.builder.build import BuildOptions, build
 from streamer.manifest.model import Extent, ObjectRecord
 
@@ -144,6 +146,29 @@ def report_index(root: Path, ways: Sequence[Way], bounds: Bounds, sample_bytes: 
             bounds.add(f"{way.name}: bytes per sample", found.nbytes / found.samples, 40)
 
 
+def recoding(folder: Path, chosen: Format, root: Path) -> float:
+    """CPU seconds per GB fetched, of the recoder alone, which needs a process of its own in an engine."""
+    disk, spent = Disk(), 0.0
+    manifest = asyncio.run(build(str(folder), root, lister=disk, reader=disk, choose_format=lambda names: chosen))
+    recoder = chosen.recoder(manifest.facts)
+    for number in range(manifest.chunks):
+        chunk = manifest.chunk(number)
+        rest = memoryview(b"".join(map(content_of, chunk.extents)))
+        for block in decode_hints(chunk.hint):
+            begun = time.process_time()
+            recoder.recode(rest[: block.fetch_bytes], block.samples, block.hint)
+            spent += time.process_time() - begun
+            rest = rest[block.fetch_bytes :]
+    return spent / sum(manifest.chunk(number).fetch_bytes for number in range(manifest.chunks)) * 1e9
+
+
+def report_recoding(root: Path, ways: Sequence[Way], bounds: Bounds, sample_bytes: int) -> None:
+    for way in (way for way in ways if way.most_recoding):
+        found = min(recoding(root / way.name, way.format(sample_bytes), root / f"r{i} {way.name}") for i in range(3))
+        print(f"{'recoding ' + way.name:20}{found:10.2f} CPU s/GB fetched")
+        bounds.add(f"{way.name}: recoding, CPU s/GB", found, way.most_recoding)
+
+
 def report_rates(root: Path, ways: Sequence[Way], bounds: Bounds, options: argparse.Namespace) -> None:
     rates: dict[str, list[Rate]] = {way.name: [] for way in ways}
     sample_bytes = options.kilobytes * 1000
@@ -184,7 +209,8 @@ def main() -> None:
         for way in ways:
             make(root / way.name, way, options.samples, options.kilobytes * 1000)
         report_index(root, ways, bounds, options.kilobytes * 1000)
-        report_rates(root, ways, bounds, options)
+        report_recoding(root, ways, bounds, options.kilobytes * 1000)
+        report_rates(root, [way for way in ways if way.name != "parquet text"], bounds, options)
         bounds.report()
 
 

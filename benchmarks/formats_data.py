@@ -17,8 +17,10 @@ from pathlib import Path
 
 import google_crc32c
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from streamer.formats import JsonLines, Npy, RawArrays, RecordIO, TFRecord, WebDataset
+from streamer.formats import JsonLines, Npy, Parquet, RawArrays, RecordIO, TFRecord, WebDataset
 from streamer.formats.base import Format
 
 # Of a file: 50 MB of samples of 110 KB.
@@ -34,12 +36,14 @@ class Way:
         format: of the sample length in bytes.
         write: writes samples to a file, and its index file beside it.
         least: of the rate of tars; 0: no bound.
+        most_recoding: CPU seconds per GB fetched; 0: samples are not recoded.
     """
 
     name: str
     format: Callable[[int], Format]
     write: Callable[[Path, Sequence[bytes]], object]
     least: float = 0.0
+    most_recoding: float = 0.0
 
 
 def make(folder: Path, way: Way, samples: int, sample_bytes: int) -> None:
@@ -121,6 +125,26 @@ def write_raw(stem: Path, samples: Sequence[bytes]) -> None:
     Path(f"{stem}.bin").write_bytes(b"".join(samples))
 
 
+def write_parquet(stem: Path, samples: Sequence[bytes]) -> None:
+    """One row group, pages of 1 MB and a page index, as Hugging Face's datasets write pictures."""
+    table = pa.table({"image": samples, "label": list(range(len(samples)))})
+    pq.write_table(table, f"{stem}.parquet", compression="none", use_dictionary=["label"], write_page_index=True)
+
+
+def write_text_parquet(stem: Path, samples: Sequence[bytes]) -> None:
+    """Words of this program, with a number and tokens, compressed; row groups of 1,000 rows."""
+    drawn, words = np.random.default_rng(len(samples)), Path(__file__).read_text().split()
+    rows = sum(map(len, samples)) // 2000
+    table = pa.table(
+        {
+            "text": [" ".join(drawn.choice(words, 300)) for _ in range(rows)],
+            "id": list(range(rows)),
+            "tokens": [drawn.integers(0, 50_000, 200).astype(np.int32) for _ in range(rows)],
+        }
+    )
+    pq.write_table(table, f"{stem}.parquet", compression="snappy", row_group_size=1000)
+
+
 def _field(number: int, value: bytes) -> bytes:
     return bytes([number << 3 | 2]) + _varint(len(value)) + value
 
@@ -145,6 +169,8 @@ WAYS = (
     Way("tfrecord+idx", lambda length: TFRecord(), write_indexed_tfrecord, 0.55),
     Way("recordio+idx", lambda length: RecordIO(), write_recordio, 0.9),
     Way("jsonl", lambda length: JsonLines(), write_json_lines),
+    Way("parquet", lambda length: Parquet(), write_parquet, 0.8, 0.8),
+    Way("parquet text", lambda length: Parquet(), write_text_parquet, most_recoding=8),
     Way("npy rows", lambda length: Npy(), write_npy),
     Way("raw arrays", lambda length: RawArrays("u1", (length,)), write_raw),
 )

@@ -10,7 +10,7 @@ import numpy as np
 from streamer.decode import arrays, images, texts
 from streamer.decode.arrays import NO_ROW, Array, ArrayDecoder, PlainArray, Row
 from streamer.decode.gzipped import unpacking
-from streamer.decode.kinds import decoder_of
+from streamer.decode.kinds import NULL, decoder_of, nothing
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field
 from streamer.formats.names import PICTURES, field_name
@@ -74,7 +74,7 @@ class SampleDecoder:
         check_rule(rule)
         self.rule = rule
         self.allow_pickle = allow_pickle
-        # What the user says goes before what the format says of a field.
+        # What the user says goes before what the format says of a field, unless that has no value.
         self._given = _given(rule)
         self._readers = _table(self._given, allow_pickle) if rule is not None else {}
 
@@ -132,6 +132,8 @@ class SampleDecoder:
 
     def _reader(self, field: Field) -> _Reader:
         name = field.name
+        if field.kind == NULL:
+            return nothing
         if self.rule is None:
             return bytes
         if callable(self.rule):

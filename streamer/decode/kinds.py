@@ -13,6 +13,8 @@ from streamer.decode.arrays import ArrayDecoder
 from streamer.errors import ConfigError
 from streamer.formats.tfrecord.example import byte_strings
 
+# The kind of a field that has no value, whatever a rule says of its name.
+NULL = "null"
 # "<f4[3,224,224]", "<i8", "?".
 _NUMBERS = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(-?\d*(?:,-?\d+)*)\])?")
 
@@ -48,17 +50,17 @@ def _number(dtype: np.dtype[np.generic]) -> Callable[[memoryview], object] | Non
     return decode_number
 
 
+def nothing(content: memoryview) -> None:
+    """The value of a field that has none."""
+
+
 def _byte_strings(content: memoryview) -> list[bytes]:
     return [bytes(value) for value in byte_strings(content)]
-
-
-def _nothing(content: memoryview) -> None:
-    return None
 
 
 _NAMED: dict[str, Callable[[memoryview], object]] = {
     "image": images.decode_image,
     "bytes": bytes,
-    "null": _nothing,
+    NULL: nothing,
     "tf-bytes": _byte_strings,
 }

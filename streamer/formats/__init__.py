@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from streamer.formats.base import Format as Format
     from streamer.formats.folder import Folder as Folder
     from streamer.formats.json_lines import JsonLines as JsonLines
+    from streamer.formats.parquet.format import Parquet as Parquet
     from streamer.formats.recordio import RecordIO as RecordIO
     from streamer.formats.rows import Npy as Npy
     from streamer.formats.rows import RawArrays as RawArrays
@@ -25,13 +26,14 @@ _HOMES = {
     "Format": "base",
     "JsonLines": "json_lines",
     "Npy": "rows",
+    "Parquet": "parquet.format",
     "RawArrays": "rows",
     "RecordIO": "recordio",
     "TFRecord": "tfrecord.format",
     "WebDataset": "webdataset",
 }
 
-__all__ = ["Folder", "Format", "JsonLines", "Npy", "RawArrays", "RecordIO", "TFRecord", "WebDataset"]
+__all__ = ["Folder", "Format", "JsonLines", "Npy", "Parquet", "RawArrays", "RecordIO", "TFRecord", "WebDataset"]
 
 
 def __getattr__(name: str) -> object:

@@ -11,5 +11,6 @@ BUILT_IN = {
     "recordio": "streamer.formats.recordio:RecordIO",
     "jsonl": "streamer.formats.json_lines:JsonLines",
     "npy": "streamer.formats.rows:Npy",
+    "parquet": "streamer.formats.parquet.format:Parquet",
     "raw": "streamer.formats.rows:RawArrays",
 }

@@ -16,7 +16,7 @@ _MARKS = {
 }
 _ENDINGS = {
     "mds": "MDS (MosaicML Streaming)",
-    **dict.fromkeys(["parquet", "pq"], "Parquet"),
+    **dict.fromkeys(["parquet", "pq", "parq"], "Parquet"),
     **dict.fromkeys(["arrow", "feather"], "Arrow"),
     **dict.fromkeys(["tfrecord", "tfrecords", "tfrec"], "TFRecord"),
     **dict.fromkeys(["jsonl", "ndjson", "jsonlines"], "JSON lines"),
@@ -34,6 +34,7 @@ _ENDINGS = {
 # Those that are read, by the name of their format (see built_in.py).
 _READ = {
     "JSON lines": "jsonl",
+    "Parquet": "parquet",
     "RecordIO (MXNet)": "recordio",
     "TFRecord": "tfrecord",
 }

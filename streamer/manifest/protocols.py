@@ -69,11 +69,13 @@ class Source(msgspec.Struct, frozen=True):
         record: the object.
         notes: what the survey has learnt about it (its entry in an index of the whole dataset).
         sidecar: the object that holds an index of it.
+        chunk_bytes: how large its chunks will be; set by the builder, for formats that choose how large a block is.
     """
 
     record: ObjectRecord
     notes: bytes = b""
     sidecar: ObjectRecord | None = None
+    chunk_bytes: int = 8 << 20
 
 
 class Survey(msgspec.Struct, frozen=True):

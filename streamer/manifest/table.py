@@ -34,7 +34,7 @@ class Manifest:
         format: name of the container format.
         recoded: whether the bytes of samples change between fetch and publish; then chunk files say where they begin.
         urls: what was indexed, as it was written when this folder was made.
-        classes: class names by label, sorted; empty for containers.
+        classes: class names by label: sorted folders, or as the files of the dataset say.
         chunk_bytes: what the chunks were cut to.
         total_bytes: sizes of all objects together.
         samples, chunks, objects: how many.
@@ -45,7 +45,8 @@ class Manifest:
         self._content, self._parts = content, tables
         self.path, self.digest, self.format = path, root.digest, content.format
         self.recoded = content.codec == Codec.RECORDS
-        self.urls, self.classes = tuple(root.urls), tuple(content.classes)
+        self.urls = tuple(root.urls)
+        self.classes = content.facts.classes if content.facts else tuple(content.classes)
         self.chunk_bytes, self.total_bytes = content.chunk_bytes, content.total_bytes
         self.samples, self.chunks, self.objects = map(content.count, ("samples", "chunks", "objects"))
         self._firsts = {table: [part.tables[table].first for part in content.parts] for table in content.schemas}

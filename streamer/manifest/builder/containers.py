@@ -111,7 +111,8 @@ async def index_container(
     found = await asyncio.to_thread(container.log.read) if container.log else Found()
     blocks: list[Block] = []
     if not found.finished:
-        steps = indexer.index(container.source, container.facts, found.position)
+        source = msgspec.structs.replace(container.source, chunk_bytes=container.chunk_bytes)
+        steps = indexer.index(source, container.facts, found.position)
         with plain_errors(), closing(steps):
             async with asyncio.TaskGroup() as tasks:
                 windows = _Windows(container.record, reader, tasks, ahead)

@@ -23,6 +23,8 @@ from streamer.formats.registry import find_format
         (["a.tfrecord", "a.idx", "README.md"], "tfrecord"),
         (["train.rec", "train.idx", "train.lst"], "recordio"),
         (["train.jsonl", "test.jsonl", "README.md"], "jsonl"),
+        (["README.md", "dataset_infos.json", ".gitattributes", "data/train-00000-of-00002.parquet"], "parquet"),
+        (["_SUCCESS", "part-00000-aaaa.snappy.parquet"], "parquet"),
         (["a.jpg", "train.jsonl", "test.jsonl"], "folder"),
     ],
 )
@@ -37,8 +39,6 @@ def test_detect(keys, name):
     [
         ("MDS", ["index.json", "shard.00000.mds", "shard.00001.mds.zstd"]),
         ("LitData", ["index.json", "chunk-0-0.bin", "chunk-1-12.zstd.bin"]),
-        ("Parquet", ["README.md", "dataset_infos.json", ".gitattributes", "data/train-00000-of-00002.parquet"]),
-        ("Parquet", ["_SUCCESS", "part-00000-aaaa.snappy.parquet", "_delta_log/00000000000000000000.json"]),
         ("Arrow", ["dataset_info.json", "state.json", "data-00000-of-00001.arrow"]),
         ("LMDB", ["data.mdb", "lock.mdb"]),
         ("zarr", [".zgroup", "x/.zarray", "x/0.0", "x/0.1", "x/1.0", "x/1.1", "y.jpg", "z.jpg"]),

@@ -1,0 +1,1 @@
+"""Parquet, read by row groups and by runs of pages."""

@@ -1,0 +1,217 @@
+"""Arrow's arrays to columns of records; for the recoder, which has pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from streamer.errors import RecodeError
+from streamer.formats.base import FieldSpec
+from streamer.formats.parquet.schema import Node
+from streamer.formats.table.records import fixed_dtype
+from streamer.formats.table.writer import Column
+
+_NO_BYTES = np.empty(0, np.uint8)
+# What `to_pylist` makes of a nested value.
+_Nested: TypeAlias = Any
+
+
+def is_json(spec: FieldSpec, node: Node) -> bool:
+    """Whether the values of a field are nested ones, written as JSON."""
+    return spec.kind == "json" and node.is_nested
+
+
+def column_of(spec: FieldSpec, node: Node, tables: Sequence[pa.Table], rows: int) -> Column:
+    """The column of a field.
+
+    Args:
+        spec: the field.
+        node: what it is made of.
+        tables: of each primitive, one that it is in.
+        rows: of each table.
+
+    Raises:
+        RecodeError: values that a field of this kind cannot have.
+    """
+    primitives = tables[node.primitive : node.primitive + node.primitives]
+    try:
+        if is_json(spec, node):
+            return _json_column([_values(table, node.path) for table in _different(primitives)], node, rows)
+        values = _values(primitives[0], node.path)
+        nulls = _nulls(values)
+        if node.items():
+            return _list_column(values, spec.kind, nulls, rows)
+        if fixed_dtype(spec.kind) is not None:
+            return Column(_numbers(values, spec.kind), nulls=nulls)
+        return _bytes_column(values, nulls)
+    except _RefusalError as error:
+        raise RecodeError(
+            f"field {spec.name!r}: {error}; leave it out by columns=, or write it anew", field=spec.name
+        ) from error
+
+
+class _RefusalError(ValueError):
+    """Values that a field of this kind cannot have."""
+
+
+def _different(tables: Sequence[pa.Table]) -> list[pa.Table]:
+    return list(tables[:1]) if all(table is tables[0] for table in tables) else list(tables)
+
+
+def _values(table: pa.Table, path: Sequence[str]) -> pa.Array:
+    """The values of a node; where a struct around it is null, they are."""
+    values = table.column(path[0]).combine_chunks()
+    if isinstance(values, pa.ChunkedArray):
+        values = pa.concat_arrays(values.chunks)
+    for name in path[1:]:
+        values = values.flatten()[values.type.get_field_index(name)]
+    return values
+
+
+def _nulls(values: pa.Array) -> NDArray[np.bool_] | None:
+    if not values.null_count:
+        return None
+    found: NDArray[np.bool_] = values.is_null().to_numpy(zero_copy_only=False)
+    return found
+
+
+def _numbers(values: pa.Array, kind: str) -> NDArray[np.generic]:
+    """Numbers; 0 where there is none."""
+    dtype = fixed_dtype(kind)
+    assert dtype is not None
+    kind_ = values.type
+    if pa.types.is_fixed_size_binary(kind_):
+        # float16.
+        return np.frombuffer(values.buffers()[1], dtype)[values.offset : values.offset + len(values)]
+    if pa.types.is_decimal(kind_):
+        # By way of text: the direct cast is off by one in the last digit.
+        values = values.cast(pa.string()).cast(pa.float64())
+    elif pa.types.is_timestamp(kind_):
+        values = values.cast(pa.int64())
+    if values.null_count:
+        values = values.fill_null(False if pa.types.is_boolean(kind_) else 0)
+    found: NDArray[np.generic] = values.to_numpy(zero_copy_only=False)
+    return found.astype(dtype, copy=False)
+
+
+def _bytes_column(values: pa.Array, nulls: NDArray[np.bool_] | None) -> Column:
+    if pa.types.is_fixed_size_binary(values.type):
+        width = values.type.byte_width
+        content = np.frombuffer(values.buffers()[1], np.uint8)[values.offset * width :][: len(values) * width]
+        if nulls is None:
+            return Column(content, np.full(len(values), width, np.int64))
+        return Column(content.reshape(-1, width)[~nulls].reshape(-1), np.where(nulls, 0, width), nulls)
+    offset_dtype = (
+        np.int64 if pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type) else np.int32
+    )
+    _, offsets, content = values.buffers()
+    edges = np.frombuffer(offsets, offset_dtype)[values.offset : values.offset + len(values) + 1].astype(np.int64)
+    found = _NO_BYTES if content is None else np.frombuffer(content, np.uint8)[edges[0] : edges[-1]]
+    return Column(found, np.diff(edges), nulls)
+
+
+def _list_column(values: pa.Array, kind: str, nulls: NDArray[np.bool_] | None, rows: int) -> Column:
+    """Numbers in lists: all of a row one after the other."""
+    base, _, shape = kind.removesuffix("]").partition("[")
+    lengths = [int(length) for length in shape.split(",")] if shape else [-1]
+    counts = np.ones(rows, np.int64)
+    first = True
+    for length in lengths:
+        if not pa.types.is_list(values.type) or (values.null_count and not first):
+            raise _RefusalError("a list in a list is null")
+        edges = values.offsets.to_numpy().astype(np.int64)
+        sizes = np.diff(edges)
+        wrong = sizes != length if length >= 0 else np.zeros(0, np.bool_)
+        if first and nulls is not None and len(wrong):
+            wrong = wrong & ~nulls
+        if wrong.any():
+            raise _RefusalError(f"a list of {int(sizes[wrong][0])} items where the file's features say {length}")
+        counts = _summed(sizes, counts)
+        values, first = values.values.slice(int(edges[0]), int(edges[-1] - edges[0])), False
+    found = _list_numbers(values, base)
+    return _placed(found, kind, counts, nulls, rows)
+
+
+def _summed(sizes: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Items per row, from the items per list and the lists per row."""
+    edges = np.concatenate([[0], np.cumsum(counts)])
+    total = np.concatenate([[0], np.cumsum(sizes)])
+    found: NDArray[np.int64] = total[edges[1:]] - total[edges[:-1]]
+    return found
+
+
+def _list_numbers(values: pa.Array, dtype: str) -> NDArray[np.generic]:
+    if not values.null_count:
+        return _numbers(values, dtype)
+    if np.dtype(dtype).kind != "f":
+        raise _RefusalError(f"a list of {values.type} has a null in it, which an array cannot have")
+    found = _numbers(values, dtype).copy()
+    found[values.is_null().to_numpy(zero_copy_only=False)] = np.nan
+    return found
+
+
+def _placed(
+    found: NDArray[np.generic], kind: str, counts: NDArray[np.int64], nulls: NDArray[np.bool_] | None, rows: int
+) -> Column:
+    """Numbers of all rows as a column: with lengths, or in rows of one shape where the kind has one."""
+    fixed = fixed_dtype(kind)
+    if fixed is None:
+        return Column(np.ascontiguousarray(found).view(np.uint8), counts * found.itemsize, nulls)
+    if nulls is None:
+        return Column(found.reshape(rows, *fixed.shape))
+    filled = np.zeros((rows, *fixed.shape), fixed.base)
+    filled[~nulls] = found.reshape(-1, *fixed.shape)
+    return Column(filled, nulls=nulls)
+
+
+def _json_column(primitives: Sequence[pa.Array], node: Node, rows: int) -> Column:
+    """Values row by row, as JSON."""
+    first, *others = [primitive.to_pylist() for primitive in primitives]
+    for other in others:
+        first = [_merged(*pair) for pair in zip(first, other, strict=True)]
+    plain = [_plain(value, node) for value in first]
+    contents = [b"" if value is None else msgspec.json.encode(value) for value in plain]
+    lengths = np.array([len(content) for content in contents], np.int64)
+    nulls = np.array([value is None for value in plain], np.bool_)
+    return Column(np.frombuffer(b"".join(contents), np.uint8), lengths, nulls if nulls.any() else None)
+
+
+def _merged(one: _Nested, other: _Nested) -> _Nested:
+    """One nested value of two primitives of it."""
+    if isinstance(one, dict):
+        both = {name: _merged(one[name], other[name]) for name in one.keys() & other.keys()}
+        return {**one, **other, **both}
+    return [_merged(*pair) for pair in zip(one, other, strict=True)] if isinstance(one, list) else one
+
+
+def _plain(value: _Nested, node: Node, inside: bool = False) -> _Nested:
+    """A nested value as the schema means it: lists and maps without the groups that they are written in."""
+    if value is None:
+        return None
+    if found := node.items(inside):
+        return [_plain(each, *found) for each in _items(value, node, inside, found[0])]
+    if not node.children:
+        return value
+    if node.is_map:
+        repeated = node.children[0]
+        return [_entry(each, repeated.children) for each in value[repeated.element.name]]
+    return {child.element.name: _plain(value[child.element.name], child) for child in node.children}
+
+
+def _items(value: _Nested, node: Node, inside: bool, item: Node) -> list[_Nested]:
+    if node.is_repeated and not inside:
+        return list(value)
+    repeated = node.children[0]
+    items = value[repeated.element.name]
+    return list(items) if item is repeated else [each[item.element.name] for each in items]
+
+
+def _entry(entry: _Nested, parts: Sequence[Node]) -> _Nested:
+    """Key and value of a map; the key of a map that has no values."""
+    found = [_plain(entry[part.element.name], part) for part in parts]
+    return found if len(found) > 1 else found[0]

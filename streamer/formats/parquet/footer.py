@@ -1,0 +1,154 @@
+"""The footer of a Parquet file: its schema, and where the bytes of its columns are.
+
+Source: https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from streamer.formats.parquet.schema import Element, Node, primitives_of, read_element, tree
+from streamer.formats.parquet.thrift import Struct, ThriftError, read_struct
+
+MAGIC = b"PAR1"
+ENCRYPTED_MAGIC = b"PARE"
+# After the footer: its length, and the magic.
+TAIL_BYTES = 8
+CODECS = ("uncompressed", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4_raw")
+# PLAIN_DICTIONARY and RLE_DICTIONARY.
+_DICTIONARY_ENCODINGS = frozenset([2, 8])
+_DATA_PAGES = frozenset([0, 3])
+# Where a file does not say how long the entries of a dictionary are.
+_USUAL_VALUE_BYTES = 16
+
+
+class ColumnChunk(msgspec.Struct, frozen=True):
+    """The values of one primitive in one row group.
+
+    Attributes:
+        start, stop: its pages in the file, the dictionary first.
+        codec: see `CODECS`.
+        values: how many, nulls included.
+        value_bytes: of its byte arrays, each as often as it occurs: exactly, or estimated where the writer did not say.
+        dictionary_pages: how many of its first pages need the dictionary; None: not known. Writers that give up a
+            dictionary that has become too large do so once.
+        page_index: where its offset index is in the file; None: it has none.
+        is_encrypted: whether its pages are.
+    """
+
+    start: int
+    stop: int
+    codec: int
+    values: int
+    value_bytes: int
+    dictionary_pages: int | None
+    page_index: tuple[int, int] | None
+    is_encrypted: bool
+
+
+class RowGroup(msgspec.Struct, frozen=True):
+    """Rows that are written together; one chunk for each primitive of the schema."""
+
+    rows: int
+    columns: list[ColumnChunk]
+
+
+class Footer(msgspec.Struct, frozen=True):
+    """What is known of a file.
+
+    Attributes:
+        elements: the schema.
+        groups: in the order of the rows.
+        metadata: of the writer, by name.
+    """
+
+    elements: list[Element]
+    groups: list[RowGroup]
+    metadata: Mapping[bytes, bytes]
+
+    @property
+    def root(self) -> Node:
+        """The schema as a tree."""
+        return tree(self.elements)
+
+
+def read_footer(content: bytes, data_stop: int) -> Footer:
+    """Reads a FileMetaData.
+
+    Args:
+        content: its bytes.
+        data_stop: where the footer begins in the file.
+
+    Raises:
+        ThriftError: it is damaged, or contradicts itself.
+    """
+    struct = read_struct(content)
+    elements = [read_element(each) for each in struct.structs(2)]
+    primitives = [way[-1].element for way in primitives_of(tree(elements))]
+    groups = [_row_group(each, primitives, data_stop) for each in struct.structs(4)]
+    metadata = {each.binary(1): each.binary(2, b"") for each in struct.structs(5)}
+    return Footer(elements, groups, metadata)
+
+
+def _row_group(struct: Struct, primitives: Sequence[Element], data_stop: int) -> RowGroup:
+    rows, columns = struct.integer(3), struct.structs(1)
+    if rows < 0 or len(columns) != len(primitives):
+        raise ThriftError(f"a row group of {rows} rows has {len(columns)} columns, the schema {len(primitives)}")
+    if not rows:
+        return RowGroup(0, [])
+    return RowGroup(rows, [_column(*pair, data_stop) for pair in zip(columns, primitives, strict=True)])
+
+
+def _column(struct: Struct, primitive: Element, data_stop: int) -> ColumnChunk:
+    if 1 in struct:
+        raise ThriftError(f"column {primitive.name!r} is in another file, {struct.binary(1)!r}")
+    if 3 not in struct and 8 in struct:
+        return ColumnChunk(0, 0, 0, 0, 0, None, None, is_encrypted=True)
+    details = struct.struct(3)
+    if details.integer(1) != primitive.type:
+        raise ThriftError(
+            f"column {primitive.name!r} has values of type {details.integer(1)}, the schema says {primitive.type}"
+        )
+    pages = details.integer(9)
+    dictionary = details.integer(11, 0)
+    start = dictionary if 0 < dictionary < pages else pages
+    stop = start + details.integer(7)
+    values, codec = details.integer(5), details.integer(4)
+    if not len(MAGIC) <= start <= stop <= data_stop or min(values, details.integer(6)) < 0:
+        raise ThriftError(f"column {primitive.name!r} at bytes {start}..{stop} of {data_stop} has {values} values")
+    if not 0 <= codec < len(CODECS):
+        raise ThriftError(f"column {primitive.name!r} is compressed with codec {codec}, which is not known")
+    return ColumnChunk(
+        start,
+        stop,
+        codec,
+        values,
+        _value_bytes(details),
+        _dictionary_pages(details),
+        _page_index(struct, data_stop),
+        is_encrypted=8 in struct,
+    )
+
+
+def _dictionary_pages(details: Struct) -> int | None:
+    counts = [each for each in details.structs(13) if each.integer(1) in _DATA_PAGES]
+    return sum(each.integer(3) for each in counts if each.integer(2) in _DICTIONARY_ENCODINGS) if counts else None
+
+
+def _value_bytes(details: Struct) -> int:
+    if 16 in details and 1 in (sizes := details.struct(16)):
+        return max(0, sizes.integer(1))
+    plain_bytes = details.integer(6)
+    if not _DICTIONARY_ENCODINGS.intersection(details.integers(2)):
+        return plain_bytes
+    # The pages have numbers of dictionary entries: the least and the largest value tell how long they are.
+    statistics = details.struct(12) if 12 in details else Struct({})
+    longest = max(len(statistics.binary(number, b"")) for number in (1, 2, 5, 6))
+    return max(plain_bytes, details.integer(5) * (longest or _USUAL_VALUE_BYTES))
+
+
+def _page_index(struct: Struct, data_stop: int) -> tuple[int, int] | None:
+    start, length = struct.integer(4, 0), struct.integer(5, 0)
+    return (start, start + length) if start > 0 and length > 0 and start + length <= data_stop else None

@@ -1,0 +1,171 @@
+"""Pages of Parquet to records of a table: the part that runs in a recoder, and the only one that needs pyarrow.
+
+pyarrow reads the pages where they lie: it is given the metadata of a file that has only these pages. Where all columns
+have the same rows that is one file, otherwise (runs of pages) one for each primitive column, whose rows are sliced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streamer.errors import RecodeError
+from streamer.formats.base import Facts, Records
+from streamer.formats.parquet import thrift
+from streamer.formats.parquet.columns import column_of, is_json
+from streamer.formats.parquet.facts import Wanted
+from streamer.formats.parquet.footer import MAGIC
+from streamer.formats.parquet.pages import PrimitiveHint
+from streamer.formats.parquet.schema import Element, Node
+from streamer.formats.table.writer import write_records
+
+_HINT = msgspec.msgpack.Decoder(list[PrimitiveHint])
+_CONVERTED = {
+    "text": 0,
+    "map": 1,
+    "list": 3,
+    "decimal": 5,
+    **dict(zip(["u1", "<u2", "<u4", "<u8", "i1", "<i2"], range(11, 17), strict=True)),
+}
+
+
+class ParquetRecoder:
+    """Makes records of the blocks of one dataset.
+
+    Args:
+        facts: of the dataset.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self._wanted = Wanted.of(facts)
+        pairs = zip(facts.fields, self._wanted.nodes, strict=True)
+        json_paths = {node.path for spec, node in pairs if is_json(spec, node)}
+        self._schema = _schema(self._wanted.root, json_paths)
+        self._ways = self._wanted.ways
+        root = self._wanted.root.element
+        self._way_schemas = [_way_schema(root, way, json_paths) for way in self._ways]
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """Decodes one block.
+
+        Raises:
+            RecodeError: pages that cannot be decoded, or have other rows than the footer says.
+        """
+        try:
+            primitives = _HINT.decode(hint)
+            edges = list(accumulate((primitive.length for primitive in primitives), initial=0))
+            if edges[-1] != len(content) or len(primitives) != len(self._ways):
+                raise ValueError(f"{len(primitives)} primitives of {edges[-1]} bytes; there are {len(content)}")
+            tables = self._tables(content, primitives, list(pairwise(edges)), samples)
+            columns = [
+                column_of(*pair, tables, samples) for pair in zip(self._wanted.fields, self._wanted.nodes, strict=True)
+            ]
+            return write_records(self._wanted.fields, columns, samples)
+        except RecodeError:
+            raise
+        except Exception as error:  # pyarrow has its own, and OSError, and those of Python
+            raise RecodeError(
+                f"Parquet pages of {samples} rows in {len(content)} bytes cannot be decoded: {type(error).__name__}: "
+                f"{error}",
+                samples=samples,
+                bytes=len(content),
+            ) from error
+
+    def _tables(
+        self, content: memoryview, primitives: Sequence[PrimitiveHint], places: Sequence[tuple[int, int]], samples: int
+    ) -> list[pa.Table]:
+        """One table for each primitive, of which it is a part; in each the rows of the block."""
+        chunks = [
+            _column_chunk(way, primitive, start)
+            for way, primitive, (start, _) in zip(self._ways, primitives, places, strict=True)
+        ]
+        if all(primitive.rows == samples for primitive in primitives):
+            return [_read(content, self._schema, chunks, samples)] * len(primitives)
+        return [
+            _read(content, schema, [chunk], primitive.rows).slice(primitive.skipped, samples)
+            for schema, chunk, primitive in zip(self._way_schemas, chunks, primitives, strict=True)
+        ]
+
+
+# ---------------------------------------------------------------- the metadata of a file of these pages
+
+
+def _schema(node: Node, json_paths: set[tuple[str, ...]]) -> list[thrift.Fields]:
+    return [
+        _element(node.element, len(node.children), plain=_is_below(node, json_paths)),
+        *(element for child in node.children for element in _schema(child, json_paths)),
+    ]
+
+
+def _way_schema(root: Element, way: Sequence[Node], json_paths: set[tuple[str, ...]]) -> list[thrift.Fields]:
+    last = len(way) - 1
+    elements = [
+        _element(node.element, int(place < last), plain=_is_below(node, json_paths)) for place, node in enumerate(way)
+    ]
+    return [_element(root, 1, plain=True), *elements]
+
+
+def _is_below(node: Node, paths: set[tuple[str, ...]]) -> bool:
+    return any(node.path[: len(path)] == path for path in paths)
+
+
+def _element(element: Element, children: int, *, plain: bool) -> thrift.Fields:
+    """A SchemaElement. `plain`: groups as they are written, lists are not unpacked."""
+    fields: dict[int, tuple[int, object]] = {
+        3: (thrift.I32, element.repetition),
+        4: (thrift.BINARY, element.name.encode()),
+    }
+    if children:
+        fields[5] = (thrift.I32, children)
+    else:
+        fields[1] = (thrift.I32, element.type)
+        fields[2] = (thrift.I32, element.length)
+    if element.meaning in _CONVERTED and not (plain and children):
+        fields[6] = (thrift.I32, _CONVERTED[element.meaning])
+        fields[7] = (thrift.I32, element.scale)
+        fields[8] = (thrift.I32, element.precision)
+    return fields
+
+
+def _column_chunk(way: Sequence[Node], primitive: PrimitiveHint, start: int) -> thrift.Fields:
+    names = [node.element.name.encode() for node in way]
+    details = {
+        1: (thrift.I32, way[-1].element.type),
+        2: (thrift.LIST, (thrift.I32, [0, 3])),
+        3: (thrift.LIST, (thrift.BINARY, names)),
+        4: (thrift.I32, primitive.codec),
+        5: (thrift.I64, primitive.values),
+        6: (thrift.I64, primitive.length),
+        7: (thrift.I64, primitive.length),
+        # The dictionary is the first page; pyarrow finds that out itself.
+        9: (thrift.I64, start),
+    }
+    return {2: (thrift.I64, 0), 3: (thrift.STRUCT, details)}
+
+
+def _read(content: memoryview, schema: Sequence[thrift.Fields], chunks: Sequence[thrift.Fields], rows: int) -> pa.Table:
+    length = sum(chunk[3][1][7][1] for chunk in chunks)  # type: ignore[index]
+    group = {1: (thrift.LIST, (thrift.STRUCT, chunks)), 2: (thrift.I64, length), 3: (thrift.I64, rows)}
+    footer = thrift.write_struct(
+        {
+            1: (thrift.I32, 2),
+            2: (thrift.LIST, (thrift.STRUCT, schema)),
+            3: (thrift.I64, rows),
+            4: (thrift.LIST, (thrift.STRUCT, [group])),
+        }
+    )
+    metadata = pq.read_metadata(pa.BufferReader(MAGIC + footer + len(footer).to_bytes(4, "little") + MAGIC))
+    file = pq.ParquetFile(
+        pa.BufferReader(pa.py_buffer(content)),
+        metadata=metadata,
+        coerce_int96_timestamp_unit="us",
+        page_checksum_verification=True,
+    )
+    table: pa.Table = file.read(use_threads=False)
+    if table.num_rows != rows:
+        raise ValueError(f"pages of {table.num_rows} rows, the footer says {rows}")
+    return table

@@ -1,0 +1,109 @@
+"""Records of a table: what a recoder makes of rows, and how they are opened.
+
+    null bits, one per field | uint32 length of each variable field | fixed fields | variable fields
+
+The fields are those of the dataset's facts, in order. A field is fixed if its kind is a number, or an array of which
+all lengths are known. A field of text that is named `__key__` is the key of the sample.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from struct import Struct
+
+import numpy as np
+
+from streamer.errors import DecodeError
+from streamer.formats.base import Field, FieldSpec, SampleName
+from streamer.formats.magic import kind_of_bytes
+
+_FIXED = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(\d+(?:,\d+)*)\])?")
+_KEY = "__key__"
+_NULL = "null"
+_NO_BYTES = memoryview(b"")
+
+
+def fixed_dtype(kind: str) -> np.dtype[np.generic] | None:
+    """The dtype of a field of this kind, with its shape; None: its length varies."""
+    found = _FIXED.fullmatch(kind)
+    if found is None:
+        return None
+    try:
+        dtype = np.dtype((found[1], tuple(map(int, found[2].split(","))) if found[2] else ()))
+    except (TypeError, ValueError):
+        return None
+    return dtype if dtype.base.kind in "biufc" else None
+
+
+def head_bytes(fields: Sequence[FieldSpec]) -> int:
+    """Bytes of a record besides the values."""
+    variable = sum(fixed_dtype(field.kind) is None for field in fields)
+    return null_bytes(fields) + 4 * variable
+
+
+class TableOpener:
+    """Opens records.
+
+    Args:
+        fields: of every sample; a kind of "" is told by the bytes.
+    """
+
+    def __init__(self, fields: Sequence[FieldSpec]) -> None:
+        self._count = len(fields)
+        self._null_bytes = at = null_bytes(fields)
+        dtypes = [fixed_dtype(field.kind) for field in fields]
+        self._variable = [
+            (number, field.name, field.kind)
+            for number, (field, dtype) in enumerate(zip(fields, dtypes, strict=True))
+            if dtype is None
+        ]
+        self._lengths = Struct(f"<{len(self._variable)}I")
+        at += self._lengths.size
+        self._fixed: list[tuple[int, str, str, int, int]] = []
+        for number, (field, dtype) in enumerate(zip(fields, dtypes, strict=True)):
+            if dtype is not None:
+                self._fixed.append((number, field.name, field.kind, at, at + dtype.itemsize))
+                at += dtype.itemsize
+        self._head_bytes = at
+        keys = [number for number, field in enumerate(fields) if (field.name, field.kind) == (_KEY, "txt")]
+        self._key = keys[0] if keys else None
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
+        """Takes a record apart. Copies nothing.
+
+        Raises:
+            DecodeError: another length than its head says, or a key that is no UTF-8.
+        """
+        at = self._head_bytes
+        if len(content) < at:
+            raise DecodeError(f"a record of {len(content)} bytes; its head alone has {at}", bytes=len(content))
+        found: list[Field] = [None] * self._count  # type: ignore[list-item]
+        for number, field, kind, start, stop in self._fixed:
+            found[number] = Field(field, content[start:stop], kind)
+        lengths = self._lengths.unpack_from(content, self._null_bytes)
+        for (number, field, kind), length in zip(self._variable, lengths, strict=True):
+            value = content[at : at + length]
+            found[number] = Field(field, value, kind or kind_of_bytes(value))
+            at += length
+        if at != len(content):
+            raise DecodeError(f"a record of {len(content)} bytes; its head says {at}", bytes=len(content))
+        if nulls := int.from_bytes(content[: self._null_bytes], "little"):
+            found = [
+                Field(field.name, _NO_BYTES, _NULL) if nulls >> number & 1 else field
+                for number, field in enumerate(found)
+            ]
+        return (None, found) if self._key is None else _keyed(found, self._key)
+
+
+def _keyed(fields: list[Field], key: int) -> tuple[str | None, Sequence[Field]]:
+    field = fields.pop(key)
+    try:
+        return (None if field.kind == _NULL else str(field.content, "utf-8")), fields
+    except UnicodeDecodeError as error:
+        raise DecodeError(f"the key is no UTF-8: {error}", field=_KEY) from error
+
+
+def null_bytes(fields: Sequence[FieldSpec]) -> int:
+    """Bytes of the null bits."""
+    return -(-len(fields) // 8)

@@ -1,0 +1,83 @@
+"""Parquet meets the contract of the formats, by row groups, by runs of pages, and by columns."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from streamer import StreamingDataset
+from streamer.formats.base import SampleName
+from streamer.formats.parquet import pages
+from streamer.formats.parquet.format import Parquet
+from tests.formats.cases import Case, block_bytes, facts_of, find, opened, read_case, recode, run
+from tests.formats.contract import FormatContract
+
+
+def _projected(case: Case, *columns: str) -> Case:
+    """A case of some of the columns."""
+    samples = [{name: sample[name] for name in columns} for sample in case.samples]
+    name = f"{case.name} {'+'.join(columns)}"
+    return replace(case, name=name, format=Parquet(columns=columns), samples=samples, raw=case.raw & {*columns})
+
+
+def _cases() -> list[Case]:
+    huggingface = read_case(Parquet(), "parquet/huggingface", raw=["image"])
+    return [
+        huggingface,
+        read_case(Parquet(), "parquet/kinds", raw=["picture"]),
+        read_case(Parquet(), "parquet/pages"),
+        read_case(Parquet(), "parquet/codecs"),
+        _projected(huggingface, "image", "label"),
+    ]
+
+
+class TestParquet(FormatContract):
+    @classmethod
+    def cases(cls) -> list[Case]:
+        return _cases()
+
+    @pytest.mark.parametrize("chunk_bytes", [1000, 4000, 12_000, 1 << 20])
+    def test_runs_of_pages_are_the_rows(self, case: Case, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch):
+        """However small the chunks are: blocks tile the rows, and each row is what pyarrow reads."""
+        monkeypatch.setattr(pages, "_MOST_EXTRA", 100)
+        found = find(case.format, case.objects)
+        opener, told, blocks = case.format.opener(facts_of(found)), [], []
+        for source, _ in found.items:
+            cut: list[object] = []
+            steps = case.format.index(msgspec.structs.replace(source, chunk_bytes=chunk_bytes), facts_of(found))
+            run(steps, case.objects, source.record, [], cut.append)
+            whole = case.objects[source.record.url.removeprefix("s3://bucket/data/")]
+            for block in cut:
+                records = recode(case.format, found, block, block_bytes(block, whole))
+                assert len(records) == block.samples
+                told += [opened(case, opener, memoryview(record), SampleName()) for record in records]
+            blocks.append(len(cut))
+        assert told == list(case.samples)
+        if case.name == "parquet/pages" and chunk_bytes == 1000:
+            assert min(blocks) > 3, blocks
+
+
+def test_pyarrow_stays_out_of_trainers_and_engines():
+    """Only a recoder imports it: not the class, its index or its opener."""
+    program = (
+        "import sys; import streamer.service.server, streamer.loader.dataset; from streamer.formats import Parquet;"
+        "from streamer.formats.base import Facts; Parquet().opener(Facts());"
+        "assert not {'pyarrow', 'cramjam'} & {*sys.modules}, 'imported'"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_class_names_and_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Through an engine: the names of a ClassLabel, and the fields that were asked for."""
+    monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
+    folder = _cases()[0].write(tmp_path / "data") / "data"
+    with closing(StreamingDataset(folder, format=Parquet(columns=("label",)), cache_bytes="1GB")) as dataset:
+        assert dataset.classes == ["cat", "dog", "bird"]
+        assert dataset[4] == {"__key__": "4", "label": 1}

@@ -1,0 +1,61 @@
+"""Larger files that pyarrow and datasets have just written: every field is what they read."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from streamer import StreamingDataset
+from streamer.formats.parquet.format import Parquet
+from tests.formats.cases import MemoryStore, built, read_case
+from tests.formats.contract import Job, _sorted, _told, samples_of
+
+pytestmark = [pytest.mark.formats, pytest.mark.timeout(3000)]
+
+ROOT = Path(__file__).parents[2]
+MAKE = Path(__file__).parent / "make" / "parquet.py"
+ROWS = 2000
+RAW = {"huggingface": ["image"], "kinds": ["picture"], "pages": [], "codecs": []}
+
+
+def python_with(*packages: str) -> Path:
+    """The Python of an environment with these packages alone; made once."""
+    folder = ROOT / "build" / "formats" / packages[0]
+    stamp = folder / "made"
+    if not stamp.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        subprocess.run([folder / "bin" / "pip", "install", "--quiet", *packages], check=True)
+        stamp.touch()
+    return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files, by the peers."""
+    folder = tmp_path_factory.mktemp("made")
+    python = python_with("datasets==5.2.0", "pillow")
+    subprocess.run([python, MAKE, folder, str(ROWS)], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    return folder
+
+
+@pytest.mark.parametrize("kind", RAW)
+def test_what_the_peers_write(
+    kind: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """In this process, and through an engine, the format found by itself."""
+    case = read_case(Parquet(), str(made / kind), raw=RAW[kind])
+    assert len(case.samples) >= ROWS
+    assert samples_of(case) == list(case.samples)
+    manifest = asyncio.run(built(case.format, MemoryStore(case.objects, seed=1), tmp_path / "manifest", 64 << 10))
+    assert manifest.samples == len(case.samples)
+    with closing(Job(tmp_path, case, monkeypatch, lambda: capsys.readouterr().out)) as job:
+        rule = dict.fromkeys(case.raw) if case.raw else "auto"
+        with closing(StreamingDataset(job.folder, decode=rule, cache_bytes="1GB")) as dataset:
+            read = [_told(dict(sample)) for sample in dataset]
+    assert _sorted(read) == job.expected
