@@ -129,14 +129,20 @@ class Watch(threading.Thread):
         self._folder, self._end = folder, threading.Event()
 
     def run(self) -> None:
-        while not self._end.wait(0.005):
-            taken = 0
-            for path in [*(self._folder / "chunks").glob("*/*"), *(self._folder / "tmp").glob("*")]:
-                try:
-                    taken += path.stat().st_blocks * 512
-                except FileNotFoundError:
-                    continue
-            self.peak_bytes = max(self.peak_bytes, taken)
+        ended = False
+        while not ended:
+            ended = self._end.wait(0.005)
+            self.peak_bytes = max(self.peak_bytes, self._taken())
+
+    def _taken(self) -> int:
+        """Of the files that were there together, when the last of them had been looked at."""
+        sizes: dict[Path, int] = {}
+        for path in [*(self._folder / "chunks").glob("*/*"), *(self._folder / "tmp").glob("*")]:
+            try:
+                sizes[path] = path.stat().st_blocks * 512
+            except FileNotFoundError:
+                continue
+        return sum(size for path, size in sizes.items() if path.exists())
 
     def stop(self) -> None:
         self._end.set()
