@@ -1,0 +1,22 @@
+"""Writes datasets as shards that every tool reads: `streamer pack`.
+
+Pure:
+tar.py         one tar, header by header; tells where its samples are
+values.py      a sample as the files of a tar
+plan.py        the order of the samples, cut into shards
+job.py         what is packed, and the names of what it writes
+
+One shard:
+spool.py       its temporary file
+receipts.py    what is known of a shard that is done
+task.py        reads samples, writes a shard, uploads it, writes its receipt
+
+All of them:
+processes.py, worker.py, executors.py   who runs the tasks
+running.py     runs tasks, repeats those that fail
+destination.py what is there, and what is put there
+iterable.py    shards of samples that a program makes
+finish.py      checks what is there, and writes the manifest
+pack.py        `streamer.pack`
+verify.py      `streamer verify`
+"""
