@@ -75,14 +75,18 @@ class Destination:
         Raises:
             ConfigError: objects of something else are there.
         """
+        where = shown(self.url)
         jobs = {name[len(FOLDER) :].partition("/")[0] for name in records if name.startswith(FOLDER)}
-        if jobs - {job.id} or (records and not jobs):
-            what = f"another pack ({', '.join(sorted(jobs - {job.id}))})" if jobs else f"{len(records)} objects"
-            example = next(iter(records))
+        if other := min(jobs - {job.id}, default=""):
+            differs = await self._differences(job, records.get(f"{FOLDER}{other}/{DESCRIPTION_NAME}"))
             raise ConfigError(
-                f"{shown(self.url)} holds {what}, e.g. {example}. A pack goes on where it stopped only with the same "
-                f"source, order, fields, transform, prefix and shard size ({FOLDER}*/{DESCRIPTION_NAME} says with "
-                "which); else choose an empty destination",
+                f"{where} holds the shards of another pack, {differs}; repeat that one to go on with it, or choose an "
+                "empty destination",
+                field="url",
+            )
+        if records and not jobs:
+            raise ConfigError(
+                f"{where} is not empty: {len(records)} objects, the first is {min(records)}; choose an empty one",
                 field="url",
             )
         if not jobs:
@@ -93,6 +97,15 @@ class Destination:
         """Puts the manifest beside the shards, its root last: what finds the root finds all of it."""
         for name, content in export_files(manifest):
             await self.fetcher.put(f"{self.url}{BESIDE}{name}", content)
+
+    async def _differences(self, job: Job, record: ObjectRecord | None) -> str:
+        """What another job was described with."""
+        other = {} if record is None else json.loads(await self._read(record))
+        names = sorted(
+            name for name in other.keys() | job.described.keys() if other.get(name) != job.described.get(name)
+        )
+        found = [f"{name} {other.get(name)!r} and not {job.described.get(name)!r}" for name in names]
+        return f"with {', '.join(found)}" if other else "which has no description"
 
     async def _read(self, record: ObjectRecord) -> bytes:
         return await self.fetcher.read(Extent(record, 0, record.size))

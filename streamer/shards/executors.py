@@ -16,7 +16,7 @@ class Runner(NamedTuple):
     """An executor, and how many tasks it is given at the same time."""
 
     executor: Executor
-    at_once: int
+    most_tasks: int
 
 
 @contextmanager

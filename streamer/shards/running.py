@@ -34,7 +34,7 @@ def run_all(runner: Runner, function: Callable[[Task], Outcome], tasks: Iterable
     running: dict[Future[Outcome], tuple[Task, int]] = {}
     try:
         while True:
-            while len(running) < runner.at_once and (following := next(rest, None)) is not None:
+            while len(running) < runner.most_tasks and (following := next(rest, None)) is not None:
                 running[runner.executor.submit(function, following)] = following, 1
             if not running:
                 return

@@ -14,6 +14,7 @@ from streamer.errors import DecodeError, PackError
 from streamer.fetch import Fetched, Fetcher
 from streamer.formats.base import Opener
 from streamer.formats.registry import find_format
+from streamer.manifest.builder.bounded_map import plain_errors
 from streamer.manifest.model import Chunk, Extent, Facts, SampleName
 from streamer.shards.destination import Destination
 from streamer.shards.job import Job, Transform, transform_name
@@ -111,15 +112,15 @@ async def receipt_there(destination: Destination, job: Job, number: int) -> Rece
 async def _write(task: ShardTask, writer: TarWriter, source: Fetcher) -> None:
     """Writes a batch while the next one is on its way."""
     making = _Making(task.recipe, writer)
-    async with asyncio.TaskGroup() as group:
-        coming = [group.create_task(_read(source, batch)) for batch in task.batches[:1]]
-        for number, batch in enumerate(task.batches):
-            content, places = await coming.pop()
-            if number + 1 < len(task.batches):
-                coming.append(group.create_task(_read(source, task.batches[number + 1])))
-            with content:
-                whole = content.parts[0]
-                await asyncio.to_thread(making.add, batch, whole, places)
+    with plain_errors():
+        async with asyncio.TaskGroup() as group:
+            coming = [group.create_task(_read(source, batch)) for batch in task.batches[:1]]
+            for number, batch in enumerate(task.batches):
+                content, places = await coming.pop()
+                if number + 1 < len(task.batches):
+                    coming.append(group.create_task(_read(source, task.batches[number + 1])))
+                with content:
+                    await asyncio.to_thread(making.add, batch, content.parts[0], places)
 
 
 async def _read(source: Fetcher, batch: Batch) -> tuple[Fetched, list[int]]:

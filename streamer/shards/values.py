@@ -156,7 +156,7 @@ def _named_once(files: Sequence[tuple[str, Content]]) -> Files:
         lower = name.lower()
         if lower in seen:
             raise PackError(f"fields {seen[lower]!r} and {name!r} would both be the file {lower!r}; rename one")
-        if split_name(f"key.{name}") != ("key", lower) or "\0" in name:
+        if split_name(f"key.{name}") != ("key", lower) or "\0" in name or not name.strip(".") == name != "":
             raise PackError(f"a field cannot be named {name!r}")
         seen[lower] = name
     return [(name.lower(), content) for name, content in files]
