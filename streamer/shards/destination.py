@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from streamer.config import FetchConfig
-from streamer.errors import ConfigError, ObjectNotFoundError
+from streamer.errors import ConfigError, ObjectChangedError, ObjectNotFoundError
 from streamer.fetch import Fetcher
 from streamer.formats.names import BESIDE
 from streamer.manifest.builder.bounded_map import bounded_map
@@ -57,9 +57,8 @@ class Destination:
     async def receipts(self, names: Sequence[str], records: Mapping[str, ObjectRecord]) -> dict[int, Receipt]:
         """The receipts of these names, as far as they are there, by shard."""
         there = [records[name] for name in names if name in records]
-        contents = await bounded_map(lambda record: self._read(record), there, _READS_AT_ONCE)
-        found = [receipt for content in contents if (receipt := decode_receipt(content)) is not None]
-        return {receipt.shard: receipt for receipt in found}
+        found = await bounded_map(self._receipt, there, _READS_AT_ONCE)
+        return {receipt.shard: receipt for receipt in found if receipt is not None}
 
     async def put_receipt(self, job: Job, receipt: Receipt) -> None:
         """Says that a shard is done."""
@@ -97,6 +96,13 @@ class Destination:
         """Puts the manifest beside the shards, its root last: what finds the root finds all of it."""
         for name, content in export_files(manifest):
             await self.fetcher.put(f"{self.url}{BESIDE}{name}", content)
+
+    async def _receipt(self, record: ObjectRecord) -> Receipt | None:
+        """None: another pack of the same job is just writing it."""
+        try:
+            return decode_receipt(await self._read(record))
+        except (ObjectChangedError, ObjectNotFoundError):
+            return None
 
     async def _differences(self, job: Job, record: ObjectRecord | None) -> str:
         """What another job was described with."""

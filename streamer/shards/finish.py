@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from streamer.errors import IntegrityError
+from streamer.errors import IntegrityError, ObjectChangedError
 from streamer.formats.base import Facts
 from streamer.formats.checksum import crc32
 from streamer.formats.detect import chooser
@@ -83,28 +83,25 @@ async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int,
         folder: where it is written on this machine.
 
     Raises:
-        IntegrityError: other tars than those of the receipts are there.
+        IntegrityError: tars that are none of these are there.
+        ObjectChangedError: a shard is not the one of its receipt, or is gone.
     """
     listed = await list_objects((destination.url,), FetchedLists(destination.fetcher), chooser(WebDataset.name), 1)
     listing = listed.listing
     by_name = {job.shard_name(number): receipt for number, receipt in receipts.items()}
-    found = [listing.record(i) for i in range(len(listing))]
-    names = [record.url[len(destination.url) :] for record in found]
-    if odd := [name for name, record in zip(names, found, strict=True) if not agrees(by_name.get(name), record)]:
+    found = {record.url[len(destination.url) :]: record for record in map(listing.record, range(len(listing)))}
+    if odd := found.keys() - by_name.keys():
         raise IntegrityError(
-            f"{shown(destination.url)}{odd[0]} is no shard of this pack (one of {len(odd)} such tars): another program "
-            "writes there, or an earlier run made more shards; delete it and pack again",
+            f"{shown(destination.url)}{min(odd)} is no shard of this pack (one of {len(odd)} such tars): another "
+            "program writes there, or an earlier run made more shards; delete it and pack again",
             url=shown(destination.url),
         )
-    if missing := by_name.keys() - set(names):
-        raise IntegrityError(
-            f"{shown(destination.url)}{min(missing)} is gone (one of {len(missing)} shards); pack again",
-            url=shown(destination.url),
-        )
+    for name, receipt in by_name.items():
+        _require(destination, name, receipt, found.get(name))
     chunk_bytes = choose_chunk_bytes("auto", listing.sizes, False)
     cuts = [
         cut_object(edges[:-1], edges[1:], record.size, chunk_bytes)
-        for record, edges in zip(found, (by_name[name].edges for name in names), strict=True)
+        for record, edges in ((record, by_name[name].edges) for name, record in found.items())
     ]
     rows = Contained(listing, WebDataset(), Facts(), chunk_bytes).rows(cuts)
     return Manifest.open(publish(rows, folder))
@@ -115,9 +112,25 @@ async def put_manifest(destination: Destination, job: Job, receipts: Mapping[int
 
     Raises:
         IntegrityError: see `manifest_of`.
+        ObjectChangedError: a shard is not the one of its receipt, before or after.
         ManifestError: the folder for temporary files cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder:
         manifest = await manifest_of(destination, job, receipts, Path(folder))
         await destination.put_manifest(manifest)
+    # Another pack of the same job may have written a shard, and its manifest, at the same time.
+    records = await destination.records()
+    for number, receipt in receipts.items():
+        name = job.shard_name(number)
+        _require(destination, name, receipt, records.get(name))
     return manifest
+
+
+def _require(destination: Destination, name: str, receipt: Receipt, record: ObjectRecord | None) -> None:
+    if not agrees(receipt, record):
+        now = "is gone" if record is None else f"has {record.size} bytes and {record.version}"
+        raise ObjectChangedError(
+            f"{shown(destination.url)}{name} {now}; {receipt.size} bytes and {receipt.version} were written. Pack "
+            "again: only such shards are written again",
+            url=f"{shown(destination.url)}{name}",
+        )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from streamer.config import parse_bytes
-from streamer.errors import ConfigError, IntegrityError
+from streamer.errors import ConfigError, IntegrityError, ObjectChangedError
 from streamer.manifest import protocols
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.table import Manifest
@@ -32,8 +32,8 @@ from streamer.store.urls import shown
 
 T = TypeVar("T")
 
-# Shards that another pack of the same job has written meanwhile are looked at again.
-_ROUNDS = 3
+# Shards that another pack of the same job writes meanwhile are looked at again.
+_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -229,25 +229,49 @@ def run(prepared: Prepared, on: str | Executor, callbacks: Callbacks) -> Packed:
     Raises:
         PackError, IntegrityError, DecodeError, StoreError: as `pack`.
     """
-    job, options = prepared.job, prepared.recipe.out_storage_options
-    done = waited(_begin(job, options, prepared.plan.shards))
-    follower = _Follower(prepared.plan, done, callbacks.on_progress)
+    job, options, count = prepared.job, prepared.recipe.out_storage_options, prepared.plan.shards
+    waited(_claim(job, options))
+    earlier = waited(_shards_there(job, options, count))
+    follower = _Follower(prepared.plan, earlier, callbacks.on_progress)
+
+    def write(done: dict[int, Receipt]) -> dict[int, Receipt]:
+        missing = [number for number in range(count) if number not in done]
+        if not missing:
+            return done
+        with runner(on) as executor:
+            for receipt in run_all(executor, pack_shard, map(prepared.task, missing)):
+                follower.done(receipt)
+                done[receipt.shard] = receipt
+        return done
+
+    return _settled(job, options, write(earlier), write)
+
+
+def _settled(
+    job: Job,
+    options: Mapping[str, object],
+    receipts: dict[int, Receipt],
+    write: Callable[[dict[int, Receipt]], dict[int, Receipt]],
+) -> Packed:
+    """Writes the manifest of what is there; looks again where another pack of the same job writes, too.
+
+    Args:
+        job: whose shards they are.
+        options: of the store.
+        receipts: of all shards.
+        write: given the receipts of shards that are there, writes the others; returns those of all.
+    """
     for _ in range(_ROUNDS):
-        missing = [number for number in range(prepared.plan.shards) if number not in done]
-        if missing:
-            with runner(on) as executor:
-                for receipt in run_all(executor, pack_shard, map(prepared.task, missing)):
-                    follower.done(receipt)
-                    done[receipt.shard] = receipt
-        done = waited(_still_there(job, options, done))
-        if len(done) == prepared.plan.shards:
-            return waited(_finish(job, options, done))
-    gone = [number for number in range(prepared.plan.shards) if number not in done]
+        try:
+            return waited(_finish(job, options, receipts))
+        except ObjectChangedError as error:
+            changed = error
+        receipts = write(waited(_shards_there(job, options, len(receipts))))
     raise IntegrityError(
-        f"{shown(job.url)}{job.shard_name(gone[0])} and {len(gone) - 1} other shards change while they are packed; "
-        "does another program write there?",
+        f"shards in {shown(job.url)} change while they are packed ({changed.message}); does another program write "
+        "there?",
         url=shown(job.url),
-    )
+    ) from changed
 
 
 def waited(work: Coroutine[Any, Any, T]) -> T:
@@ -267,31 +291,32 @@ def _pack_samples(
     options: dict[str, object],
     callbacks: Callbacks,
 ) -> Packed:
-    waited(_begin(job, options, 0))
+    waited(_claim(job, options))
     follower = _Follower(None, {}, callbacks.on_progress)
     receipts = pack_iterable(samples, job, shard_bytes, options, follower.done)
-    return waited(_finish(job, options, receipts))
+    # What another run of the same program has written has other versions, where these are times.
+    return _settled(job, options, receipts, lambda there: receipts | there)
 
 
-async def _begin(job: Job, options: Mapping[str, object], shards: int) -> dict[int, Receipt]:
-    """The shards that are done."""
+async def _claim(job: Job, options: Mapping[str, object]) -> None:
+    async with Destination(job.url, options) as destination:
+        await destination.claim(job, await destination.records())
+
+
+async def _shards_there(job: Job, options: Mapping[str, object], shards: int) -> dict[int, Receipt]:
+    """The receipts of the shards that are done."""
     async with Destination(job.url, options) as destination:
         records = await destination.records()
-        await destination.claim(job, records)
         receipts = await destination.receipts([job.receipt_name(number) for number in range(shards)], records)
-    return _agreeing(job, receipts, records)
-
-
-async def _still_there(job: Job, options: Mapping[str, object], receipts: Mapping[int, Receipt]) -> dict[int, Receipt]:
-    async with Destination(job.url, options) as destination:
-        return _agreeing(job, receipts, await destination.records())
-
-
-def _agreeing(job: Job, receipts: Mapping[int, Receipt], records: Mapping[str, ObjectRecord]) -> dict[int, Receipt]:
     return {n: receipt for n, receipt in receipts.items() if agrees(receipt, records.get(job.shard_name(n)))}
 
 
 async def _finish(job: Job, options: Mapping[str, object], receipts: Mapping[int, Receipt]) -> Packed:
+    """Checks the shards and writes their manifest.
+
+    Raises:
+        ObjectChangedError: a shard is not, or no longer, the one of its receipt.
+    """
     async with Destination(job.url, options) as destination:
         ordered = [receipts[number] for number in sorted(receipts)]
         records = [ObjectRecord(job.url + job.shard_name(r.shard), r.size, r.version) for r in ordered]

@@ -17,7 +17,7 @@ from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.transfer import install_files
 from streamer.shards.destination import Destination
-from streamer.shards.finish import agrees, check_samples, compare, manifest_of
+from streamer.shards.finish import check_samples, compare, manifest_of
 from streamer.shards.job import DESCRIPTION_NAME, FOLDER, Job
 from streamer.shards.receipts import Receipt
 from streamer.shards.source import manifest_files
@@ -63,7 +63,8 @@ async def verify(
         on_progress: called with the bytes that were read, and all that will be, where all samples are.
 
     Raises:
-        IntegrityError: a shard or the manifest is not what was written; names it.
+        ObjectChangedError: a shard is not the one that was written, or is gone; names it.
+        IntegrityError: a sample or the manifest is not what was written, or tars are there that were not.
         ManifestError: there is no pack, or it has not come to its end.
         StoreError: from the store.
     """
@@ -72,9 +73,9 @@ async def verify(
         job = await _job_at(destination, records)
         names = [name for name in records if _RECEIPT.fullmatch(name.removeprefix(job.folder))]
         receipts = await destination.receipts(names, records)
-        objects = _objects(job, receipts, records)
         digest = await _compare_manifest(destination, job, receipts)
         ordered = [receipts[number] for number in sorted(receipts)]
+        objects = [records[job.shard_name(receipt.shard)] for receipt in ordered]
         if every:
             await _check_all(destination, ordered, objects, on_progress)
         else:
@@ -110,30 +111,11 @@ async def _job_at(destination: Destination, records: Mapping[str, ObjectRecord])
     return job
 
 
-def _objects(job: Job, receipts: Mapping[int, Receipt], records: Mapping[str, ObjectRecord]) -> list[ObjectRecord]:
-    """The shards in order.
-
-    Raises:
-        IntegrityError: one that is gone, or has changed.
-    """
-    for number, receipt in sorted(receipts.items()):
-        record = records.get(job.shard_name(number))
-        if not agrees(receipt, record):
-            now = "is gone" if record is None else f"has {record.size} bytes and {record.version} now"
-            raise IntegrityError(
-                f"{shown(job.url)}{job.shard_name(number)} {now}; {receipt.size} bytes and {receipt.version} were "
-                "written. Pack again: only such shards are written again",
-                url=shown(job.url),
-                shard=number,
-            )
-    return [records[job.shard_name(number)] for number in sorted(receipts)]
-
-
 async def _compare_manifest(destination: Destination, job: Job, receipts: Mapping[int, Receipt]) -> str:
     where = f"{destination.url}{BESIDE}"
     with tempfile.TemporaryDirectory(prefix="streamer-verify-") as folder:
-        there = install_files(await manifest_files(destination.fetcher, where), Path(folder, "there"), shown(where))
         expected = await manifest_of(destination, job, receipts, Path(folder, "expected"))
+        there = install_files(await manifest_files(destination.fetcher, where), Path(folder, "there"), shown(where))
     if there.digest != expected.digest:
         raise IntegrityError(
             f"the manifest in {shown(where)} ({there.samples} samples, {there.digest}) is not that of the shards "

@@ -117,7 +117,7 @@ def _walk(path: str, pattern: patterns.Pattern) -> list[ObjectRecord]:
         raise ObjectNotFoundError(f"{start}: no such file or folder", url=start)
     names = [name for name in sorted(_files(start)) if pattern.matches(name)]
     pattern.require(names)
-    return [_record(name) for name in names]
+    return [record for name in names if (record := _record_if_there(name)) is not None]
 
 
 def _files(folder: str) -> Iterator[str]:
@@ -127,6 +127,16 @@ def _files(folder: str) -> Iterator[str]:
 
 def _raise(error: OSError) -> None:
     raise error
+
+
+def _record_if_there(path: str) -> ObjectRecord | None:
+    """None: it was removed after its folder was read; a link that leads nowhere is an error."""
+    try:
+        return _record(path)
+    except FileNotFoundError:
+        if os.path.lexists(path):
+            raise
+        return None
 
 
 def _record(path: str) -> ObjectRecord:

@@ -12,4 +12,4 @@ if __name__ == "__main__":
     url, samples, options = sys.argv[1:]
     numbers = random.Random(1)
     made = ({"bin": numbers.randbytes(numbers.randrange(1, 400)), "label": i % 10} for i in range(int(samples)))
-    print(streamer.pack(made, url, shard_bytes="100kB", out_storage_options=json.loads(options)).digest)
+    print(streamer.pack(made, url, shard_bytes="80kB", out_storage_options=json.loads(options)).digest)
