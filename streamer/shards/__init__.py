@@ -12,11 +12,13 @@ receipts.py    what is known of a shard that is done
 task.py        reads samples, writes a shard, uploads it, writes its receipt
 
 All of them:
-processes.py, worker.py, executors.py   who runs the tasks
-running.py     runs tasks, repeats those that fail
+executors/     who runs the tasks
 destination.py what is there, and what is put there
 iterable.py    shards of samples that a program makes
 finish.py      checks what is there, and writes the manifest
+settle.py      does so also where another pack of the same job writes
+prepared.py    a pack of a dataset: index, plan, run
+progress.py    how far it is
 pack.py        `streamer.pack`
 verify.py      `streamer verify`
 """

@@ -13,10 +13,10 @@ import msgspec
 
 from streamer.errors import PackError
 from streamer.shards.destination import Destination
-from streamer.shards.executors import Runner
+from streamer.shards.executors.runner import Runner
+from streamer.shards.executors.running import run_all
 from streamer.shards.job import Job
 from streamer.shards.receipts import Receipt, packed_numbers
-from streamer.shards.running import run_all
 from streamer.shards.spool import spool_folder, spooled
 from streamer.shards.tar import TarWriter
 from streamer.shards.task import add_sample, receipt_there, upload

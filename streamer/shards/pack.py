@@ -2,99 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, TypeVar, cast
-
-import msgspec
+from typing import Any, cast
 
 from streamer.config import parse_bytes
-from streamer.errors import ConfigError, IntegrityError, ObjectChangedError
-from streamer.manifest import protocols
-from streamer.manifest.model import ObjectRecord
-from streamer.manifest.table import Manifest
-from streamer.shards.destination import Destination, folder_url
-from streamer.shards.executors import runner
-from streamer.shards.finish import agrees, check_samples, put_manifest
+from streamer.errors import ConfigError
+from streamer.shards.destination import folder_url
 from streamer.shards.iterable import pack_iterable
-from streamer.shards.job import Job, Transform, transform_name
-from streamer.shards.plan import Order, Plan, batch_of, make_plan, refuse_double_keys
-from streamer.shards.receipts import Receipt
-from streamer.shards.running import run_all
-from streamer.shards.source import Source, manifest_of_source
-from streamer.shards.task import Recipe, ShardTask, pack_shard
-from streamer.store.urls import shown
-
-T = TypeVar("T")
-
-# Shards that another pack of the same job writes meanwhile are looked at again.
-_ROUNDS = 5
-
-
-@dataclass(frozen=True)
-class Packed:
-    """What a pack has written.
-
-    Attributes:
-        url: of the shards; the manifest is below it, in `.streamer/`.
-        digest: of the manifest, the one that `streamer index` of the url finds.
-        shards, samples: how many.
-        bytes: of the shards.
-    """
-
-    url: str
-    digest: str
-    shards: int
-    samples: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class PackProgress:
-    """How far a pack is.
-
-    Attributes:
-        shards_done: written and uploaded, in this run or an earlier one.
-        shards: all; None: an iterable does not say.
-        samples_done: in those that are done.
-        bytes_done: of those that are done.
-        earlier_bytes: of those that an earlier run has written.
-        bytes: of all shards, about; None as for `shards`.
-    """
-
-    shards_done: int
-    shards: int | None
-    samples_done: int
-    bytes_done: int
-    earlier_bytes: int
-    bytes: int | None
-
-
-class Callbacks(msgspec.Struct, frozen=True):
-    """What is called while a pack runs: with a line about the source; while it is indexed; after each shard."""
-
-    on_note: Callable[[str], None] = lambda note: None
-    on_index: Callable[[protocols.Progress], None] = lambda step: None
-    on_progress: Callable[[PackProgress], None] = lambda step: None
-
-
-class Prepared(msgspec.Struct, frozen=True):
-    """A pack of a dataset before anything is written: `run` does it."""
-
-    manifest: Manifest
-    plan: Plan
-    job: Job
-    recipe: Recipe
-
-    def task(self, number: int) -> ShardTask:
-        """The task of one shard."""
-        batches = [batch_of(self.manifest, ordinals) for ordinals in self.plan.batches(number)]
-        return ShardTask(self.job, self.recipe, number, batches)
+from streamer.shards.job import Job, Transform
+from streamer.shards.plan import Order
+from streamer.shards.prepared import Writing, prepare, run
+from streamer.shards.progress import Callbacks, Follower, PackProgress
+from streamer.shards.settle import Packed, claim, settled, waited
+from streamer.shards.source import Source
 
 
 def pack(
@@ -177,113 +101,6 @@ def pack(
         return run(prepared, on, callbacks)
 
 
-class Writing(msgspec.Struct, frozen=True):
-    """What is to be written of a source; see `pack`."""
-
-    url: str
-    prefix: str
-    shard_bytes: int
-    order: Order
-    seed: int
-    fields: dict[str, str] | None
-    transform: Transform | None
-    options: dict[str, object]
-
-
-def prepare(source: Source, writing: Writing, folder: Path, callbacks: Callbacks) -> Prepared:
-    """Indexes the source and plans the shards; writes nothing but the manifest of the source, to `folder`.
-
-    Raises:
-        ConfigError, PackError, ManifestError, StoreError: as `pack`.
-    """
-    _refuse_same_place(source.urls, writing.url)
-    manifest = waited(manifest_of_source(source, folder, callbacks.on_note, callbacks.on_index))
-    plan = make_plan(manifest, writing.order, writing.seed, writing.shard_bytes)
-    if writing.transform is None:
-        refuse_double_keys(manifest)
-    content = manifest.content
-    recipe = Recipe(
-        content.format,
-        content.options,
-        manifest.facts,
-        writing.fields,
-        writing.transform,
-        dict(source.options),
-        writing.options,
-    )
-    described = {
-        "source": manifest.digest,
-        "order": writing.order,
-        "seed": writing.seed if writing.order == "shuffle" else 0,
-        "fields": writing.fields,
-        "transform": transform_name(writing.transform),
-        "shard_bytes": writing.shard_bytes,
-        "prefix": writing.prefix,
-    }
-    return Prepared(manifest, plan, Job(writing.url, writing.prefix, described), recipe)
-
-
-def run(prepared: Prepared, on: str | Executor, callbacks: Callbacks) -> Packed:
-    """Writes what is planned and not there yet, then the manifest.
-
-    Raises:
-        PackError, IntegrityError, DecodeError, StoreError: as `pack`.
-    """
-    job, options, count = prepared.job, prepared.recipe.out_storage_options, prepared.plan.shards
-    waited(_claim(job, options))
-    earlier = waited(_shards_there(job, options, count))
-    follower = _Follower(prepared.plan, earlier, callbacks.on_progress)
-
-    def write(done: dict[int, Receipt]) -> dict[int, Receipt]:
-        missing = [number for number in range(count) if number not in done]
-        if not missing:
-            return done
-        with runner(on) as executor:
-            for receipt in run_all(executor, pack_shard, map(prepared.task, missing)):
-                follower.done(receipt)
-                done[receipt.shard] = receipt
-        return done
-
-    return _settled(job, options, write(earlier), write)
-
-
-def _settled(
-    job: Job,
-    options: Mapping[str, object],
-    receipts: dict[int, Receipt],
-    write: Callable[[dict[int, Receipt]], dict[int, Receipt]],
-) -> Packed:
-    """Writes the manifest of what is there; looks again where another pack of the same job writes, too.
-
-    Args:
-        job: whose shards they are.
-        options: of the store.
-        receipts: of all shards.
-        write: given the receipts of shards that are there, writes the others; returns those of all.
-    """
-    for _ in range(_ROUNDS):
-        try:
-            return waited(_finish(job, options, receipts))
-        except ObjectChangedError as error:
-            changed = error
-        receipts = write(waited(_shards_there(job, options, len(receipts))))
-    raise IntegrityError(
-        f"shards in {shown(job.url)} change while they are packed ({changed.message}); does another program write "
-        "there?",
-        url=shown(job.url),
-    ) from changed
-
-
-def waited(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine; in a notebook, whose loop runs already, from a thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, work).result()
-
-
 def _pack_samples(
     samples: Iterable[Mapping[str, Any]],
     job: Job,
@@ -291,74 +108,11 @@ def _pack_samples(
     options: dict[str, object],
     callbacks: Callbacks,
 ) -> Packed:
-    waited(_claim(job, options))
-    follower = _Follower(None, {}, callbacks.on_progress)
+    waited(claim(job, options))
+    follower = Follower(None, {}, callbacks.on_progress)
     receipts = pack_iterable(samples, job, shard_bytes, options, follower.done)
     # What another run of the same program has written has other versions, where these are times.
-    return _settled(job, options, receipts, lambda there: receipts | there)
-
-
-async def _claim(job: Job, options: Mapping[str, object]) -> None:
-    async with Destination(job.url, options) as destination:
-        await destination.claim(job, await destination.records())
-
-
-async def _shards_there(job: Job, options: Mapping[str, object], shards: int) -> dict[int, Receipt]:
-    """The receipts of the shards that are done."""
-    async with Destination(job.url, options) as destination:
-        records = await destination.records()
-        receipts = await destination.receipts([job.receipt_name(number) for number in range(shards)], records)
-    return {n: receipt for n, receipt in receipts.items() if agrees(receipt, records.get(job.shard_name(n)))}
-
-
-async def _finish(job: Job, options: Mapping[str, object], receipts: Mapping[int, Receipt]) -> Packed:
-    """Checks the shards and writes their manifest.
-
-    Raises:
-        ObjectChangedError: a shard is not, or no longer, the one of its receipt.
-    """
-    async with Destination(job.url, options) as destination:
-        ordered = [receipts[number] for number in sorted(receipts)]
-        records = [ObjectRecord(job.url + job.shard_name(r.shard), r.size, r.version) for r in ordered]
-        await check_samples(destination, ordered, records)
-        manifest = await put_manifest(destination, job, receipts)
-    return Packed(job.url, manifest.digest, manifest.objects, manifest.samples, manifest.total_bytes)
-
-
-class _Follower:
-    """Counts shards for the progress."""
-
-    def __init__(
-        self, plan: Plan | None, earlier: Mapping[int, Receipt], on_progress: Callable[[PackProgress], None]
-    ) -> None:
-        self._plan, self._on_progress = plan, on_progress
-        self._shards, self._samples = len(earlier), sum(receipt.samples for receipt in earlier.values())
-        self._bytes = self._earlier_bytes = sum(receipt.size for receipt in earlier.values())
-        self._planned_bytes = 0 if plan is None else sum(int(plan.shard_bytes[number]) for number in earlier)
-        self._report()
-
-    def done(self, receipt: Receipt) -> None:
-        """One more."""
-        self._shards += 1
-        self._samples += receipt.samples
-        self._bytes += receipt.size
-        if self._plan is not None:
-            self._planned_bytes += int(self._plan.shard_bytes[receipt.shard])
-        self._report()
-
-    def _report(self) -> None:
-        plan = self._plan
-        left = None if plan is None else max(0, int(plan.shard_bytes.sum()) - self._planned_bytes)
-        self._on_progress(
-            PackProgress(
-                shards_done=self._shards,
-                shards=None if plan is None else plan.shards,
-                samples_done=self._samples,
-                bytes_done=self._bytes,
-                earlier_bytes=self._earlier_bytes,
-                bytes=None if left is None else self._bytes + left,
-            )
-        )
+    return settled(job, options, receipts, lambda there: receipts | there)
 
 
 def _urls(source: object) -> tuple[str, ...] | None:
@@ -385,19 +139,3 @@ def _renaming(fields: Mapping[str, str] | Sequence[str] | None) -> dict[str, str
     if fields is None:
         return None
     return dict(fields) if isinstance(fields, Mapping) else {name: name for name in fields}
-
-
-def _refuse_same_place(urls: Sequence[str], url: str) -> None:
-    """Shards among the files that they are made of would be packed the next time.
-
-    Raises:
-        ConfigError: one is within the other.
-    """
-    for source in urls:
-        place = folder_url(source)
-        if place.startswith(url) or url.startswith(place):
-            raise ConfigError(
-                f"{shown(url)} and the source {shown(source)} are one folder, or one is within the other; pack to "
-                "another one",
-                field="url",
-            )

@@ -18,7 +18,7 @@ import pytest
 import streamer
 from streamer import StreamingDataset
 from streamer.errors import ConfigError, IntegrityError, PackError
-from streamer.shards.pack import PackProgress
+from streamer.shards.progress import PackProgress
 from tests.tars import tar_of
 
 Sample = dict[str, bytes]

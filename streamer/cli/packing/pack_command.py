@@ -15,7 +15,9 @@ from streamer.config import counted, format_bytes
 
 if TYPE_CHECKING:
     from streamer.manifest.protocols import Progress as IndexStep
-    from streamer.shards.pack import Packed, PackProgress, Prepared, Writing
+    from streamer.shards.prepared import Prepared, Writing
+    from streamer.shards.progress import PackProgress
+    from streamer.shards.settle import Packed
     from streamer.shards.source import Source
 
 HELP = "write a dataset as WebDataset tars, with their manifest beside them"
@@ -86,8 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Packs, or says what would be packed."""
-    from streamer.shards.pack import Callbacks, prepare
-    from streamer.shards.pack import run as pack
+    from streamer.shards.prepared import prepare
+    from streamer.shards.prepared import run as pack
+    from streamer.shards.progress import Callbacks
 
     with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder:
         with terminal.progress("indexing", "bytes") as bar:
@@ -121,7 +124,7 @@ def _source(arguments: argparse.Namespace) -> Source:
 
 def _writing(arguments: argparse.Namespace) -> Writing:
     from streamer.shards.destination import folder_url
-    from streamer.shards.pack import Writing
+    from streamer.shards.prepared import Writing
 
     out_options = arguments.out_storage_options
     return Writing(

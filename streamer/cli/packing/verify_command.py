@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Verifies, and says what was compared."""
     from streamer.shards.destination import folder_url
-    from streamer.shards.pack import waited
+    from streamer.shards.settle import waited
     from streamer.shards.verify import verify
 
     url = folder_url(arguments.url)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from streamer.errors import StoreError, StreamerError, WorkerError
 from streamer.fetch.retry import retryable
-from streamer.shards.executors import Runner
+from streamer.shards.executors.runner import Runner
 
 logger = logging.getLogger(__name__)
 
