@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from streamer.errors import IntegrityError, ObjectChangedError
+from streamer.errors import IntegrityError, ObjectChangedError, PackError
 from streamer.manifest.model import ObjectRecord
 from streamer.shards.destination import Destination
 from streamer.shards.finish import agrees, check_samples, put_manifest
@@ -95,8 +95,11 @@ async def _finish(job: Job, options: Mapping[str, object], receipts: Mapping[int
     """Checks the shards and writes their manifest.
 
     Raises:
+        PackError: there is no sample in them.
         ObjectChangedError: a shard is not, or no longer, the one of its receipt.
     """
+    if not any(receipt.samples for receipt in receipts.values()):
+        raise PackError("no sample is left: the transform returns None for all of them")
     async with Destination(job.url, options) as destination:
         ordered = [receipts[number] for number in sorted(receipts)]
         records = [ObjectRecord(job.url + job.shard_name(r.shard), r.size, r.version) for r in ordered]

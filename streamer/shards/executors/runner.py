@@ -66,4 +66,4 @@ def _dask(address: str) -> Iterator[Runner]:
         try:
             yield Runner(executor, 2 * max(1, sum(client.nthreads().values())))
         finally:
-            executor.shutdown(wait=False, cancel_futures=True)
+            executor.shutdown(wait=False)
