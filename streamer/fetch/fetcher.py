@@ -197,7 +197,8 @@ class Fetcher:
             StoreError, ClosedError: as put.
         """
         endpoint = self._endpoint(url)
-        return await WholeCall(endpoint, self._config, self._tally).run(lambda: endpoint.store.put_file(url, path))
+        call = WholeCall(endpoint, self._config, self._tally, long=True)
+        return await call.run(lambda: endpoint.store.put_file(url, path))
 
     def statistics(self) -> FetchStatistics:
         """Counts since it was opened, gauges now."""

@@ -48,14 +48,17 @@ class Follower:
         self, plan: Plan | None, earlier: Mapping[int, Receipt], on_progress: Callable[[PackProgress], None]
     ) -> None:
         self._plan, self._on_progress = plan, on_progress
-        self._shards, self._samples = len(earlier), sum(receipt.samples for receipt in earlier.values())
+        self._seen = set(earlier)
+        self._samples = sum(receipt.samples for receipt in earlier.values())
         self._bytes = self._earlier_bytes = sum(receipt.size for receipt in earlier.values())
         self._planned_bytes = 0 if plan is None else sum(int(plan.shard_bytes[number]) for number in earlier)
         self._report()
 
     def done(self, receipt: Receipt) -> None:
-        """One more."""
-        self._shards += 1
+        """One more; one that had to be written again counts once."""
+        if receipt.shard in self._seen:
+            return
+        self._seen.add(receipt.shard)
         self._samples += receipt.samples
         self._bytes += receipt.size
         if self._plan is not None:
@@ -67,7 +70,7 @@ class Follower:
         left = None if plan is None else max(0, int(plan.shard_bytes.sum()) - self._planned_bytes)
         self._on_progress(
             PackProgress(
-                shards_done=self._shards,
+                shards_done=len(self._seen),
                 shards=None if plan is None else plan.shards,
                 samples_done=self._samples,
                 bytes_done=self._bytes,

@@ -299,6 +299,19 @@ def test_uploads_outlast_a_busy_store(store: Store) -> None:
     store.empty()  # closes the temporary files that the server holds
 
 
+def test_a_slow_upload_is_no_outage(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """A shard is answered when all of it is there; no warning says that the store serves nothing."""
+
+    def wait(path: str) -> bool:
+        if "partNumber=1" in path or path.startswith("/packed/train/shard"):
+            time.sleep(2.5)
+        return False
+
+    store.failing.script = wait
+    streamer.pack(({"bin": bytes(1000)} for _ in range(10)), URL, out_storage_options=store.options)
+    assert [record.message for record in caplog.records if "waiting for" in record.message] == []
+
+
 @pytest.mark.parametrize("made", ["files", "samples"])
 def test_a_full_disk_is_said(
     files: Path, full_disk: Path, monkeypatch: pytest.MonkeyPatch, made: str, store: Store
