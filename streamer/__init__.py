@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from streamer.loader.device.prefetcher import DevicePrefetcher as DevicePrefetcher
     from streamer.loader.mixed_dataset import MixedDataset as MixedDataset
     from streamer.order.growing.options import Growing as Growing
+    from streamer.shards.pack import pack as pack
 
 __version__ = VERSION
 
@@ -28,6 +29,7 @@ _HOMES = {
     "DevicePrefetcher": "streamer.loader.device.prefetcher",
     "Growing": "streamer.order.growing.options",
     "MixedDataset": "streamer.loader.mixed_dataset",
+    "pack": "streamer.shards.pack",
 }
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "StreamingDataset",
     "__version__",
     "errors",
+    "pack",
 ]
 
 

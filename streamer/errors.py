@@ -15,6 +15,7 @@
     ├─ ServiceError ─ EngineUnavailableError(ConnectionError), ProtocolError, ProtocolVersionError
     ├─ DecodeError                         sample, object, range, decoder
     ├─ RecodeError                         object, range, format: a block that cannot be decoded
+    ├─ PackError                           a sample or a shard that cannot be written
     ├─ StateError                          a resume that does not fit
     ├─ WorkerError                         exit signal, samples in flight, memory
     └─ ClosedError, BrokenError            you closed it; a background task died (see __cause__)
@@ -140,6 +141,10 @@ class DecodeError(StreamerError):
 
 class RecodeError(StreamerError):
     """A block whose bytes cannot be decoded into records; names object, range, format and reason."""
+
+
+class PackError(StreamerError):
+    """A sample or a shard that cannot be written; names the sample, or what is wrong at the destination."""
 
 
 class StateError(StreamerError):

@@ -57,6 +57,8 @@ class Entry(NamedTuple):
 COMMANDS = (
     Entry("demo", "streamer.cli.demo_command"),
     Entry("index", "streamer.cli.index_command"),
+    Entry("pack", "streamer.cli.packing.pack_command"),
+    Entry("verify", "streamer.cli.packing.verify_command"),
     Entry("serve", "streamer.cli.serve_command"),
     Entry("stat", "streamer.cli.stat_command"),
     Entry("top", "streamer.cli.top_command"),

@@ -51,8 +51,8 @@ def add_dataset(parser: argparse.ArgumentParser) -> None:
     add_sample_choice(parser)
 
 
-def add_sample_choice(parser: argparse.ArgumentParser) -> None:
-    """What StreamingDataset calls format=, extensions=, index_errors= and shuffle=False."""
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """What StreamingDataset calls format= and extensions=."""
     parser.add_argument("--format", default=AUTO, metavar="NAME", help=f"{', '.join(BUILT_IN)} (default: by the names)")
     parser.add_argument(
         "--format-options",
@@ -67,6 +67,11 @@ def add_sample_choice(parser: argparse.ArgumentParser) -> None:
         metavar="JPG,PNG",
         help="of the raw files that are samples (default: in class folders the commonest, else all)",
     )
+
+
+def add_sample_choice(parser: argparse.ArgumentParser) -> None:
+    """What StreamingDataset calls format=, extensions=, index_errors= and shuffle=False."""
+    add_format(parser)
     parser.add_argument(
         "--index-errors",
         choices=("raise", "skip"),

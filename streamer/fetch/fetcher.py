@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 
 from streamer.config import FetchConfig
@@ -188,6 +189,16 @@ class Fetcher:
         """
         endpoint = self._endpoint(url)
         await WholeCall(endpoint, self._config, self._tally).run(lambda: endpoint.store.put(url, content))
+
+    async def put_file(self, url: str, path: Path) -> ObjectRecord:
+        """Writes a file of this machine as an object, whole or not at all; see `ObjectStore.put_file`.
+
+        Raises:
+            StoreError, ClosedError: as put.
+        """
+        endpoint = self._endpoint(url)
+        call = WholeCall(endpoint, self._config, self._tally, long=True)
+        return await call.run(lambda: endpoint.store.put_file(url, path))
 
     def statistics(self) -> FetchStatistics:
         """Counts since it was opened, gauges now."""

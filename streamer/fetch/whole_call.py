@@ -23,10 +23,12 @@ class WholeCall:
         endpoint: of the store.
         config: bounds.
         tally: what is counted.
+        long: it is answered at its end only, after minutes: an endpoint that says nothing meanwhile is not out.
     """
 
-    def __init__(self, endpoint: Endpoint, config: FetchConfig, tally: Tally) -> None:
+    def __init__(self, endpoint: Endpoint, config: FetchConfig, tally: Tally, *, long: bool = False) -> None:
         self._endpoint = endpoint
+        self._is_watched = not long
         self._config = config
         self._tally = tally
         self._tries = 0
@@ -41,7 +43,8 @@ class WholeCall:
         """
         endpoint = self._endpoint
         endpoint.clock.begin()
-        endpoint.watch.begin()
+        if self._is_watched:
+            endpoint.watch.begin()
         try:
             while True:
                 self._tries += 1
@@ -51,7 +54,8 @@ class WholeCall:
                     pause = await self._recover(error)
                 await asyncio.sleep(pause)
         finally:
-            endpoint.watch.end()
+            if self._is_watched:
+                endpoint.watch.end()
             endpoint.clock.end()
 
     def progressed(self) -> None:

@@ -44,10 +44,16 @@ def base_name(key: str) -> str:
     return key.rpartition("/")[2]
 
 
+# What streamer keeps beside the objects of a dataset: its manifest, the receipts of its shards.
+BESIDE = ".streamer/"
+
+
 def is_hidden(key: str) -> bool:
-    """Hidden files (`.DS_Store`, `._a.jpg`) and the markers of empty folders."""
+    """Hidden files (`.DS_Store`, `._a.jpg`), the markers of empty folders, and what is in `BESIDE`."""
     if "/." not in key and key[:1] != "." and key[-1:] not in {"/", ""}:
         return False
+    if key.startswith(BESIDE) or f"/{BESIDE}" in key:
+        return True
     return not (name := base_name(key)) or name.startswith(".")
 
 

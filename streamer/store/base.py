@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from streamer.manifest.model import ObjectRecord
@@ -74,6 +75,18 @@ class ObjectStore(Protocol):
 
     async def put(self, url: str, content: bytes) -> None:
         """Writes a small object (manifest parts) in one step."""
+        ...
+
+    async def put_file(self, url: str, path: Path) -> ObjectRecord:
+        """Writes a file of this machine as an object, which appears whole or not at all.
+
+        Args:
+            url: of the object; one that is there is replaced.
+            path: of the file; the local store may move it away.
+
+        Returns:
+            The object as a listing has it.
+        """
         ...
 
     def statistics(self) -> StoreStatistics:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import difflib
 import inspect
+import os
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import ConfigError, ObjectNotFoundError
@@ -107,6 +109,13 @@ class FsspecStore:
         self._counters.requests += 1
         with translating(mapped, url):
             await self._connected().pipe(url, content)
+
+    async def put_file(self, url: str, path: Path) -> ObjectRecord:
+        """See ObjectStore.put_file; where fsspec writes a file step by step, under another name first."""
+        self._counters.requests += 1
+        with translating(mapped, url):
+            await self._connected().put(url, path)
+            return self._record(url, await self._connected().describe(url))
 
     def statistics(self) -> StoreStatistics:
         """See ObjectStore.statistics."""
@@ -214,6 +223,18 @@ class FileCalls:
             await self.filesystem._pipe_file(url, content)
         else:
             await asyncio.to_thread(self.filesystem.pipe_file, url, content)
+
+    async def put(self, url: str, path: Path) -> None:
+        """Copies a local file there; it appears whole.
+
+        The asynchronous filesystems are object stores, which show no half of an object.
+        """
+        if self._is_async:
+            await self.filesystem._put_file(str(path), url)
+            return
+        temporary = f"{url}.{os.getpid()}.part"
+        await asyncio.to_thread(self.filesystem.put_file, str(path), temporary)
+        await asyncio.to_thread(self.filesystem.mv, temporary, url)
 
     async def aclose(self) -> None:
         """Closes the session that s3fs, gcsfs and http, or adlfs has opened, and adlfs's credential."""

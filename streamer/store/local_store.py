@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import shutil
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from pathlib import Path
 
 from streamer.errors import ObjectNotFoundError
 from streamer.manifest.model import ObjectRecord
@@ -60,6 +63,14 @@ class LocalStore:
         with translating(mapped, url):
             await asyncio.to_thread(_write, urls.split(url).key, content)
 
+    async def put_file(self, url: str, path: Path) -> ObjectRecord:
+        """See ObjectStore.put_file; the file is moved where both are on one file system."""
+        self._counters.requests += 1
+        with translating(mapped, url):
+            target = urls.split(url).key
+            await asyncio.to_thread(_move, path, target)
+            return _record(target)
+
     def statistics(self) -> StoreStatistics:
         """See ObjectStore.statistics."""
         return self._counters.frozen()
@@ -106,7 +117,7 @@ def _walk(path: str, pattern: patterns.Pattern) -> list[ObjectRecord]:
         raise ObjectNotFoundError(f"{start}: no such file or folder", url=start)
     names = [name for name in sorted(_files(start)) if pattern.matches(name)]
     pattern.require(names)
-    return [_record(name) for name in names]
+    return [record for name in names if (record := _record_if_there(name)) is not None]
 
 
 def _files(folder: str) -> Iterator[str]:
@@ -116,6 +127,16 @@ def _files(folder: str) -> Iterator[str]:
 
 def _raise(error: OSError) -> None:
     raise error
+
+
+def _record_if_there(path: str) -> ObjectRecord | None:
+    """None: it was removed after its folder was read; a link that leads nowhere is an error."""
+    try:
+        return _record(path)
+    except FileNotFoundError:
+        if os.path.lexists(path):
+            raise
+        return None
 
 
 def _record(path: str) -> ObjectRecord:
@@ -129,3 +150,30 @@ def _write(path: str, content: bytes) -> None:
     with open(temporary, "wb") as file:
         file.write(content)
     os.replace(temporary, path)
+
+
+def _move(source: Path, target: str) -> None:
+    """Gives a file its place, after the disk has its content: a power loss leaves no name without it."""
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    _sync(source)
+    try:
+        os.replace(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        temporary = f"{target}.{os.getpid()}.part"
+        try:
+            shutil.copyfile(source, temporary)
+            _sync(temporary)
+            os.replace(temporary, target)
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+def _sync(path: Path | str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from msgspec.structs import replace
+
 from streamer.errors import ConfigError
 from streamer.store import boto_keys
 from streamer.store.boto_keys import Keys
@@ -33,15 +35,24 @@ _REQUEST_TIMEOUT = timedelta(hours=1)
 # Ours are on top, they see each 503.
 _NO_RETRIES: RetryConfig = {"max_retries": 0}
 
+# A part of 8 MiB at 28 kB/s; a shard of a gigabyte must not begin again for one of its parts.
+_PART_TIMEOUT = timedelta(minutes=5)
+_PART_RETRIES: RetryConfig = {"max_retries": 10, "retry_timeout": timedelta(minutes=10)}
 
-def make_client(address: Address, translation: Translation) -> ObjectStore:
+
+def make_client(address: Address, translation: Translation, *, uploads: bool = False) -> ObjectStore:
     """The client for one root.
+
+    Args:
+        address: the root's.
+        translation: of the options.
+        uploads: repeats a part that fails, and gives up one that hangs.
 
     Raises:
         ConfigError: an option that obstore refuses, or an unreadable CA file; names the option's url, not its value.
     """
     with options_refused(address, translation):
-        return _MAKERS[cast("str", family(address.scheme))](address, translation)
+        return _MAKERS[cast("str", family(address.scheme))](address, replace(translation, uploads=uploads))
 
 
 @contextmanager
@@ -61,8 +72,13 @@ def options_refused(address: Address, translation: Translation) -> Iterator[None
         ) from None  # the foreign text quotes the values
 
 
+def _retries(translation: Translation) -> RetryConfig:
+    return _PART_RETRIES if translation.uploads else _NO_RETRIES
+
+
 def _client_options(translation: Translation) -> ClientConfig:
-    options: dict[str, object] = {"timeout": _REQUEST_TIMEOUT, **translation.client}
+    timeout = _PART_TIMEOUT if translation.uploads else _REQUEST_TIMEOUT
+    options: dict[str, object] = {"timeout": timeout, **translation.client}
     if translation.ca_file is not None:
         options["root_certificate"] = certificates(translation.ca_file)
     return cast("ClientConfig", options)
@@ -116,7 +132,7 @@ def s3_client(
         config=cast("S3Config", config),
         # An endpoint of the environment (AWS_ENDPOINT_URL) is plain where it says so, as one of the options is.
         client_options={"allow_http": True, **_client_options(translation)},
-        retry_config=_NO_RETRIES,
+        retry_config=_retries(translation),
         credential_provider=None if isinstance(keys, Keys) else keys,
     )
 
@@ -136,7 +152,7 @@ def _google(address: Address, translation: Translation) -> ObjectStore:
         address.root.partition("://")[2],
         config=cast("GCSConfig", translation.config),
         client_options=_client_options(translation),
-        retry_config=_NO_RETRIES,
+        retry_config=_retries(translation),
     )
 
 
@@ -149,7 +165,7 @@ def _azure(address: Address, translation: Translation) -> ObjectStore:
         container,
         config=cast("AzureConfig", config),
         client_options=_client_options(translation),
-        retry_config=_NO_RETRIES,
+        retry_config=_retries(translation),
     )
 
 
@@ -157,7 +173,7 @@ def _http(address: Address, translation: Translation) -> ObjectStore:
     from obstore.store import HTTPStore
 
     translation.client.setdefault("allow_http", address.scheme == "http")
-    return HTTPStore(address.root, client_options=_client_options(translation), retry_config=_NO_RETRIES)
+    return HTTPStore(address.root, client_options=_client_options(translation), retry_config=_retries(translation))
 
 
 _MAKERS: dict[str, Callable[[Address, Translation], ObjectStore]] = {

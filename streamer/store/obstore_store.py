@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from obstore import get_async, head_async, put_async
 from obstore import list as list_pages
@@ -40,8 +41,20 @@ Page = list[ObjectRecord]
 WHOLE_PIECES = 2
 # For a page of a listing, a head, or a put of a part of a manifest; a store that took it is busy for seconds.
 ANSWER_SECONDS = 30.0
+# Parts as large as the ranges that are read later; S3 takes 10,000 of them.
+PART_BYTES = 8 << 20
+MOST_PARTS = 9_000
+PARTS_AT_ONCE = 4
 
 T = TypeVar("T")
+
+
+class MakeClient(Protocol):
+    """Builds an obstore client; called in the process that uses it."""
+
+    def __call__(self, *, uploads: bool = False) -> Client:
+        """A client; for uploads it repeats what fails by itself, part by part."""
+        ...
 
 
 class ObstoreStore:
@@ -49,17 +62,18 @@ class ObstoreStore:
 
     Args:
         root: what it serves, e.g. "s3://bucket".
-        make_client: builds the obstore client; called once, in the process that reads.
+        make_client: builds obstore's clients: one that reads, one for uploads.
         way: with which credentials and where to, for messages.
     """
 
-    def __init__(self, root: str, make_client: Callable[[], Client], way: Reached) -> None:
+    def __init__(self, root: str, make_client: MakeClient, way: Reached) -> None:
         self._root = root
         self._prefix = root + "/"
         self._is_plain = urls.split(self._prefix).scheme not in urls.HTTP_SCHEMES
         self._make_client = make_client
         self._way = way
         self._client: Client | None = None
+        self._uploads: Client | None = None
         self._process = 0
         self._counters = Counters()
 
@@ -176,6 +190,14 @@ class ObstoreStore:
             putting = put_async(self._connected(), urls.split(url).key, content, use_multipart=False)
             await _in_time(putting, url)
 
+    async def put_file(self, url: str, path: Path) -> ObjectRecord:
+        """See ObjectStore.put_file; a large file in parts, several at once, each repeated by obstore where it fails."""
+        self._counters.requests += 1
+        with translating(self._mapped, url):
+            key, part_bytes = urls.split(url).key, _part_bytes(path)
+            await put_async(self._uploader(), key, path, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE)
+        return await self._required(url)
+
     def statistics(self) -> StoreStatistics:
         """See ObjectStore.statistics."""
         return self._counters.frozen()
@@ -186,11 +208,17 @@ class ObstoreStore:
 
     async def refresh(self) -> None:
         """See ObjectStore.refresh; requests under way keep the old client."""
-        self._client = None
+        self._client = self._uploads = None
 
     async def aclose(self) -> None:
         """Drops the client; its connections close with it."""
-        self._client = None
+        self._client = self._uploads = None
+
+    def _uploader(self) -> Client:
+        self._connected()
+        if self._uploads is None:
+            self._uploads = self._make_client(uploads=True)
+        return self._uploads
 
     def _record(self, meta: ObjectMeta) -> ObjectRecord:
         return ObjectRecord(f"{self._root}/{meta['path']}", meta["size"], _version(meta))
@@ -224,6 +252,10 @@ async def _in_time(answer: Awaitable[T], url: str) -> T:
             raise
         text = f"{urls.shown(url)}: no answer in {ANSWER_SECONDS:.0f} s; check the endpoint and the network"
         raise StoreTimeoutError(text, url=urls.shown(url), status=None) from None
+
+
+def _part_bytes(path: Path) -> int:
+    return max(PART_BYTES, -(-path.stat().st_size // MOST_PARTS))
 
 
 def _options(target: ObjectRecord, start: int, stop: int) -> GetOptions:

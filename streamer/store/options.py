@@ -56,6 +56,7 @@ class Translation(msgspec.Struct):
         profile: of AWS; the credentials are then found as boto does.
         ca_file: PEM file to trust in addition to the system's.
         unknown: options without a counterpart; empty means that obstore can serve.
+        uploads: for a client that uploads.
     """
 
     config: dict[str, object] = msgspec.field(default_factory=dict)
@@ -63,6 +64,7 @@ class Translation(msgspec.Struct):
     profile: str | None = None
     ca_file: str | None = None
     unknown: list[str] = msgspec.field(default_factory=list)
+    uploads: bool = False
 
     def __repr__(self) -> str:
         return f"Translation({sorted(self.config)}, unknown={self.unknown})"

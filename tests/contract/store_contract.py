@@ -75,6 +75,20 @@ class StoreContract:
         record = await record_of(kind, "train/a/0.bin")
         assert await read(kind.store, record, start, stop) == RAMP[start:stop]
 
+    @pytest.mark.parametrize("length", [0, 1000, 20_000_000])
+    async def test_a_file_becomes_an_object(self, kind: Kind, tmp_path_factory: pytest.TempPathFactory, length: int):
+        """Whole, also in parts; its record is that of the listing, and an object that was there is replaced."""
+        path = tmp_path_factory.mktemp("spool") / "shard"
+        content = (RAMP * 7)[:length]
+        for written in (b"before", content):
+            path.write_bytes(written)
+            record = await kind.store.put_file(f"{kind.root}/packed/shard-0.tar", path)
+        assert record == await record_of(kind, "packed/shard-0.tar")
+        assert record.size == length
+        if length:
+            assert await read(kind.store, record, 0, length) == content
+        assert names(kind, await listed(kind.store, f"{kind.root}/packed/")) == ["packed/shard-0.tar"]
+
     async def test_prepared_it_reads_as_ever(self, kind: Kind) -> None:
         """What is found before the first request serves it; to prepare again, or after a refresh, is harmless."""
         record = await record_of(kind, "train/a/1.bin")

@@ -73,6 +73,13 @@ def test_slow_link_uses_blocks_equally(run: Run) -> None:
     assert int(most) <= int(least) + 4
 
 
+def test_pack_folder_leaves_small_ones_out(run: Run) -> None:
+    """An array of n numbers has 128 + 4 n bytes: those from 218 on stay, 82 of 300."""
+    lines = run("pack_folder").splitlines()
+    assert lines[0].startswith("82 samples in 7 shards, manifest ")
+    assert lines[1].startswith("82 samples; the first: class")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("layout", ["tars", "npy"])

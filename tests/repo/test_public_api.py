@@ -71,6 +71,7 @@ def test_the_names_are_these():
         "StreamingDataset",
         "__version__",
         "errors",
+        "pack",
     ]
     assert dir(streamer) == sorted(streamer.__all__)
     for name in streamer.__all__:

@@ -5,7 +5,7 @@ obstore, with TLS 105 against 170; ranges of 8 MiB: 0.35 s/GB against 0.70, 2026
 the event loop. obstore has threads of its own and takes 30 us and 0.17 s/GB of that thread: on links above 2 GB/s it is
 faster (`[fetch] client = "obstore"`).
 
-Reads only: listings, heads and puts are obstore's.
+Reads only: listings, heads, puts and uploads are obstore's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pycurl
 
@@ -24,12 +23,9 @@ from streamer.store.base import PIECE_BYTES, Take
 from streamer.store.curl.access import Access
 from streamer.store.curl.handle import Handle
 from streamer.store.curl.multi import Multi
-from streamer.store.obstore_store import ObstoreStore
+from streamer.store.obstore_store import MakeClient, ObstoreStore
 from streamer.store.reached import Reached
 from streamer.store.urls import shown
-
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore as Client
 
 # Idle connections of all hosts; the window is smaller.
 _IDLE_CONNECTIONS = 1024
@@ -48,7 +44,7 @@ class CurlStore(ObstoreStore):
     def __init__(
         self,
         root: str,
-        make_client: Callable[[], Client],
+        make_client: MakeClient,
         make_access: Callable[[], Access | None],
         way: Reached,
     ) -> None:

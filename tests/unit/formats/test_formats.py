@@ -104,3 +104,14 @@ def test_an_unknown_option_is_named():
     """Options come as JSON from other processes."""
     with pytest.raises(ConfigError, match=r"format 'webdataset': .*unknown field `columns`"):
         find_format("webdataset", {"columns": ["a"]})
+
+
+def test_what_streamer_keeps_beside_a_dataset_is_no_part_of_it() -> None:
+    """Its manifest and the receipts of its shards, at any depth."""
+    from streamer.formats.detect import detect
+    from streamer.formats.folder import Folder
+
+    beside = [".streamer/root.json", ".streamer/pack/1a/000000.json", "deep/.streamer/objects-00000.arrows"]
+    assert detect(["a.tar", *beside]) == "webdataset"
+    assert [key for key in beside if Folder().accepts(key)] == []
+    assert Folder().accepts("streamer/root.json")

@@ -1,0 +1,1 @@
+"""`streamer pack` and `streamer verify`."""

@@ -1,0 +1,194 @@
+"""`streamer pack`."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamer.cli.exit_codes import Exit
+from streamer.cli.options import add_format, add_storage_options, size, storage_options
+from streamer.cli.terminal import Progress, Terminal
+from streamer.config import counted, format_bytes
+
+if TYPE_CHECKING:
+    from streamer.manifest.protocols import Progress as IndexStep
+    from streamer.shards.prepared import Prepared, Writing
+    from streamer.shards.progress import PackProgress
+    from streamer.shards.settle import Packed
+    from streamer.shards.source import Source
+
+HELP = "write a dataset as WebDataset tars, with their manifest beside them"
+
+DESCRIPTION = """\
+Reads a dataset of any format and writes it as uncompressed WebDataset tars of about the same size, which every tool
+reads; beside them, in .streamer/, the manifest that training opens without reading a tar. Raw files are packed in an
+order that mixes their classes. Names of class folders become numbers in `cls`.
+
+Each shard is uploaded as a whole and then noted; a pack that was interrupted goes on when the same command is run
+again, and ends with the same bytes. Each process writes one shard at a time to the folder for temporary files
+(TMPDIR), so that folder needs a shard's size for each process.
+
+To change samples on the way, or to pack what a program makes: streamer.pack(...) in Python (docs/pack.md).
+"""
+
+EXAMPLES = """\
+examples:
+  streamer pack ./images/ --out s3://bucket/train/
+  streamer pack s3://bucket/raw/ --out s3://bucket/train/ --shard-size 512MB --prefix train- --on processes:16
+  streamer pack s3://bucket/tars/ --out ./shuffled/ --order shuffle --seed 17 --fields jpg,cls
+  streamer pack s3://bucket/raw/ --out s3://bucket/train/ --dry-run       how many shards, and how large
+  streamer verify s3://bucket/train/                                      whether they are still what was written
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    parser.add_argument("urls", nargs="+", metavar="SRC", help="a prefix, an object, or a pattern")
+    parser.add_argument("--out", required=True, metavar="DST", help="url or folder of the shards; empty before")
+    add_format(parser)
+    parser.add_argument(
+        "--manifest", metavar="URL", help="of SRC, by `streamer index --out`; without it SRC is indexed"
+    )
+    parser.add_argument(
+        "--shard-size", type=size, default="1GB", metavar="SIZE", help="of a shard, about (default: 1GB)"
+    )
+    parser.add_argument(
+        "--order",
+        choices=("manifest", "name", "shuffle"),
+        default="manifest",
+        help="of the samples: as the manifest has them (raw files: mixed by the hash of their names), by name (raw "
+        "files), or shuffled (tars: whole chunks, mixed within 128 MiB) (default: manifest)",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the shuffle (default: 0)")
+    parser.add_argument(
+        "--fields",
+        type=_fields,
+        metavar="A,B=C",
+        help="to write, e.g. jpg,cls; with other names: image=jpg,label=cls (default: all)",
+    )
+    parser.add_argument("--prefix", default="shard-", metavar="TEXT", help="of the shards' names (default: shard-)")
+    parser.add_argument(
+        "--on",
+        default="processes",
+        metavar="WHERE",
+        help="processes (one for each core), processes:8, or dask:tcp://scheduler:8786 (default: processes)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
+    add_storage_options(parser)
+    parser.add_argument(
+        "--out-storage-options",
+        type=storage_options,
+        metavar="JSON",
+        help="for DST, where they are not those of SRC",
+    )
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Packs, or says what would be packed."""
+    from streamer.shards.prepared import prepare
+    from streamer.shards.prepared import run as pack
+    from streamer.shards.progress import Callbacks
+
+    with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder:
+        with terminal.progress("indexing", "bytes") as bar:
+            callbacks = Callbacks(on_note=terminal.note, on_index=lambda step: _show_index(step, bar))
+            prepared = prepare(_source(arguments), _writing(arguments), Path(folder), callbacks)
+        if arguments.dry_run:
+            _plan(prepared, terminal)
+            return Exit.DONE
+        with terminal.progress("packing", "bytes") as bar:
+            pace = _Pace(bar)
+            packed = pack(prepared, arguments.on, Callbacks(on_progress=pace.show))
+    _summary(packed, terminal)
+    return Exit.DONE
+
+
+def _source(arguments: argparse.Namespace) -> Source:
+    import json
+
+    from streamer.shards.pack import absolute
+    from streamer.shards.source import Source
+
+    return Source(
+        urls=tuple(map(absolute, arguments.urls)),
+        format=arguments.format,
+        format_options=json.loads(arguments.format_options),
+        extensions=tuple(arguments.extensions) if arguments.extensions else None,
+        manifest=absolute(arguments.manifest) if arguments.manifest else None,
+        options=arguments.storage_options,
+    )
+
+
+def _writing(arguments: argparse.Namespace) -> Writing:
+    from streamer.shards.destination import folder_url
+    from streamer.shards.prepared import Writing
+
+    out_options = arguments.out_storage_options
+    return Writing(
+        url=folder_url(arguments.out),
+        prefix=arguments.prefix,
+        shard_bytes=arguments.shard_size,
+        order=arguments.order,
+        seed=arguments.seed,
+        fields=arguments.fields,
+        transform=None,
+        options=arguments.storage_options if out_options is None else out_options,
+    )
+
+
+def _fields(text: str) -> dict[str, str]:
+    """jpg,label=cls: from the names in the source to those in the tars."""
+    pairs = [part.strip().partition("=") for part in text.split(",")]
+    found = {old.strip(): (new or old).strip() for old, _, new in pairs}
+    if not all(found) or not all(found.values()) or len(set(found.values())) < len(pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list as jpg,cls or image=jpg,label=cls, each name once")
+    return found
+
+
+class _Pace:
+    """Shows how far a pack is, how fast, and how long it still takes."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._started = time.monotonic()
+
+    def show(self, step: PackProgress) -> None:
+        """After each shard."""
+        text = f"{step.shards_done:,} of {counted(step.shards or 0, 'shards')}, {counted(step.samples_done, 'samples')}"
+        seconds, done = time.monotonic() - self._started, step.bytes_done - step.earlier_bytes
+        if done and seconds:
+            text += f", {format_bytes(done / seconds)}/s"
+            left = (step.bytes or step.bytes_done) - step.bytes_done
+            text += f", {_duration(left * seconds / done)} left" if left else ""
+        self._bar.update(step.bytes_done, step.bytes, text)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _show_index(step: IndexStep, bar: Progress) -> None:
+    bar.update(step.bytes_done, step.total_bytes, f"{counted(step.samples, 'samples')}")
+
+
+def _plan(prepared: Prepared, terminal: Terminal) -> None:
+    plan, manifest = prepared.plan, prepared.manifest
+    largest = int(plan.shard_bytes.max())
+    terminal.line(
+        f"would write {counted(plan.shards, 'shards')} of about {format_bytes(largest)} to {prepared.job.url}: "
+        f"{counted(manifest.samples, 'samples')}, about {format_bytes(int(plan.shard_bytes.sum()))}"
+    )
+    terminal.line(f"from {counted(manifest.objects, 'objects')} of format {manifest.format}, digest {manifest.digest}")
+
+
+def _summary(packed: Packed, terminal: Terminal) -> None:
+    terminal.line(
+        f"{counted(packed.samples, 'samples')} in {counted(packed.shards, 'shards')}, {format_bytes(packed.bytes)}: "
+        f"{packed.url}"
+    )
+    terminal.line(f"manifest: {packed.url}.streamer/, digest {packed.digest}")

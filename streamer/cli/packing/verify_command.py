@@ -1,0 +1,48 @@
+"""`streamer verify`."""
+
+from __future__ import annotations
+
+import argparse
+
+from streamer.cli.exit_codes import Exit
+from streamer.cli.options import add_storage_options
+from streamer.cli.terminal import Terminal
+from streamer.config import counted, format_bytes
+
+HELP = "compare the shards of a pack with what was written"
+
+DESCRIPTION = """\
+Lists the shards that `streamer pack` has written, compares their sizes and versions with its receipts, their manifest
+with both, and reads one sample of each shard, or with --every all of them, to compare it with its checksum. Ends with
+code 1 and the name of the shard where something differs; the same pack, run again, writes only such shards.
+"""
+
+EXAMPLES = """\
+examples:
+  streamer verify s3://bucket/train/
+  streamer verify ./train/ --every
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    parser.add_argument("url", metavar="URL", help="of the shards")
+    parser.add_argument("--every", action="store_true", help="read every sample")
+    add_storage_options(parser)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Verifies, and says what was compared."""
+    from streamer.shards.destination import folder_url
+    from streamer.shards.settle import waited
+    from streamer.shards.verify import verify
+
+    url = folder_url(arguments.url)
+    with terminal.progress("verifying", "bytes") as bar:
+        found = waited(verify(url, arguments.storage_options, every=arguments.every, on_progress=bar.update))
+    terminal.line(
+        f"{counted(found.shards, 'shards')}, {counted(found.samples, 'samples')}, {format_bytes(found.bytes)}: sizes, "
+        f"versions and manifest agree; {counted(found.read_samples, 'samples')} read, their checksums agree"
+    )
+    terminal.line(f"digest {found.digest}")
+    return Exit.DONE

@@ -1,0 +1,125 @@
+"""What is at the destination, and what is put there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from streamer.config import FetchConfig
+from streamer.errors import ConfigError, ObjectChangedError, ObjectNotFoundError
+from streamer.fetch import Fetcher
+from streamer.formats.names import BESIDE
+from streamer.manifest.builder.bounded_map import bounded_map
+from streamer.manifest.model import Extent, ObjectRecord
+from streamer.manifest.table import Manifest
+from streamer.manifest.transfer import export_files
+from streamer.shards.job import DESCRIPTION_NAME, FOLDER, Job
+from streamer.shards.receipts import Receipt, decode_receipt, encode_receipt
+from streamer.shards.source import Opener
+from streamer.store.urls import shown, split
+
+_READS_AT_ONCE = 16
+
+
+class Destination:
+    """The objects below a url; async context manager.
+
+    Args:
+        url: with a slash at its end.
+        options: of its store, as fsspec takes them.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, object]) -> None:
+        self.url = url
+        self.fetcher = Fetcher(FetchConfig(), Opener(options))
+
+    async def __aenter__(self) -> Self:
+        await self.fetcher.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.fetcher.__aexit__(kind, error, trace)
+
+    async def records(self, name: str = "") -> dict[str, ObjectRecord]:
+        """The objects below a name, by name."""
+        try:
+            pages = await self.fetcher.list(self.url + name)
+        except ObjectNotFoundError:
+            return {}
+        return {record.url[len(self.url) :]: record for page in pages for record in page}
+
+    async def receipts(self, names: Sequence[str], records: Mapping[str, ObjectRecord]) -> dict[int, Receipt]:
+        """The receipts of these names, as far as they are there, by shard."""
+        there = [records[name] for name in names if name in records]
+        found = await bounded_map(self._receipt, there, _READS_AT_ONCE)
+        return {receipt.shard: receipt for receipt in found if receipt is not None}
+
+    async def put_receipt(self, job: Job, receipt: Receipt) -> None:
+        """Says that a shard is done."""
+        await self.fetcher.put(self.url + job.receipt_name(receipt.shard), encode_receipt(receipt))
+
+    async def put_shard(self, job: Job, number: int, path: Path) -> ObjectRecord:
+        """Uploads a shard."""
+        return await self.fetcher.put_file(self.url + job.shard_name(number), path)
+
+    async def claim(self, job: Job, records: Mapping[str, ObjectRecord]) -> None:
+        """Says which job writes here.
+
+        Raises:
+            ConfigError: objects of something else are there.
+        """
+        where = shown(self.url)
+        jobs = {name[len(FOLDER) :].partition("/")[0] for name in records if name.startswith(FOLDER)}
+        if other := min(jobs - {job.id}, default=""):
+            differs = await self._differences(job, records.get(f"{FOLDER}{other}/{DESCRIPTION_NAME}"))
+            raise ConfigError(
+                f"{where} holds the shards of another pack, {differs}; repeat that one to go on with it, or choose an "
+                "empty destination",
+                field="url",
+            )
+        if records and not jobs:
+            raise ConfigError(
+                f"{where} is not empty: {len(records)} objects, the first is {min(records)}; choose an empty one",
+                field="url",
+            )
+        if not jobs:
+            text = json.dumps(job.described, indent=1, sort_keys=True)
+            await self.fetcher.put(f"{self.url}{job.folder}{DESCRIPTION_NAME}", text.encode())
+
+    async def put_manifest(self, manifest: Manifest) -> None:
+        """Puts the manifest beside the shards, its root last: what finds the root finds all of it."""
+        for name, content in export_files(manifest):
+            await self.fetcher.put(f"{self.url}{BESIDE}{name}", content)
+
+    async def _receipt(self, record: ObjectRecord) -> Receipt | None:
+        """None: another pack of the same job is just writing it."""
+        try:
+            return decode_receipt(await self._read(record))
+        except (ObjectChangedError, ObjectNotFoundError):
+            return None
+
+    async def _differences(self, job: Job, record: ObjectRecord | None) -> str:
+        """What another job was described with."""
+        other = {} if record is None else json.loads(await self._read(record))
+        names = sorted(
+            name for name in other.keys() | job.described.keys() if other.get(name) != job.described.get(name)
+        )
+        found = [f"{name} {other.get(name)!r} and not {job.described.get(name)!r}" for name in names]
+        return f"with {', '.join(found)}" if other else "which has no description"
+
+    async def _read(self, record: ObjectRecord) -> bytes:
+        return await self.fetcher.read(Extent(record, 0, record.size))
+
+
+def folder_url(url: str) -> str:
+    """The url of a folder, as listings spell it: a path of this machine, or scheme and key, with a slash at the end."""
+    if split(url).scheme == "file":
+        return f"{os.path.abspath(split(url).key).rstrip('/')}/"
+    scheme, _, rest = url.partition("://")
+    return f"{scheme.lower()}://{rest.rstrip('/')}/"

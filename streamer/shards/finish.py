@@ -1,0 +1,136 @@
+"""The end of a pack: what is there is compared with the receipts, and the manifest is written from them."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from streamer.errors import IntegrityError, ObjectChangedError
+from streamer.formats.base import Facts
+from streamer.formats.checksum import crc32
+from streamer.formats.detect import chooser
+from streamer.formats.webdataset import WebDataset
+from streamer.manifest.builder.bounded_map import bounded_map
+from streamer.manifest.builder.listing import list_objects
+from streamer.manifest.builder.publish import publish
+from streamer.manifest.builder.rows import Contained
+from streamer.manifest.model import Extent, ObjectRecord
+from streamer.manifest.packing import choose_chunk_bytes, cut_object
+from streamer.manifest.table import Manifest
+from streamer.shards.destination import Destination
+from streamer.shards.job import Job
+from streamer.shards.receipts import Receipt
+from streamer.shards.source import FetchedLists
+from streamer.store.urls import shown
+
+_READS_AT_ONCE = 16
+
+
+def agrees(receipt: Receipt | None, record: ObjectRecord | None) -> bool:
+    """Whether the object is the one that the receipt is about."""
+    return (
+        receipt is not None and record is not None and (receipt.size, receipt.version) == (record.size, record.version)
+    )
+
+
+async def check_samples(destination: Destination, receipts: Sequence[Receipt], records: Sequence[ObjectRecord]) -> None:
+    """Reads one sample of each shard, any one, and compares it with its checksum.
+
+    Raises:
+        IntegrityError: they differ.
+        StoreError: from the store.
+    """
+
+    async def check(number: int) -> None:
+        receipt, record = receipts[number], records[number]
+        if not receipt.samples:
+            return
+        sample, edges = random.randrange(receipt.samples), receipt.edges
+        start, stop = int(edges[sample]), int(edges[sample + 1])
+        content = await destination.fetcher.read(Extent(record, start, stop))
+        compare(receipt, record, sample, content)
+
+    await bounded_map(check, range(len(receipts)), _READS_AT_ONCE)
+
+
+def compare(receipt: Receipt, record: ObjectRecord, sample: int, content: bytes | memoryview) -> None:
+    """Compares the bytes of a sample with what was written.
+
+    Raises:
+        IntegrityError: they differ.
+    """
+    expected, actual = receipt.sum_of(sample), crc32(content)
+    if expected != actual:
+        start = int(receipt.edges[sample])
+        raise IntegrityError(
+            f"{shown(record.url)}: sample {sample} (bytes {start} to {start + len(content)}) has CRC-32 {actual:08x}, "
+            f"{expected:08x} was written; delete the shard and pack again",
+            url=shown(record.url),
+            sample=sample,
+            offset=start,
+        )
+
+
+async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int, Receipt], folder: Path) -> Manifest:
+    """The manifest of the shards, as an index of the destination would find it, without reading them.
+
+    Args:
+        destination: where they are.
+        job: whose they are.
+        receipts: by shard, of all of them.
+        folder: where it is written on this machine.
+
+    Raises:
+        IntegrityError: tars that are none of these are there.
+        ObjectChangedError: a shard is not the one of its receipt, or is gone.
+    """
+    listed = await list_objects((destination.url,), FetchedLists(destination.fetcher), chooser(WebDataset.name), 1)
+    listing = listed.listing
+    by_name = {job.shard_name(number): receipt for number, receipt in receipts.items()}
+    found = {record.url[len(destination.url) :]: record for record in map(listing.record, range(len(listing)))}
+    if odd := found.keys() - by_name.keys():
+        raise IntegrityError(
+            f"{shown(destination.url)}{min(odd)} is no shard of this pack (one of {len(odd)} such tars): another "
+            "program writes there, or an earlier run made more shards; delete it and pack again",
+            url=shown(destination.url),
+        )
+    for name, receipt in by_name.items():
+        _require(destination, name, receipt, found.get(name))
+    chunk_bytes = choose_chunk_bytes("auto", listing.sizes, False)
+    cuts = [
+        cut_object(edges[:-1], edges[1:], record.size, chunk_bytes)
+        for record, edges in ((record, by_name[name].edges) for name, record in found.items())
+    ]
+    rows = Contained(listing, WebDataset(), Facts(), chunk_bytes).rows(cuts)
+    return Manifest.open(publish(rows, folder))
+
+
+async def put_manifest(destination: Destination, job: Job, receipts: Mapping[int, Receipt]) -> Manifest:
+    """Writes the manifest beside the shards.
+
+    Raises:
+        IntegrityError: see `manifest_of`.
+        ObjectChangedError: a shard is not the one of its receipt, before or after.
+        ManifestError: the folder for temporary files cannot be written.
+    """
+    with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder:
+        manifest = await manifest_of(destination, job, receipts, Path(folder))
+        await destination.put_manifest(manifest)
+    # Another pack of the same job may have written a shard, and its manifest, at the same time.
+    records = await destination.records()
+    for number, receipt in receipts.items():
+        name = job.shard_name(number)
+        _require(destination, name, receipt, records.get(name))
+    return manifest
+
+
+def _require(destination: Destination, name: str, receipt: Receipt, record: ObjectRecord | None) -> None:
+    if not agrees(receipt, record):
+        now = "is gone" if record is None else f"has {record.size} bytes and {record.version}"
+        raise ObjectChangedError(
+            f"{shown(destination.url)}{name} {now}; {receipt.size} bytes and {receipt.version} were written. Pack "
+            "again: only such shards are written again",
+            url=f"{shown(destination.url)}{name}",
+        )

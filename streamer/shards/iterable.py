@@ -1,0 +1,113 @@
+"""Shards of samples that a program makes: one after the other here, while earlier ones are uploaded by threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from streamer.errors import PackError
+from streamer.shards.destination import Destination
+from streamer.shards.executors.runner import Runner
+from streamer.shards.executors.running import run_all
+from streamer.shards.job import Job
+from streamer.shards.receipts import Receipt, packed_numbers
+from streamer.shards.spool import spool_folder, spooled
+from streamer.shards.tar import TarWriter
+from streamer.shards.task import add_sample, receipt_there, upload
+
+# One is made meanwhile; each is a file in the folder for temporary files.
+_UPLOADS_AT_ONCE = 2
+
+
+class _Made(msgspec.Struct, frozen=True):
+    """A shard that is written and not yet uploaded."""
+
+    job: Job
+    number: int
+    path: Path
+    writer: TarWriter
+    options: Mapping[str, object]
+
+
+def pack_iterable(
+    samples: Iterable[Mapping[str, Any]],
+    job: Job,
+    shard_bytes: int,
+    options: Mapping[str, object],
+    on_shard: Callable[[Receipt], None],
+) -> dict[int, Receipt]:
+    """Writes all samples; a shard that is there with the same bytes is not uploaded again.
+
+    Args:
+        samples: dicts, see `values.files_of`; taken from its beginning in each run.
+        job: where to.
+        shard_bytes: a shard ends with the sample that makes it as long.
+        options: of the store.
+        on_shard: called with each shard that is there.
+
+    Returns:
+        The receipts by shard.
+
+    Raises:
+        PackError: a sample that cannot be written, or none at all; what the iterable raises is raised as it is.
+    """
+    receipts: dict[int, Receipt] = {}
+    with ExitStack() as files, ThreadPoolExecutor(_UPLOADS_AT_ONCE, "streamer-pack") as threads:
+        closing: dict[int, ExitStack] = {}
+        made = _made(samples, job, shard_bytes, options, lambda number: files.enter_context(_opened(closing, number)))
+        for receipt in run_all(Runner(threads, _UPLOADS_AT_ONCE), _upload, made):
+            closing[receipt.shard].close()
+            receipts[receipt.shard] = receipt
+            on_shard(receipt)
+    if not receipts:
+        raise PackError("the iterable gives no samples")
+    return receipts
+
+
+def _opened(closing: dict[int, ExitStack], number: int) -> ExitStack:
+    """What closes the file of a shard: after its upload, or at the end."""
+    return closing.setdefault(number, ExitStack())
+
+
+def _made(
+    samples: Iterable[Mapping[str, Any]],
+    job: Job,
+    shard_bytes: int,
+    options: Mapping[str, object],
+    opened: Callable[[int], ExitStack],
+) -> Iterator[_Made]:
+    numbered = enumerate(samples)
+    number = 0
+    following = next(numbered, None)
+    while following is not None:
+        path = opened(number).enter_context(spooled(spool_folder(job), number))
+        seen: dict[str, int] = {}
+        with TarWriter(path) as writer:
+            while following is not None and writer.size < shard_bytes:
+                ordinal, sample = following
+                if not isinstance(sample, Mapping):
+                    raise PackError(f"sample {ordinal} is a {type(sample).__name__}, not a dict of fields")
+                add_sample(writer, seen, sample, ordinal, f"sample {ordinal} of the iterable")
+                following = next(numbered, None)
+            writer.finish()
+        yield _Made(job, number, path, writer, options)
+        number += 1
+
+
+def _upload(made: _Made) -> Receipt:
+    return asyncio.run(_uploaded(made))
+
+
+async def _uploaded(made: _Made) -> Receipt:
+    async with Destination(made.job.url, made.options) as destination:
+        there = await receipt_there(destination, made.job, made.number)
+        blocks, sums = packed_numbers(made.writer.blocks), packed_numbers(made.writer.sums)
+        if there is not None and (there.blocks, there.sums, there.size) == (blocks, sums, made.writer.size):
+            return there
+        return await upload(destination, made.job, made.number, made.writer, made.path)

@@ -1,0 +1,141 @@
+"""`streamer.pack`: any dataset, or what a program makes, as WebDataset tars with their manifest beside them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, cast
+
+from streamer.config import parse_bytes
+from streamer.errors import ConfigError
+from streamer.shards.destination import folder_url
+from streamer.shards.iterable import pack_iterable
+from streamer.shards.job import Job, Transform
+from streamer.shards.plan import Order
+from streamer.shards.prepared import Writing, prepare, run
+from streamer.shards.progress import Callbacks, Follower, PackProgress
+from streamer.shards.settle import Packed, claim, settled, waited
+from streamer.shards.source import Source
+
+
+def pack(
+    source: str | os.PathLike[str] | Sequence[str] | Iterable[Mapping[str, Any]],
+    url: str | os.PathLike[str],
+    *,
+    transform: Transform | None = None,
+    fields: Mapping[str, str] | Sequence[str] | None = None,
+    order: Order = "manifest",
+    seed: int = 0,
+    shard_bytes: int | str = "1GB",
+    prefix: str = "shard-",
+    storage_options: Mapping[str, object] | None = None,
+    out_storage_options: Mapping[str, object] | None = None,
+    format: str = "auto",  # noqa: A002 - as StreamingDataset calls it
+    format_options: Mapping[str, object] | None = None,
+    extensions: Sequence[str] | None = None,
+    manifest: str | None = None,
+    on: str | Executor = "processes",
+    on_progress: Callable[[PackProgress], None] = lambda step: None,
+) -> Packed:
+    """Writes samples as WebDataset tars, with their manifest beside them in `.streamer/`.
+
+    A pack that was killed goes on where it stopped when it is called again with the same arguments, and ends with the
+    same bytes. The manifest comes last: where it is, all shards are.
+
+    Args:
+        source: urls of a dataset, in any format that is read; or an iterable of dicts. Of these, bytes are written as
+            they are, texts as `name.txt`, an int named "label" or "cls" as `cls`, arrays as `name.npy`, all other
+            values together as one `json`; "__key__" is the sample's name.
+        url: of the shards; empty before, or with an earlier run of the same pack.
+        transform: gets each sample as a dict of bytes with its "__key__", and returns a dict as above, or None to leave
+            the sample out. Samples of class folders have a "label".
+        fields: those to write, or a mapping from their names to new ones; None: all.
+        order: "manifest"; "name" (raw files only); or "shuffle": of raw files all at random, of others whole chunks,
+            with the samples of those that are read together (128 MiB) mixed.
+        seed: of the shuffle.
+        shard_bytes: bytes of a shard, about; "512MB".
+        prefix: what the names of shards begin with.
+        storage_options: of the source, as fsspec takes them.
+        out_storage_options: of the destination; None: those of the source.
+        format: of the source; "auto": by the names of its objects.
+        format_options: of the format.
+        extensions: of the raw files that are samples; None: in class folders the commonest, else all.
+        manifest: of the source, where it was indexed to; None: it is indexed.
+        on: "processes" (one for each core), "processes:8", "dask:tcp://scheduler:8786", or an executor. An iterable is
+            written by this process.
+        on_progress: called after each shard.
+
+    Raises:
+        ConfigError: an option that cannot be, or a destination that holds something else.
+        PackError: a sample that cannot be written (it is named), or a full disk.
+        IntegrityError: the shards that are there are not those that were written.
+        ManifestError, DecodeError, StoreError: from the source or the destination.
+    """
+    size = parse_bytes(shard_bytes, "shard_bytes")
+    out_options = dict((storage_options if out_storage_options is None else out_storage_options) or {})
+    target = folder_url(os.fspath(url))
+    callbacks = Callbacks(on_progress=on_progress)
+    urls = _urls(source)
+    if urls is None:
+        if transform is not None or fields is not None:
+            raise ConfigError("an iterable is packed as it is: change the samples where they are made", field="source")
+        samples, described = cast("Iterable[Mapping[str, Any]]", source), _described_iterable(prefix, size)
+        return _pack_samples(samples, Job(target, prefix, described), size, out_options, callbacks)
+    with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder:
+        prepared = prepare(
+            Source(
+                urls=urls,
+                format=format,
+                format_options=dict(format_options or {}),
+                extensions=None if extensions is None else tuple(extensions),
+                manifest=manifest,
+                options=dict(storage_options or {}),
+            ),
+            Writing(target, prefix, size, order, seed, _renaming(fields), transform, out_options),
+            Path(folder),
+            callbacks,
+        )
+        return run(prepared, on, callbacks)
+
+
+def _pack_samples(
+    samples: Iterable[Mapping[str, Any]],
+    job: Job,
+    shard_bytes: int,
+    options: dict[str, object],
+    callbacks: Callbacks,
+) -> Packed:
+    waited(claim(job, options))
+    follower = Follower(None, {}, callbacks.on_progress)
+    receipts = pack_iterable(samples, job, shard_bytes, options, follower.done)
+    # What another run of the same program has written has other versions, where these are times.
+    return settled(job, options, receipts, lambda there: receipts | there)
+
+
+def _urls(source: object) -> tuple[str, ...] | None:
+    """The urls of a dataset, files of this machine by their whole paths; None: it is an iterable of samples."""
+    if isinstance(source, str | os.PathLike):
+        return (absolute(os.fspath(source)),)
+    if isinstance(source, list | tuple) and source and all(isinstance(item, str | os.PathLike) for item in source):
+        return tuple(absolute(os.fspath(item)) for item in source)
+    return None
+
+
+def absolute(url: str) -> str:
+    """A path of this machine as every process understands it; a url as it is."""
+    if "://" in url:
+        return url
+    return os.path.abspath(url).rstrip("/") + ("/" if url.endswith("/") else "")
+
+
+def _described_iterable(prefix: str, shard_bytes: int) -> dict[str, Any]:
+    return {"source": "an iterable", "prefix": prefix, "shard_bytes": shard_bytes}
+
+
+def _renaming(fields: Mapping[str, str] | Sequence[str] | None) -> dict[str, str] | None:
+    if fields is None:
+        return None
+    return dict(fields) if isinstance(fields, Mapping) else {name: name for name in fields}

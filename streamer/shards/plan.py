@@ -1,0 +1,211 @@
+"""The order of the samples, cut into shards and into the batches that a task reads at a time. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, get_args
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.errors import ConfigError, PackError
+from streamer.formats.names import base_name, extension
+from streamer.formats.tar import BLOCK
+from streamer.manifest.model import ObjectRecord, SampleName
+from streamer.manifest.table import Manifest
+from streamer.splitmix import fold, fold_each
+
+Int64Array = NDArray[np.int64]
+Order = Literal["manifest", "name", "shuffle"]
+
+# What a task reads at once, and mixes where tars are shuffled; it holds two of them.
+BATCH_BYTES = 128 << 20
+# Shards are uploaded in at most 9,000 parts, and read by many at once.
+SHARD_BYTES_RANGE = (1 << 10, 64 << 30)
+# Of a sample in a tar: two headers, and half a block of padding after each content.
+_OVERHEAD_BYTES = 3 * BLOCK
+# 64-bit words that keep the hashes of one use apart from those of another.
+_ORDER_WORD, _BATCH_WORD = 1, 2
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Which samples are in which shard.
+
+    Attributes:
+        ordinals: of the source's samples, in the order of the shards: int64, shape (n,).
+        batch_first: where batches begin among the ordinals, closed by n.
+        shard_first: where shards begin among the batches, closed by their number.
+        shard_bytes: of the source's samples, by shard.
+    """
+
+    ordinals: Int64Array
+    batch_first: Int64Array
+    shard_first: Int64Array
+    shard_bytes: Int64Array
+
+    @property
+    def shards(self) -> int:
+        """How many."""
+        return len(self.shard_bytes)
+
+    def batches(self, shard: int) -> list[Int64Array]:
+        """The ordinals of each batch of a shard."""
+        first, stop = self.shard_first[shard], self.shard_first[shard + 1]
+        edges = self.batch_first[first : stop + 1].tolist()
+        return [self.ordinals[a:b] for a, b in pairwise(edges)]
+
+    def shard_samples(self, shard: int) -> int:
+        """Samples of a shard."""
+        return int(self.batch_first[self.shard_first[shard + 1]] - self.batch_first[self.shard_first[shard]])
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Samples that are read at once.
+
+    Attributes:
+        ordinals: in the source's manifest.
+        objects: where they are.
+        owner, start, stop: of each sample: the place of its object among those, and its half-open range in it.
+        names: of each sample, where each object is one.
+    """
+
+    ordinals: list[int]
+    objects: list[ObjectRecord]
+    owner: list[int]
+    start: list[int]
+    stop: list[int]
+    names: list[SampleName]
+
+
+def make_plan(manifest: Manifest, order: Order, seed: int, shard_bytes: int) -> Plan:
+    """Plans the shards of a dataset.
+
+    Args:
+        manifest: of the dataset; not of recoded samples.
+        order: as the manifest has them; by name (raw files); or shuffled.
+        seed: of the shuffle.
+        shard_bytes: how large a shard is, about.
+
+    Raises:
+        ConfigError: an order or a size that cannot be.
+    """
+    _check(manifest, order, shard_bytes)
+    sizes = _sizes(manifest)
+    if order == "shuffle" and not manifest.whole_objects:
+        return _shuffled_chunks(manifest.chunk_first, sizes, seed, shard_bytes)
+    ordinals = np.arange(manifest.samples)
+    if order == "name":
+        ordinals = np.array(sorted(range(manifest.samples), key=lambda i: manifest.name(i).object_key), np.int64)
+    if order == "shuffle":
+        ordinals = _shuffled(ordinals, fold(seed, _ORDER_WORD))
+    return _cut(ordinals, sizes[ordinals], np.arange(manifest.samples + 1), shard_bytes)
+
+
+def batch_of(manifest: Manifest, ordinals: Int64Array) -> Batch:
+    """Where the samples of a batch are."""
+    if manifest.whole_objects:
+        objects = [manifest.object(ordinal) for ordinal in ordinals.tolist()]
+        names = [manifest.name(ordinal) for ordinal in ordinals.tolist()]
+        places, sizes = list(range(len(objects))), [record.size for record in objects]
+        return Batch(ordinals.tolist(), objects, places, [0] * len(objects), sizes, names)
+    chunks, starts, stops = manifest.locate(ordinals)
+    known = {number: manifest.chunk(number) for number in set(chunks.tolist())}
+    found = [
+        known[number].extents_of(start, stop)[0]
+        for number, start, stop in zip(chunks.tolist(), starts.tolist(), stops.tolist(), strict=True)
+    ]
+    places_of = {record: place for place, record in enumerate(dict.fromkeys(extent.object for extent in found))}
+    owner = [places_of[extent.object] for extent in found]
+    return Batch(ordinals.tolist(), list(places_of), owner, [e.start for e in found], [e.stop for e in found], names=[])
+
+
+def key_of_file(path: str) -> str:
+    """The key of a raw file: its path without the extension."""
+    for _ in range(extension(path).count(".") + 1 if "." in base_name(path)[1:] else 0):
+        path = path.rpartition(".")[0]
+    return path
+
+
+def refuse_double_keys(manifest: Manifest) -> None:
+    """Refuses raw files of one name and different extensions before the first shard is written.
+
+    Raises:
+        PackError: names both.
+    """
+    seen: dict[str, str] = {}
+    for ordinal in range(manifest.samples if manifest.whole_objects else 0):
+        path = manifest.name(ordinal).object_key
+        folder, slash, name = key_of_file(path).rpartition("/")
+        key = f"{folder}{slash}{name.replace('.', '_')}"
+        if key in seen:
+            raise PackError(
+                f"{seen[key]} and {path} would both be sample {key!r}: name other extensions (extensions=), rename "
+                "one, or give the samples other keys in a transform",
+                sample=key,
+            )
+        seen[key] = path
+
+
+def _check(manifest: Manifest, order: str, shard_bytes: int) -> None:
+    if order not in get_args(Order):
+        raise ConfigError(f"order={order!r} is not one of {', '.join(get_args(Order))}", field="order")
+    least, most = SHARD_BYTES_RANGE
+    if not least <= shard_bytes <= most:
+        raise ConfigError(f"shard_bytes={shard_bytes} is not within {least}..{most} bytes", field="shard_bytes")
+    if manifest.recoded:
+        raise ConfigError(
+            f"samples of format {manifest.format!r} have to be decoded in blocks, which pack does not do; iterate over "
+            "the dataset and pack what you get: streamer.pack(samples, url)",
+            field="format",
+        )
+    if order == "name" and not manifest.whole_objects:
+        raise ConfigError(
+            f"order='name' needs the names of the samples, which only raw files have before they are read, not "
+            f"{manifest.format!r}",
+            field="order",
+        )
+
+
+def _sizes(manifest: Manifest) -> Int64Array:
+    _, starts, stops = manifest.locate(np.arange(manifest.samples))
+    return stops - starts
+
+
+def _shuffled(values: Int64Array, state: int) -> Int64Array:
+    return values[np.argsort(fold_each(state, values), kind="stable")]
+
+
+def _shuffled_chunks(chunk_first: Int64Array, sizes: Int64Array, seed: int, shard_bytes: int) -> Plan:
+    """Chunks in a random order, so that a task reads whole ones; the samples of those read at once are mixed."""
+    chunks = _shuffled(np.arange(len(chunk_first) - 1), fold(seed, _ORDER_WORD))
+    counts = np.diff(chunk_first)[chunks]
+    edges = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    ordinals = np.repeat(chunk_first[:-1][chunks] - edges[:-1], counts) + np.arange(edges[-1])
+    plan = _cut(ordinals, sizes[ordinals], edges, shard_bytes)
+    for first, stop in pairwise(plan.batch_first.tolist()):
+        ordinals[first:stop] = _shuffled(ordinals[first:stop], fold(seed, _BATCH_WORD))
+    return plan
+
+
+def _cut(ordinals: Int64Array, sizes: Int64Array, unit_first: Int64Array, shard_bytes: int) -> Plan:
+    """Cuts shards of equal size, and each into equal batches, before units that stay whole."""
+    total = np.concatenate([[0], np.cumsum(sizes + _OVERHEAD_BYTES)]).astype(np.int64)[unit_first]
+    shards = _even(total, 0, len(unit_first) - 1, shard_bytes)
+    batches: list[int] = []
+    shard_first = [0]
+    for first, stop in pairwise(shards):
+        batches += _even(total, first, stop, BATCH_BYTES)[:-1]
+        shard_first.append(len(batches))
+    places = np.array([*batches, len(unit_first) - 1], np.int64)
+    return Plan(ordinals, unit_first[places], np.array(shard_first, np.int64), np.diff(total[shards]))
+
+
+def _even(total: Int64Array, first: int, stop: int, limit: int) -> list[int]:
+    """Where slices of units begin, all about equally long and none much longer than `limit`; closed by `stop`."""
+    length = int(total[stop] - total[first])
+    count = max(1, -(-length // limit))
+    targets: Sequence[int] = [int(total[first]) + length * i // count for i in range(count)]
+    found = np.searchsorted(total[first : stop + 1], targets) + first
+    return [*dict.fromkeys(min(place, stop) for place in found.tolist() if place < stop), stop]

@@ -1,0 +1,123 @@
+"""A pack of a dataset: prepared, then run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+
+import msgspec
+
+from streamer.errors import ConfigError
+from streamer.manifest.table import Manifest
+from streamer.shards.destination import folder_url
+from streamer.shards.executors.runner import runner
+from streamer.shards.executors.running import run_all
+from streamer.shards.job import Job, Transform, transform_name
+from streamer.shards.plan import Order, Plan, batch_of, make_plan, refuse_double_keys
+from streamer.shards.progress import Callbacks, Follower
+from streamer.shards.receipts import Receipt
+from streamer.shards.settle import Packed, claim, settled, shards_there, waited
+from streamer.shards.source import Source, manifest_of_source
+from streamer.shards.task import Recipe, ShardTask, pack_shard
+from streamer.store.urls import shown
+
+
+class Writing(msgspec.Struct, frozen=True):
+    """What is to be written of a source; see `pack`."""
+
+    url: str
+    prefix: str
+    shard_bytes: int
+    order: Order
+    seed: int
+    fields: dict[str, str] | None
+    transform: Transform | None
+    options: dict[str, object]
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A pack of a dataset before anything is written: `run` does it."""
+
+    manifest: Manifest
+    plan: Plan
+    job: Job
+    recipe: Recipe
+
+    def task(self, number: int) -> ShardTask:
+        """The task of one shard."""
+        batches = [batch_of(self.manifest, ordinals) for ordinals in self.plan.batches(number)]
+        return ShardTask(self.job, self.recipe, number, batches)
+
+
+def prepare(source: Source, writing: Writing, folder: Path, callbacks: Callbacks) -> Prepared:
+    """Indexes the source and plans the shards; writes nothing but the manifest of the source, to `folder`.
+
+    Raises:
+        ConfigError, PackError, ManifestError, StoreError: as `pack`.
+    """
+    _refuse_same_place(source.urls, writing.url)
+    manifest = waited(manifest_of_source(source, folder, callbacks.on_note, callbacks.on_index))
+    plan = make_plan(manifest, writing.order, writing.seed, writing.shard_bytes)
+    if writing.transform is None:
+        refuse_double_keys(manifest)
+    content = manifest.content
+    recipe = Recipe(
+        content.format,
+        content.options,
+        manifest.facts,
+        writing.fields,
+        writing.transform,
+        dict(source.options),
+        writing.options,
+    )
+    described = {
+        "source": manifest.digest,
+        "order": writing.order,
+        "seed": writing.seed if writing.order == "shuffle" else 0,
+        "fields": writing.fields,
+        "transform": transform_name(writing.transform),
+        "shard_bytes": writing.shard_bytes,
+        "prefix": writing.prefix,
+    }
+    return Prepared(manifest, plan, Job(writing.url, writing.prefix, described), recipe)
+
+
+def run(prepared: Prepared, on: str | Executor, callbacks: Callbacks) -> Packed:
+    """Writes what is planned and not there yet, then the manifest.
+
+    Raises:
+        PackError, IntegrityError, DecodeError, StoreError: as `pack`.
+    """
+    job, options, count = prepared.job, prepared.recipe.out_storage_options, prepared.plan.shards
+    waited(claim(job, options))
+    earlier = waited(shards_there(job, options, count))
+    follower = Follower(prepared.plan, earlier, callbacks.on_progress)
+
+    def write(done: dict[int, Receipt]) -> dict[int, Receipt]:
+        missing = [number for number in range(count) if number not in done]
+        if not missing:
+            return done
+        with runner(on) as executor:
+            for receipt in run_all(executor, pack_shard, map(prepared.task, missing)):
+                follower.done(receipt)
+                done[receipt.shard] = receipt
+        return done
+
+    return settled(job, options, write(earlier), write)
+
+
+def _refuse_same_place(urls: Sequence[str], url: str) -> None:
+    """Shards among the files that they are made of would be packed the next time.
+
+    Raises:
+        ConfigError: one is within the other.
+    """
+    for source in urls:
+        place = folder_url(source)
+        if place.startswith(url) or url.startswith(place):
+            raise ConfigError(
+                f"{shown(url)} and the source {shown(source)} are one folder, or one is within the other; pack to "
+                "another one",
+                field="url",
+            )

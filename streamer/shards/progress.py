@@ -1,0 +1,80 @@
+"""How far a pack is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from streamer.manifest import protocols
+from streamer.shards.plan import Plan
+from streamer.shards.receipts import Receipt
+
+
+@dataclass(frozen=True)
+class PackProgress:
+    """How far a pack is.
+
+    Attributes:
+        shards_done: written and uploaded, in this run or an earlier one.
+        shards: all; None: an iterable does not say.
+        samples_done: in those that are done.
+        bytes_done: of those that are done.
+        earlier_bytes: of those that an earlier run has written.
+        bytes: of all shards, about; None as for `shards`.
+    """
+
+    shards_done: int
+    shards: int | None
+    samples_done: int
+    bytes_done: int
+    earlier_bytes: int
+    bytes: int | None
+
+
+class Callbacks(msgspec.Struct, frozen=True):
+    """What is called while a pack runs: with a line about the source; while it is indexed; after each shard."""
+
+    on_note: Callable[[str], None] = lambda note: None
+    on_index: Callable[[protocols.Progress], None] = lambda step: None
+    on_progress: Callable[[PackProgress], None] = lambda step: None
+
+
+class Follower:
+    """Counts shards for the progress."""
+
+    def __init__(
+        self, plan: Plan | None, earlier: Mapping[int, Receipt], on_progress: Callable[[PackProgress], None]
+    ) -> None:
+        self._plan, self._on_progress = plan, on_progress
+        self._seen = set(earlier)
+        self._samples = sum(receipt.samples for receipt in earlier.values())
+        self._bytes = self._earlier_bytes = sum(receipt.size for receipt in earlier.values())
+        self._planned_bytes = 0 if plan is None else sum(int(plan.shard_bytes[number]) for number in earlier)
+        self._report()
+
+    def done(self, receipt: Receipt) -> None:
+        """One more; one that had to be written again counts once."""
+        if receipt.shard in self._seen:
+            return
+        self._seen.add(receipt.shard)
+        self._samples += receipt.samples
+        self._bytes += receipt.size
+        if self._plan is not None:
+            self._planned_bytes += int(self._plan.shard_bytes[receipt.shard])
+        self._report()
+
+    def _report(self) -> None:
+        plan = self._plan
+        left = None if plan is None else max(0, int(plan.shard_bytes.sum()) - self._planned_bytes)
+        self._on_progress(
+            PackProgress(
+                shards_done=len(self._seen),
+                shards=None if plan is None else plan.shards,
+                samples_done=self._samples,
+                bytes_done=self._bytes,
+                earlier_bytes=self._earlier_bytes,
+                bytes=None if left is None else self._bytes + left,
+            )
+        )

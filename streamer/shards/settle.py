@@ -1,0 +1,108 @@
+"""From shards to a finished pack: the manifest of what is there, also where another pack of the same job writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from streamer.errors import IntegrityError, ObjectChangedError, PackError
+from streamer.manifest.model import ObjectRecord
+from streamer.shards.destination import Destination
+from streamer.shards.finish import agrees, check_samples, put_manifest
+from streamer.shards.job import Job
+from streamer.shards.receipts import Receipt
+from streamer.store.urls import shown
+
+T = TypeVar("T")
+
+# Shards that another pack of the same job writes meanwhile are looked at again.
+_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What a pack has written.
+
+    Attributes:
+        url: of the shards; the manifest is below it, in `.streamer/`.
+        digest: of the manifest, the one that `streamer index` of the url finds.
+        shards, samples: how many.
+        bytes: of the shards.
+    """
+
+    url: str
+    digest: str
+    shards: int
+    samples: int
+    bytes: int
+
+
+def settled(
+    job: Job,
+    options: Mapping[str, object],
+    receipts: dict[int, Receipt],
+    write: Callable[[dict[int, Receipt]], dict[int, Receipt]],
+) -> Packed:
+    """Writes the manifest of what is there; looks again where another pack of the same job writes, too.
+
+    Args:
+        job: whose shards they are.
+        options: of the store.
+        receipts: of all shards.
+        write: given the receipts of shards that are there, writes the others; returns those of all.
+    """
+    for _ in range(_ROUNDS):
+        try:
+            return waited(_finish(job, options, receipts))
+        except ObjectChangedError as error:
+            changed = error
+        receipts = write(waited(shards_there(job, options, len(receipts))))
+    raise IntegrityError(
+        f"shards in {shown(job.url)} change while they are packed ({changed.message}); does another program write "
+        "there?",
+        url=shown(job.url),
+    ) from changed
+
+
+def waited(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine; in a notebook, whose loop runs already, from a thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+async def claim(job: Job, options: Mapping[str, object]) -> None:
+    """Says which job writes at its destination; see `Destination.claim`."""
+    async with Destination(job.url, options) as destination:
+        await destination.claim(job, await destination.records())
+
+
+async def shards_there(job: Job, options: Mapping[str, object], shards: int) -> dict[int, Receipt]:
+    """The receipts of the shards that are done."""
+    async with Destination(job.url, options) as destination:
+        records = await destination.records()
+        receipts = await destination.receipts([job.receipt_name(number) for number in range(shards)], records)
+    return {n: receipt for n, receipt in receipts.items() if agrees(receipt, records.get(job.shard_name(n)))}
+
+
+async def _finish(job: Job, options: Mapping[str, object], receipts: Mapping[int, Receipt]) -> Packed:
+    """Checks the shards and writes their manifest.
+
+    Raises:
+        PackError: there is no sample in them.
+        ObjectChangedError: a shard is not, or no longer, the one of its receipt.
+    """
+    if not any(receipt.samples for receipt in receipts.values()):
+        raise PackError("no sample is left: the transform returns None for all of them")
+    async with Destination(job.url, options) as destination:
+        ordered = [receipts[number] for number in sorted(receipts)]
+        records = [ObjectRecord(job.url + job.shard_name(r.shard), r.size, r.version) for r in ordered]
+        await check_samples(destination, ordered, records)
+        manifest = await put_manifest(destination, job, receipts)
+    return Packed(job.url, manifest.digest, manifest.objects, manifest.samples, manifest.total_bytes)

@@ -1,0 +1,234 @@
+"""One shard: reads its samples, writes the tar, uploads it, puts its receipt. Depends on nothing but its arguments."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from streamer.config import FetchConfig
+from streamer.errors import DecodeError, PackError
+from streamer.fetch import Fetched, Fetcher
+from streamer.formats.base import Opener
+from streamer.formats.registry import find_format
+from streamer.manifest.builder.bounded_map import plain_errors
+from streamer.manifest.model import Chunk, Extent, Facts, SampleName
+from streamer.shards.destination import Destination
+from streamer.shards.job import Job, Transform, transform_name
+from streamer.shards.plan import Batch, key_of_file
+from streamer.shards.receipts import Receipt, packed_numbers
+from streamer.shards.source import Opener as StoreOpener
+from streamer.shards.spool import spool_folder, spooled
+from streamer.shards.tar import TarWriter
+from streamer.shards.values import KEY, files_of, key_of, value_of
+from streamer.store.urls import shown
+
+# Between two samples that are read; a request costs as long as 3 MiB on one connection.
+_GAP_BYTES = 256 << 10
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """How samples are read and changed; the same for all tasks of a job.
+
+    Attributes:
+        format, options, facts: of the source.
+        fields: those to write, by name in the source, with their new names; None: all.
+        transform: called with each sample; None: none.
+        storage_options: of the source. out_storage_options: of the destination.
+    """
+
+    format: str
+    options: dict[str, Any]
+    facts: Facts
+    fields: dict[str, str] | None
+    transform: Transform | None
+    storage_options: dict[str, object]
+    out_storage_options: dict[str, object]
+
+
+class ShardTask(msgspec.Struct, frozen=True):
+    """The shard `number` of a job."""
+
+    job: Job
+    recipe: Recipe
+    number: int
+    batches: Sequence[Batch]
+
+
+def pack_shard(task: ShardTask) -> Receipt:
+    """Writes one shard; the same task always writes the same bytes under the same name.
+
+    Raises:
+        PackError: a sample that cannot be written, or a full disk.
+        DecodeError: a sample that cannot be opened.
+        StoreError: from either store.
+    """
+    return asyncio.run(_pack_shard(task))
+
+
+async def _pack_shard(task: ShardTask) -> Receipt:
+    job, recipe = task.job, task.recipe
+    async with (
+        Destination(job.url, recipe.out_storage_options) as destination,
+        Fetcher(FetchConfig(), StoreOpener(recipe.storage_options)) as source,
+    ):
+        # Another pack of the same job may have been faster.
+        if (done := await receipt_there(destination, job, task.number)) is not None:
+            return done
+        with spooled(spool_folder(job), task.number) as path:
+            with TarWriter(path) as writer:
+                await _write(task, writer, source)
+                await asyncio.to_thread(writer.finish)
+            return await upload(destination, job, task.number, writer, path)
+
+
+async def upload(destination: Destination, job: Job, number: int, writer: TarWriter, path: Path) -> Receipt:
+    """Uploads a shard that is written, then puts its receipt."""
+    record = await destination.put_shard(job, number, path)
+    receipt = Receipt(number, record.size, record.version, packed_numbers(writer.blocks), packed_numbers(writer.sums))
+    if receipt.size != writer.size:
+        raise PackError(f"{shown(record.url)} has {record.size} bytes after its upload, not {writer.size}")
+    await destination.put_receipt(job, receipt)
+    return receipt
+
+
+async def receipt_there(destination: Destination, job: Job, number: int) -> Receipt | None:
+    """The receipt of a shard that is done."""
+    name = job.receipt_name(number)
+    records = await destination.records(name)
+    if not (found := await destination.receipts([name], records)):
+        return None
+    shard = job.shard_name(number)
+    record = (await destination.records(shard)).get(shard)
+    receipt = found.get(number)
+    if receipt is None or record is None or (record.size, record.version) != (receipt.size, receipt.version):
+        return None
+    return receipt
+
+
+async def _write(task: ShardTask, writer: TarWriter, source: Fetcher) -> None:
+    """Writes a batch while the next one is on its way."""
+    making = _Making(task.recipe, writer)
+    with plain_errors():
+        async with asyncio.TaskGroup() as group:
+            coming = [group.create_task(_read(source, batch)) for batch in task.batches[:1]]
+            for number, batch in enumerate(task.batches):
+                content, places = await coming.pop()
+                if number + 1 < len(task.batches):
+                    coming.append(group.create_task(_read(source, task.batches[number + 1])))
+                with content:
+                    await asyncio.to_thread(making.add, batch, content.parts[0], places)
+
+
+async def _read(source: Fetcher, batch: Batch) -> tuple[Fetched, list[int]]:
+    """The bytes of a batch, and where in them each sample begins."""
+    extents, places = reads_of(batch)
+    length = sum(extent.length for extent in extents)
+    chunk = Chunk(-1, b"", tuple(extents), -1, len(places), fetch_bytes=length, local_bytes=length)
+    return await source.fetch(chunk), places
+
+
+def reads_of(batch: Batch) -> tuple[list[Extent], list[int]]:
+    """What is read for a batch, neighbours together; and where each sample begins in these bytes."""
+    extents: list[Extent] = []
+    places = [0] * len(batch.owner)
+    passed = 0
+    for i in sorted(range(len(places)), key=lambda i: (batch.owner[i], batch.start[i])):
+        record, start, stop = batch.objects[batch.owner[i]], batch.start[i], batch.stop[i]
+        if start == stop:
+            continue
+        last = extents[-1] if extents else None
+        if last is not None and last.object is record and start - last.stop <= _GAP_BYTES:
+            extents[-1] = Extent(record, last.start, max(last.stop, stop))
+            passed += extents[-1].stop - last.stop
+        else:
+            extents.append(Extent(record, start, stop))
+            passed += stop - start
+        places[i] = passed - (extents[-1].stop - start)
+    return extents, places
+
+
+class _Making:
+    """Makes the files of samples and adds them to a tar; knows the keys that it has."""
+
+    def __init__(self, recipe: Recipe, writer: TarWriter) -> None:
+        self._recipe, self._writer = recipe, writer
+        self._opener: Opener = find_format(recipe.format, recipe.options).opener(recipe.facts)
+        self._seen: dict[str, int] = {}
+
+    def add(self, batch: Batch, content: memoryview, places: Sequence[int]) -> None:
+        """Adds the samples of a batch, whose bytes are not needed afterwards."""
+        for i, ordinal in enumerate(batch.ordinals):
+            where = f"sample {ordinal} of {shown(batch.objects[batch.owner[i]].url)}"
+            piece = content[places[i] : places[i] + batch.stop[i] - batch.start[i]]
+            sample = self._opened(piece, batch.names[i] if batch.names else SampleName(), where)
+            add_sample(self._writer, self._seen, self._changed(sample, where), ordinal, where)
+        self._writer.flush()
+
+    def _opened(self, content: memoryview, name: SampleName, where: str) -> dict[str, Any]:
+        try:
+            key, fields = self._opener.open(content, name)
+            sample: dict[str, Any] = dict(map(value_of, fields))
+        except (DecodeError, ValueError) as error:
+            raise DecodeError(f"{where}: {error}") from error
+        if name.object_key:
+            key = key_of_file(name.object_key)
+        if name.label >= 0:
+            sample.setdefault("label", name.label)
+        return {KEY: key, **sample} if key is not None else sample
+
+    def _changed(self, sample: dict[str, Any], where: str) -> Mapping[str, Any] | None:
+        """The sample with the fields that are wanted, transformed; None: it is left out."""
+        key = {KEY: sample[KEY]} if KEY in sample else {}
+        fields, transform = self._recipe.fields, self._recipe.transform
+        if fields is not None:
+            if missing := fields.keys() - sample.keys():
+                has = ", ".join(name for name in sample if name != KEY)
+                raise PackError(f"{where} has no field {min(missing)!r}; it has {has}")
+            sample = {**key, **{new: sample[old] for old, new in fields.items()}}
+        if transform is None:
+            return sample
+        given = {name: bytes(value) if isinstance(value, memoryview) else value for name, value in sample.items()}
+        changed = _called(transform, given, where)
+        return None if changed is None else {**key, **changed}
+
+
+def _called(transform: Transform, sample: dict[str, Any], where: str) -> Mapping[str, Any] | None:
+    call: Callable[[dict[str, Any]], object] = transform
+    try:
+        changed = call(sample)
+    except Exception as error:  # the user's code may raise anything
+        text = f"{where}, key {sample.get(KEY)!r}: {transform_name(transform)} raised {type(error).__name__}: {error}"
+        raise PackError(text, sample=str(sample.get(KEY))) from error
+    if changed is not None and not isinstance(changed, Mapping):
+        raise PackError(f"{where}: {transform_name(transform)} returned {type(changed).__name__}, not a dict or None")
+    return changed
+
+
+def add_sample(
+    writer: TarWriter, seen: dict[str, int], sample: Mapping[str, Any] | None, ordinal: int, where: str
+) -> None:
+    """Adds one sample to a tar.
+
+    Args:
+        writer: of the tar.
+        seen: the samples that it has, by key; takes this one.
+        sample: None: left out.
+        ordinal: its number.
+        where: what it is, for errors.
+
+    Raises:
+        PackError: it cannot be written, or its key is there already.
+    """
+    if sample is None:
+        return
+    try:
+        key, files = key_of(sample, ordinal), files_of(sample)
+        if (before := seen.setdefault(key, ordinal)) != ordinal:
+            raise PackError(f"its key {key!r} is that of sample {before} too; every sample of a shard needs its own")
+    except PackError as error:
+        raise PackError(f"{where}: {error}", sample=str(sample.get(KEY))) from error
+    writer.add(key, files)

@@ -1,0 +1,162 @@
+"""A sample as the files of a tar: what becomes of bytes, texts, numbers, arrays and nested values. Never a pickle."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.decode.kinds import decoder_of
+from streamer.errors import PackError
+from streamer.formats.base import Field
+from streamer.formats.webdataset import split_name
+from streamer.shards.tar import Content
+
+Sample = Mapping[str, object]
+Files = list[tuple[str, Content]]
+
+KEY = "__key__"
+# Texts that are written under their name; others get `.txt`.
+_TEXTS = frozenset(
+    [
+        "txt",
+        "text",
+        "transcript",
+        "json",
+        "jsn",
+        "jsonl",
+        "csv",
+        "tsv",
+        "xml",
+        "html",
+        "md",
+        "cls",
+        "srt",
+        "vtt",
+        "yaml",
+    ]
+)
+_CLASS_NAMES = ("label", "cls")
+_KIND_EXTENSIONS = ("json", "jsonl", "txt", "npy", "npz", "jpg", "png", "webp", "cls", "safetensors")
+_MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "gif", b"BM": "bmp", b"II*\0": "tif"}
+
+
+def value_of(field: Field) -> tuple[str, object]:
+    """Name and value of a field of a source: bytes where its name says what they are, else by its kind."""
+    name, kind, content = field.name, field.kind, field.content
+    if kind == "image":
+        ending = next((ending for magic, ending in _MAGIC.items() if content[: len(magic)] == magic), "")
+        return (f"{name}.{ending}" if ending and not _has_ending(name, ending) else name), content
+    if kind in _KIND_EXTENSIONS:
+        return (name if _has_ending(name, kind) else f"{name}.{kind}"), content
+    reader = decoder_of(kind) if kind and kind != "bytes" else None
+    return name, content if reader is None else reader(content)
+
+
+def files_of(sample: Sample) -> Files:
+    """The files of a sample: name (the part after the key) and content.
+
+    bytes: as they are. str: `name.txt`. An int named label or cls: `cls`. Arrays: `name.npy`. All other numbers, None,
+    lists and dicts together: `json`, by name. Names that begin with two underscores are left out.
+
+    Raises:
+        PackError: a value that is none of these, or two fields that would have the same name.
+    """
+    files: Files = []
+    others: dict[str, object] = {}
+    for name, value in sample.items():
+        if not isinstance(name, str):
+            raise PackError(f"a field is named by {name!r}, which is no text")
+        if name.startswith("__"):
+            continue
+        found = _file_of(name, value)
+        if found is None:
+            others[name] = value
+        else:
+            files.append(found)
+    if others:
+        files.append(("json", _json("json", others["json"] if others.keys() == {"json"} else others)))
+    if not files:
+        raise PackError("it has no fields")
+    return _named_once(files)
+
+
+def key_of(sample: Sample, ordinal: int) -> str:
+    """The key of a sample: its `__key__`, with "_" for the dots of its last part; its number where it has none.
+
+    Raises:
+        PackError: not a text, or one that a tar cannot have.
+    """
+    key = sample.get(KEY)
+    if key is None:
+        return f"{ordinal:09d}"
+    if not isinstance(key, str):
+        raise PackError(f"{KEY} is {key!r}, which is no text")
+    folder, slash, name = key.rpartition("/")
+    tidy = f"{folder}{slash}{name.replace('.', '_')}"
+    if "\0" in tidy or tidy.startswith("/") or ".." in folder.split("/") or split_name(f"{tidy}.x") != (tidy, "x"):
+        raise PackError(f"{KEY} {key!r} cannot be the name of a file in a tar; give it another")
+    return tidy
+
+
+def _file_of(name: str, value: object) -> tuple[str, Content] | None:
+    """None: the value goes into the json."""
+    if isinstance(value, bytes | memoryview):
+        return name, value
+    if isinstance(value, bytearray):
+        return name, bytes(value)
+    if isinstance(value, str):
+        return (name if name.rpartition(".")[2].lower() in _TEXTS else f"{name}.txt"), value.encode()
+    if isinstance(value, int | np.integer) and not isinstance(value, bool) and name in _CLASS_NAMES:
+        return "cls", b"%d" % int(value)
+    if isinstance(value, np.ndarray) or (hasattr(value, "__array__") and not isinstance(value, np.generic)):
+        return (name if _has_ending(name, "npy") else f"{name}.npy"), _npy(name, np.asarray(value))
+    return (name, _json(name, value)) if name.endswith(".json") else None
+
+
+def _npy(name: str, array: NDArray[np.generic]) -> bytes:
+    buffer = io.BytesIO()
+    try:
+        np.save(buffer, array, allow_pickle=False)
+    except ValueError as error:
+        raise PackError(f"field {name!r} is an array of Python objects; give numbers, or a list") from error
+    return buffer.getvalue()
+
+
+def _json(name: str, value: object) -> bytes:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
+        return text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PackError(
+            f"field {name!r} cannot be written: {error}; give bytes, text, numbers, arrays, or lists and dicts of these"
+        ) from error
+
+
+def _plain(value: object) -> object:
+    """Numbers of numpy, and arrays inside lists and dicts."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return value.tolist()
+    raise TypeError(f"a value of type {type(value).__name__}")
+
+
+def _has_ending(name: str, ending: str) -> bool:
+    return name.rpartition(".")[2].lower() == ending
+
+
+def _named_once(files: Sequence[tuple[str, Content]]) -> Files:
+    """The files with names in lower case, as readers of WebDataset give them."""
+    seen: dict[str, str] = {}
+    for name, _ in files:
+        lower = name.lower()
+        if lower in seen:
+            raise PackError(f"fields {seen[lower]!r} and {name!r} would both be the file {lower!r}; rename one")
+        if split_name(f"key.{name}") != ("key", lower) or "\0" in name or not name.strip(".") == name != "":
+            raise PackError(f"a field cannot be named {name!r}")
+        seen[lower] = name
+    return [(name.lower(), content) for name, content in files]

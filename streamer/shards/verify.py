@@ -1,0 +1,165 @@
+"""`streamer verify`: whether the shards that a pack has written are still what it wrote."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from streamer.errors import IntegrityError, ManifestError
+from streamer.formats.names import BESIDE
+from streamer.manifest.builder.bounded_map import bounded_map
+from streamer.manifest.model import Extent, ObjectRecord
+from streamer.manifest.transfer import install_files
+from streamer.shards.destination import Destination
+from streamer.shards.finish import check_samples, compare, manifest_of
+from streamer.shards.job import DESCRIPTION_NAME, FOLDER, Job
+from streamer.shards.receipts import Receipt
+from streamer.shards.source import manifest_files
+from streamer.store.urls import shown
+
+_RECEIPT = re.compile(r"\d{6,}\.json")
+# Read at once; four of them are in memory.
+_PIECE_BYTES = 32 << 20
+_PIECES_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was compared.
+
+    Attributes:
+        digest: of the manifest.
+        shards, samples: how many there are.
+        bytes: of the shards.
+        read_samples: those whose bytes were read and compared with their checksums.
+    """
+
+    digest: str
+    shards: int
+    samples: int
+    bytes: int
+    read_samples: int
+
+
+async def verify(
+    url: str,
+    options: Mapping[str, object],
+    *,
+    every: bool = False,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Verified:
+    """Compares shards and manifest with what was written.
+
+    Args:
+        url: of the shards, with a slash at its end.
+        options: of the store, as fsspec takes them.
+        every: all samples are read; else one of each shard, any one.
+        on_progress: called with the bytes that were read, and all that will be, where all samples are.
+
+    Raises:
+        ObjectChangedError: a shard is not the one that was written, or is gone; names it.
+        IntegrityError: a sample or the manifest is not what was written, or tars are there that were not.
+        ManifestError: there is no pack, or it has not come to its end.
+        StoreError: from the store.
+    """
+    async with Destination(url, options) as destination:
+        records = await destination.records()
+        job = await _job_at(destination, records)
+        names = [name for name in records if _RECEIPT.fullmatch(name.removeprefix(job.folder))]
+        receipts = await destination.receipts(names, records)
+        digest = await _compare_manifest(destination, job, receipts)
+        ordered = [receipts[number] for number in sorted(receipts)]
+        objects = [records[job.shard_name(receipt.shard)] for receipt in ordered]
+        if every:
+            await _check_all(destination, ordered, objects, on_progress)
+        else:
+            await check_samples(destination, ordered, objects)
+    samples = sum(receipt.samples for receipt in ordered)
+    return Verified(
+        digest,
+        len(ordered),
+        samples,
+        sum(receipt.size for receipt in ordered),
+        samples if every else sum(receipt.samples > 0 for receipt in ordered),
+    )
+
+
+async def _job_at(destination: Destination, records: Mapping[str, ObjectRecord]) -> Job:
+    where = shown(destination.url)
+    found = [name for name in records if name.startswith(FOLDER) and name.endswith(f"/{DESCRIPTION_NAME}")]
+    if len(found) != 1:
+        raise ManifestError(
+            f"{where} has {len(found)} packs; verify needs the receipts of one, which `streamer pack` leaves in "
+            f"{FOLDER}",
+            url=where,
+        )
+    record = records[found[0]]
+    content = await destination.fetcher.read(Extent(record, 0, record.size))
+    try:
+        described = msgspec.json.decode(content, type=dict[str, object])
+        job = Job(destination.url, str(described["prefix"]), described)
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise IntegrityError(f"{shown(record.url)} is no description of a pack", url=shown(record.url)) from error
+    if not found[0].startswith(job.folder):
+        raise IntegrityError(f"{shown(record.url)} was changed: it describes pack {job.id}", url=shown(record.url))
+    return job
+
+
+async def _compare_manifest(destination: Destination, job: Job, receipts: Mapping[int, Receipt]) -> str:
+    where = f"{destination.url}{BESIDE}"
+    with tempfile.TemporaryDirectory(prefix="streamer-verify-") as folder:
+        expected = await manifest_of(destination, job, receipts, Path(folder, "expected"))
+        there = install_files(await manifest_files(destination.fetcher, where), Path(folder, "there"), shown(where))
+    if there.digest != expected.digest:
+        raise IntegrityError(
+            f"the manifest in {shown(where)} ({there.samples} samples, {there.digest}) is not that of the shards "
+            f"({expected.samples} samples, {expected.digest}); pack again: it is written anew",
+            url=shown(where),
+        )
+    return there.digest
+
+
+async def _check_all(
+    destination: Destination,
+    receipts: Sequence[Receipt],
+    records: Sequence[ObjectRecord],
+    on_progress: Callable[[int, int], None],
+) -> None:
+    pieces = [piece for receipt, record in zip(receipts, records, strict=True) for piece in _pieces(receipt, record)]
+    total, done = sum(piece.extent.length for piece in pieces), 0
+
+    async def check(piece: _Piece) -> None:
+        nonlocal done
+        content = memoryview(await destination.fetcher.read(piece.extent))
+        edges = piece.receipt.edges
+        for sample in range(piece.first, piece.stop):
+            start, stop = int(edges[sample]) - piece.extent.start, int(edges[sample + 1]) - piece.extent.start
+            compare(piece.receipt, piece.extent.object, sample, content[start:stop])
+        done += piece.extent.length
+        on_progress(done, total)
+
+    await bounded_map(check, pieces, _PIECES_AT_ONCE)
+
+
+class _Piece(msgspec.Struct, frozen=True):
+    """The samples `[first, stop)` of a shard, read at once."""
+
+    receipt: Receipt
+    first: int
+    stop: int
+    extent: Extent
+
+
+def _pieces(receipt: Receipt, record: ObjectRecord) -> Iterator[_Piece]:
+    edges = receipt.edges
+    first = 0
+    while first < receipt.samples:
+        stop = max(first + 1, int(np.searchsorted(edges, edges[first] + _PIECE_BYTES, side="right")) - 1)
+        yield _Piece(receipt, first, stop, Extent(record, int(edges[first]), int(edges[stop])))
+        first = stop

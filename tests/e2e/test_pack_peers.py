@@ -1,0 +1,81 @@
+"""Packs as other packages see them: read by webdataset, written on a Dask cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import streamer
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """200 files of up to 4 kB in two class folders; one name is longer than a header has room for."""
+    numbers = np.random.default_rng(1)
+    for number in range(200):
+        name = f"{number:03d}" if number != 7 else "long-" * 40
+        path = tmp_path / "raw" / "ab"[number % 2] / f"{name}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(numbers.bytes(20 * number))
+    return tmp_path / "raw"
+
+
+@pytest.mark.leaves_over("webdataset's reader closes its last file when it is collected")
+@pytest.mark.filterwarnings("ignore")
+def test_webdataset_reads_what_was_packed(files: Path, tmp_path: Path) -> None:
+    """The same keys and the same bytes, of every sample."""
+    webdataset = pytest.importorskip("webdataset")
+    packed = streamer.pack(files, tmp_path / "tars", shard_bytes="200kB", on="processes:1")
+    urls = sorted(map(str, (tmp_path / "tars").glob("*.tar")))
+    read = {
+        sample["__key__"]: {name: value for name, value in sample.items() if not name.startswith("__")}
+        for sample in webdataset.WebDataset(urls, shardshuffle=False)
+    }
+    assert len(urls) == packed.shards > 1
+    assert read == {
+        f"{path.parent.name}/{path.stem}": {"bin": path.read_bytes(), "cls": b"%d" % (path.parent.name == "b")}
+        for path in files.rglob("*.bin")
+    }
+
+
+@pytest.fixture
+def cluster() -> Iterator[object]:
+    """Dask on two processes of this machine."""
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
+    ) as found:
+        yield found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.leaves_over("Dask's threads and event loops live as long as the process")
+@pytest.mark.filterwarnings("ignore")
+def test_a_dask_cluster_writes_the_same(files: Path, tmp_path: Path, cluster: object) -> None:
+    """Byte for byte as processes do; a worker that is killed in the middle costs its task."""
+    address = cluster.scheduler_address  # type: ignore[attr-defined]
+    streamer.pack(files, tmp_path / "here", shard_bytes="50kB", on="processes:2")
+    ended = threading.Event()
+
+    def end_worker() -> None:
+        while not list((tmp_path / "there").glob("*.tar")):
+            time.sleep(0.01)
+        os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        ended.set()
+
+    thread = threading.Thread(target=end_worker)
+    thread.start()
+    packed = streamer.pack(files, tmp_path / "there", shard_bytes="50kB", on=f"dask:{address}")
+    thread.join()
+    assert ended.is_set()
+    assert packed.samples == 200
+    here, there = ({p.name: p.read_bytes() for p in (tmp_path / name).glob("*.tar")} for name in ("here", "there"))
+    assert here == there

@@ -1,0 +1,358 @@
+"""A pack that is killed, runs twice, or meets a full disk or a failing store ends with the same bytes or a clear error.
+
+The store is moto's server, whose ETags follow from the bytes, so that manifests can be compared as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import obstore
+import pytest
+from obstore.store import S3Store
+
+import streamer
+from streamer.demo.bucket import put
+from streamer.errors import PackError
+from tests.fault.test_cache_disk import small_disk
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+pytestmark = pytest.mark.usefixtures("warm_runtime")
+
+URL = "s3://packed/train/"
+PROGRAM = Path(__file__).with_name("pack_samples.py")
+
+
+class Failing:
+    """WSGI middleware: answers uploads with 503 as `script` says, and counts them.
+
+    Args:
+        application: the store.
+    """
+
+    def __init__(self, application: WSGIApplication) -> None:
+        self._application = application
+        self.script: Callable[[str], bool] = lambda path: False
+        self.written: list[str] = []
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] in ("PUT", "POST"):
+            path = f"{environ['PATH_INFO']}?{environ.get('QUERY_STRING', '')}"
+            if self.script(path):
+                environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+                start_response("503 Slow Down", [("Content-Type", "application/xml"), ("Content-Length", "0")])
+                return []
+            self.written.append(path)
+        return self._application(environ, start_response)
+
+
+class Store:
+    """A bucket behind `Failing`."""
+
+    def __init__(self, endpoint: str, failing: Failing) -> None:
+        self.options = {"key": "testing", "secret": "testing", "client_kwargs": {"endpoint_url": endpoint}}
+        self.endpoint, self.failing = endpoint, failing
+        self.client = S3Store(
+            "packed",
+            endpoint=endpoint,
+            access_key_id="testing",
+            secret_access_key="testing",
+            client_options={"allow_http": True},
+        )
+
+    def objects(self) -> dict[str, bytes]:
+        """All objects by name; receipts as well, they have no clock in them."""
+        names = [meta["path"] for page in obstore.list(self.client) for meta in page]
+        return {name: bytes(obstore.get(self.client, name).bytes()) for name in sorted(names)}
+
+    def names(self) -> set[str]:
+        """Of all objects."""
+        return {meta["path"] for page in obstore.list(self.client) for meta in page}
+
+    def empty(self) -> None:
+        """Deletes all objects."""
+        if names := sorted(self.names()):
+            obstore.delete(self.client, names)
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[Store]:
+    """A server in this process."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    class Quiet(WSGIRequestHandler):
+        # One request a connection: none is open at the end.
+        protocol_version = "HTTP/1.0"
+
+        def log(self, *arguments: object) -> None:
+            """Logs nothing."""
+
+    failing = Failing(DomainDispatcherApplication(create_backend_app))
+    server = make_server("127.0.0.1", 0, failing, threaded=True, request_handler=Quiet)
+    server.daemon_threads = False  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    found = Store(f"http://127.0.0.1:{server.server_port}", failing)
+    try:
+        put(found.endpoint, "/packed", b"")
+        yield found
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def store(bucket: Store) -> Store:
+    """Empty, and without faults."""
+    bucket.failing.script = lambda path: False
+    bucket.empty()
+    bucket.failing.written.clear()
+    return bucket
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 1 MiB; skipped where mounting is not allowed."""
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        yield disk
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """1,000 files of up to 400 bytes."""
+    return make_files(tmp_path_factory.mktemp("pack") / "raw", 1000)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(warm_runtime: None, bucket: Store, files: Path) -> dict[str, bytes]:
+    """What a pack of the files gives."""
+    bucket.empty()
+    finish(start(files, bucket))
+    return bucket.objects()
+
+
+def make_files(folder: Path, count: int) -> Path:
+    """Small files in class folders."""
+    numbers = random.Random(1)
+    for number in range(count):
+        path = folder / f"{number % 10}/{number:06d}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(numbers.randbytes(numbers.randrange(400)))
+    return folder
+
+
+def start(source: Path, store: Store, shard_bytes: str = "80kB") -> subprocess.Popen[str]:
+    """`streamer pack` on two processes, in a session of its own."""
+    options = ["--out-storage-options", json.dumps(store.options), "--on", "processes:2"]
+    command = [sys.executable, "-m", "streamer", "pack", str(source), "--out", URL, "--shard-size", shard_bytes]
+    return subprocess.Popen(
+        [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Its output, after it has ended well."""
+    out, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    return out
+
+
+def children(pid: int) -> list[int]:
+    """The processes that it has started."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return found
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """The coordinator alone; its processes end by themselves."""
+    workers = [os.pidfd_open(pid) for pid in children(process.pid)]
+    process.kill()
+    process.communicate()
+    for worker in workers:
+        signal_when_ended(worker)
+
+
+def signal_when_ended(handle: int) -> None:
+    """Waits for the end of a process that is no child of this one."""
+    import select
+
+    assert select.select([handle], [], [], 60)[0]
+    os.close(handle)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for a state of the store."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def shards(store: Store) -> int:
+    """Receipts that are there."""
+    return sum(".streamer/pack/" in name and "job.json" not in name for name in store.names())
+
+
+def test_a_killed_pack_goes_on(undisturbed: dict[str, bytes], store: Store, files: Path) -> None:
+    """Its processes end with it, no manifest is there; finished shards are not written again, all bytes agree."""
+    process = start(files, store)
+    until(lambda: shards(store) >= 3)
+    kill(process)
+    assert "train/.streamer/root.json" not in store.names()
+    there = {name for name in store.names() if name.endswith(".tar")}
+    receipts = shards(store)
+    assert 3 <= receipts < sum(name.endswith(".tar") for name in undisturbed)
+    store.failing.written.clear()
+    finish(start(files, store))
+    assert store.objects() == undisturbed
+    again = {path.partition("?")[0].removeprefix("/packed/") for path in store.failing.written}
+    assert sum(name in again for name in there) <= len(there) - receipts
+
+
+def test_a_killed_worker_costs_its_task(undisturbed: dict[str, bytes], store: Store, files: Path) -> None:
+    """The coordinator goes on with another one."""
+    process = start(files, store)
+    until(lambda: shards(store) >= 2)
+    os.kill(children(process.pid)[0], signal.SIGKILL)
+    finish(process)
+    assert store.objects() == undisturbed
+
+
+def test_two_packs_of_one_job_end_well(undisturbed: dict[str, bytes], store: Store, files: Path) -> None:
+    """With the same manifest; the second may find shards of the first."""
+    first, second = start(files, store), start(files, store)
+    assert finish(first) == finish(second)
+    assert store.objects() == undisturbed
+
+
+def test_two_packs_into_one_folder_end_well(files: Path, tmp_path: Path) -> None:
+    """Where versions are times: the manifest that is there at last is that of the files that are there."""
+    command = [sys.executable, "-m", "streamer", "pack", str(files), "--out", f"{tmp_path}/tars", "--shard-size"]
+    both = [
+        subprocess.Popen([*command, "100kB"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in "ab"
+    ]
+    for process in both:
+        finish(process)
+    verify = [sys.executable, "-m", "streamer", "verify", f"{tmp_path}/tars", "--every"]
+    done = subprocess.run(verify, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_killed_program_goes_on(store: Store) -> None:
+    """What it makes is made again; shards that are there are not uploaded again."""
+
+    def begin() -> subprocess.Popen[str]:
+        command = [sys.executable, str(PROGRAM), URL, "1000", json.dumps(store.options)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    finish(begin())
+    undisturbed = store.objects()
+    store.empty()
+    process = begin()
+    until(lambda: shards(store) >= 3)
+    kill(process)
+    store.failing.written.clear()
+    finish(begin())
+    assert store.objects() == undisturbed
+    written = [path for path in store.failing.written if ".tar" in path]
+    assert len(written) <= sum(name.endswith(".tar") for name in undisturbed) - 3
+
+
+def test_uploads_outlast_a_busy_store(store: Store) -> None:
+    """Every third write is answered 503, parts of large shards too."""
+    numbers = random.Random(2)
+    count = 0
+
+    def every_third(path: str) -> bool:
+        nonlocal count
+        count += 1
+        return count % 3 == 0
+
+    store.failing.script = every_third
+    made = ({"bin": numbers.randbytes(5_000_000)} for _ in range(8))
+    packed = streamer.pack(made, URL, shard_bytes="20MB", out_storage_options=store.options)
+    store.failing.script = lambda path: False
+    assert (packed.shards, packed.samples) == (2, 8)
+    assert any("partNumber=3" in path for path in store.failing.written)
+    assert count > len(store.failing.written)
+    numbers = random.Random(2)
+    raw = store.objects()["train/shard-000000.tar"]
+    assert numbers.randbytes(5_000_000) == raw[512:5_000_512]
+    store.empty()  # closes the temporary files that the server holds
+
+
+def test_a_slow_upload_is_no_outage(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """A shard is answered when all of it is there; no warning says that the store serves nothing."""
+
+    def wait(path: str) -> bool:
+        if "partNumber=1" in path or path.startswith("/packed/train/shard"):
+            time.sleep(2.5)
+        return False
+
+    store.failing.script = wait
+    streamer.pack(({"bin": bytes(1000)} for _ in range(10)), URL, out_storage_options=store.options)
+    assert [record.message for record in caplog.records if "waiting for" in record.message] == []
+
+
+@pytest.mark.parametrize("made", ["files", "samples"])
+def test_a_full_disk_is_said(
+    files: Path, full_disk: Path, monkeypatch: pytest.MonkeyPatch, made: str, store: Store
+) -> None:
+    """With the folder for temporary files, what needs room there, and what to do; nothing is left in it."""
+    monkeypatch.setattr("tempfile.tempdir", str(full_disk))
+    monkeypatch.setenv("TMPDIR", str(full_disk))
+    source = files if made == "files" else ({"bin": bytes(10_000)} for _ in range(1000))
+    with pytest.raises(PackError, match=r"the disk of .*streamer-pack-.* is full: .*TMPDIR"):
+        streamer.pack(source, URL, shard_bytes="4MB", out_storage_options=store.options, on="processes:1")
+    assert list(full_disk.rglob("*.part")) == []
+    assert "train/.streamer/root.json" not in store.names()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("count", "shard_bytes"), [(10_000, "200kB"), (100_000, "2MB")])
+def test_kills_at_random_places(store: Store, tmp_path: Path, count: int, shard_bytes: str) -> None:
+    """Twenty times the coordinator or a worker; shards, receipts and manifest are those of an undisturbed run."""
+    source = make_files(tmp_path / "raw", count)
+    begun = time.monotonic()
+    finish(start(source, store, shard_bytes))
+    seconds = time.monotonic() - begun
+    undisturbed = store.objects()
+    numbers = random.Random(3)
+    kills = 0
+    while kills < 20:
+        store.empty()
+        process = start(source, store, shard_bytes)
+        while process.poll() is None and kills < 20:
+            time.sleep(numbers.random() * seconds / 4)
+            if process.poll() is not None:
+                break
+            workers = children(process.pid)
+            if workers and numbers.random() < 0.5:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(numbers.choice(workers), signal.SIGKILL)
+                    kills += 1
+                continue
+            kill(process)
+            kills += 1
+            process = start(source, store, shard_bytes)
+        finish(process)
+        assert store.objects() == undisturbed

@@ -1,0 +1,145 @@
+"""Which samples come to which shard."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.errors import ConfigError, PackError
+from streamer.manifest.table import Manifest
+from streamer.shards import plan as planning
+from streamer.shards.plan import Plan, batch_of, key_of_file, make_plan, refuse_double_keys
+from streamer.shards.source import Source, manifest_of_source
+from streamer.shards.task import reads_of
+from tests.tars import tar_of
+
+
+def indexed(folder: Path, tmp_path: Path) -> Manifest:
+    """The manifest of a folder."""
+    source = Source(urls=(str(folder),))
+    return asyncio.run(manifest_of_source(source, tmp_path / "manifest", lambda note: None, lambda step: None))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Manifest:
+    """100 raw files of 0 to 990 bytes."""
+    for number in range(100):
+        path = tmp_path / f"raw/c{number % 3}/{number:03d}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(10 * number))
+    return indexed(tmp_path / "raw", tmp_path)
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Manifest:
+    """Four tars of 50 samples, in chunks of about 256 KiB."""
+    (tmp_path / "tars").mkdir()
+    for tar in range(4):
+        entries = [(f"{tar}-{i:02d}.bin", bytes([tar]) * 20_000) for i in range(50)]
+        (tmp_path / f"tars/{tar}.tar").write_bytes(tar_of(entries))
+    return indexed(tmp_path / "tars", tmp_path)
+
+
+def samples_of(plan: Plan) -> list[int]:
+    """The ordinals of all shards, in order."""
+    return [i for shard in range(plan.shards) for batch in plan.batches(shard) for i in batch.tolist()]
+
+
+@pytest.mark.parametrize("order", ["manifest", "name", "shuffle"])
+def test_every_sample_once(files: Manifest, order: planning.Order) -> None:
+    """In shards of about the size that was asked for."""
+    plan = make_plan(files, order, 1, 50_000)
+    assert sorted(samples_of(plan)) == list(range(100))
+    assert plan.shards == 5
+    assert max(plan.shard_bytes) < 1.1 * min(plan.shard_bytes)
+    assert int(plan.shard_bytes.sum()) == 49_500 + 100 * 1536
+
+
+def test_orders(files: Manifest) -> None:
+    """As they are; by name; and by a seed."""
+    assert samples_of(make_plan(files, "manifest", 0, 10**6)) == list(range(100))
+    named = [files.name(i).object_key for i in samples_of(make_plan(files, "name", 0, 10**6))]
+    assert named == sorted(named)
+    first, second = (samples_of(make_plan(files, "shuffle", seed, 10**6)) for seed in (1, 2))
+    assert first not in (second, list(range(100)))
+
+
+def test_shuffled_tars_are_read_by_whole_chunks(tars: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk is in one batch, and the samples of a batch are mixed."""
+    monkeypatch.setattr(planning, "BATCH_BYTES", 600_000)
+    plan = make_plan(tars, "shuffle", 5, 1_500_000)
+    assert sorted(samples_of(plan)) == list(range(200))
+    batches = [batch for shard in range(plan.shards) for batch in plan.batches(shard)]
+    assert len(batches) > plan.shards > 1
+    chunks = [set((np.searchsorted(tars.chunk_first, batch, side="right") - 1).tolist()) for batch in batches]
+    assert sum(map(len, chunks)) == tars.chunks
+    assert all(batch.tolist() != sorted(batch.tolist()) for batch in batches)
+
+
+def test_a_batch_of_neighbours_is_one_read(tars: Manifest) -> None:
+    """Of each tar; a gap is read where it is small."""
+    extents, places = reads_of(batch_of(tars, np.arange(200)))
+    assert len(extents) == 4
+    assert places == sorted(places)
+    extents, places = reads_of(batch_of(tars, np.array([10, 0, 2])))
+    assert [(extent.start, extent.stop) for extent in extents] == [(0, 11 * 20_992)]
+    assert places == [10 * 20_992, 0, 2 * 20_992]
+    assert len(reads_of(batch_of(tars, np.array([0, 40])))[0]) == 2
+
+
+def test_a_batch_of_files(files: Manifest) -> None:
+    """One read each, none of empty ones."""
+    batch = batch_of(files, np.arange(100))
+    extents, _ = reads_of(batch)
+    assert len(extents) == 99
+    assert len(batch.names) == 100
+
+
+@given(
+    st.lists(st.integers(0, 5000), min_size=1, max_size=60),
+    st.integers(1024, 20_000),
+    st.integers(1, 10_000),
+)
+def test_cuts_have_every_unit_once(sizes: list[int], shard_bytes: int, batch_bytes: int) -> None:
+    """Whatever the sizes are, no shard and no batch is empty."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "BATCH_BYTES", batch_bytes)
+        count = len(sizes)
+        plan = planning._cut(np.arange(count), np.array(sizes, np.int64), np.arange(count + 1), shard_bytes)
+    assert samples_of(plan) == list(range(count))
+    assert all(len(batch) for shard in range(plan.shards) for batch in plan.batches(shard))
+    assert all(plan.shard_samples(shard) for shard in range(plan.shards))
+    assert plan.shards <= -(-(sum(sizes) + 1536 * count) // shard_bytes)
+
+
+def test_what_cannot_be_planned(tars: Manifest, files: Manifest) -> None:
+    """Names that are not known, orders and sizes that are none."""
+    with pytest.raises(ConfigError, match="needs the names"):
+        make_plan(tars, "name", 0, 10**6)
+    with pytest.raises(ConfigError, match="not one of manifest, name, shuffle"):
+        make_plan(files, "random", 0, 10**6)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="shard_bytes=10 "):
+        make_plan(files, "manifest", 0, 10)
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [("a/b.c.JPEG", "a/b.c"), ("a/b", "a/b"), ("b.txt.gz", "b"), ("v1.5.gz", "v1.5"), ("a.d/b", "a.d/b")],
+)
+def test_keys_of_files(path: str, key: str) -> None:
+    """Without what becomes the field."""
+    assert key_of_file(path) == key
+
+
+def test_two_files_of_one_key(tmp_path: Path) -> None:
+    """Said before anything is written, with both names."""
+    (tmp_path / "raw").mkdir()
+    for name in ("x.jpg", "x.png", "y.png"):
+        (tmp_path / "raw" / name).write_bytes(b"x")
+    with pytest.raises(PackError, match=r"x\.\w+ and x\.\w+ would both be sample 'x'"):
+        refuse_double_keys(indexed(tmp_path / "raw", tmp_path))

@@ -1,0 +1,126 @@
+"""The executor of processes: errors and deaths concern one task."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import pytest
+
+from streamer.errors import ConfigError, DecodeError, WorkerError
+from streamer.shards.executors.processes import Processes
+from streamer.shards.executors.runner import Runner, runner
+from streamer.shards.executors.running import run_all
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    """Two of them."""
+    executor = Processes(2)
+    yield executor
+    executor.shutdown(cancel_futures=True)
+
+
+def refuse(number: int) -> int:
+    """An error with details."""
+    raise DecodeError(f"sample {number}", offset=number)
+
+
+def end_once(path: str) -> int:
+    """Ends its process the first time."""
+    if not os.path.exists(path):
+        Path(path).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return os.getpid()
+
+
+def test_results_and_errors_come_back(processes: Processes) -> None:
+    """Also of functions without a name, in processes that live on; what they print is not taken for a result."""
+    first = [processes.submit(lambda n: (print("noise"), n * n, os.getpid())[1:], n) for n in range(20)]
+    assert [future.result()[0] for future in first] == [n * n for n in range(20)]
+    assert 1 <= len({future.result()[1] for future in first} - {os.getpid()}) <= 2
+    with pytest.raises(DecodeError, match="sample 3") as failure:
+        processes.submit(refuse, 3).result()
+    assert failure.value.details == {"offset": 3}
+
+
+def test_an_error_that_cannot_be_pickled_comes_as_text(processes: Processes) -> None:
+    """With its trace."""
+
+    class Odd(Exception):
+        def __init__(self, a: int, b: int) -> None:
+            super().__init__("odd one")
+
+    def fail() -> None:
+        raise Odd(1, 2)
+
+    with pytest.raises(WorkerError, match="odd one"):
+        processes.submit(fail).result()
+
+
+def test_a_killed_process_costs_its_task(processes: Processes, tmp_path: Path) -> None:
+    """The error says how it ended; the others go on, and the executor as well."""
+    future = processes.submit(end_once, str(tmp_path / "ended"))
+    with pytest.raises(WorkerError, match="killed by signal 9"):
+        future.result()
+    assert processes.submit(end_once, str(tmp_path / "ended")).result() > 0
+
+
+def test_a_task_whose_process_was_killed_runs_again(processes: Processes, tmp_path: Path) -> None:
+    """What is wrong with the data does not."""
+    assert list(run_all(Runner(processes, 2), end_once, [str(tmp_path / "a"), str(tmp_path / "b")]))
+    counted = tmp_path / "counted"
+
+    def fail(number: int) -> None:
+        with counted.open("a") as file:
+            file.write("x")
+        raise (DecodeError if number else OSError)(f"number {number}")
+
+    with pytest.raises(DecodeError):
+        list(run_all(Runner(processes, 1), fail, [1]))
+    with pytest.raises(OSError, match="number 0"):
+        list(run_all(Runner(processes, 1), fail, [0]))
+    assert counted.read_text() == "x" + "xxx"
+
+
+def test_shutdown_does_not_wait_for_what_nothing_wants() -> None:
+    """Running tasks are ended, waiting ones are cancelled."""
+    executor = Processes(1)
+    running, waiting = executor.submit(time.sleep, 600), executor.submit(time.sleep, 600)
+    while not running.running():
+        time.sleep(0.01)
+    executor.shutdown(cancel_futures=True)
+    assert isinstance(running.exception(), WorkerError)
+    with pytest.raises(CancelledError):
+        waiting.result()
+
+
+def test_the_callers_script_is_not_run_again(tmp_path: Path) -> None:
+    """Without `if __name__ == "__main__"`, with functions and modules of its own folder."""
+    (tmp_path / "beside.py").write_text("def double(n): return 2 * n\n")
+    (tmp_path / "script.py").write_text(
+        "import beside\n"
+        "from streamer.shards.executors.processes import Processes\n"
+        "print('begun')\n"
+        "def work(n): return beside.double(n) + 1\n"
+        "executor = Processes(2)\n"
+        "print(executor.submit(work, 3).result(), executor.submit(beside.double, 4).result())\n"
+        "executor.shutdown()\n"
+    )
+    done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["begun", "7", "8"]
+
+
+def test_names_of_executors() -> None:
+    """A name that is none is refused before anything starts."""
+    for name in ("threads", "processes:0", "processes:x", "dask:", ""):
+        with pytest.raises(ConfigError, match="is not processes"), runner(name):
+            pass
