@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamer.formats import JsonLines, Npy, Parquet, RawArrays, RecordIO, TFRecord, WebDataset
+from streamer.formats import JsonLines, LitData, Mds, Npy, Parquet, RawArrays, RecordIO, TFRecord, WebDataset
 from streamer.formats.base import Format
 
 # Of a file: 50 MB of samples of 110 KB.
@@ -145,6 +145,44 @@ def write_text_parquet(stem: Path, samples: Sequence[bytes]) -> None:
     pq.write_table(table, f"{stem}.parquet", compression="snappy", row_group_size=1000)
 
 
+def write_mds(stem: Path, samples: Sequence[bytes]) -> None:
+    """Columns "image" and "label", as MosaicML's writer has them."""
+    content = _with_starts(
+        [struct.pack("<I", len(sample)) + sample + struct.pack("<q", n) for n, sample in enumerate(samples)]
+    )
+    Path(f"{stem}.mds").write_bytes(content)
+    columns = {"column_names": ["image", "label"], "column_encodings": ["bytes", "int"], "column_sizes": [None, 8]}
+    file = {"basename": f"{stem.name}.mds", "bytes": len(content), "hashes": {}}
+    shard = {"version": 2, "format": "mds", "samples": len(samples), "raw_data": file, "zip_data": None, **columns}
+    _list(stem.parent, {"version": 2, "shards": []}, "shards", shard)
+
+
+def write_litdata(stem: Path, samples: Sequence[bytes]) -> None:
+    """Items of "image" and "label", as LitData 0.2.51 writes them."""
+    items = [struct.pack("<II", len(sample), 8) + sample + struct.pack("<q", n) for n, sample in enumerate(samples)]
+    name, content = f"chunk-0-{int(stem.name)}.bin", _with_starts(items)
+    (stem.parent / name).write_bytes(content)
+    leaf = {"type": None, "context": None, "children_spec": []}
+    tree = [1, {"type": "builtins.dict", "context": '["image", "label"]', "children_spec": [leaf, leaf]}]
+    config = {"data_format": ["bytes", "int"], "data_spec": json.dumps(tree)}
+    chunk = {"filename": name, "chunk_size": len(samples), "chunk_bytes": len(content)}
+    _list(stem.parent, {"config": config, "chunks": []}, "chunks", chunk)
+
+
+def _with_starts(samples: Sequence[bytes]) -> bytes:
+    head = 4 * (len(samples) + 2)
+    starts = np.cumsum([head, *map(len, samples)]).astype("<u4")
+    return struct.pack("<I", len(samples)) + starts.tobytes() + b"".join(samples)
+
+
+def _list(folder: Path, empty: dict[str, object], name: str, entry: dict[str, object]) -> None:
+    """Adds a file to the index of its folder."""
+    path = folder / "index.json"
+    index = json.loads(path.read_text()) if path.exists() else empty
+    index[name].append(entry)
+    path.write_text(json.dumps(index))
+
+
 def _field(number: int, value: bytes) -> bytes:
     return bytes([number << 3 | 2]) + _varint(len(value)) + value
 
@@ -168,6 +206,8 @@ WAYS = (
     Way("tfrecord", lambda length: TFRecord(), write_tfrecord, 0.55),
     Way("tfrecord+idx", lambda length: TFRecord(), write_indexed_tfrecord, 0.55),
     Way("recordio+idx", lambda length: RecordIO(), write_recordio, 0.9),
+    Way("mds", lambda length: Mds(), write_mds, 0.9),
+    Way("litdata", lambda length: LitData(), write_litdata, 0.9),
     Way("jsonl", lambda length: JsonLines(), write_json_lines),
     Way("parquet", lambda length: Parquet(), write_parquet, 0.8, 0.8),
     Way("parquet text", lambda length: Parquet(), write_text_parquet, most_recoding=8),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ from streamer.decode.arrays import NO_ROW, Array, ArrayDecoder, PlainArray, Row
 from streamer.decode.gzipped import unpacking
 from streamer.decode.kinds import NULL, decoder_of, nothing
 from streamer.errors import ConfigError, DecodeError
-from streamer.formats.base import Field
+from streamer.formats.base import Field, FieldSpec
 from streamer.formats.names import PICTURES, field_name
 
 FieldDecoder = Callable[[bytes], object]
@@ -24,6 +24,7 @@ _Reader = Callable[[memoryview], object]
 
 # Its decoder is that of the extension before it, unless a rule names this one.
 _PACKED = "gz"
+_NO_BYTES = memoryview(b"")
 
 
 class Raw:
@@ -112,6 +113,21 @@ class SampleDecoder:
             else:
                 sample[field.name] = _value(key, field, reader, row.get(field.name))
         return sample
+
+    def check(self, fields: Iterable[FieldSpec]) -> None:
+        """Refuses a dataset whose fields cannot be read, before the first sample is.
+
+        Raises:
+            ConfigError: a pickle that is not allowed; names the field.
+        """
+        for spec in fields:
+            if self._reader(Field(spec.name, _NO_BYTES, spec.kind)) is arrays.refuse_pickle:
+                raise ConfigError(
+                    f"field {spec.name!r} is a pickle, which runs code when it is read; pass allow_pickle=True if you "
+                    f"wrote the data yourself, or decode={{{spec.name!r}: your_function}} (None: bytes)",
+                    field="allow_pickle",
+                    name=spec.name,
+                )
 
     @property
     def runs_users_code(self) -> bool:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from streamer.formats.folder import Folder as Folder
     from streamer.formats.json_lines import JsonLines as JsonLines
     from streamer.formats.parquet.format import Parquet as Parquet
+    from streamer.formats.peers.litdata import LitData as LitData
+    from streamer.formats.peers.mds import Mds as Mds
     from streamer.formats.recordio import RecordIO as RecordIO
     from streamer.formats.rows import Npy as Npy
     from streamer.formats.rows import RawArrays as RawArrays
@@ -25,6 +27,8 @@ _HOMES = {
     "Folder": "folder",
     "Format": "base",
     "JsonLines": "json_lines",
+    "LitData": "peers.litdata",
+    "Mds": "peers.mds",
     "Npy": "rows",
     "Parquet": "parquet.format",
     "RawArrays": "rows",
@@ -33,7 +37,19 @@ _HOMES = {
     "WebDataset": "webdataset",
 }
 
-__all__ = ["Folder", "Format", "JsonLines", "Npy", "Parquet", "RawArrays", "RecordIO", "TFRecord", "WebDataset"]
+__all__ = [
+    "Folder",
+    "Format",
+    "JsonLines",
+    "LitData",
+    "Mds",
+    "Npy",
+    "Parquet",
+    "RawArrays",
+    "RecordIO",
+    "TFRecord",
+    "WebDataset",
+]
 
 
 def __getattr__(name: str) -> object:

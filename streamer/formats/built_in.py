@@ -7,6 +7,8 @@ AUTO = "auto"
 BUILT_IN = {
     "folder": "streamer.formats.folder:Folder",
     "webdataset": "streamer.formats.webdataset:WebDataset",
+    "mds": "streamer.formats.peers.mds:Mds",
+    "litdata": "streamer.formats.peers.litdata:LitData",
     "tfrecord": "streamer.formats.tfrecord.format:TFRecord",
     "recordio": "streamer.formats.recordio:RecordIO",
     "jsonl": "streamer.formats.json_lines:JsonLines",

@@ -34,6 +34,8 @@ _ENDINGS = {
 # Those that are read, by the name of their format (see built_in.py).
 _READ = {
     "JSON lines": "jsonl",
+    "LitData": "litdata",
+    "MDS (MosaicML Streaming)": "mds",
     "Parquet": "parquet",
     "RecordIO (MXNet)": "recordio",
     "TFRecord": "tfrecord",
@@ -41,7 +43,7 @@ _READ = {
 # They accompany other data, too.
 _COMPANIONS_OF_OTHERS = frozenset(["JSON lines"])
 _PACKED = re.compile(r"\.(zstd|zst|gz|snappy|br|bz2|lz4|xz)$")
-_LITDATA = re.compile(r"chunk-\d+-\d+(\.\w+)?\.bin")
+_LITDATA = re.compile(r"chunk-\d+-\d+(\.[\w:]+)?\.bin")
 # "train.tfrecord-00000-of-00010", and "train-00000-of-01024" as TensorFlow's ImageNet has it.
 _SHARD = re.compile(r".+-\d{5}-of-\d{5}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from hashlib import blake2b
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def summary(value: object) -> object:
         return {str(name): summary(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [summary(each) for each in value]
+    if isinstance(value, Decimal):
+        return str(value)
     return value
 
 

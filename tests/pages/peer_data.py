@@ -57,6 +57,23 @@ def optimized(folder: Path) -> None:
     optimize(fn=_Drawn(), inputs=list(range(PICTURES)), output_dir=str(folder), num_workers=1, chunk_bytes="1MB")
 
 
+def tokens(folder: Path) -> None:
+    """By LitData's `optimize`, as `TokensLoader` wants it."""
+    from litdata import TokensLoader, optimize
+
+    lengths = list(range(500, 1500, 25))
+    loader = TokensLoader(block_size=2048)
+    optimize(
+        fn=_document, inputs=lengths, output_dir=str(folder), num_workers=1, chunk_bytes="50KB", item_loader=loader
+    )
+
+
+def _document(length: int) -> object:
+    import torch
+
+    return torch.arange(length, dtype=torch.int32)
+
+
 class _Drawn:
     """Can be sent to a process of LitData's."""
 
@@ -84,6 +101,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "mds": mds,
     "optimized": optimized,
     "parquet": parquet,
+    "tokens": tokens,
 }
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from torch.utils.data import get_worker_info
 from streamer.client.engine_client import EngineClient
 from streamer.client.launcher import log_path
 from streamer.config import Environment, RankConfig
+from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.transforms import as_transform
 from streamer.errors import ConfigError, StreamerError
 from streamer.loader.contracts import PreparedStream
@@ -105,6 +106,7 @@ class Opening:
                 manifest = self._settled() or self._found()
             with self.connections.for_requests() as connection:
                 place = connection.settings.runtime_dir / "selections"
+            SampleDecoder(self.options.decode, allow_pickle=self.options.allow_pickle).check(manifest.facts.fields)
             self._opened = OpenedDataset(manifest, choose(manifest, self.choices, place))
         return self._opened
 

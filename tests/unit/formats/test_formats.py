@@ -22,6 +22,9 @@ from streamer.formats.registry import find_format
         (["train-00000-of-01024", "train-00001-of-01024"], "tfrecord"),
         (["a.tfrecord", "a.idx", "README.md"], "tfrecord"),
         (["train.rec", "train.idx", "train.lst"], "recordio"),
+        (["index.json", "shard.00000.mds", "shard.00001.mds.zstd"], "mds"),
+        (["a/index.json", "a/shard.00000.mds", "b/index.json", "b/shard.00000.mds", "README.md"], "mds"),
+        (["index.json", "chunk-0-0.bin", "chunk-1-12.zstd.bin", "chunk-2-0.zstd:3.bin"], "litdata"),
         (["train.jsonl", "test.jsonl", "README.md"], "jsonl"),
         (["README.md", "dataset_infos.json", ".gitattributes", "data/train-00000-of-00002.parquet"], "parquet"),
         (["_SUCCESS", "part-00000-aaaa.snappy.parquet"], "parquet"),
@@ -37,8 +40,6 @@ def test_detect(keys, name):
 @pytest.mark.parametrize(
     ("kind", "keys"),
     [
-        ("MDS", ["index.json", "shard.00000.mds", "shard.00001.mds.zstd"]),
-        ("LitData", ["index.json", "chunk-0-0.bin", "chunk-1-12.zstd.bin"]),
         ("Arrow", ["dataset_info.json", "state.json", "data-00000-of-00001.arrow"]),
         ("LMDB", ["data.mdb", "lock.mdb"]),
         ("zarr", [".zgroup", "x/.zarray", "x/0.0", "x/0.1", "x/1.0", "x/1.1", "y.jpg", "z.jpg"]),

@@ -1,0 +1,1 @@
+"""Shards of other streaming libraries, which an `index.json` beside them lists."""

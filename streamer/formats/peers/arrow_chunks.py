@@ -1,0 +1,122 @@
+"""LitData's Arrow chunks: where the record batches of the Arrow file at their end are.
+
+The head of a chunk of items (whose items have no bytes), an Arrow file, its uint32 length, a magic. The footer of the
+Arrow file is a flatbuffer with the place of each record batch; all but the last have 256 rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.formats.base import Block, Indexing, Need, ObjectRecord
+from streamer.formats.failures import damaged
+from streamer.formats.peers.offsets import head_bytes
+
+ARROW_END = b"LDARW01\0"
+BATCH_ROWS = 256
+_ARROW = b"ARROW1"
+# Length of the Arrow file, and the magic; before them length of the footer, and Arrow's magic.
+_END_BYTES = 4 + len(ARROW_END)
+_FOOTER_END_BYTES = 4 + len(_ARROW)
+_SCHEMA_BYTES = 16 << 10
+# Record batches of a block have one range together, and one for the schema.
+_BLOCK_BYTES = 8 << 20
+_BATCH = np.dtype([("place", "<i8"), ("head", "<i4"), ("pad", "<i4"), ("body", "<i8")])
+_DICTIONARIES, _BATCHES = 2, 3
+
+
+def tail_bytes(items: int) -> int:
+    """The bytes that are read of a chunk: its end, with room for a footer of this many rows."""
+    return _SCHEMA_BYTES + _BATCH.itemsize * -(-items // BATCH_ROWS)
+
+
+def arrow_blocks(record: ObjectRecord, items: int, growth: int) -> Indexing:
+    """The blocks of a chunk: runs of record batches, each with the schema before it.
+
+    Args:
+        record: the chunk.
+        items: its rows, as the index says.
+        growth: how many times as long the rows are as the batches, about.
+
+    Raises:
+        ManifestError: the chunk contradicts the index, or is not such a chunk.
+    """
+    first = max(0, record.size - tail_bytes(items))
+    tail = (yield Need(first, record.size)) if record.size else memoryview(b"")
+    assert isinstance(tail, memoryview)
+    try:
+        start, batches = _batches(tail, record.size)
+        if len(batches) != -(-items // BATCH_ROWS) or start < head_bytes(items):
+            raise ValueError(f"{len(batches)} record batches of {BATCH_ROWS} rows, index.json says {items} rows")
+    except (ValueError, struct.error) as error:
+        raise damaged(record, str(error), 0) from error
+    ends = batches["place"] + batches["head"] + batches["body"]
+    for begin, stop in _joined(batches["head"] + batches["body"]):
+        place, end = start + int(batches["place"][begin]), start + int(ends[stop - 1])
+        rows = min(items, stop * BATCH_ROWS) - begin * BATCH_ROWS
+        schema = (start + 8, start + int(batches["place"][0]))
+        ranges = (schema, (place, end)) if schema[1] < place else ((schema[0], end),)
+        yield Block(ranges, rows, growth * (end - place), struct.pack("<q", schema[1] - schema[0]))
+
+
+def _batches(tail: memoryview, size: int) -> tuple[int, NDArray[np.void]]:
+    """Where the Arrow file begins, and the places of its record batches, relative to that."""
+    if len(tail) < _END_BYTES + _FOOTER_END_BYTES or tail[-len(ARROW_END) :] != ARROW_END:
+        raise ValueError("no rows of Arrow are at its end")
+    (length,) = struct.unpack_from("<I", tail, len(tail) - _END_BYTES)
+    stop = len(tail) - _END_BYTES - _FOOTER_END_BYTES
+    (footer_bytes,) = struct.unpack_from("<i", tail, stop)
+    start = size - _END_BYTES - length
+    if tail[stop + 4 : stop + 4 + len(_ARROW)] != _ARROW or start < 0:
+        raise ValueError(f"its last {length} bytes are not an Arrow file with a footer, which LitData 0.2.76 writes")
+    if not 0 < footer_bytes <= stop:
+        raise ValueError(f"the footer of its rows has {footer_bytes} bytes; at most {stop} are read")
+    footer = tail[stop - footer_bytes : stop]
+    if len(_vector(footer, _DICTIONARIES)):
+        raise ValueError("its rows have dictionaries")
+    batches = _vector(footer, _BATCHES)
+    places, ends = batches["place"], batches["place"] + batches["head"] + batches["body"]
+    last = length - _FOOTER_END_BYTES - footer_bytes
+    if len(batches) and not (
+        (batches["head"] > 0).all()
+        and (batches["body"] >= 0).all()
+        and (batches["body"] <= size).all()
+        and 8 < places[0] <= last
+        and (places[1:] == ends[:-1]).all()
+        and ends[-1] <= last
+    ):
+        raise ValueError("the record batches of its rows are not one behind the other")
+    return start, batches
+
+
+def _vector(footer: memoryview, field: int) -> NDArray[np.void]:
+    """A vector of places in a footer; see the internals of FlatBuffers."""
+    (table,) = struct.unpack_from("<I", footer)
+    (back,) = struct.unpack_from("<i", footer, table)
+    slot = table - back + 4 + 2 * field
+    (vtable_bytes,) = struct.unpack_from("<H", footer, table - back)
+    if table < back or 4 + 2 * field >= vtable_bytes:
+        return np.empty(0, _BATCH)
+    (offset,) = struct.unpack_from("<H", footer, slot)
+    if not offset:
+        return np.empty(0, _BATCH)
+    (ahead,) = struct.unpack_from("<I", footer, table + offset)
+    place = table + offset + ahead
+    (count,) = struct.unpack_from("<I", footer, place)
+    return np.frombuffer(footer, _BATCH, count, place + 4)
+
+
+def _joined(lengths: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Record batches that are a block together."""
+    first, filled = 0, 0
+    for number, length in enumerate(lengths.tolist()):
+        if number > first and filled + length > _BLOCK_BYTES:
+            yield first, number
+            first, filled = number, 0
+        filled += length
+    if len(lengths):
+        yield first, len(lengths)

@@ -1,0 +1,128 @@
+"""Makes records of the rows of LitData's Arrow chunks; for the recoder, which has pyarrow.
+
+Columns of texts, numbers, truth values and bytes are fields as they are. A value of any other column is a byte that
+says how it is written, and its bytes: numbers of a list, or MessagePack.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from streamer.errors import RecodeError
+from streamer.formats.base import FieldSpec, Records
+from streamer.formats.table.records import fixed_dtype
+from streamer.formats.table.writer import Column, write_records
+
+# How a nested value is written; see `streamer.decode.peers.decode_value`.
+INTEGERS, FLOATS, PACKED = b"i", b"f", b"m"
+_NO_BYTES = np.empty(0, np.uint8)
+
+
+class ArrowRecoder:
+    """Makes records of record batches.
+
+    Args:
+        fields: the columns of the dataset; a chunk may lack some.
+    """
+
+    def __init__(self, fields: Sequence[FieldSpec]) -> None:
+        self._fields = fields
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """Decodes record batches, before which their schema is.
+
+        Raises:
+            RecodeError: bytes that are no record batches of so many rows.
+        """
+        try:
+            (schema_bytes,) = struct.unpack("<q", hint)
+            batches = _batches(content, schema_bytes)
+            if sum(batch.num_rows for batch in batches) != samples:
+                raise ValueError(f"{sum(batch.num_rows for batch in batches)} rows, expected {samples}")
+            made = [self._records(batch) for batch in batches]
+        except Exception as error:  # pyarrow has its own, and OSError, and those of Python
+            raise RecodeError(
+                f"{len(content)} bytes are not {samples} rows of LitData: {type(error).__name__}: {error}",
+                samples=samples,
+                bytes=len(content),
+            ) from error
+        return Records(
+            [part for records in made for part in records.parts],
+            np.concatenate([np.empty(0, np.int64), *(records.lengths for records in made)]),
+        )
+
+    def _records(self, batch: pa.RecordBatch) -> Records:
+        names, rows = batch.schema.names, batch.num_rows
+        columns = [
+            _column(field, batch.column(names.index(field.name)) if field.name in names else None, rows)
+            for field in self._fields
+        ]
+        return write_records(self._fields, columns, rows)
+
+
+def _batches(content: memoryview, schema_bytes: int) -> list[pa.RecordBatch]:
+    schema = pa.ipc.read_schema(pa.py_buffer(content[:schema_bytes]))
+    source = pa.BufferReader(pa.py_buffer(content[schema_bytes:]))
+    batches = []
+    while source.tell() < source.size():
+        batch = pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)
+        # Nothing is read out of a batch before it is known that all places in it are inside of it.
+        batch.validate(full=True)
+        batches.append(batch)
+    return batches
+
+
+def _column(field: FieldSpec, values: pa.Array | None, rows: int) -> Column:
+    dtype = fixed_dtype(field.kind)
+    if values is None or pa.types.is_null(values.type):
+        return _nothing(dtype, rows)
+    nulls = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
+    if dtype is not None:
+        numbers = values.cast(pa.from_numpy_dtype(dtype)).fill_null(False if dtype.kind == "b" else 0)
+        return Column(numbers.to_numpy(zero_copy_only=False), nulls=nulls)
+    if field.kind in {"txt", "bytes"}:
+        plain = values.cast(pa.large_string() if field.kind == "txt" else pa.large_binary())
+        return Column(*_bytes_of(plain, rows), nulls)
+    return Column(*_nested(values, rows), nulls)
+
+
+def _nothing(dtype: np.dtype[np.generic] | None, rows: int) -> Column:
+    nulls = np.ones(rows, np.bool_)
+    if dtype is not None:
+        return Column(np.zeros(rows, dtype), nulls=nulls)
+    return Column(_NO_BYTES, np.zeros(rows, np.int64), nulls)
+
+
+def _bytes_of(values: pa.Array, rows: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    _, offsets, content = values.buffers()
+    edges = np.frombuffer(offsets, np.int64)[values.offset : values.offset + rows + 1]
+    found = _NO_BYTES if content is None else np.frombuffer(content, np.uint8)[edges[0] : edges[-1]]
+    return found, np.diff(edges)
+
+
+def _nested(values: pa.Array, rows: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    kind = values.type
+    if pa.types.is_list(kind) and not values.null_count and not values.values.null_count:
+        if pa.types.is_int64(kind.value_type):
+            return _numbers(values, INTEGERS)
+        if pa.types.is_float64(kind.value_type):
+            return _numbers(values, FLOATS)
+    contents = [b"" if value is None else PACKED + msgspec.msgpack.encode(value) for value in values.to_pylist()]
+    lengths = np.fromiter(map(len, contents), np.int64, rows)
+    return np.frombuffer(b"".join(contents), np.uint8), lengths
+
+
+def _numbers(values: pa.ListArray, tag: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Lists of numbers without a loop over them: the tag before each is put between."""
+    edges = values.offsets.to_numpy().astype(np.int64)
+    numbers = values.values.slice(edges[0], edges[-1] - edges[0]).to_numpy(zero_copy_only=False)
+    content = np.ascontiguousarray(numbers).view(np.uint8)
+    lengths = 8 * np.diff(edges)
+    made: NDArray[np.uint8] = np.insert(content, 8 * (edges[:-1] - edges[0]), tag[0])
+    return made, lengths + 1

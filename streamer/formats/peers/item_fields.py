@@ -1,0 +1,125 @@
+"""The leaves of LitData's items: their names, and how they are decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from streamer.formats.base import FieldSpec
+from streamer.formats.peers.dtypes import LITDATA_NUMPY, LITDATA_TORCH, dtype_of
+
+# An item that is no dict, list or tuple has one leaf, and that no name.
+ONLY_FIELD = "item"
+_MAPPINGS = frozenset({"builtins.dict", "collections.OrderedDict"})
+_SEQUENCES = frozenset({"builtins.list", "builtins.tuple"})
+# Others, also those of serializers that a user has made, are bytes: a `decode` rule reads them.
+_KINDS = {
+    **dict.fromkeys(["str", "text"], "txt"),
+    "bool": "?",
+    "int": "<i8",
+    "float": "<f8",
+    "jpeg": "jpg",
+    "image": "image",
+    "pil": "pil",
+    "jpeg_array": "jpeg_array",
+    "numpy": "litdata-numpy",
+    "tensor": "litdata-tensor",
+    "json": "litdata-json",
+    "pickle": "pickle",
+    "graph:pickle": "pickle",
+}
+_HEADLESS = {"no_header_numpy": LITDATA_NUMPY, "no_header_tensor": LITDATA_TORCH}
+# The columns of Arrow chunks, by LitData's words for them.
+_COLUMNS = {"str": "txt", "int": "<i8", "float": "<f8", "bool": "?", "bytes": "bytes"}
+NESTED = "litdata-value"
+
+
+class _Node(msgspec.Struct):
+    """A node of torch's pytree as JSON."""
+
+    type: str | None
+    context: str | None
+    children_spec: list[_Node]
+
+
+_TREE = msgspec.json.Decoder(tuple[int, _Node])
+_NAMES = msgspec.json.Decoder(list[str | int])
+
+
+def item_specs(tree: str, formats: Sequence[str]) -> tuple[FieldSpec, ...]:
+    """Name and kind of each leaf; a name is the path to it: "image", "boxes.0".
+
+    Args:
+        tree: the structure of an item, as LitData's index has it.
+        formats: LitData's words for the leaves.
+
+    Raises:
+        ValueError: a tree of something else than dicts, lists and tuples, or of another number of leaves.
+    """
+    names = [path or ONLY_FIELD for path in _paths(_TREE.decode(tree)[1], "")]
+    if len(names) != len(formats):
+        raise ValueError(f"an item has {len(names)} leaves, and {len(formats)} formats of leaves")
+    return tuple(FieldSpec(name, field_kind(word)) for name, word in zip(names, formats, strict=True))
+
+
+def field_kind(word: str) -> str:
+    """The kind of a leaf.
+
+    Raises:
+        ValueError: a dtype without a number, or one that numpy does not have.
+    """
+    name, _, detail = word.partition(":")
+    if name in _HEADLESS:
+        return f"{dtype_of(_HEADLESS[name], int(detail))}[]"
+    return _KINDS.get(word) or _KINDS.get(name, "bytes")
+
+
+def column_specs(types: object, tree: str, formats: Sequence[str]) -> tuple[FieldSpec, ...]:
+    """Name and kind of each column of Arrow chunks.
+
+    Args:
+        types: LitData's words for the columns by their names; None: the index has none.
+        tree: as in `item_specs`.
+        formats: as in `item_specs`.
+
+    Raises:
+        ValueError: items that are no dicts.
+    """
+    words: Mapping[str, Any]
+    if isinstance(types, Mapping) and types:
+        words = types
+    else:
+        root = _TREE.decode(tree)[1]
+        if root.type not in _MAPPINGS:
+            raise ValueError(f"items of type {root.type}, not dicts, in Arrow chunks")
+        words = dict(_top(root, iter(formats)))
+    return tuple(FieldSpec(str(name), _column_kind(word)) for name, word in words.items())
+
+
+def _column_kind(word: object) -> str:
+    name = word.get("type") if isinstance(word, Mapping) else word
+    return _COLUMNS.get(name, NESTED) if isinstance(name, str) else NESTED
+
+
+def _top(root: _Node, formats: Iterator[str]) -> Iterator[tuple[str, str]]:
+    for name, child in zip(_child_names(root), root.children_spec, strict=True):
+        words = [next(formats, "") for _ in _paths(child, "")]
+        yield name, words[0] if child.type is None else ""
+
+
+def _paths(node: _Node, path: str) -> Iterator[str]:
+    if node.type is None:
+        yield path
+        return
+    for name, child in zip(_child_names(node), node.children_spec, strict=True):
+        yield from _paths(child, f"{path}.{name}" if path else name)
+
+
+def _child_names(node: _Node) -> list[str]:
+    if node.type in _MAPPINGS:
+        return [str(name) for name in _NAMES.decode(node.context or "")]
+    if node.type in _SEQUENCES:
+        return [str(number) for number in range(len(node.children_spec))]
+    raise ValueError(f"an item has a {node.type}; dicts, lists and tuples are read")

@@ -1,0 +1,115 @@
+"""Opens LitData's items, and unpacks them where they are compressed together."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import msgspec
+import numpy as np
+
+from streamer.errors import DecodeError, RecodeError
+from streamer.formats.base import Field, FieldSpec, Records, SampleName
+from streamer.formats.peers.arrow_chunks import ARROW_END
+from streamer.formats.peers.frames import Run
+from streamer.formats.peers.offsets import head_bytes, read_offsets
+from streamer.formats.peers.unpack import unpack, unpack_item
+
+_RUN = msgspec.msgpack.Decoder(Run)
+# Items, and bytes before they were compressed.
+_CHUNK = msgspec.json.Decoder(tuple[int, int])
+
+
+class ItemOpener:
+    """Splits an item into its leaves: a uint32 length of each, then the leaves.
+
+    Args:
+        fields: the leaves.
+        whole: whether the item is its only leaf, without a length.
+        packed: whether the item is compressed.
+    """
+
+    def __init__(self, fields: Sequence[FieldSpec], *, whole: bool, packed: bool) -> None:
+        self._fields = [(spec.name, spec.kind) for spec in fields]
+        self._lengths = struct.Struct(f"<{len(fields)}I")
+        self._whole, self._packed = whole, packed
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
+        """The leaves in their order; an item has no key.
+
+        Raises:
+            DecodeError: lengths that do not make up the item, or one that cannot be unpacked.
+        """
+        if self._packed:
+            try:
+                content = unpack_item(content)
+            except ValueError as error:
+                raise DecodeError(f"not a packed item of LitData: {error}") from error
+        if self._whole:
+            return None, [Field(field, content, kind) for field, kind in self._fields]
+        try:
+            lengths = self._lengths.unpack_from(content)
+        except struct.error as error:
+            raise DecodeError(f"not an item of LitData: {len(content)} bytes, {error}") from error
+        places = list(accumulate(lengths, initial=self._lengths.size))
+        if places[-1] != len(content):
+            raise DecodeError(
+                f"not an item of LitData: its {len(lengths)} leaves take {places[-1]} bytes, it has {len(content)}"
+            )
+        pieces = (content[start:stop] for start, stop in pairwise(places))
+        return None, [Field(field, piece, kind) for (field, kind), piece in zip(self._fields, pieces, strict=True)]
+
+
+class ItemRecoder:
+    """Unpacks a whole chunk.
+
+    Args:
+        sample_bytes: of tokens that are cut anew; 0: samples are items.
+    """
+
+    def __init__(self, sample_bytes: int) -> None:
+        self._sample_bytes = sample_bytes
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """See `Recoder`.
+
+        Raises:
+            RecodeError: bytes that do not unpack to the chunk of the index.
+        """
+        try:
+            items, raw_bytes = _CHUNK.decode(hint)
+            chunk = unpack("zstd", content, raw_bytes)
+            offsets = read_offsets(chunk, items, len(chunk), behind=chunk[-len(ARROW_END) :] == ARROW_END)
+        except ValueError as error:
+            raise RecodeError(f"not the chunk that its index.json describes: {error}") from error
+        if not self._sample_bytes:
+            return Records([chunk[offsets[0] : offsets[-1]]], offsets[1:] - offsets[:-1])
+        first, used = head_bytes(items), samples * self._sample_bytes
+        if first + used > len(chunk):
+            raise RecodeError(f"{samples} samples of {self._sample_bytes} bytes in a chunk of {len(chunk)}")
+        return Records([chunk[first : first + used]], np.full(samples, self._sample_bytes, np.int64))
+
+
+class RunRecoder:
+    """Unpacks runs of items; before them are the starts of the items."""
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """See `Recoder`.
+
+        Raises:
+            RecodeError: bytes that do not unpack to the frames of the index.
+        """
+        table = 4 * (samples + 1)
+        try:
+            run = _RUN.decode(hint)
+            offsets = np.frombuffer(content, "<u4", samples + 1).astype(np.int64)
+            lengths = offsets[1:] - offsets[:-1]
+            places = list(accumulate(run.packed, initial=table))
+            if places[-1] != len(content) or lengths.sum() != sum(run.unpacked) or (lengths < 0).any():
+                raise ValueError(f"{len(content)} bytes are no {len(run.packed)} frames of {samples} items")
+            pieces = [content[start:stop] for start, stop in pairwise(places)]
+            parts = [unpack("zstd", piece, length) for piece, length in zip(pieces, run.unpacked, strict=True)]
+        except ValueError as error:
+            raise RecodeError(f"not the frames that the chunk's table describes: {error}") from error
+        return Records(parts, lengths)

@@ -1,0 +1,106 @@
+"""Finds the index files below the urls of a dataset, and the shards that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from streamer.errors import ManifestError
+from streamer.formats.base import Answer, Need, ObjectRecord
+from streamer.formats.failures import refused
+
+INDEX = "index.json"
+# 2 million shards.
+MOST_INDEX_BYTES = 1 << 30
+Index = TypeVar("Index")
+Shard = TypeVar("Shard")
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """One index file, and the objects in its folder and below, by their path from there."""
+
+    record: ObjectRecord
+    folder: str
+    objects: Mapping[str, ObjectRecord]
+
+    def find(self, name: str) -> ObjectRecord | None:
+        """The object that the index calls so: one of the listing, never a path that is opened."""
+        return self.objects.get(name)
+
+    def refusal(self, reason: str) -> ManifestError:
+        """The error of an index file that cannot be used."""
+        return refused(self.record, f"cannot be used: {reason}")
+
+
+def read_indexes(
+    accepted: Sequence[ObjectRecord],
+    others: Mapping[str, ObjectRecord],
+    decode: Callable[[memoryview], Index],
+    names: Callable[[Index], Iterable[str]],
+) -> Generator[Need | tuple[Need, ...], Answer, list[tuple[Listed, Index]]]:
+    """Reads the index files, in the order of the urls; the one of a folder goes before those of the folders in it.
+
+    An index file all shards of which another one names as well is not read: the joined parts of a large dataset.
+
+    Args:
+        accepted: the shards.
+        others: the other objects, by url.
+        decode: reads an index file; raises msgspec.MsgspecError or ValueError.
+        names: the shards in it, by their paths.
+
+    Raises:
+        ManifestError: there is none, one cannot be read, or is too long.
+    """
+    found: list[tuple[Listed, Index]] = []
+    named: set[str] = set()
+    for level in _levels(accepted, others):
+        wanted = [listed for listed in level if any(one.url not in named for one in listed.objects.values())]
+        for listed in wanted:
+            if not 0 < listed.record.size <= MOST_INDEX_BYTES:
+                raise listed.refusal(f"{listed.record.size} bytes; 1 to {MOST_INDEX_BYTES} are read")
+        if not wanted:
+            continue
+        answers = yield tuple(Need(0, listed.record.size, listed.record) for listed in wanted)
+        assert isinstance(answers, tuple)
+        for listed, answer in zip(wanted, answers, strict=True):
+            try:
+                index = decode(answer)
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                raise listed.refusal(f"not an index file as this format has it: {error}") from error
+            found.append((listed, index))
+            named |= {one.url for name in names(index) if (one := listed.find(name))}
+    if not found:
+        raise _without_index(accepted)
+    places = {record.url: place for place, record in enumerate(accepted)}
+    return sorted(found, key=lambda pair: min(places[record.url] for record in pair[0].objects.values()))
+
+
+def _levels(accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Iterator[list[Listed]]:
+    """The index files by the depth of their folders, the ones above first."""
+    indexes = [record for url, record in others.items() if url.rpartition("/")[2] == INDEX]
+    below: dict[str, dict[str, ObjectRecord]] = {record.url.removesuffix(INDEX): {} for record in indexes}
+    for record in accepted:
+        for folder in _folders(record.url):
+            if folder in below:
+                below[folder][record.url.removeprefix(folder)] = record
+    made = [Listed(record, record.url.removesuffix(INDEX), below[record.url.removesuffix(INDEX)]) for record in indexes]
+    for depth in sorted({listed.folder.count("/") for listed in made}):
+        yield [listed for listed in made if listed.folder.count("/") == depth and listed.objects]
+
+
+def _folders(url: str) -> Iterator[str]:
+    """The folders that an object is in, with a slash at the end: the innermost first."""
+    folder = url
+    while slash := folder.rstrip("/").rfind("/") + 1:
+        folder = folder[:slash]
+        yield folder
+
+
+def _without_index(accepted: Sequence[ObjectRecord]) -> ManifestError:
+    return ManifestError(
+        f"no {INDEX} is listed beside the {len(accepted)} shards (the first is {accepted[0].url}) or above them; the "
+        "url must be the folder that it is in",
+        url=accepted[0].url,
+    )

@@ -1,0 +1,48 @@
+"""Environments with a peer's package beside what this one has, for the scripts in `make/`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from tests.pages.environments import ROOT, _mend_torchvision
+
+BUILT = ROOT / "build" / "formats"
+SECONDS = 1500
+
+
+def peer_python(*packages: str) -> Path:
+    """The Python of an environment with these packages, without what they ask for; made once."""
+    folder = BUILT / hashlib.sha256(" ".join(packages).encode()).hexdigest()[:12]
+    python, stamp = folder / "bin" / "python", folder / "made"
+    if not stamp.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        _run(sys.executable, "-m", "venv", folder)
+        (own,) = folder.glob("lib/python*/site-packages")
+        (own / "this-one.pth").write_text(sysconfig.get_path("purelib"))
+        _run(python, "-m", "pip", "install", "--quiet", "--no-deps", *packages)
+        _mend_torchvision(folder)
+        stamp.touch()
+    return python
+
+
+def make(python: Path, script: str, *arguments: object) -> None:
+    """Runs a script of `make/`."""
+    _run(python, Path(__file__).parent / "make" / script, *arguments)
+
+
+def _run(*command: object) -> None:
+    done = subprocess.run(
+        list(map(str, command)),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-4000:]}"

@@ -1,0 +1,44 @@
+"""LitData meets the contract of the formats, in all its layouts."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamer.formats.peers.litdata import LitData
+from tests.formats.cases import Case, find, read_case
+from tests.formats.contract import FormatContract
+
+# All leaves of an item that is packed alone are unpacked anew.
+LEAVES = (
+    *("photo", "pixels", "raw", "text", "number", "score", "even", "row", "matrix", "line", "table"),
+    "box",
+)
+
+
+class TestLitData(FormatContract):
+    @classmethod
+    def cases(cls) -> list[Case]:
+        names = ("items", "items-0.2.51", "packed", "packed-0.2.51", "frames", "arrow", "arrow-zstd")
+        return [
+            *(read_case(LitData(), f"litdata/{name}") for name in names),
+            read_case(LitData(), "litdata/packed-items", copied=LEAVES),
+            read_case(LitData(block_size=8), "litdata/tokens"),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("name", "surveyed", "indexed"),
+    [("items", 2, 1), ("arrow", 2, 1), ("frames", 1, 1), ("packed", 1, 0), ("packed-items", 1, 1), ("tokens", 1, 1)],
+)
+def test_what_the_index_reads(name: str, surveyed: int, indexed: int):
+    """`index.json`, where it does not tell the layout the end of one chunk, and one place of each chunk."""
+    case = read_case(LitData(), f"litdata/{name}")
+    found = find(LitData(), case.objects)
+    assert len(found.survey_needs) == surveyed
+    assert [len(asked) for asked in found.needs.values()] == [indexed] * (len(case.objects) - 1)
+
+
+def test_blocks_of_tokens_are_not_looked_for():
+    """They follow from the index."""
+    found = find(LitData(block_size=8), read_case(LitData(), "litdata/tokens").objects)
+    assert not any(found.needs.values())

@@ -1,0 +1,55 @@
+"""Larger datasets that the peers have just written: every field of every sample is what their own readers say."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from streamer import StreamingDataset
+from streamer.formats.base import Format
+from streamer.formats.peers.litdata import LitData
+from streamer.formats.peers.mds import Mds
+from tests.formats.cases import read_case
+from tests.formats.contract import Job, _sorted, _told, samples_of
+from tests.formats.peer_environment import make, peer_python
+
+pytestmark = [pytest.mark.formats, pytest.mark.timeout(3000)]
+
+SAMPLES = 300
+# MosaicML imports these; not what it asks for, which is an older numpy.
+MOSAIC = ("mosaicml-streaming==0.13.0", "transformers==5.23.0", "tokenizers", "sentencepiece", "torchvision==0.28.0")
+MOSAIC_CODECS = ("brotli", "catalogue", "python-snappy", "xxhash", "zstd")
+LITDATA = ("torchvision==0.28.0", "tifffile", "zstd")
+PEERS = {
+    "mds": (Mds(), "mds.py", (*MOSAIC, *MOSAIC_CODECS)),
+    "litdata-0.2.76": (LitData(), "litdata_chunks.py", ("litdata==0.2.76", *LITDATA)),
+    "litdata-0.2.51": (LitData(), "litdata_chunks.py", ("litdata==0.2.51", *LITDATA)),
+}
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_what_the_peers_write(
+    peer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """In this process, and through an engine and its socket with the format found by itself."""
+    chosen, script, packages = PEERS[peer]
+    make(peer_python(*packages), script, tmp_path / "written", SAMPLES)
+    folders = sorted(path.parent for path in (tmp_path / "written").glob("*/expected.json"))
+    assert len(folders) >= 3
+    for number, folder in enumerate(folders):
+        # A short path: the engine listens at a socket below it.
+        _compare(chosen, folder, tmp_path / str(number), monkeypatch, lambda: capsys.readouterr().out)
+
+
+def _compare(chosen: Format, folder: Path, root: Path, patch: pytest.MonkeyPatch, out) -> None:
+    given = LitData(block_size=8) if folder.name == "tokens" else chosen
+    case = read_case(given, str(folder))
+    assert len(case.samples) >= SAMPLES
+    assert samples_of(case) == list(case.samples), folder.name
+    with closing(Job(root, case, patch, out)) as job:
+        named = given if given.options else "auto"
+        with closing(StreamingDataset(job.folder, format=named, cache_bytes="1GB")) as dataset:
+            read = [_told(dict(sample)) for sample in dataset]
+    assert _sorted(read) == job.expected, folder.name

@@ -1,0 +1,327 @@
+"""Shards of MDS and LitData that are not what their index says, or are not read: each is refused by name."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from streamer.decode.dispatch import SampleDecoder
+from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
+from streamer.formats.base import Block, Format, SampleName
+from streamer.formats.peers import listed
+from streamer.formats.peers.litdata import LitData
+from streamer.formats.peers.mds import Mds
+from streamer.formats.peers.unpack import unpack
+from tests.formats.cases import URL, Case, block_bytes, contents_of, facts_of, find, opened, read_case, recode
+from tests.formats.contract import samples_of
+
+INDEX = "index.json"
+Edit = Callable[[dict], object]
+
+
+def objects_of(folder: str, edit: Edit | None = None, **replaced: bytes) -> dict[str, bytes]:
+    """The objects of a case, with another index."""
+    objects = dict(read_case(Mds(), folder).objects) | replaced
+    if edit is not None:
+        index = json.loads(objects[INDEX])
+        edit(index)
+        objects[INDEX] = json.dumps(index).encode()
+    return objects
+
+
+def refusal(chosen: Format, objects: Mapping[str, bytes]) -> ManifestError:
+    """What the index says of them."""
+    with pytest.raises(ManifestError) as caught:
+        find(chosen, objects)
+    return caught.value
+
+
+def put(content: bytes, place: int, layout: str, value: int) -> bytes:
+    """The content with a number in it."""
+    changed = bytearray(content)
+    struct.pack_into(layout, changed, place, value)
+    return bytes(changed)
+
+
+def shard(index: dict) -> dict:
+    """The first shard of an index of MDS."""
+    return index["shards"][0]
+
+
+# ---------------------------------------------------------------- index files
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda index: index.update(version=1), "version 1 of MDS"),
+        (lambda index: shard(index).update(version=1), "version 1 of MDS"),
+        (lambda index: shard(index).update(format="csv"), "of format 'csv', not 'mds'"),
+        (lambda index: [s.update(column_encodings=["mystery"] * 4) for s in index["shards"]], "encoded as 'mystery'"),
+        (lambda index: shard(index).update(column_names=["a"]), "not as many names"),
+        (lambda index: index["shards"][1].update(column_names=["a", "b", "c", "d"]), "different datasets"),
+        (lambda index: shard(index).update(compression="zpaq"), "compressed with 'zpaq'"),
+        (lambda index: shard(index)["zip_data"].update(basename="../x.mds.zstd"), "is not among the"),
+        (lambda index: shard(index).update(samples=-1), "Expected `int` >= 0"),
+        (lambda index: shard(index)["zip_data"].update(bytes=7), "index.json says 7"),
+        (lambda index: shard(index)["raw_data"].update(bytes=7), "7 bytes are too few"),
+    ],
+)
+def test_an_index_of_mds_that_cannot_be_used(edit: Edit, said: str):
+    """Says which index, and what of it."""
+    assert said in str(refusal(Mds(), objects_of("mds/zstd", edit)))
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda index: index["config"].update(encryption={"level": "chunk"}), "encrypted"),
+        (lambda index: index["config"].update(data_format=["str"]), "15 leaves, and 1 formats"),
+        (lambda index: index["config"].update(data_spec=None), "what its items consist of"),
+        (
+            lambda index: index["config"].update(
+                data_spec='[1, {"type": "a.B", "context": null, "children_spec": []}]'
+            ),
+            "a.B",
+        ),
+        (lambda index: index["config"]["data_format"].__setitem__(0, "no_header_numpy:14"), "without a pickle"),
+        (lambda index: index["config"]["data_format"].__setitem__(0, "no_header_numpy:x"), "cannot be read"),
+        (lambda index: index["chunks"][0].update(chunk_size=8), "it has 7 samples, index.json says 8"),
+        (lambda index: index["chunks"][0].update(chunk_bytes=8), "index.json says 8"),
+        (lambda index: index["chunks"][0].update(filename="chunk-7-7.bin"), "chunk-7-7.bin is not among the 2 chunks"),
+        (lambda index: index["config"].update(data_spec="[" * 10_000), "cannot be read"),
+    ],
+)
+def test_an_index_of_litdata_that_cannot_be_used(edit: Edit, said: str):
+    """Says which index, and what of it."""
+    assert said in str(refusal(LitData(), objects_of("litdata/items-0.2.51", edit)))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"[]", b'{"shards": 3}', b"\xff\xfe"])
+def test_an_index_that_is_none(content: bytes):
+    """Names it."""
+    for chosen, folder in ((Mds(), "mds/plain"), (LitData(), "litdata/items")):
+        assert f"{URL}{INDEX}" in str(refusal(chosen, objects_of(folder, **{INDEX: content})))
+
+
+def test_an_index_that_is_too_long(monkeypatch: pytest.MonkeyPatch):
+    """It is not read."""
+    monkeypatch.setattr(listed, "MOST_INDEX_BYTES", 100)
+    assert "1 to 100 are read" in str(refusal(Mds(), objects_of("mds/plain")))
+
+
+def test_no_index():
+    """Says where it is looked for."""
+    objects = objects_of("mds/plain")
+    del objects[INDEX]
+    assert "no index.json is listed" in str(refusal(Mds(), objects))
+
+
+def test_many_shards():
+    """An index of 20,000 shards (1.3 TB), of which the last one is missing, is read within seconds."""
+    index = json.loads(objects_of("mds/plain")[INDEX])
+    one = index["shards"][0]
+    index["shards"] = [one] * 20_000 + [one | {"raw_data": one["raw_data"] | {"basename": "missing.mds"}}]
+    begun = time.process_time()
+    assert "missing.mds is not among" in str(
+        refusal(Mds(), objects_of("mds/plain", **{INDEX: json.dumps(index).encode()}))
+    )
+    assert time.process_time() - begun < 10
+
+
+# ---------------------------------------------------------------- several index files
+
+
+def test_streams_and_joined_parts():
+    """Two folders with an index each are one dataset; an index above them that names all shards is read alone."""
+    plain = read_case(Mds(), "mds/plain")
+    names = [name for name in plain.objects if name != INDEX]
+    split = {f"{part}/{name}": content for part in "ab" for name, content in plain.objects.items()}
+    twice = Case("two", Mds(), split, [])
+    assert samples_of(twice) == [*plain.samples, *plain.samples]
+    index = json.loads(plain.objects[INDEX])
+    joined = {"version": 2, "shards": []}
+    for part in "ba":
+        for one in index["shards"]:
+            raw = one["raw_data"] | {"basename": f"{part}/{one['raw_data']['basename']}"}
+            joined["shards"].append(one | {"raw_data": raw})
+    both = {**split, INDEX: json.dumps(joined).encode()}
+    found = find(Mds(), both)
+    assert [source.record.url.removeprefix(URL)[0] for source, _ in found.items] == ["b"] * len(names) + ["a"] * len(
+        names
+    )
+    assert len(found.survey_needs) == 1
+    assert [need.object.url for need in found.survey_needs[0]] == [URL + INDEX]
+
+
+def test_another_dataset_beside_it():
+    """Items of other fields are not one dataset."""
+    objects = {
+        f"{part}/{name}": content
+        for part in ("items", "items-0.2.51")
+        for name, content in objects_of(f"litdata/{part}").items()
+    }
+    assert "other fields" in str(refusal(LitData(), objects))
+
+
+# ---------------------------------------------------------------- shards
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (0, 6, "it has 6 samples"),
+        (0, 2**31, "samples, index.json says"),
+        (4, 3, "behind its head"),
+        (8, 2**32 - 1, "behind its head"),
+    ],
+)
+def test_a_head_that_is_wrong(place: int, value: int, said: str):
+    """Counts and places of the samples are checked; the details say that index_errors='skip' leaves it out."""
+    for chosen, folder, name in (
+        (Mds(), "mds/plain", "shard.00000.mds"),
+        (LitData(), "litdata/items", "chunk-0-0.bin"),
+    ):
+        objects = objects_of(folder)
+        error = refusal(chosen, {**objects, name: put(objects[name], place, "<I", value)})
+        assert said in str(error)
+        assert error.details["url"] == URL + name
+        assert "reason" in error.details
+
+
+def test_samples_that_do_not_add_up():
+    """Lengths of columns and leaves."""
+    for chosen, folder, name in ((Mds(), "mds/plain", "MDS"), (LitData(), "litdata/items", "LitData")):
+        case = read_case(chosen, folder)
+        found = find(chosen, case.objects)
+        opener = chosen.opener(facts_of(found))
+        content = contents_of(chosen, found, case.objects)[0][0]
+        for wrong in (content[:-1], content + b"\0", content[:3], b"", put(content, 0, "<I", 2**32 - 1)):
+            with pytest.raises(DecodeError, match=name):
+                opener.open(memoryview(wrong), SampleName())
+
+
+def test_frames_out_of_order():
+    """The table of frames must tile the chunk."""
+    objects = objects_of("litdata/frames")
+    content = objects["chunk-0-0.bin"]
+    items = struct.unpack_from("<I", content, 12)[0]
+    table = 24 + 4 * (items + 1)
+    swapped = content[:table] + content[table + 24 : table + 48] + content[table : table + 24] + content[table + 48 :]
+    assert "one behind the other" in str(refusal(LitData(), {**objects, "chunk-0-0.bin": swapped}))
+    assert "no chunk of frames" in str(refusal(LitData(), {**objects, "chunk-0-0.bin": b"LDFZ02" + content[6:]}))
+
+
+@pytest.mark.parametrize(
+    ("place", "layout", "value", "said"),
+    [
+        (-12, "<I", 2**32 - 1, "not an Arrow file"),
+        (-22, "<i", 2**31 - 1, "the footer of its rows has"),
+        (-22, "<i", -1, "the footer of its rows has"),
+        (-8, "<Q", 0, "no rows of Arrow are at its end"),
+    ],
+)
+def test_an_arrow_file_that_is_none(place: int, layout: str, value: int, said: str):
+    """Lengths beyond the file, and another end."""
+    objects = objects_of("litdata/arrow")
+    wrong = put(objects["chunk-0-1.bin"], len(objects["chunk-0-1.bin"]) + place, layout, value)
+    assert said in str(refusal(LitData(), {**objects, "chunk-0-1.bin": wrong}))
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def blocks_of(folder: str, chosen: Format, edit: Edit | None = None):
+    """What is found, and the first block with its bytes."""
+    objects = objects_of(folder, edit)
+    found = find(chosen, objects)
+    source, (block, *_) = found.items[0]
+    assert isinstance(block, Block)
+    return found, block, block_bytes(block, objects[source.record.url.removeprefix(URL)])
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.999, 1.001, 1000])
+@pytest.mark.parametrize("name", ["zstd", "gz", "br", "bz2", "snappy"])
+def test_a_shard_that_unpacks_to_another_size(name: str, factor: float):
+    """Shorter, longer, or a thousand times as long as index.json says: no more memory is used than it says."""
+
+    def lie(index: dict) -> None:
+        shard(index)["raw_data"]["bytes"] = int(shard(index)["raw_data"]["bytes"] * factor) + (factor > 1)
+
+    found, block, content = blocks_of(f"mds/{name}", Mds(), lie)
+    with pytest.raises(RecodeError):
+        recode(Mds(), found, block, content)
+
+
+@pytest.mark.parametrize("name", ["sha1", "md5", "sha3_256"])
+def test_hashes(name: str):
+    """One that hashlib has is compared; others are not."""
+
+    def lie(index: dict) -> None:
+        shard(index)["zip_data"]["hashes"] = {"xxh64": "00", name: "00"}
+
+    found, block, content = blocks_of("mds/zstd", Mds(), lie)
+    with pytest.raises(RecodeError, match=f"its {name} is .*, index.json says 00"):
+        recode(Mds(), found, block, content)
+
+
+def test_uncompressed_shards_are_taken_where_both_are_there():
+    """`keep_zip`: the dataset is then plain; with one raw shard of several, all are blocks."""
+    case = read_case(Mds(), "mds/zstd")
+    raw = {}
+    for one in json.loads(case.objects[INDEX])["shards"]:
+        packed = memoryview(case.objects[one["zip_data"]["basename"]])
+        raw[one["raw_data"]["basename"]] = bytes(unpack("zstd", packed, one["raw_data"]["bytes"]))
+    both = find(Mds(), {**case.objects, **raw})
+    assert not any(isinstance(item, Block) for _, items in both.items for item in items)
+    assert samples_of(Case("both", Mds(), {**case.objects, **raw}, [])) == list(case.samples)
+    name = min(raw)
+    mixed = {**case.objects, name: raw[name]}
+    assert all(isinstance(item, Block) for _, items in find(Mds(), mixed).items for item in items)
+    assert samples_of(Case("mixed", Mds(), mixed, [])) == list(case.samples)
+
+
+# ---------------------------------------------------------------- pickles
+
+
+@pytest.mark.parametrize(
+    ("chosen", "folder", "edit"),
+    [
+        (
+            Mds(),
+            "mds/zstd",
+            lambda index: [s.update(column_encodings=["pkl", "int", "str", "json"]) for s in index["shards"]],
+        ),
+        (LitData(), "litdata/items", lambda index: index["config"]["data_format"].__setitem__(3, "pickle")),
+        (LitData(), "litdata/items", lambda index: index["config"]["data_format"].__setitem__(3, "graph:pickle")),
+    ],
+)
+def test_pickles_are_refused_before_the_first_sample(chosen: Format, folder: str, edit: Edit):
+    """The schema tells; a rule of the user's for the field is enough, or to allow them."""
+    fields = facts_of(find(chosen, objects_of(folder, edit))).fields
+    (name,) = (field.name for field in fields if field.kind == "pickle")
+    with pytest.raises(ConfigError, match=f"field '{name}' is a pickle"):
+        SampleDecoder().check(fields)
+    SampleDecoder({name: None}).check(fields)
+    SampleDecoder(None).check(fields)
+    SampleDecoder(allow_pickle=True).check(fields)
+
+
+def test_leaves_of_other_serializers_are_bytes():
+    """Those of a user's own, and media that are not decoded here."""
+    words = ["mine", "graph", "video", "audio", "tifffile", "file:pdf", "nifti:nii"]
+
+    def edit(index: dict) -> None:
+        index["config"]["data_format"][:7] = words
+
+    case = read_case(LitData(), "litdata/items")
+    objects = objects_of("litdata/items", edit)
+    found = find(LitData(), objects)
+    kinds = [field.kind for field in facts_of(found).fields]
+    assert kinds[:7] == ["bytes"] * 7
+    content, name = contents_of(LitData(), found, objects)[3]
+    assert opened(case, LitData().opener(facts_of(found)), memoryview(content), name)
