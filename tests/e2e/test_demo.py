@@ -68,6 +68,7 @@ def test_a_small_demo_survives_the_kill_of_its_engine(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_demo_of_8_images() -> None:
     """Half of 0.3 MB would be less than its open chunks, and one rank has no sample that the other has not."""

@@ -64,6 +64,7 @@ def test_scientific_arrays_finds_the_moments_of_the_data(run: Run) -> None:
     assert deviations == pytest.approx([1, 0.5, 2, 3], abs=0.01)
 
 
+@pytest.mark.slow
 def test_slow_link_uses_blocks_equally(run: Run) -> None:
     """Every epoch has the same steps; after four epochs of as many blocks no use is more than reuse + 1 ahead."""
     arguments = ("--epochs", "4", "--reuse", "3", "--step-seconds", "0.002")

@@ -176,6 +176,7 @@ def test_an_iterable_that_fails_goes_on_the_next_time(tmp_path: Path) -> None:
     assert streamer.pack(made(500), tmp_path / "tars", shard_bytes="300kB").samples == 500
 
 
+@pytest.mark.slow
 def test_a_pack_is_verified(images: Path, tmp_path: Path) -> None:
     """A changed byte, a shard that is gone, a manifest that is cut off: each is found and named; a pack mends them."""
 

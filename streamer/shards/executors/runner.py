@@ -57,13 +57,13 @@ def _dask(address: str) -> Iterator[Runner]:
             "on='dask:...' needs Dask here and on its workers: pip install 'streamer-data[dask]'", field="on"
         ) from error
     try:
-        client = Client(address)
+        client = Client(address)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise ConfigError(f"on='dask:{address}': no scheduler answers there ({error})", field="on") from error
     with client:
         # Not pure: a task is run again where its result is known but its shard is gone.
-        executor = client.get_executor(pure=False)
+        executor = client.get_executor(pure=False)  # type: ignore[no-untyped-call]
         try:
-            yield Runner(executor, 2 * max(1, sum(client.nthreads().values())))
+            yield Runner(executor, 2 * max(1, sum(client.nthreads().values())))  # type: ignore[no-untyped-call]
         finally:
             executor.shutdown(wait=False)

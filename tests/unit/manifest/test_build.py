@@ -14,7 +14,7 @@ from tests.tars import tar_of
 async def test_the_result_does_not_depend_on_what_ends_first(build_it, store, tars, tmp_path):
     """Any concurrency, any order of completion, any root: the same digest and the same files."""
     first = await build_it(store(tars), "s3://b/tars/", root=tmp_path / "a")
-    slow_first = store(tars, delays=lambda extent: 50 - 4 * int(extent.object.url[-6:-4]))
+    slow_first = store(tars, delays=lambda extent: 2000 - 4 * int(extent.object.url[-6:-4]))
     second = await build_it(slow_first, "s3://b/tars/", root=tmp_path / "b", concurrency=12)
     third = await build_it(store(dict(reversed(tars.items()))), "s3://b/tars/", root=tmp_path / "c", concurrency=1)
     assert first.digest == second.digest == third.digest

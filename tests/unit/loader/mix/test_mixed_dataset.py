@@ -489,6 +489,7 @@ def test_an_empty_member_is_named(make_mix, tmp_path):
     mixed.close()
 
 
+@pytest.mark.slow
 def test_more_than_a_hundred_members(fake_engine, tmp_path):
     """150 members of 3 samples: each sample once per epoch, through the loader as in a bare loop."""
     folders = {f"m{number}": write(tmp_path / f"m{number}", 3, 3 * number) for number in range(150)}
