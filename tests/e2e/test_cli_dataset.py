@@ -66,6 +66,7 @@ def test_warm_leaves_out_what_has_no_room(environment: Mapping[str, str], arrays
     assert _run(environment, "cache", "stat").splitlines()[0].split()[1] == str(local)
 
 
+@pytest.mark.slow
 def test_index_explains_the_mix_of_a_file(environment: Mapping[str, str], arrays: Path, tmp_path: Path) -> None:
     """Two parts of the folder, one of which makes two passes; a file that is wrong is an error with its name."""
     file = tmp_path / "mix.toml"

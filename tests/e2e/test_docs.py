@@ -80,6 +80,7 @@ def test_the_page_about_mixing_runs_block_by_block(tmp_path_factory: pytest.Temp
     assert lines[7:] == ["200"]
 
 
+@pytest.mark.slow
 def test_the_page_about_growing_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
     """And prints what it says."""
     folder = tmp_path_factory.mktemp("g")

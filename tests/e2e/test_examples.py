@@ -74,6 +74,7 @@ def test_slow_link_uses_blocks_equally(run: Run) -> None:
     assert int(most) <= int(least) + 4
 
 
+@pytest.mark.slow
 def test_pack_folder_leaves_small_ones_out(run: Run) -> None:
     """An array of n numbers has 128 + 4 n bytes: those from 218 on stay, 82 of 300."""
     lines = run("pack_folder").splitlines()

@@ -23,6 +23,7 @@ def screenshot():
 
 
 # What a rank waits for is judged by its clock: on a machine that is busy enough a slow sample, not the transform.
+@pytest.mark.slow
 @pytest.mark.timing
 def test_top_shows_what_metrics_say(screenshot, tmp_path):
     """A job of two ranks at work: drawn from the engine's statistics and from a scrape, the picture is the same."""

@@ -155,6 +155,7 @@ def _stalls_halfway(seen: Seen, number: int) -> Act | None:
 STALLING = replace(CONFIG, progress_seconds=0.1, first_byte_seconds=0.2, failing_seconds=30.0, range_bytes=4 * MiB)
 
 
+@pytest.mark.timing
 async def test_an_object_whose_bodies_stall_is_named(server: FakeS3) -> None:
     """Each try has bytes; but others' bodies come whole meanwhile, so six are enough."""
     server.objects["sick"] = RAMP

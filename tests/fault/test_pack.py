@@ -211,6 +211,7 @@ def shards(store: Store) -> int:
     return sum(".streamer/pack/" in name and "job.json" not in name for name in store.names())
 
 
+@pytest.mark.slow
 def test_a_killed_pack_goes_on(undisturbed: dict[str, bytes], store: Store, files: Path) -> None:
     """Its processes end with it, no manifest is there; finished shards are not written again, all bytes agree."""
     process = start(files, store)
@@ -236,6 +237,7 @@ def test_a_killed_worker_costs_its_task(undisturbed: dict[str, bytes], store: St
     assert store.objects() == undisturbed
 
 
+@pytest.mark.slow
 def test_two_packs_of_one_job_end_well(undisturbed: dict[str, bytes], store: Store, files: Path) -> None:
     """With the same manifest; the second may find shards of the first."""
     first, second = start(files, store), start(files, store)

@@ -191,6 +191,7 @@ def test_the_schedules_of_many_mixes_cover_every_use(case: Case, x: int, y: int)
 # ------------------------------------------------------------------ going on with a changed mix
 
 
+@pytest.mark.slow
 @QUICK
 @given(cases(), cases(), st.integers(1, 3))
 def test_a_changed_mix_goes_on_fairly_at_the_end_of_an_epoch(case: Case, other: Case, epochs: int) -> None:

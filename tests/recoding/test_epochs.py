@@ -63,7 +63,9 @@ def numbers(batch: dict[str, object]) -> list[int]:
     return [int(text.split()[0]) for text in found]
 
 
-@pytest.mark.parametrize("cache_bytes", ["100MB", "1.9MB"], ids=["all of it", "a part of it"])
+@pytest.mark.parametrize(
+    "cache_bytes", [pytest.param("100MB", marks=pytest.mark.slow), "1.9MB"], ids=["all of it", "a part of it"]
+)
 def test_workers_and_resume(data: Path, monkeypatch: pytest.MonkeyPatch, cache_bytes: str) -> None:
     """Each sample once in each epoch, also where chunks leave in mid-epoch and come back, and after a resume."""
     with (
