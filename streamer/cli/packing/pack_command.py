@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 HELP = "write a dataset as WebDataset tars, with their manifest beside them"
 
 DESCRIPTION = """\
-Reads a dataset of any format and writes it as uncompressed WebDataset tars of about the same size, which every tool
-reads; beside them, in .streamer/, the manifest that training opens without reading a tar. Raw files are packed in an
-order that mixes their classes. Names of class folders become numbers in `cls`.
+Reads a dataset (not yet Parquet or compressed ones) and writes it as uncompressed WebDataset tars of about the same
+size, which every tool reads; beside them, in .streamer/, the manifest that training opens without reading a tar. Raw
+files are packed in an order that mixes their classes. Names of class folders become numbers in `cls`.
 
 Each shard is uploaded as a whole and then noted; a pack that was interrupted goes on when the same command is run
 again, and ends with the same bytes. Each process writes one shard at a time to the folder for temporary files
