@@ -31,6 +31,17 @@ def peer_python(*packages: str) -> Path:
     return python
 
 
+def python_with_only(*packages: str) -> Path:
+    """The Python of an environment with these packages and what they ask for, nothing of this one; made once."""
+    folder = BUILT / packages[0]
+    stamp = folder / "made"
+    if not stamp.exists():
+        _run(sys.executable, "-m", "venv", "--clear", folder)
+        _run(folder / "bin" / "pip", "install", "--quiet", *packages)
+        stamp.touch()
+    return folder / "bin" / "python"
+
+
 def make(python: Path, script: str, *arguments: object) -> None:
     """Runs a script of `make/`."""
     _run(python, Path(__file__).parent / "make" / script, *arguments)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from streamer import StreamingDataset
 from streamer.formats.parquet.format import Parquet
 from tests.formats.cases import MemoryStore, built, read_case
 from tests.formats.contract import Job, _sorted, _told, samples_of
+from tests.formats.peer_environment import python_with_only
 
 pytestmark = [pytest.mark.formats, pytest.mark.timeout(3000)]
 
@@ -24,22 +24,11 @@ ROWS = 2000
 RAW = {"huggingface": ["image"], "kinds": ["picture"], "pages": [], "codecs": []}
 
 
-def python_with(*packages: str) -> Path:
-    """The Python of an environment with these packages alone; made once."""
-    folder = ROOT / "build" / "formats" / packages[0]
-    stamp = folder / "made"
-    if not stamp.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        subprocess.run([folder / "bin" / "pip", "install", "--quiet", *packages], check=True)
-        stamp.touch()
-    return folder / "bin" / "python"
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files, by the peers."""
     folder = tmp_path_factory.mktemp("made")
-    python = python_with("datasets==5.2.0", "pillow")
+    python = python_with_only("datasets==5.2.0", "pillow")
     subprocess.run([python, MAKE, folder, str(ROWS)], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     return folder
 

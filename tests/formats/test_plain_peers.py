@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from streamer.formats.recordio import RecordIO
 from streamer.formats.tfrecord.format import TFRecord
 from tests.formats.cases import MemoryStore, built, read_case
 from tests.formats.contract import samples_of
+from tests.formats.peer_environment import python_with_only
 
 pytestmark = [pytest.mark.formats, pytest.mark.timeout(3000)]
 
@@ -22,17 +22,6 @@ ROOT = Path(__file__).parents[2]
 RECORDS = 10_000
 TENSORFLOW = ("tensorflow-cpu==2.21.0", "tfrecord==1.14.6")
 MXNET = ("mxnet==1.9.1", "numpy==1.23.5")
-
-
-def python_with(*packages: str) -> Path:
-    """The Python of an environment with these packages alone; made once."""
-    folder = ROOT / "build" / "formats" / packages[0]
-    stamp = folder / "made"
-    if not stamp.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        subprocess.run([folder / "bin" / "pip", "install", "--quiet", *packages], check=True)
-        stamp.touch()
-    return folder / "bin" / "python"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +42,7 @@ def test_what_the_peers_write(
     """Each kind of file, with an index file and without."""
     made = Path(__file__).parent / "make" / script
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([python_with(*packages), made, tmp_path / "data", str(RECORDS)], check=True, env=environment)
+    subprocess.run([python_with_only(*packages), made, tmp_path / "data", str(RECORDS)], check=True, env=environment)
     for name, chosen in formats.items():
         case = read_case(chosen, str(tmp_path / "data" / name), raw=[raw] if name != "records" else [])
         assert len(case.samples) >= RECORDS
