@@ -240,6 +240,17 @@ def test_parts_of_programs(place: Place, fresh: Path, page: str, around: str, en
     place.run(fresh, around + program(page) + end + EPILOGUE)
 
 
+def test_the_page_about_growing(place: Place, fresh: Path) -> None:
+    """Its program, with raw blocks that it writes itself."""
+    printed = place.run(fresh, program("docs/growing.md") + EPILOGUE).splitlines()
+    assert [line for line in printed if line.endswith("True")] == ["0 20 True", "1 20 True", "2 20 True"]
+
+
+def test_the_page_about_formats(place: Place, fresh: Path) -> None:
+    """The options that it shows are taken; nothing is opened."""
+    place.run(fresh, program("docs/formats.md") + EPILOGUE)
+
+
 def test_every_page_with_a_program_is_run() -> None:
     """A new page comes with its test."""
     tested = (Path(__file__)).read_text()
