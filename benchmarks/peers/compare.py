@@ -153,7 +153,8 @@ def compare(arguments: argparse.Namespace) -> None:
             found, failed = _turns(python, root, server, arguments, chosen)
         names = sorted({reader.package for reader in READERS})
         versions = dict(zip(names, json.loads(_run(python, "-c", _VERSIONS, *names)), strict=True))
-        with kept("peers", f"{arguments.samples} samples", f"{arguments.turns} turns", keep=not arguments.quick):
+        conditions = f"{arguments.samples} samples", f"{arguments.turns} turns", f"store {' '.join(S3_PROFILE)}"
+        with kept("peers", *conditions, keep=not arguments.quick):
             print("\n".join(table(found, failed, versions)))
     finally:
         if not arguments.keep:

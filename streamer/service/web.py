@@ -71,7 +71,7 @@ async def serving(address: str, look: Look, not_ready: NotReady) -> AsyncIterato
                 f"cannot serve HTTP at {address}: {error.strerror or error}; choose another http=host:port, or off",
                 field="http",
             ) from error
-        logger.info("status page and metrics at http://%s:%d", address.rpartition(":")[0], runner.addresses[0][1])
+        logger.info("page and metrics at http://%s:%d", address.rpartition(":")[0], runner.addresses[0][1])
         yield
     finally:
         await runner.cleanup()
