@@ -1,11 +1,11 @@
 """The log of streamer's processes: lines of text, or with STREAMER_LOG_FORMAT=json one object per line.
 
-The names are those of OpenTelemetry's log data model, written as the file exporters of its collectors write them:
+The names are those of OpenTelemetry's log data model:
 
     timestamp         UTC, RFC 3339, microseconds
     severity_text     DEBUG, INFO, WARNING, ERROR, CRITICAL; severity_number: 5, 9, 13, 17, 21
     body              the message
-    scope.name        the logger
+    scope             its name is the logger's
     resource          service.name, service.version, service.instance.id (the process); of a rank its job and number
     attributes        thread and exception, and whatever the message has as `extra=`
 """

@@ -129,8 +129,20 @@ def crowded(ranks: int = 64, datasets: int = 20, job: str = "imagenet-vit-b16") 
     figures |= {"retries": 3, "throttled": 1, "failures": 0, "errors": 0, "rejected_chunks": 0, "hit_bound": 0.487}
     text = "s3://bucket answers 503 to 3 of 112000 requests and permits about 600 a second"
     warning = {"at_seconds": 1795440000.0, "level": "WARNING", "logger": "streamer.fetch.pacing", "text": text}
-    rest = {"anonymous_bytes": 123456789, "members": [], "warnings": [{**warning, "count": 3}]}
+    members = [_member(rank, number, job) for rank in range(ranks) for number in range(datasets)]
+    rest = {"anonymous_bytes": 123456789, "members": members, "warnings": [{**warning, "count": 3}]}
     return {**figures, **rest, "sessions": sessions, "datasets": tables}
+
+
+def _member(rank: int, number: int, job: str) -> dict[str, object]:
+    needed = {"needed_bytes": 3_300_000 * (number + 1) + rank, "hit_bytes": 1_700_000 + rank}
+    return {
+        "job": job,
+        "consumer": f"rank {rank}",
+        "member": f"set {number}",
+        **needed,
+        "hit_bound": 0.4 + number / 100,
+    }
 
 
 def _session(rank: int, job: str) -> dict[str, object]:

@@ -98,6 +98,7 @@ async def test_the_figures_are_those_of_top() -> None:
     rows = {row[0]: row[1:] for row in text.rows}
     for consumer, _, epoch, step, waiting, hits, loader, bottleneck in view.session_rows():
         assert rows[consumer] == [loader, bottleneck.partition(":")[0], waiting, epoch, step, hits]
+    assert [row for row in text.rows if row[0].startswith("set ")] == list(map(list, view.member_rows()))
     assert rows["s3://bucket/train-1/"] == ["01010101", "1,281,168", "146.6 GB", "3"]
     words = "".join(text.words)
     assert "not input-bound on 2, decode on 1; rank 1 waits most, 41.2% of its time, decode: 4 more workers" in words
@@ -173,6 +174,7 @@ async def test_of_many_ranks_the_worst_are_in_sight() -> None:
     assert ranks[:4] == ["rank 1", "rank 22", "rank 43", "rank 63"]
     assert ranks[8:] == [f"rank {rank}" for rank in range(64)]
     assert len([row for row in text.rows if row[0].startswith("s3://")]) == 20
+    assert len([row for row in text.rows if row[0].startswith("set ")]) == 20
 
 
 @pytest.mark.parametrize("width", [320, 390, 1280])
