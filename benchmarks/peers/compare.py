@@ -107,10 +107,10 @@ def _environment(server: Simulator, cache: Path) -> dict[str, str]:
 
 
 def table(found: dict[str, list[Rows]], failed: dict[str, str], versions: dict[str, str]) -> Iterator[str]:
-    """Medians over the turns, a line per reader, and how it was set."""
+    """Medians over the turns of the first and the last epoch, a line per reader, and how it was set."""
     yield (
-        f"{'reader':24}{'samples/s, epoch 1':>20}{'2':>9}{'first batch':>13}{'2':>9}{'CPU s/1000':>12}{'2':>7}"
-        f"{'store MB':>10}{'2':>7}{'GETs':>8}{'memory MB':>11}  samples"
+        f"{'reader':24}{'samples/s, epoch 1':>20}{'last':>9}{'first batch':>13}{'last':>9}{'CPU s/1000':>12}{'last':>7}"
+        f"{'store MB':>10}{'last':>7}{'GETs':>8}{'memory MB':>11}  samples"
     )
     for reader in READERS:
         if reader.name in failed:
