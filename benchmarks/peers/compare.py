@@ -2,10 +2,10 @@
 
     S3SIM=path/to/s3sim python benchmarks/peers [--samples 10000] [--turns 3] [--only LitData] [--keep FOLDER]
 
-The samples are written with each peer's own writer (write.py), served by a simulated S3 (first byte 30 ms, 90 MB/s a
-connection) and read by 2 workers in batches of 64, undecoded, as each peer's documentation says (readers.py). Each
-reader runs in a fresh process with an empty cache folder, in turns; the table has the medians. The environment is made
-from a wheel of the tree and the pinned versions of tests/pages (needs a package index, once).
+The samples are written by MosaicML's and LitData's writers, tarfile and pyarrow (write.py), served by a simulated S3
+(first byte 30 ms, 90 MB/s a connection) and read by 2 workers in batches of 64, undecoded, as each peer's documentation
+says (readers.py). Each reader runs in a fresh process with an empty cache folder, in turns; the table has the medians.
+The environment is made from a wheel of the tree and the pinned versions of tests/pages (needs a package index, once).
 Keeps the table in benchmarks/results/peers-<date>.txt.
 """
 
@@ -45,7 +45,11 @@ def make_data(python: Path, root: Path, samples: int) -> None:
         folder = root / ("files" if name == "files" else f"bucket/{name}")
         if not folder.exists():
             print(f"writing {name}", file=sys.stderr)
-            _run(python, HERE / "write.py", name, folder, samples)
+            partial = root / f"partial-{name}"
+            shutil.rmtree(partial, ignore_errors=True)
+            _run(python, HERE / "write.py", name, partial, samples)
+            folder.parent.mkdir(exist_ok=True)
+            partial.rename(folder)
 
 
 def settings(root: Path, server: Simulator, samples: int, cache: Path) -> dict[str, object]:

@@ -246,9 +246,11 @@ class Reader:
 READERS = (
     Reader("torch, local files", "torch", local_files, "DataLoader over local files: no network"),
     Reader("streamer, tars", "streamer-data", streamer_tars, "manifest present"),
-    Reader("streamer, MDS", "streamer-data", streamer_mds, "MosaicML's shards as they are"),
-    Reader("streamer, LitData", "streamer-data", streamer_litdata, "LitData's chunks as they are"),
-    Reader("streamer, Parquet", "streamer-data", streamer_parquet, ""),
+    Reader("streamer, MDS", "streamer-data", streamer_mds, "MosaicML's shards as they are, indexed at first use"),
+    Reader(
+        "streamer, LitData", "streamer-data", streamer_litdata, "LitData's chunks as they are, indexed at first use"
+    ),
+    Reader("streamer, Parquet", "streamer-data", streamer_parquet, "indexed at first use"),
     Reader("WebDataset", "webdataset", webdataset_stream, "shardshuffle=100, shuffle(1000), no cache"),
     Reader("WebDataset, cache", "webdataset", webdataset_cached, "the same with cache_dir="),
     Reader("MosaicML", "mosaicml-streaming", mosaicml, "shuffle py1e, its default"),

@@ -1,4 +1,4 @@
-"""Writes the same samples with each peer's writer: python write.py FORMAT FOLDER SAMPLES. Runs in their environment.
+"""Writes the same samples in each format: python write.py FORMAT FOLDER SAMPLES. Runs in their environment.
 
 A sample is noise that begins with its number, which is its label as well: nothing is decoded, so nothing has to be a
 picture. Sizes are those of ImageNet's JPEGs. Files are of 64 MB, which is the default of both libraries that have one.
