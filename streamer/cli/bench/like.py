@@ -1,0 +1,247 @@
+"""`streamer bench --like`: how many emulated accelerators this machine and this store can feed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from streamer.cli.bench.generate import generate
+from streamer.cli.bench.job import Job, Trial
+from streamer.cli.bench.search import next_count
+from streamer.cli.bench.workloads import WORKLOADS, Workload
+from streamer.cli.exit_codes import Exit
+from streamer.cli.options import size
+from streamer.cli.terminal import Terminal
+from streamer.config import counted, format_bytes
+from streamer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streamer.manifest.table import Manifest
+
+PHASES = ("cold", "warm")
+# "Larger than memory", scaled down: of the data, this share fits into the cache of a cold run.
+_COLD_SHARE = 0.2
+_SECONDS = 10.0
+# The fewest steps of a measurement: what was fetched ahead during the first one must not last for all of it.
+_LEAST_STEPS = 40
+_HEADERS = ("accelerators", "cache", "utilisation", "lowest", "samples/s", "MB/s", "fed")
+_NO_LIMIT_SECONDS = 1e9
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of --like."""
+    group = parser.add_argument_group(
+        "emulated accelerators",
+        "With --like NAME, how many accelerators can be fed. Each is a process that takes a batch and sleeps for the "
+        "step; utilisation is computing / total without the first step. Bytes arrive in host memory, undecoded. Cold "
+        "runs begin with an empty cache for 20 % of the data; in warm ones all of it is on the local disk.",
+    )
+    group.add_argument(
+        "--like",
+        choices=WORKLOADS,
+        metavar="NAME",
+        help=f"{', '.join(WORKLOADS)}: sizes, batch, step and bar as public storage benchmarks define them. The "
+        "data is scaled and the rules are not theirs: a figure is like one of these benchmarks, not a result of it",
+    )
+    group.add_argument("--data", metavar="URL", help="read this; without it data is generated on the local disk")
+    group.add_argument("--objects", type=_count, metavar="N", help="generate so many (default: 2 to 9 GB of them)")
+    group.add_argument("--keep", type=Path, metavar="DIR", help="generate the data here, once, and leave it")
+    group.add_argument(
+        "--accelerators", type=_count, nargs="+", metavar="N", help="try these numbers (default: search the largest)"
+    )
+    group.add_argument("--most", type=_count, default=64, metavar="N", help="search up to this number (default: 64)")
+    group.add_argument("--only", choices=PHASES, help="measure one of the two")
+    group.add_argument("--workers", type=_count, default=1, metavar="N", help="of each accelerator (default: 1)")
+    group.add_argument("--cold-cache", type=size, metavar="SIZE", help="of cold runs (default: 20%% of the data)")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of one phase.
+
+    Attributes:
+        phase: "cold" or "warm".
+        fed: the largest number of accelerators that were fed together; 0: not even one.
+        trials: in the order of measurement.
+    """
+
+    phase: str
+    fed: int
+    trials: tuple[Trial, ...]
+
+    @property
+    def stopped(self) -> Trial | None:
+        """The smallest number above `fed` that was tried."""
+        above = [trial for trial in self.trials if trial.accelerators > self.fed]
+        return min(above, key=lambda trial: trial.accelerators, default=None)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Measures, and prints a table and a sentence for each phase.
+
+    Raises:
+        ConfigError: a url that --like does not read, or torch is not installed.
+    """
+    if arguments.url is not None:
+        raise ConfigError(f"--like reads --data URL, not {arguments.url}", field="url")
+    chosen = WORKLOADS[arguments.like]
+    with _folder(arguments.keep) as place, _caches(place) as caches:
+        url = arguments.data or _generated(chosen, place, arguments.objects, terminal)
+        bench = _LikeBench(chosen, url, caches, arguments, terminal)
+        found = [bench.phase(phase) for phase in PHASES if arguments.only in (None, phase)]
+    terminal.line(f"like {chosen.name}: batches of {chosen.batch_size}, steps of {chosen.step_seconds:g} s, {url}")
+    terminal.table(_HEADERS, [_row(each, trial, chosen) for each in found for trial in each.trials], words=("cache",))
+    for each in found:
+        terminal.line(_sentence(each, chosen))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"like": asdict(chosen), "phases": list(map(asdict, found))}, indent=1))
+        terminal.line(f"figures: {arguments.json}")
+    return Exit.DONE
+
+
+class _LikeBench:
+    """The runs of one workload; each cold one has a cache folder of its own."""
+
+    def __init__(
+        self, chosen: Workload, url: str, caches: Path, arguments: argparse.Namespace, terminal: Terminal
+    ) -> None:
+        self._workload = chosen
+        self._url = url
+        self._caches = caches
+        self._arguments = arguments
+        self._terminal = terminal
+        self._whole = self._prepared()
+
+    def phase(self, phase: str) -> Found:
+        """All runs of one phase."""
+        trials: list[Trial] = []
+        if self._arguments.accelerators is not None:
+            trials += [self._trial(phase, count) for count in self._arguments.accelerators]
+        else:
+            while (count := next_count(self._fed(trials), self._arguments.most)) is not None:
+                trials.append(self._trial(phase, count))
+        best = max((count for count, enough in self._fed(trials).items() if enough), default=0)
+        return Found(phase, best, tuple(trials))
+
+    def _fed(self, trials: list[Trial]) -> dict[int, bool]:
+        return {trial.accelerators: trial.utilisation >= self._workload.bar for trial in trials}
+
+    def _prepared(self) -> Job:
+        """A run with everything in the cache: finds what the data has and, for warm runs, makes it local."""
+        from streamer.cli.warming import Pace, Warming
+        from streamer.client.engine_client import EngineClient
+        from streamer.client.settings import ClientSettings
+        from streamer.loader.rank.dataset_options import absolute
+        from streamer.manifest.table import Manifest
+        from streamer.wire.messages import GetManifest
+
+        options, cache_dir = self._arguments.storage_options, self._caches / "warm"
+        settings = replace(ClientSettings.from_environment(), engine=None, cache_dir=cache_dir, storage_options=options)
+        request = GetManifest(0, [absolute(self._url)], "auto", limit_seconds=_NO_LIMIT_SECONDS)
+        with EngineClient(settings) as client:
+            with self._terminal.progress("indexing", "bytes") as bar:
+                folder = client.manifest(request, lambda step: bar.update(step.done, step.total or None, step.text))
+            manifest = Manifest.open(folder)
+            if self._arguments.only != "cold":
+                with self._terminal.progress("warming", "bytes") as bar:
+                    Warming(client, manifest, Pace(0), None).run(bar.update)
+        self._cold_bytes = self._arguments.cold_cache or int(_COLD_SHARE * manifest.total_bytes)
+        return Job(
+            url=self._url,
+            manifest=folder,
+            storage_options=options,
+            cache_dir=cache_dir,
+            cache_bytes=None,
+            batch_size=self._workload.batch_size,
+            step_seconds=self._workload.step_seconds,
+            stacks=self._workload.batch_size == 1 or _has_one_size(manifest),
+            workers=self._arguments.workers,
+            seconds=max(self._arguments.seconds or _SECONDS, _LEAST_STEPS * self._workload.step_seconds),
+            accelerators=1,
+        )
+
+    def _trial(self, phase: str, count: int) -> Trial:
+        from streamer.cli.bench.trial import attempt
+
+        job = replace(self._whole, accelerators=count)
+        if phase == "cold":
+            folder = Path(tempfile.mkdtemp(prefix="cold-", dir=self._caches))
+            job = replace(job, cache_dir=folder, cache_bytes=self._cold_bytes)
+        trial = attempt(job)
+        self._terminal.note(f"{phase}, {counted(count, 'accelerators')}: {trial.utilisation:.1%}")
+        return trial
+
+
+def _has_one_size(manifest: Manifest) -> bool:
+    """All samples have the same size; only where that is the size of their one large field."""
+    if manifest.format not in ("folder", "tfrecord"):
+        return False
+    _, starts, stops = manifest.locate(np.arange(manifest.samples))
+    sizes = stops - starts
+    return bool((sizes == sizes[0]).all())
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    """A folder for generated data; a temporary one unless it is named."""
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="streamer-like-") as place:
+        yield Path(place)
+
+
+@contextmanager
+def _caches(place: Path) -> Iterator[Path]:
+    """A folder for caches, which an engine may still leave while it is removed."""
+    folder = Path(tempfile.mkdtemp(prefix="caches-", dir=place))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _generated(chosen: Workload, place: Path, objects: int | None, terminal: Terminal) -> str:
+    """The url of generated data."""
+    count = objects or chosen.objects
+    folder = place / f"like-{chosen.name}-{count}"
+    with terminal.progress("generating", "objects") as bar:
+        generate(chosen, folder, count, bar.update)
+    return str(folder)
+
+
+def _row(found: Found, trial: Trial, chosen: Workload) -> tuple[str, ...]:
+    return (
+        str(trial.accelerators),
+        found.phase,
+        f"{trial.utilisation:.1%}",
+        f"{trial.lowest:.1%}",
+        f"{trial.samples_per_second:,.0f}",
+        f"{trial.bytes_per_second / 1e6:,.0f}",
+        "yes" if trial.utilisation >= chosen.bar else "no",
+    )
+
+
+def _sentence(found: Found, chosen: Workload) -> str:
+    """How many are fed, what they read, and what stopped the next one."""
+    fed = f"{found.phase}: {counted(found.fed, 'accelerators')} fed at {chosen.bar:.0%} or more"
+    if found.fed:
+        fed += f", {format_bytes(found.fed * chosen.needed_bytes_per_second)}/s"
+    stopped = found.stopped
+    return fed if stopped is None else f"{fed}; {stopped.accelerators} are not: {stopped.bottleneck}"
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return int(text)
