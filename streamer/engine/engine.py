@@ -50,7 +50,6 @@ from streamer.recode.recoded_chunks import RecodedChunks
 logger = logging.getLogger(__name__)
 
 
-
 class Engine:
     """One cache folder, one fetcher, any number of sessions. Lives on one loop, inside its `async with`.
 

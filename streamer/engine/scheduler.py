@@ -6,7 +6,6 @@ schedules all sessions once, waiting ones first. Nothing polls.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -66,6 +65,18 @@ class PageAdvice(Protocol):
         ...
 
 
+class Timers(Protocol):
+    """What the scheduler uses of a loop."""
+
+    def call_soon(self, callback: Callable[..., object], /, *args: object) -> object:
+        """Calls it after what is due now."""
+        ...
+
+    def call_later(self, delay: float, callback: Callable[..., object], /, *args: object) -> object:
+        """Calls it in so many seconds."""
+        ...
+
+
 class Scheduler:
     """Schedules all sessions. Owned by the engine, which sets `in_flight` before the first wake.
 
@@ -83,7 +94,7 @@ class Scheduler:
         policy: CachePolicy,
         sessions: dict[str, EngineSession],
         page_cache: PageAdvice,
-        loop: asyncio.AbstractEventLoop,
+        loop: Timers,
     ) -> None:
         self.draining = False
         self._policy = policy
