@@ -116,7 +116,10 @@ class Plan:
     Attributes:
         first_batch_seconds: from the start of the engine to the first batch on all ranks.
         epochs: in order; the last one shows how the job goes on.
+        ahead_bytes, ahead_requests: fetched by the end of the last epoch for the one after it.
     """
 
     first_batch_seconds: float
     epochs: tuple[EpochPlan, ...]
+    ahead_bytes: int = 0
+    ahead_requests: int = 0

@@ -64,6 +64,8 @@ class _Simulation:
         return Plan(
             first_batch_seconds=START_SECONDS + self._trainer.first_batch_at,
             epochs=tuple(self._epoch(number, seconds) for number, seconds in enumerate(self._trainer.seconds())),
+            ahead_bytes=self._link.fetched_bytes[self._job.epochs] * self._job.nodes,
+            ahead_requests=self._link.requests[self._job.epochs] * self._job.nodes,
         )
 
     def _epoch(self, number: int, seconds: float) -> EpochPlan:
