@@ -2,10 +2,10 @@
 
     python benchmarks/plan.py [--only NAME ...] [--keep DIR]
 
-Tars of samples of 110 KB and raw objects of 323 KB, 0.5 GB each, behind a link of a given rate; undecoded, and a transform
-that sleeps where decoding is to be slow. Each setting runs three epochs from an empty cache; ranks step together, as
-with collectives. Bytes and requests are those of the server, the look-ahead into a fourth epoch included; seconds are of
-epochs from the first batch on; waiting is its share of them. Differences: relative, but for shares, which are points.
+Tars of samples of 110 KB and raw objects of 323 KB, 0.5 GB each, behind a link of a given rate; undecoded, and a
+transform that sleeps where decoding is to be slow. Each setting runs three epochs from an empty cache; ranks step
+together, as with collectives. Bytes and requests are those of the server, the look-ahead into a fourth epoch included;
+seconds are of epochs from the first batch on; waiting is its share of them. Differences are relative, of shares points.
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ def rows(case: Case, plan: dict[str, object], run: dict[str, object], bounds: Bo
         pairs.append((f"{name} waiting, %", plan["waiting"][epoch], run["waiting"][epoch], 100, 1))  # type: ignore[index]
     pairs.append(("warm hits, %", plan["hit_share"], run["hit_share"], 100, 1))
     pairs.append(("first batch, s", plan["first_batch_seconds"], run["first_batch_seconds"], 1, 2))
-    for what, mine, theirs, unit, kind in pairs:
-        mine, theirs = float(str(mine)), float(str(theirs))
+    for what, planned, measured, unit, kind in pairs:
+        mine, theirs = float(str(planned)), float(str(measured))
         difference = mine - theirs if kind else (mine - theirs) / theirs
         shown = f"{100 * difference:+8.1f} {'points' if kind == 1 else '%'}" if kind < 2 else f"{difference:+8.2f} s"
         print(f"{case.name:40}{what:18}{mine * unit:12,.2f}{theirs * unit:12,.2f}{shown}", flush=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_storage_options, size
+from streamer.cli.options import add_storage_options, check_places, size
 from streamer.cli.terminal import Progress, Terminal
 from streamer.config import MiB
 from streamer.errors import ConfigError
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Measures and advises."""
     if arguments.seconds is not None and arguments.seconds <= 0:
         raise ConfigError(f"--seconds {arguments.seconds}: must be above 0", field="seconds")
-    _check_places(arguments.plot, arguments.json)
+    check_places(arguments.plot, arguments.json)
     if arguments.like is not None:
         from streamer.cli.bench import like
 
@@ -286,29 +286,6 @@ def at_endpoint(url: str, options: Mapping[str, object], endpoint: str) -> tuple
     if url.startswith(("http://", "https://")):
         return url.replace(url_root(url), endpoint.rstrip("/"), 1), dict(options)
     return url, {**options, "endpoint_url": endpoint}
-
-
-def _check_places(plot: Path | None, json_file: Path | None) -> None:
-    """What would be found out only after the measurement.
-
-    Raises:
-        ConfigError: no matplotlib, a kind of file that it does not write, or a folder that is not there.
-    """
-    if plot is not None:
-        try:
-            from matplotlib.backend_bases import FigureCanvasBase
-            from matplotlib.figure import Figure  # noqa: F401 - it is looked for here and used by the report
-        except ImportError as error:
-            raise ConfigError("--plot needs matplotlib: pip install 'streamer-data[plots]'", field="plot") from error
-        if plot.suffix.lstrip(".").lower() not in (kinds := FigureCanvasBase.get_supported_filetypes()):
-            raise ConfigError(
-                f"--plot {plot}: matplotlib does not write {plot.suffix or 'files without an ending'}; it writes "
-                + ", ".join(sorted(f".{kind}" for kind in kinds)),
-                field="plot",
-            )
-    for option, path in (("plot", plot), ("json", json_file)):
-        if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"--{option} {path}: there is no folder {path.parent}", field=option)
 
 
 def _write(figures: LinkFigures, arguments: argparse.Namespace, terminal: Terminal) -> None:

@@ -129,6 +129,29 @@ def add_cache_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_places(plot: Path | None, json_file: Path | None) -> None:
+    """Finds out before a long measurement whether its files can be written.
+
+    Raises:
+        ConfigError: no matplotlib, a kind of file that it does not write, or a folder that is not there.
+    """
+    if plot is not None:
+        try:
+            from matplotlib.backend_bases import FigureCanvasBase
+            from matplotlib.figure import Figure  # noqa: F401 - it is looked for here and used by the report
+        except ImportError as error:
+            raise ConfigError("--plot needs matplotlib: pip install 'streamer-data[plots]'", field="plot") from error
+        if plot.suffix.lstrip(".").lower() not in (kinds := FigureCanvasBase.get_supported_filetypes()):
+            raise ConfigError(
+                f"--plot {plot}: matplotlib does not write {plot.suffix or 'files without an ending'}; it writes "
+                + ", ".join(sorted(f".{kind}" for kind in kinds)),
+                field="plot",
+            )
+    for option, path in (("plot", plot), ("json", json_file)):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"--{option} {path}: there is no folder {path.parent}", field=option)
+
+
 def _read(reader: Callable[[], _Value]) -> _Value:
     try:
         return reader()
