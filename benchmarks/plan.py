@@ -50,9 +50,9 @@ class Case:
 
     name: str
     data: str = "tars"
-    link_mbps: float = 100.0
+    link_mbps: float = 50.0
     cache_share: float = 0.5
-    step_seconds: float = 0.03
+    step_seconds: float = 0.06
     batch_size: int = 64
     workers: int = 2
     sample_seconds: float = 0.0
@@ -62,18 +62,18 @@ class Case:
 CASES = (
     Case(name="all fits", cache_share=1.2),
     Case(name="half fits"),
-    Case(name="half fits, slow step", step_seconds=0.12),
-    Case(name="half fits, slow link", link_mbps=40),
+    Case(name="half fits, slow step", step_seconds=0.24),
+    Case(name="half fits, slow link", link_mbps=25),
     Case(name="a fifth fits", cache_share=0.2),
-    Case(name="a tenth fits, slow link", cache_share=0.1, link_mbps=40),
-    Case(name="slow decode", sample_seconds=0.003, cache_share=1.2),
-    Case(name="slow decode, half fits, slow link", sample_seconds=0.0015, link_mbps=40),
+    Case(name="a tenth fits, slow link", cache_share=0.1, link_mbps=25),
+    Case(name="slow decode", sample_seconds=0.005, cache_share=1.2),
+    Case(name="slow decode, half fits, slow link", sample_seconds=0.003, link_mbps=25),
     Case(name="two ranks, half fits", ranks=2, batch_size=32),
-    Case(name="two ranks, a fifth fits, slow link", ranks=2, batch_size=32, cache_share=0.2, link_mbps=40),
+    Case(name="two ranks, a fifth fits, slow link", ranks=2, batch_size=32, cache_share=0.2, link_mbps=25),
     Case(name="raw objects, all fits", data="raw", batch_size=24, cache_share=1.2),
     Case(name="raw objects, half fits", data="raw", batch_size=24),
-    Case(name="raw objects, a fifth fits, slow step", data="raw", batch_size=24, cache_share=0.2, step_seconds=0.15),
-    Case(name="raw objects, two ranks, slow link", data="raw", batch_size=12, ranks=2, link_mbps=40),
+    Case(name="raw objects, a fifth fits, slow step", data="raw", batch_size=24, cache_share=0.2, step_seconds=0.25),
+    Case(name="raw objects, two ranks, slow link", data="raw", batch_size=12, ranks=2, link_mbps=25),
 )
 
 
