@@ -31,8 +31,6 @@ from stream import make_data
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.cli.bench.generate import generate
 from streamer.cli.bench.workloads import WORKLOADS
-from streamer.client.oneshot import read_statistics
-from streamer.client.settings import ClientSettings
 from streamer.manifest.table import Manifest
 from streamer.planning.model import Job, Link, Setting
 from streamer.planning.simulate import simulate
@@ -108,16 +106,9 @@ def train(rank: int, told: dict[str, object], together: Barrier) -> None:
         time.sleep(SETTLE_SECONDS)
         together.wait()
         measured = measure(loader, case, together)
-        settings = ClientSettings.from_environment()
-        values = read_statistics(
-            ClientSettings(cache_dir=Path(str(told["cache"])), runtime_dir=settings.runtime_dir), 5.0
-        )
         together.wait()
-    sessions = values["sessions"] if values else []
-    needed = sum(one["epoch_needed_bytes"] for one in sessions)  # type: ignore[index, union-attr]
-    hit = sum(one["epoch_hit_bytes"] for one in sessions)  # type: ignore[index, union-attr]
     if rank == 0:
-        print(json.dumps({**measured, "hit_share": hit / max(1, needed)}))
+        print(json.dumps(measured))
 
 
 def measure(loader: StreamingDataLoader, case: Case, together: Barrier) -> dict[str, object]:
@@ -215,7 +206,6 @@ def predicted(case: Case, manifest: Manifest) -> dict[str, object]:
     return {
         "bytes": sum(epoch.fetched_bytes for epoch in plan.epochs) + plan.ahead_bytes,
         "requests": sum(epoch.requests for epoch in plan.epochs) + plan.ahead_requests,
-        "hit_share": plan.epochs[-1].hit_share,
         "seconds": [epoch.seconds for epoch in plan.epochs],
         "waiting": [epoch.waiting_share for epoch in plan.epochs],
         "first_batch_seconds": plan.first_batch_seconds,
@@ -228,7 +218,6 @@ def rows(case: Case, plan: dict[str, object], run: dict[str, object], bounds: Bo
     for epoch, name in ((0, "cold"), (EPOCHS - 1, "warm")):
         pairs.append((f"{name} epoch, s", plan["seconds"][epoch], run["seconds"][epoch], 1, 0))  # type: ignore[index]
         pairs.append((f"{name} waiting, %", plan["waiting"][epoch], run["waiting"][epoch], 100, 1))  # type: ignore[index]
-    pairs.append(("warm hits, %", plan["hit_share"], run["hit_share"], 100, 1))
     pairs.append(("first batch, s", plan["first_batch_seconds"], run["first_batch_seconds"], 1, 2))
     for what, planned, measured, unit, kind in pairs:
         mine, theirs = float(str(planned)), float(str(measured))

@@ -12,9 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from streamer.cli.bench.generate import generate
 from streamer.cli.bench.job import Job, Trial
 from streamer.cli.bench.search import next_count
 from streamer.cli.bench.workloads import WORKLOADS, Workload
@@ -183,6 +180,8 @@ class _LikeBench:
 
 def _has_one_size(manifest: Manifest) -> bool:
     """All samples have the same size; only where that is the size of their one large field."""
+    import numpy as np
+
     if manifest.format not in ("folder", "tfrecord"):
         return False
     _, starts, stops = manifest.locate(np.arange(manifest.samples))
@@ -213,6 +212,8 @@ def _caches(place: Path) -> Iterator[Path]:
 
 def _generated(chosen: Workload, place: Path, objects: int | None, terminal: Terminal) -> str:
     """The url of generated data."""
+    from streamer.cli.bench.generate import generate
+
     count = objects or chosen.objects
     folder = place / f"like-{chosen.name}-{count}"
     with terminal.progress("generating", "objects") as bar:
