@@ -41,4 +41,4 @@ def test_an_error_is_what_stopped_the_accelerators(tmp_path: Path) -> None:
         timeout=250,
     )
     assert done.returncode == 0, done.stderr
-    assert "2 are not: CacheFullError" in done.stdout
+    assert "what stops 2: CacheFullError" in done.stdout

@@ -6,6 +6,7 @@ import argparse
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +23,7 @@ from streamer.config import counted, format_bytes
 from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from streamer.client.settings import ClientSettings
     from streamer.manifest.table import Manifest
 
 PHASES = ("cold", "warm")
@@ -32,6 +34,8 @@ _SECONDS = 10.0
 _LEAST_STEPS = 40
 _HEADERS = ("accelerators", "cache", "utilisation", "lowest", "samples/s", "MB/s", "fed")
 _NO_LIMIT_SECONDS = 1e9
+# An engine leaves 3 s after its last connection.
+_LEAVING_SECONDS = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +97,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     chosen = WORKLOADS[arguments.like]
     with _folder(arguments.keep) as place, _caches(place) as caches:
         url = arguments.data or _generated(chosen, place, arguments.objects, terminal)
-        bench = _LikeBench(chosen, url, caches, arguments, terminal)
+        bench = _LikeBench(chosen, *_prepared(chosen, url, caches, arguments, terminal), arguments, terminal)
         found = [bench.phase(phase) for phase in PHASES if arguments.only in (None, phase)]
     terminal.line(f"like {chosen.name}: batches of {chosen.batch_size}, steps of {chosen.step_seconds:g} s, {url}")
     terminal.table(_HEADERS, [_row(each, trial, chosen) for each in found for trial in each.trials], words=("cache",))
@@ -106,17 +110,23 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 class _LikeBench:
-    """The runs of one workload; each cold one has a cache folder of its own."""
+    """The runs of one workload.
+
+    Args:
+        chosen: the workload.
+        whole: one accelerator, with all data in the cache.
+        cold_bytes: the limit of cold runs, each of which has a cache folder of its own.
+        arguments, terminal: of the command.
+    """
 
     def __init__(
-        self, chosen: Workload, url: str, caches: Path, arguments: argparse.Namespace, terminal: Terminal
+        self, chosen: Workload, whole: Job, cold_bytes: int, arguments: argparse.Namespace, terminal: Terminal
     ) -> None:
         self._workload = chosen
-        self._url = url
-        self._caches = caches
+        self._whole = whole
+        self._cold_bytes = cold_bytes
         self._arguments = arguments
         self._terminal = terminal
-        self._whole = self._prepared()
 
     def phase(self, phase: str) -> Found:
         """All runs of one phase."""
@@ -132,50 +142,68 @@ class _LikeBench:
     def _fed(self, trials: list[Trial]) -> dict[int, bool]:
         return {trial.accelerators: trial.utilisation >= self._workload.bar for trial in trials}
 
-    def _prepared(self) -> Job:
-        """A run with everything in the cache: finds what the data has and, for warm runs, makes it local."""
-        from streamer.cli.warming import Pace, Warming
-        from streamer.client.engine_client import EngineClient
-        from streamer.client.settings import ClientSettings
-        from streamer.loader.rank.dataset_options import absolute
-        from streamer.manifest.table import Manifest
-        from streamer.wire.messages import GetManifest
-
-        options, cache_dir = self._arguments.storage_options, self._caches / "warm"
-        settings = replace(ClientSettings.from_environment(), engine=None, cache_dir=cache_dir, storage_options=options)
-        request = GetManifest(0, [absolute(self._url)], "auto", limit_seconds=_NO_LIMIT_SECONDS)
-        with EngineClient(settings) as client:
-            with self._terminal.progress("indexing", "bytes") as bar:
-                folder = client.manifest(request, lambda step: bar.update(step.done, step.total or None, step.text))
-            manifest = Manifest.open(folder)
-            if self._arguments.only != "cold":
-                with self._terminal.progress("warming", "bytes") as bar:
-                    Warming(client, manifest, Pace(0), None).run(bar.update)
-        self._cold_bytes = self._arguments.cold_cache or int(_COLD_SHARE * manifest.total_bytes)
-        return Job(
-            url=self._url,
-            manifest=folder,
-            storage_options=options,
-            cache_dir=cache_dir,
-            cache_bytes=None,
-            batch_size=self._workload.batch_size,
-            step_seconds=self._workload.step_seconds,
-            stacks=self._workload.batch_size == 1 or _has_one_size(manifest),
-            workers=self._arguments.workers,
-            seconds=max(self._arguments.seconds or _SECONDS, _LEAST_STEPS * self._workload.step_seconds),
-            accelerators=1,
-        )
-
     def _trial(self, phase: str, count: int) -> Trial:
         from streamer.cli.bench.trial import attempt
 
         job = replace(self._whole, accelerators=count)
         if phase == "cold":
-            folder = Path(tempfile.mkdtemp(prefix="cold-", dir=self._caches))
+            folder = Path(tempfile.mkdtemp(prefix="cold-", dir=job.cache_dir.parent))
             job = replace(job, cache_dir=folder, cache_bytes=self._cold_bytes)
         trial = attempt(job)
         self._terminal.note(f"{phase}, {counted(count, 'accelerators')}: {trial.utilisation:.1%}")
+        if phase == "cold":
+            _remove(job.cache_dir)
         return trial
+
+
+def _prepared(
+    chosen: Workload, url: str, caches: Path, arguments: argparse.Namespace, terminal: Terminal
+) -> tuple[Job, int]:
+    """Finds what the data has and, for warm runs, makes it local; the job, and the limit of cold runs."""
+    from streamer.cli.warming import Pace, Warming
+    from streamer.client.engine_client import EngineClient
+    from streamer.loader.rank.dataset_options import absolute
+    from streamer.manifest.table import Manifest
+    from streamer.wire.messages import GetManifest
+
+    settings = replace(_settings(caches / "warm"), storage_options=arguments.storage_options)
+    request = GetManifest(0, [absolute(url)], "auto", limit_seconds=_NO_LIMIT_SECONDS)
+    with EngineClient(settings) as client:
+        with terminal.progress("indexing", "bytes") as bar:
+            folder = client.manifest(request, lambda step: bar.update(step.done, step.total or None, step.text))
+        manifest = Manifest.open(folder)
+        if arguments.only != "cold":
+            with terminal.progress("warming", "bytes") as bar:
+                Warming(client, manifest, Pace(0), None).run(bar.update)
+    whole = Job(
+        url=url,
+        manifest=folder,
+        storage_options=arguments.storage_options,
+        cache_dir=settings.cache_dir,
+        cache_bytes=None,
+        batch_size=chosen.batch_size,
+        step_seconds=chosen.step_seconds,
+        stacks=chosen.batch_size == 1 or _has_one_size(manifest),
+        workers=arguments.workers,
+        seconds=max(arguments.seconds or _SECONDS, _LEAST_STEPS * chosen.step_seconds),
+        accelerators=1,
+    )
+    return whole, arguments.cold_cache or int(_COLD_SHARE * manifest.total_bytes)
+
+
+def _settings(cache_dir: Path) -> ClientSettings:
+    """An engine of this command's own, also where the environment names one."""
+    from streamer.client.settings import ClientSettings
+
+    return replace(ClientSettings.from_environment(), engine=None, cache_dir=cache_dir)
+
+
+def _remove(cache_dir: Path) -> None:
+    """Removes a cache when its engine has left; a running one would make it again."""
+    socket, latest = _settings(cache_dir).socket_path, time.monotonic() + _LEAVING_SECONDS
+    while socket.exists() and time.monotonic() < latest:
+        time.sleep(0.1)
+    shutil.rmtree(cache_dir, ignore_errors=True)
 
 
 def _has_one_size(manifest: Manifest) -> bool:
@@ -202,11 +230,12 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _caches(place: Path) -> Iterator[Path]:
-    """A folder for caches, which an engine may still leave while it is removed."""
+    """A folder for caches; "warm" is one of them."""
     folder = Path(tempfile.mkdtemp(prefix="caches-", dir=place))
     try:
         yield folder
     finally:
+        _remove(folder / "warm")
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -239,7 +268,7 @@ def _sentence(found: Found, chosen: Workload) -> str:
     if found.fed:
         fed += f", {format_bytes(found.fed * chosen.needed_bytes_per_second)}/s"
     stopped = found.stopped
-    return fed if stopped is None else f"{fed}; {stopped.accelerators} are not: {stopped.bottleneck}"
+    return fed if stopped is None else f"{fed}; what stops {stopped.accelerators}: {stopped.bottleneck}"
 
 
 def _count(text: str) -> int:
