@@ -40,7 +40,7 @@ def bench(name: str, server: Simulator, options: argparse.Namespace, root: Path)
     report = root / "figures.json"
     command = [sys.executable, "-m", "streamer", "bench", "--like", name, "--data", f"s3://bucket/{name}/"]
     command += ["--storage-options", json.dumps(server.options), "--json", str(report), "--keep", str(root / "caches")]
-    command += ["--workers", str(options.workers)]
+    command += ["--workers", str(options.workers), "--worker-type", options.worker_type]
     if options.accelerators:
         command += ["--accelerators", *map(str, options.accelerators)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--worker-type", choices=("process", "thread"), default="process")
     parser.add_argument("--accelerators", type=int, nargs="+")
     parser.add_argument("--objects", type=int, help="of each workload")
     parser.add_argument("--keep", type=Path, help="folder for the data, kept for the next run")

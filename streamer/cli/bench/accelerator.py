@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 
@@ -15,6 +16,8 @@ from streamer.decode.arrays import ArrayDecoder
 from streamer.errors import StreamerError
 from streamer.formats.names import PICTURES
 
+# Samples whose shapes are compared: they have one shape by chance only where most have it.
+_LOOKED_AT = 8
 # Batches of a worker that are begun and not yet taken.
 _PREFETCH_BATCHES = 8
 # Until all processes have started and opened the data.
@@ -40,8 +43,20 @@ def accelerate(job: Job, rank: int, together: Barrier, result: Connection) -> No
         result.close()
 
 
-def _fed(job: Job, together: Barrier) -> Fed:
-    dataset = StreamingDataset(
+def has_one_shape(job: Job) -> bool:
+    """A few samples have the same fields, each with one shape: batches can be stacked."""
+    with closing(_dataset(job)) as dataset:
+        places = {dataset.samples * part // _LOOKED_AT for part in range(_LOOKED_AT)}
+        return len({_shapes(dataset[place]) for place in places}) == 1
+
+
+def _shapes(sample: object) -> tuple[tuple[str, object], ...]:
+    assert isinstance(sample, Mapping)
+    return tuple((name, getattr(value, "shape", None)) for name, value in sample.items())
+
+
+def _dataset(job: Job) -> StreamingDataset:
+    return StreamingDataset(
         job.url,
         manifest=job.manifest,
         storage_options=job.storage_options,
@@ -50,12 +65,17 @@ def _fed(job: Job, together: Barrier) -> Fed:
         engine="auto",
         decode=_UNDECODED,
     )
+
+
+def _fed(job: Job, together: Barrier) -> Fed:
+    dataset = _dataset(job)
     loader = StreamingDataLoader(
         dataset,
         job.batch_size,
         job.workers,
         # Of one size they are stacked, and read from the cache file straight into the batch.
         collate_fn=None if job.stacks else list,
+        worker_type=job.worker_type,
         last_batch="fill",
         prefetch_batches=_PREFETCH_BATCHES * max(1, job.workers),
         report_seconds=None,

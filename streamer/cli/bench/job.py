@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,8 +16,8 @@ class Job:
         url, manifest, storage_options: of the data.
         cache_dir, cache_bytes: of the engine, which the first accelerator starts; None: it chooses its limit.
         batch_size, step_seconds: of one accelerator.
-        stacks: all samples of a batch have the same size, so that it is one array.
-        workers: processes of each loader.
+        stacks: all samples have the same shape, so that those of a batch are one array.
+        workers, worker_type: of each loader.
         seconds: how long to measure, at least, after the first step.
         accelerators: how many.
     """
@@ -31,6 +32,7 @@ class Job:
     workers: int
     seconds: float
     accelerators: int
+    worker_type: Literal["process", "thread"] = "process"
     storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
 
 

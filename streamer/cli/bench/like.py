@@ -24,7 +24,6 @@ from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
     from streamer.client.settings import ClientSettings
-    from streamer.manifest.table import Manifest
 
 PHASES = ("cold", "warm")
 # "Larger than memory", scaled down: of the data, this share fits into the cache of a cold run.
@@ -62,6 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--most", type=_count, default=64, metavar="N", help="search up to this number (default: 64)")
     group.add_argument("--only", choices=PHASES, help="measure one of the two")
     group.add_argument("--workers", type=_count, default=1, metavar="N", help="of each accelerator (default: 1)")
+    group.add_argument(
+        "--worker-type",
+        choices=("process", "thread"),
+        default="process",
+        help="thread: workers share the accelerator's process (default: process, as the loader has it)",
+    )
     group.add_argument("--cold-cache", type=size, metavar="SIZE", help="of cold runs (default: 20%% of the data)")
 
 
@@ -160,6 +165,7 @@ def _prepared(
     chosen: Workload, url: str, caches: Path, arguments: argparse.Namespace, terminal: Terminal
 ) -> tuple[Job, int]:
     """Finds what the data has and, for warm runs, makes it local; the job, and the limit of cold runs."""
+    from streamer.cli.bench.accelerator import has_one_shape
     from streamer.cli.warming import Pace, Warming
     from streamer.client.engine_client import EngineClient
     from streamer.loader.rank.dataset_options import absolute
@@ -183,11 +189,13 @@ def _prepared(
         cache_bytes=None,
         batch_size=chosen.batch_size,
         step_seconds=chosen.step_seconds,
-        stacks=chosen.batch_size == 1 or _has_one_size(manifest),
+        stacks=chosen.batch_size == 1,
         workers=arguments.workers,
+        worker_type=arguments.worker_type,
         seconds=max(arguments.seconds or _SECONDS, _LEAST_STEPS * chosen.step_seconds),
         accelerators=1,
     )
+    whole = replace(whole, stacks=whole.stacks or has_one_shape(whole))
     return whole, arguments.cold_cache or int(_COLD_SHARE * manifest.total_bytes)
 
 
@@ -204,17 +212,6 @@ def _remove(cache_dir: Path) -> None:
     while socket.exists() and time.monotonic() < latest:
         time.sleep(0.1)
     shutil.rmtree(cache_dir, ignore_errors=True)
-
-
-def _has_one_size(manifest: Manifest) -> bool:
-    """All samples have the same size; only where that is the size of their one large field."""
-    import numpy as np
-
-    if manifest.format not in ("folder", "tfrecord"):
-        return False
-    _, starts, stops = manifest.locate(np.arange(manifest.samples))
-    sizes = stops - starts
-    return bool((sizes == sizes[0]).all())
 
 
 @contextmanager
