@@ -10,7 +10,7 @@ from streamer.engine.datasets import Dataset
 from streamer.engine.in_flight import Fetch, Waiter
 from streamer.errors import StreamerError
 from streamer.fetch.ranges import plan_ranges
-from streamer.planning.model import Engine, Link
+from streamer.planning.model import EngineCost, Link
 from streamer.planning.virtual_clock import VirtualClock
 
 Finished = Callable[[Fetch, StreamerError | None], None]
@@ -24,7 +24,7 @@ class ChunkCosts:
         link, engine: of a node.
     """
 
-    def __init__(self, dataset: Dataset, link: Link, engine: Engine) -> None:
+    def __init__(self, dataset: Dataset, link: Link, engine: EngineCost) -> None:
         self._manifest = dataset.manifest
         self._link = link
         self._engine = engine
@@ -62,7 +62,8 @@ class SimulatedLink:
 
     Attributes:
         on_finished: the scheduler's; set before the first fetch.
-        fetched_bytes, requests: by the epoch that they were made for.
+        fetched_bytes, requests: from the store, by the epoch that they were made for.
+        missed_bytes: of the chunks' files, by the same.
     """
 
     on_finished: Finished
@@ -76,6 +77,7 @@ class SimulatedLink:
         self._busy = False
         self.fetched_bytes: Counter[int] = Counter()
         self.requests: Counter[int] = Counter()
+        self.missed_bytes: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self._fetches)
@@ -85,9 +87,10 @@ class SimulatedLink:
         part, chunk = waiter.session.collection.locate(waiter.chunk)
         fetch = Fetch(key, waiter.session.collection.datasets[part], chunk, [waiter])
         self._fetches[key] = fetch
-        size_bytes, requests = self._costs.of(chunk)
-        self.fetched_bytes[self._epoch_of(waiter.step)] += size_bytes
-        self.requests[self._epoch_of(waiter.step)] += requests
+        epoch, (size_bytes, requests) = self._epoch_of(waiter.step), self._costs.of(chunk)
+        self.fetched_bytes[epoch] += size_bytes
+        self.requests[epoch] += requests
+        self.missed_bytes[epoch] += int(waiter.session.collection.file_bytes[waiter.chunk])
         self._queue.append(fetch)
         self._serve()
 

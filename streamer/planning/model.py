@@ -26,7 +26,7 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class EngineCost:
     """What the engine's loop itself takes for what it fetches; it uses one core.
 
     Attributes:
@@ -71,7 +71,7 @@ class Setting:
     job: Job
     link: Link
     cache_bytes: int
-    engine: Engine = field(default_factory=Engine)
+    engine: EngineCost = field(default_factory=EngineCost)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,12 +69,11 @@ class _Simulation:
         )
 
     def _epoch(self, number: int, seconds: float) -> EpochPlan:
-        counts = [rank.session.counts[number] for rank in self._ranks]
-        needed_bytes = sum(one.needed_bytes for one in counts)
+        needed_bytes = sum(rank.needed_bytes[number] for rank in self._ranks)
         return EpochPlan(
             fetched_bytes=self._link.fetched_bytes[number] * self._job.nodes,
             requests=self._link.requests[number] * self._job.nodes,
-            hit_share=sum(one.hit_bytes for one in counts) / max(1, needed_bytes),
+            hit_share=1.0 - self._link.missed_bytes[number] / max(1, needed_bytes),
             seconds=seconds,
             waiting_share=self._trainer.waited[number] / seconds if seconds else 0.0,
         )
@@ -103,3 +102,6 @@ def _check(setting: Setting) -> None:
     for name, value in least.items():
         if value <= 0:
             raise ConfigError(f"{name}={value} must be above 0", field=name)
+    for name, seconds in (("step_seconds", job.step_seconds), ("sample_seconds", job.sample_seconds)):
+        if seconds < 0:
+            raise ConfigError(f"{name}={seconds} is negative", field=name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -28,6 +29,11 @@ class SimulatedRank:
         job: its numbers.
         rank: its number.
         plan: epoch -> the rank's batches; every epoch has the same number.
+
+    Attributes:
+        session: with the engine.
+        needed_bytes: of the chunks' files, by epoch.
+        on_made: called when a batch is made.
     """
 
     def __init__(
@@ -43,6 +49,7 @@ class SimulatedRank:
         self._ready = -1
         self._at_work: set[int] = set()
         self._made: set[int] = set()
+        self.needed_bytes: Counter[int] = Counter()
         self.on_made: Callable[[], None] = lambda: None
         self.session: EngineSession = node.open_session(f"rank {rank}", job.nodes * job.ranks_per_node, self._on_ready)
 
@@ -101,6 +108,7 @@ class SimulatedRank:
         schedule = self._plan(epoch).schedule()
         order = np.argsort(schedule.first, kind="stable")
         columns = schedule.chunk[order], schedule.first[order] + base, schedule.last[order] + base
+        self.needed_bytes[epoch] = int(self.session.collection.file_bytes[columns[0]].sum())
         self.session.extend(epoch, columns, True)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
+from threading import BrokenBarrierError
 
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.cli.bench.job import Fed, Job
@@ -36,6 +37,8 @@ def accelerate(job: Job, rank: int, together: Barrier, result: Connection) -> No
     except StreamerError as error:
         together.abort()
         result.send(f"{type(error).__name__}: {error}")
+    except BrokenBarrierError:
+        pass  # another one has failed, and says why
     except BaseException:
         together.abort()
         raise

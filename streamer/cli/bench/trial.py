@@ -50,7 +50,7 @@ def _started(process: BaseProcess) -> Iterator[None]:
 
 
 def _received(end: Connection) -> Fed | str:
-    """What a process has sent; the first line of an error is what it says."""
+    """What a process has sent: its figures, or the text of an error."""
     try:
         result: Fed | str = end.recv()
     except EOFError:

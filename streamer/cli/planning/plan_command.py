@@ -175,9 +175,10 @@ async def _measured(manifest: Manifest, arguments: argparse.Namespace) -> Link:
         ]
     finally:
         await store.aclose()
+    first_byte = latency.median_seconds if arguments.first_byte is None else arguments.first_byte
     return Link(
-        bytes_per_second=many.bytes_per_second,
-        first_byte_seconds=arguments.first_byte or latency.median_seconds,
+        bytes_per_second=max(many.bytes_per_second, 1.0),
+        first_byte_seconds=first_byte,
         connection_bytes_per_second=max(one.bytes_per_second, 1.0),
     )
 

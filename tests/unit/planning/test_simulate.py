@@ -92,17 +92,23 @@ def test_nodes_share_the_data(manifest: Manifest) -> None:
     assert plan.epochs[1].hit_share > 0.95
 
 
+def test_many_epochs_are_counted(manifest: Manifest) -> None:
+    """Also those that the engine's own statistics have forgotten."""
+    plan = simulate(manifest, setting(replace(JOB, epochs=12, batch_size=400, step_seconds=0.3)))
+    assert [epoch.hit_share for epoch in plan.epochs] == [0.0] + [1.0] * 11
+
+
 def test_a_cache_below_the_open_chunks_is_refused(manifest: Manifest) -> None:
     """As the engine refuses it."""
     with pytest.raises(CacheFullError, match="cache limit"):
         simulate(manifest, setting(share=0.01))
 
 
-@pytest.mark.parametrize("changes", [{"workers": 0}, {"batch_size": 0}, {"nodes": 0}, {"epochs": 0}])
-def test_numbers_below_one_are_refused(manifest: Manifest, changes: dict[str, int]) -> None:
+@pytest.mark.parametrize("changes", [{"workers": 0}, {"batch_size": 0}, {"epochs": 0}, {"step_seconds": -1}])
+def test_impossible_numbers_are_refused(manifest: Manifest, changes: dict[str, int]) -> None:
     """With their names."""
     (name,) = changes
-    with pytest.raises(ConfigError, match=f"{name}=0"):
+    with pytest.raises(ConfigError, match=f"{name}={changes[name]}"):
         simulate(manifest, setting(replace(JOB, **changes)))
 
 
