@@ -51,7 +51,7 @@ class Job:
         workers: of each rank.
         sample_seconds: that a worker takes to read, decode and transform one sample.
         epochs: to simulate; the first one begins with an empty cache.
-        seed: of the order.
+        seed, shuffle: of the order.
     """
 
     nodes: int = 1
@@ -62,6 +62,7 @@ class Job:
     sample_seconds: float = 0.0
     epochs: int = 3
     seed: int = 17
+    shuffle: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

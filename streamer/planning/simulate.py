@@ -85,7 +85,7 @@ class _Plans:
     def __init__(self, manifest: Manifest, job: Job) -> None:
         self._world = job.nodes * job.ranks_per_node
         self._batch = job.batch_size * self._world
-        spec = OrderSpec.auto(manifest.digest, manifest.chunk_samples, self._batch, job.seed)
+        spec = OrderSpec.auto(manifest.digest, manifest.chunk_samples, self._batch, job.seed, job.shuffle)
         self._first = EpochOrder(spec, manifest.chunk_samples, 0)
         self.of = lru_cache(maxsize=4 * job.ranks_per_node)(self._of)
 

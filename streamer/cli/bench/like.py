@@ -31,6 +31,11 @@ _COLD_SHARE = 0.2
 _SECONDS = 10.0
 # The fewest steps of a measurement: what was fetched ahead during the first one must not last for all of it.
 _LEAST_STEPS = 40
+_ABOUT = """\
+  With --like NAME, how many accelerators can be fed. Each is a process that takes a batch and sleeps for the step;
+  utilisation is computing / total without the first step. Bytes arrive in host memory, undecoded. Cold runs begin with
+  an empty cache for 20 % of the data; in warm ones all of it is on the local disk, or in memory where it fits.
+"""
 _HEADERS = ("accelerators", "cache", "utilisation", "lowest", "samples/s", "MB/s", "fed")
 _NO_LIMIT_SECONDS = 1e9
 # An engine leaves 3 s after its last connection.
@@ -39,12 +44,7 @@ _LEAVING_SECONDS = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of --like."""
-    group = parser.add_argument_group(
-        "emulated accelerators",
-        "With --like NAME, how many accelerators can be fed. Each is a process that takes a batch and sleeps for the "
-        "step; utilisation is computing / total without the first step. Bytes arrive in host memory, undecoded. Cold "
-        "runs begin with an empty cache for 20 % of the data; in warm ones all of it is on the local disk.",
-    )
+    group = parser.add_argument_group("emulated accelerators", _ABOUT)
     group.add_argument(
         "--like",
         choices=WORKLOADS,
@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--data", metavar="URL", help="read this; without it data is generated on the local disk")
     group.add_argument("--objects", type=_count, metavar="N", help="generate so many (default: 2 to 9 GB of them)")
-    group.add_argument("--keep", type=Path, metavar="DIR", help="generate the data here, once, and leave it")
+    group.add_argument(
+        "--keep", type=Path, metavar="DIR", help="generate the data here, once, and leave it; caches go here, too"
+    )
     group.add_argument(
         "--accelerators", type=_count, nargs="+", metavar="N", help="try these numbers (default: search the largest)"
     )

@@ -139,6 +139,7 @@ def _job(arguments: argparse.Namespace) -> Job:
         sample_seconds=arguments.sample_seconds,
         epochs=arguments.epochs,
         seed=arguments.seed,
+        shuffle=not arguments.no_shuffle,
     )
 
 

@@ -92,6 +92,15 @@ def test_nodes_share_the_data(manifest: Manifest) -> None:
     assert plan.epochs[1].hit_share > 0.95
 
 
+def test_data_in_order_is_read_chunk_by_chunk(manifest: Manifest) -> None:
+    """A cache for a few chunks is enough for it, and too small for a shuffle."""
+    small = setting(share=0.052)
+    with pytest.raises(CacheFullError):
+        simulate(manifest, small)
+    plan = simulate(manifest, replace(small, job=replace(JOB, shuffle=False)))
+    assert plan.epochs[0].fetched_bytes == DATA_BYTES
+
+
 def test_many_epochs_are_counted(manifest: Manifest) -> None:
     """Also those that the engine's own statistics have forgotten."""
     plan = simulate(manifest, setting(replace(JOB, epochs=12, batch_size=400, step_seconds=0.3)))
