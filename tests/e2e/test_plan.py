@@ -51,7 +51,7 @@ def test_the_command_says_what_follows(objects: Path, tmp_path: Path, capsys: py
     assert found["limits"]["link_bytes_per_second"]["least"] > 0
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_a_link_that_is_not_given_is_measured(objects: Path, tmp_path: Path) -> None:
     """From this machine; a local disk is faster than what the job needs."""
     done = subprocess.run(
