@@ -11,6 +11,8 @@ from typing import Any, cast
 
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError
+from streamer.executors.runner import runner
+from streamer.indexing.source import Source
 from streamer.shards.destination import folder_url
 from streamer.shards.iterable import pack_iterable
 from streamer.shards.job import Job, Transform
@@ -18,7 +20,6 @@ from streamer.shards.plan import Order
 from streamer.shards.prepared import Writing, prepare, run
 from streamer.shards.progress import Callbacks, Follower, PackProgress
 from streamer.shards.settle import Packed, claim, settled, waited
-from streamer.shards.source import Source
 
 
 def pack(
@@ -84,7 +85,7 @@ def pack(
             raise ConfigError("an iterable is packed as it is: change the samples where they are made", field="source")
         samples, described = cast("Iterable[Mapping[str, Any]]", source), _described_iterable(prefix, size)
         return _pack_samples(samples, Job(target, prefix, described), size, out_options, callbacks)
-    with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder:
+    with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder, runner(on) as running:
         prepared = prepare(
             Source(
                 urls=urls,
@@ -96,9 +97,10 @@ def pack(
             ),
             Writing(target, prefix, size, order, seed, _renaming(fields), transform, out_options),
             Path(folder),
+            running,
             callbacks,
         )
-        return run(prepared, on, callbacks)
+        return run(prepared, running, callbacks)
 
 
 def _pack_samples(

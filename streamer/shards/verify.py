@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from streamer.errors import IntegrityError, ManifestError
+from streamer.indexing.source import manifest_files
 from streamer.manifest.beside import BESIDE
 from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.model import Extent, ObjectRecord
@@ -20,7 +21,6 @@ from streamer.shards.destination import Destination
 from streamer.shards.finish import check_samples, compare, manifest_of
 from streamer.shards.job import DESCRIPTION_NAME, FOLDER, Job
 from streamer.shards.receipts import Receipt
-from streamer.shards.source import manifest_files
 from streamer.store.urls import shown
 
 _RECEIPT = re.compile(r"\d{6,}\.json")

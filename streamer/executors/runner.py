@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from streamer.cgroup import usable_cores
 from streamer.errors import ConfigError
-from streamer.shards.executors.processes import Processes
+from streamer.executors.processes import Processes
 
 
 class Runner(NamedTuple):
