@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import TypeAlias
 
 import msgspec
@@ -65,9 +66,10 @@ class IndexTasks(msgspec.Struct, frozen=True):
             ContainersTask(first, containers[first:stop], indexer, self.options)
             for first, stop in groups([each.record.size for each in containers], self.runner.most_tasks)
         )
-        async for done in run_growing(self.runner, index_containers, lambda: next(tasks, None)):
-            for place, found in enumerate(done.found, done.first):
-                yield place, found
+        async with aclosing(run_growing(self.runner, index_containers, lambda: next(tasks, None))) as coming:
+            async for done in coming:
+                for place, found in enumerate(done.found, done.first):
+                    yield place, found
 
 
 def groups(sizes: Sequence[int], most_tasks: int) -> Iterator[tuple[int, int]]:
