@@ -101,7 +101,7 @@ def test_a_damaged_block_is_named(table: Path, tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(RecodeError, match=r"(?s)table/1\.parquet \[\d+, \d+\): .*format 'parquet'"):
         streamer.pack(table, tmp_path / "tars", on="processes:1")
-    assert list((tmp_path / "tars").rglob("*.part")) == []
+    assert list((tmp_path / "tars").rglob("*.spool")) == []
     (tmp_path / "lines").mkdir()
     lines = gzip.compress(b"".join(json.dumps({"n": n}).encode() + b"\n" for n in range(1000)))
     (tmp_path / "lines/a.jsonl.gz").write_bytes(lines[:-100])

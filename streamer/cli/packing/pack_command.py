@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_format, add_storage_options, size, storage_options
+from streamer.cli.options import add_format, add_on, add_storage_options, size, storage_options
 from streamer.cli.terminal import Progress, Terminal
 from streamer.config import counted, format_bytes
 
@@ -70,12 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="to write, e.g. jpg,cls; with other names: image=jpg,label=cls (default: all)",
     )
     parser.add_argument("--prefix", default="shard-", metavar="TEXT", help="of the shards' names (default: shard-)")
-    parser.add_argument(
-        "--on",
-        default="processes",
-        metavar="WHERE",
-        help="processes (one for each core), processes:8, or dask:tcp://scheduler:8786 (default: processes)",
-    )
+    add_on(parser)
     parser.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
     add_storage_options(parser)
     parser.add_argument(

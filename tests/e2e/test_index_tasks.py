@@ -1,0 +1,77 @@
+"""`streamer index --on`: the manifest is that of one process."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from streamer.manifest.table import Manifest
+from tests.formats.cases import DATA
+from tests.tars import tar_of
+
+
+def index(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """`streamer index`."""
+    command = [sys.executable, "-m", "streamer", "index", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Path:
+    """30 tars; one of them is damaged."""
+    (tmp_path / "tars").mkdir()
+    for tar in range(30):
+        entries = [(f"{tar}-{i:02d}.bin", bytes([tar]) * (100 * i)) for i in range(20)]
+        (tmp_path / f"tars/{tar:02d}.tar").write_bytes(tar_of(entries))
+    damaged = bytearray((tmp_path / "tars/07.tar").read_bytes())
+    damaged[512:600] = bytes(range(88))
+    (tmp_path / "tars/07.tar").write_bytes(damaged)
+    return tmp_path / "tars"
+
+
+def test_containers_in_tasks(tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal to the engine's by its digest; what is damaged is named, or left out."""
+    monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
+    refused = index(tars, "--on", "processes:2", "--out", tmp_path / "a")
+    assert refused.returncode == 1
+    assert "07.tar" in refused.stderr
+    skipping = index(tars, "--on", "processes:2", "--out", tmp_path / "a", "--index-errors", "skip")
+    assert "left out: " in skipping.stderr + skipping.stdout
+    engine = index(tars, "--out", tmp_path / "b", "--index-errors", "skip")
+    assert engine.returncode == skipping.returncode == 0, skipping.stderr
+    tasks, alone = Manifest.open(tmp_path / "a"), Manifest.open(tmp_path / "b")
+    assert (tasks.digest, tasks.objects, tasks.samples) == (alone.digest, 29, 580)
+
+
+def test_what_has_to_be_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is unpacked in the tasks; beside the data engines find the manifest."""
+    monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
+    (tmp_path / "lines").mkdir()
+    for number in range(3):
+        (tmp_path / f"lines/{number}.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n' * (10 + number)))
+    done = index(f"{tmp_path}/lines/", "--on", "processes:2", "--beside")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("33 samples in 3 objects")
+    tasks = Manifest.open(tmp_path / "lines/.streamer")
+    shutil.rmtree(tmp_path / "lines/.streamer")
+    assert f"digest {tasks.digest}" in index(f"{tmp_path}/lines/").stdout
+
+
+def test_facts_of_a_survey(tmp_path: Path) -> None:
+    """Cross to the tasks."""
+    shutil.copytree(DATA / "parquet/huggingface", tmp_path / "hf", ignore=shutil.ignore_patterns("expected.json"))
+    assert index(tmp_path / "hf", "--on", "processes:1", "--out", tmp_path / "m").returncode == 0
+    assert Manifest.open(tmp_path / "m").facts.fields
+
+
+def test_a_manifest_goes_somewhere() -> None:
+    done = index("/nowhere", "--on", "processes")
+    assert done.returncode == 2
+    assert "--on needs --out or --beside" in done.stderr
