@@ -14,7 +14,8 @@ from streamer.fetch import Fetcher
 from streamer.formats.built_in import AUTO
 from streamer.formats.detect import chooser
 from streamer.indexing.containers import IndexTasks
-from streamer.indexing.stores import FetchedLists, Opener
+from streamer.indexing.listing import TaskLister
+from streamer.indexing.stores import Opener
 from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.builder.build import BuildOptions, build
 from streamer.manifest.layout import ROOT_NAME
@@ -72,7 +73,7 @@ async def manifest_of_source(
         return await build(
             source.urls,
             folder,
-            lister=FetchedLists(fetcher),
+            lister=TaskLister(fetcher, runner, source.options),
             reader=fetcher,
             choose_format=chooser(source.format, source.format_options, extensions=source.extensions, on_note=on_note),
             options=msgspec.structs.replace(options, elsewhere=IndexTasks(runner, source.options)),

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
+from streamer.config import FetchConfig
+from streamer.executors.runner import runner
+from streamer.fetch import Fetcher
+from streamer.formats.detect import chooser
+from streamer.indexing.source import Source, manifest_of_source
+from streamer.indexing.stores import FetchedLists, Opener
+from streamer.manifest.builder.build import BuildOptions, build
 from streamer.manifest.table import Manifest
 from tests.formats.cases import DATA
 from tests.tars import tar_of
@@ -75,3 +85,38 @@ def test_a_manifest_goes_somewhere() -> None:
     done = index("/nowhere", "--on", "processes")
     assert done.returncode == 2
     assert "--on needs --out or --beside" in done.stderr
+
+
+@pytest.fixture
+def bucket() -> Iterator[tuple[str, dict[str, object]]]:
+    """A bucket of 30,000 objects, as far as listings go."""
+    script = Path(__file__).parents[2] / "benchmarks/listed_bucket.py"
+    server = subprocess.Popen([sys.executable, script, "30000", "0"], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    address = server.stdout.readline().strip()
+    try:
+        yield address, {"key": "any", "secret": "any", "client_kwargs": {"endpoint_url": address}}
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+
+
+@pytest.mark.leaves_over("the threads of obstore live as long as the process")
+def test_a_large_prefix_is_listed_in_tasks(bucket: tuple[str, dict[str, object]], tmp_path: Path) -> None:
+    """The same as one process finds; with some pages more."""
+    address, options = bucket
+    source = Source(urls=("s3://many/raw/",), options=options)
+    with runner("processes:2") as running:
+        tasks = asyncio.run(manifest_of_source(source, tmp_path / "tasks", running, BuildOptions()))
+    with urlopen(address) as answer:
+        assert 30 < int(answer.read()) < 300
+    alone = asyncio.run(built_here(source, tmp_path / "alone"))
+    assert (tasks.samples, tasks.digest) == (30_000, alone.digest)
+
+
+async def built_here(source: Source, folder: Path) -> Manifest:
+    """As the engine builds it."""
+    async with Fetcher(FetchConfig(), Opener(source.options)) as fetcher:
+        lists = FetchedLists(fetcher)
+        return await build(source.urls, folder, lister=lists, reader=fetcher, choose_format=chooser("auto"))
