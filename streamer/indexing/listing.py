@@ -21,8 +21,8 @@ from streamer.store.patterns import Pattern
 
 Page = Sequence[ObjectRecord]
 
-# Of 1,000 objects each: what this process lists alone, because a task for less costs more than it saves.
-_ALONE_PAGES = 20
+# Of 1,000 objects each: what is listed without tasks, because a task for less costs more than it saves.
+_FIRST_PAGES = 20
 # Each costs about 60 pages of ranges that turn out empty; 10^7 keys come in the time of 600 pages (simulated).
 _MOST_TASKS = 32
 
@@ -69,14 +69,14 @@ class TaskLister:
     async def list(self, url: str) -> AsyncIterator[Page]:
         """As `ObjectStore.list`, but the pages may come in another order."""
         pattern = Pattern.of(url)
-        alone = _ALONE_PAGES if pattern.single and self._fetcher.lists_from(url) else None
-        pages = await self._fetcher.list(url, enough=lambda found: len(found) == alone)
-        if len(pages) == alone and not _is_ordered(pages, pattern.folder):
+        most = _FIRST_PAGES if pattern.single and self._fetcher.lists_from(url) else None
+        pages = await self._fetcher.list(url, enough=lambda found: len(found) == most)
+        if len(pages) == most and not _is_ordered(pages, pattern.folder):
             # A store that sorts otherwise, as S3's directory buckets do.
-            alone, pages = None, await self._fetcher.list(url)
+            most, pages = None, await self._fetcher.list(url)
         for page in pages:
             yield page
-        if len(pages) == alone:
+        if len(pages) == most:
             async with aclosing(self._in_tasks(pattern.folder, pages[-1][-1].url)) as listed:
                 async for page in listed:
                     yield page
