@@ -158,6 +158,7 @@ def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes:
         format=arguments.format,
         format_options=json.loads(arguments.format_options),
         extensions=tuple(arguments.extensions) if arguments.extensions else None,
+        earlier=_absolute(arguments.out) if arguments.out else None,
         options=arguments.storage_options,
     )
     options = BuildOptions(

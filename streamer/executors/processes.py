@@ -131,4 +131,4 @@ def _ended(code: int) -> WorkerError:
     advice = (
         "; signal 9 is often the kernel's for want of memory: use fewer processes" if code == -signal.SIGKILL else ""
     )
-    return WorkerError(f"a process {how} while it wrote a shard{advice}", code=code)
+    return WorkerError(f"a process {how} while it ran a task{advice}", code=code)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from streamer.config import FetchConfig
-from streamer.errors import ManifestError
+from streamer.errors import ManifestError, ObjectNotFoundError
 from streamer.executors.runner import Runner
 from streamer.fetch import Fetcher
 from streamer.formats.built_in import AUTO
@@ -16,12 +17,14 @@ from streamer.formats.detect import chooser
 from streamer.indexing.containers import IndexTasks
 from streamer.indexing.listing import TaskLister
 from streamer.indexing.stores import Opener
+from streamer.manifest.beside import BESIDE
 from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.builder.build import BuildOptions, build
 from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import install_files, listed_files
+from streamer.store.patterns import Pattern
 from streamer.store.urls import shown
 
 _READS_AT_ONCE = 16
@@ -36,6 +39,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         format_options: of the format.
         extensions: of the raw files that are samples; None: see `formats.folder.class_folders`.
         manifest: where it was indexed to (`streamer index --out`); None: it is indexed.
+        earlier: where a manifest of an earlier index may be, as it may be beside the data: containers that have not changed
+            since then are not read again.
         options: of its store, as fsspec takes them.
     """
 
@@ -44,6 +49,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     format_options: Mapping[str, object] = msgspec.field(default_factory=dict)
     extensions: tuple[str, ...] | None = None
     manifest: str | None = None
+    earlier: str | None = None
     options: Mapping[str, object] = msgspec.field(default_factory=dict)
 
 
@@ -70,14 +76,27 @@ async def manifest_of_source(
         if source.manifest is not None:
             files = await manifest_files(fetcher, source.manifest)
             return install_files(files, folder, shown(source.manifest))
+        known = await _known(fetcher, source, folder)
         return await build(
             source.urls,
             folder,
             lister=TaskLister(fetcher, runner, source.options),
             reader=fetcher,
             choose_format=chooser(source.format, source.format_options, extensions=source.extensions, on_note=on_note),
-            options=msgspec.structs.replace(options, elsewhere=IndexTasks(runner, source.options)),
+            options=msgspec.structs.replace(options, known=known, elsewhere=IndexTasks(runner, source.options)),
         )
+
+
+async def _known(fetcher: Fetcher, source: Source, folder: Path) -> list[Manifest]:
+    """What earlier indexes have found."""
+    places = [source.earlier] if source.earlier else []
+    if len(source.urls) == 1 and Pattern.of(source.urls[0]).single:
+        places.append(f"{source.urls[0].rstrip('/')}/{BESIDE}")
+    found = []
+    for place in places:
+        with suppress(ManifestError, ObjectNotFoundError):
+            found.append(install_files(await manifest_files(fetcher, place), folder, shown(place)))
+    return found
 
 
 async def manifest_files(fetcher: Fetcher, url: str) -> list[tuple[str, bytes]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 import shutil
 import subprocess
 import sys
@@ -57,6 +58,26 @@ def test_containers_in_tasks(tars: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert engine.returncode == skipping.returncode == 0, skipping.stderr
     tasks, alone = Manifest.open(tmp_path / "a"), Manifest.open(tmp_path / "b")
     assert (tasks.digest, tasks.objects, tasks.samples) == (alone.digest, 29, 580)
+
+
+@pytest.mark.parametrize("where", ["out", "beside"])
+def test_only_new_containers_are_read(tars: Path, tmp_path: Path, where: str) -> None:
+    """The others are known from the manifest that is there."""
+    (tars / "07.tar").unlink()
+    (tars / "09.tar").rename(tmp_path / "later.tar")
+    to = ["--out", f"{tmp_path}/m"] if where == "out" else ["--beside"]
+    folder = tmp_path / "m" if where == "out" else tars / ".streamer"
+    assert index(f"{tars}/", "--on", "processes:1", *to).returncode == 0
+    before = Manifest.open(folder)
+    # Another content, of which only an index that reads it would know.
+    damaged, times = bytearray((tars / "03.tar").read_bytes()), (tars / "03.tar").stat()
+    damaged[512:600] = bytes(range(88))
+    (tars / "03.tar").write_bytes(damaged)
+    os.utime(tars / "03.tar", ns=(times.st_atime_ns, times.st_mtime_ns))
+    (tmp_path / "later.tar").rename(tars / "09.tar")
+    done = index(f"{tars}/", "--on", "processes:1", *to)
+    assert done.returncode == 0, done.stderr
+    assert (before.samples, Manifest.open(folder).samples) == (560, 580)
 
 
 def test_what_has_to_be_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

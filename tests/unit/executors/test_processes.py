@@ -121,6 +121,6 @@ def test_the_callers_script_is_not_run_again(tmp_path: Path) -> None:
 
 def test_names_of_executors() -> None:
     """A name that is none is refused before anything starts."""
-    for name in ("threads", "processes:0", "processes:x", "dask:", ""):
+    for name in ("threads", "processes:0", "processes:x", "dask:", "ray:", ""):
         with pytest.raises(ConfigError, match="is not processes"), runner(name):
             pass
