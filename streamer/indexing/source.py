@@ -39,8 +39,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         format_options: of the format.
         extensions: of the raw files that are samples; None: see `formats.folder.class_folders`.
         manifest: where it was indexed to (`streamer index --out`); None: it is indexed.
-        earlier: where a manifest of an earlier index may be, as it may be beside the data: containers that have not changed
-            since then are not read again.
+        earlier: where a manifest of an earlier index may be, as it may be beside the data: containers that have not
+            changed since then are not read again.
         options: of its store, as fsspec takes them.
     """
 
