@@ -60,6 +60,7 @@ def test_containers_in_tasks(tars: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert (tasks.digest, tasks.objects, tasks.samples) == (alone.digest, 29, 580)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["out", "beside"])
 def test_only_new_containers_are_read(tars: Path, tmp_path: Path, where: str) -> None:
     """The others are known from the manifest that is there."""
@@ -123,6 +124,7 @@ def bucket() -> Iterator[tuple[str, dict[str, object]]]:
         server.stdout.close()
 
 
+@pytest.mark.slow
 @pytest.mark.leaves_over("the threads of obstore live as long as the process")
 def test_a_large_prefix_is_listed_in_tasks(bucket: tuple[str, dict[str, object]], tmp_path: Path) -> None:
     """The same as one process finds; with some pages more."""

@@ -52,6 +52,7 @@ def test_parquet_becomes_tars(table: Path, tmp_path: Path, order: str) -> None:
     assert (list(found) == sorted(found)) is (order == "manifest")
 
 
+@pytest.mark.slow
 def test_the_same_command_writes_the_same(table: Path, tmp_path: Path) -> None:
     """On one process and on three; a part of it again where it was lost."""
     for name, on in (("one", "processes:1"), ("three", "processes:3")):

@@ -22,7 +22,7 @@ def test_a_sweep_takes_no_file_that_is_just_made(tmp_path: Path) -> None:
     lost = []
 
     def write(number: int) -> None:
-        for _ in range(300):
+        for _ in range(100):
             with spooled(tmp_path, number) as path:
                 path.write_bytes(b"shard")
                 if not path.exists():
