@@ -22,13 +22,13 @@ def test_a_sweep_takes_no_file_that_is_just_made(tmp_path: Path) -> None:
     lost = []
 
     def write(number: int) -> None:
-        for _ in range(100):
+        for _ in range(150):
             with spooled(tmp_path, number) as path:
                 path.write_bytes(b"shard")
                 if not path.exists():
                     lost.append(path)
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
