@@ -108,6 +108,17 @@ def _extensions(text: str) -> list[str]:
     return sorted(set(map(field_name, names)))
 
 
+def add_on(parser: argparse.ArgumentParser, default: str | None = "processes") -> None:
+    """Who runs tasks."""
+    parser.add_argument(
+        "--on",
+        default=default,
+        metavar="WHERE",
+        help="processes (one for each core), processes:8, dask:tcp://scheduler:8786, or ray:auto (default: "
+        f"{default or 'the engine of this machine'})",
+    )
+
+
 def add_storage_options(parser: argparse.ArgumentParser) -> None:
     """--storage-options, as fsspec takes them."""
     parser.add_argument(
