@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from streamer.loader.dataset import StreamingDataset as StreamingDataset
     from streamer.loader.device.prefetcher import DevicePrefetcher as DevicePrefetcher
     from streamer.loader.mixed_dataset import MixedDataset as MixedDataset
+    from streamer.loader.rank.annotations import Annotations as Annotations
     from streamer.order.growing.options import Growing as Growing
     from streamer.shards.pack import pack as pack
 
 __version__ = VERSION
 
 _HOMES = {
+    "Annotations": "streamer.loader.rank.annotations",
     "StreamingDataset": "streamer.loader.dataset",
     "StreamingDataLoader": "streamer.loader.dataloader",
     "DevicePrefetcher": "streamer.loader.device.prefetcher",
@@ -33,6 +35,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Annotations",
     "DevicePrefetcher",
     "Growing",
     "MixedDataset",

@@ -1,0 +1,160 @@
+"""A table of annotations as its readers see it: rows by key, in files that all processes of a machine map.
+
+    manifests/<digest>/annotations.json    the fields of every row, the classes, and how keys are written
+    manifests/<digest>/rows.arrows         hash, key, row                     by hash, then by key
+
+A row is a record (see `formats.table.records`). A lookup is a binary search for the hash of the key and a comparison of
+the keys: no index is held in memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from streamer.errors import ManifestCorruptError, ManifestError
+from streamer.manifest.arrow_ipc.reader import map_table
+from streamer.manifest.columns import BinaryColumn, Schema, Table, digest_of
+from streamer.manifest.model import FieldSpec
+from streamer.manifest.reader_lock import held
+
+# The format of a manifest request that asks for a table, not for a dataset.
+ANNOTATIONS = "annotations"
+HEAD_NAME, ROWS_NAME = "annotations.json", "rows.arrows"
+ROWS: Schema = {"hash": "int64", "key": "binary", "row": "binary"}
+
+# The largest prime below 2^63: numpy and Arrow have no other 64-bit integers in manifests.
+_PRIME = 2**63 - 25
+# Names are compared with that many endings at most; keys with more of them have dots of their own.
+MOST_ENDINGS = 8
+
+
+class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is known of all rows.
+
+    Attributes:
+        url: the file.
+        fields: of every row.
+        classes: names of the labels; empty: unknown.
+        in_folders: keys have folders.
+        endings: what keys end in, as ".jpg"; empty: they have no extensions.
+    """
+
+    url: str
+    fields: tuple[FieldSpec, ...]
+    classes: tuple[str, ...] = ()
+    in_folders: bool = False
+    endings: tuple[str, ...] = ()
+
+    def digest(self, rows: Table) -> str:
+        """The identity of a table: 32 hex characters. The place of the file is no part of it."""
+        content = msgspec.json.encode([ANNOTATIONS, msgspec.structs.replace(self, url=""), digest_of(rows)])
+        return blake2b(content, digest_size=16).hexdigest()
+
+    def spellings(self, key: str) -> Iterator[str]:
+        """How the key of a sample may be written in the table, the likeliest first.
+
+        Tables without folders name files alone; tars name samples without an extension, tables files with one, or the
+        other way round.
+        """
+        name = key if self.in_folders else key.rpartition("/")[2]
+        yield name
+        for ending in self.endings:
+            yield name + ending
+        stem, dot, _ = name.rpartition(".")
+        if dot and not self.endings:
+            yield stem
+
+
+class AnnotationTable:
+    """Rows by key. Immutable, safe to use from any thread; costs no memory per row.
+
+    Attributes:
+        path: the folder.
+        head: what is known of all rows.
+    """
+
+    def __init__(self, path: Path, head: Head, rows: Table) -> None:
+        self.path, self.head = path, head
+        hashes = rows["hash"]
+        assert isinstance(hashes, np.ndarray)
+        # A memoryview gives Python's integers, which `bisect` compares faster than numpy's.
+        self._hashes = hashes.view(np.int64).data
+        self._keys, self._rows = _Strings(rows["key"]), _Strings(rows["row"])
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Opens the table in a folder, which stays on the disk while the result lives.
+
+        Raises:
+            ManifestError: there is none.
+            ManifestCorruptError: a file is missing, or not what it should be.
+        """
+        return held(path, cls._mapped)
+
+    @classmethod
+    def _mapped(cls, path: Path) -> Self:
+        try:
+            head = msgspec.json.decode((path / HEAD_NAME).read_bytes(), type=Head)
+        except OSError as error:
+            raise ManifestError(f"no annotations at {path}: {error.strerror}", path=str(path)) from error
+        except msgspec.MsgspecError as error:
+            raise ManifestCorruptError(f"{path / HEAD_NAME}: {error}", path=str(path)) from error
+        return cls(path, head, map_table(path / ROWS_NAME, ROWS))
+
+    def __repr__(self) -> str:
+        return f"AnnotationTable({self.head.url}, {len(self)} rows)"
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    @property
+    def digest(self) -> str:
+        """The identity of its content."""
+        return self.path.name
+
+    def key(self, row: int) -> str:
+        """The key of a row, 0..len-1."""
+        return str(self._keys[row], "utf-8", "surrogateescape")
+
+    def row(self, row: int) -> bytearray:
+        """The record of a row, in memory of its own."""
+        return bytearray(self._rows[row])
+
+    def find(self, key: str) -> int:
+        """The row of a sample's key; -1: there is none."""
+        for spelling in self.head.spellings(key):
+            if (row := self._row_of(spelling.encode("utf-8", "surrogateescape"))) >= 0:
+                return row
+        return -1
+
+    def _row_of(self, name: bytes) -> int:
+        wanted, hashes = hash_of(name), self._hashes
+        row = bisect_left(hashes, wanted)
+        while row < len(hashes) and hashes[row] == wanted:
+            if self._keys[row] == name:
+                return row
+            row += 1
+        return -1
+
+
+class _Strings:
+    """Views of the strings of a column; 0.2 us each."""
+
+    def __init__(self, column: object) -> None:
+        assert isinstance(column, BinaryColumn)
+        self._offsets, self._content = column.offsets.data, column.content.data
+
+    def __getitem__(self, row: int) -> memoryview:
+        return self._content[self._offsets[row] : self._offsets[row + 1]]
+
+
+def hash_of(name: bytes) -> int:
+    """A number below 2^63 for a name: the bytes as one number, modulo a prime."""
+    return int.from_bytes(name, "little") % _PRIME
