@@ -10,7 +10,6 @@ the keys: no index is held in memory.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import Self
@@ -57,19 +56,18 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         content = msgspec.json.encode([ANNOTATIONS, msgspec.structs.replace(self, url=""), digest_of(rows)])
         return blake2b(content, digest_size=16).hexdigest()
 
-    def spellings(self, key: str) -> Iterator[str]:
+    def spellings(self, key: str) -> list[str]:
         """How the key of a sample may be written in the table, the likeliest first.
 
         Tables without folders name files alone; tars name samples without an extension, tables files with one, or the
         other way round.
         """
         name = key if self.in_folders else key.rpartition("/")[2]
-        yield name
-        for ending in self.endings:
-            yield name + ending
         stem, dot, _ = name.rpartition(".")
-        if dot and not self.endings:
-            yield stem
+        if not self.endings:
+            return [name, stem] if dot else [name]
+        others = [name + ending for ending in self.endings]
+        return [name, *others] if dot else [*others, name]
 
 
 class AnnotationTable:
@@ -129,13 +127,14 @@ class AnnotationTable:
 
     def find(self, key: str) -> int:
         """The row of a sample's key; -1: there is none."""
-        for spelling in self.head.spellings(key):
-            if (row := self._row_of(spelling.encode("utf-8", "surrogateescape"))) >= 0:
+        for name in self.head.spellings(key):
+            if (row := self._row_of(name)) >= 0:
                 return row
         return -1
 
-    def _row_of(self, name: bytes) -> int:
-        wanted, hashes = hash_of(name), self._hashes
+    def _row_of(self, text: str) -> int:
+        name, hashes = text.encode("utf-8", "surrogateescape"), self._hashes
+        wanted = hash_of(name)
         row = bisect_left(hashes, wanted)
         while row < len(hashes) and hashes[row] == wanted:
             if self._keys[row] == name:

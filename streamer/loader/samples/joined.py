@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -62,31 +62,39 @@ class Joiner:
         self.table = AnnotationTable.open(rules.table)
         self._rules = rules
         self._opener = TableOpener(self.table.head.fields)
-        self._decode = SampleDecoder(decode if isinstance(decode, dict) else "auto")
+        self._decode = SampleDecoder(decode if isinstance(decode, Mapping) else "auto")
         self._empty = [_empty(field) for field in self.table.head.fields]
+        # Chosen once, because all rows have the same fields: to choose takes as long as to decode.
+        specs = [Field(spec.name, _NO_BYTES, spec.kind) for spec in self.table.head.fields]
+        self._readers = [(field.name, self._decode.reader(field)) for field in specs]
+        self._told = all(field.kind for field in specs)
 
     def __repr__(self) -> str:
         return f"Joiner({self.table!r})"
 
     def values(self, key: str, fields: Sequence[Field]) -> dict[str, object]:
-        """The annotations of a sample, decoded, and its "__key__".
+        """The annotations of a sample, decoded.
 
         Args:
             key: the sample's.
             fields: its own, undecoded.
 
         Raises:
-            DecodeError: it has none, or no key.
+            DecodeError: it has none, or no key, or one cannot be decoded.
         """
-        return self._decode(key, self._fields(key if self._rules.on is None else self._key_in(fields)))
-
-    def _fields(self, key: str) -> Sequence[Field]:
-        row = self.table.find(key)
-        if row >= 0:
-            return self._opener.open(memoryview(self.table.row(row)), _NO_NAME)[1]
-        if self._rules.missing != "empty":
-            raise DecodeError(no_row(self.table, key), sample=key)
-        return self._empty
+        name = key if self._rules.on is None else self._key_in(fields)
+        if (row := self.table.find(name)) < 0:
+            if self._rules.missing == "empty":
+                return self._decode(key, self._empty)
+            raise DecodeError(no_row(self.table, name), sample=key)
+        record = memoryview(self.table.row(row))
+        values, nulls = self._opener.values(record)
+        if self._told and not nulls:
+            try:
+                return {name: read(value) for (name, read), value in zip(self._readers, values, strict=True)}
+            except Exception:  # noqa: BLE001, S110 - raised again below, with the name of the field
+                pass
+        return self._decode(key, self._opener.open(record, _NO_NAME)[1])
 
     def _key_in(self, fields: Sequence[Field]) -> str:
         found = [field for field in fields if field.name == self._rules.on]
