@@ -56,18 +56,9 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         content = msgspec.json.encode([ANNOTATIONS, msgspec.structs.replace(self, url=""), digest_of(rows)])
         return blake2b(content, digest_size=16).hexdigest()
 
-    def spellings(self, key: str) -> list[str]:
-        """How the key of a sample may be written in the table, the likeliest first.
-
-        Tables without folders name files alone; tars name samples without an extension, tables files with one, or the
-        other way round.
-        """
-        name = key if self.in_folders else key.rpartition("/")[2]
-        stem, dot, _ = name.rpartition(".")
-        if not self.endings:
-            return [name, stem] if dot else [name]
-        others = [name + ending for ending in self.endings]
-        return [name, *others] if dot else [*others, name]
+    def spellings(self, name: str) -> list[str]:
+        """How a name may be written: tars name samples without an extension, tables files with one, or vice versa."""
+        return [name, *(name + ending for ending in self.endings)] if self.endings else [name, name.rpartition(".")[0]]
 
 
 class AnnotationTable:
@@ -127,10 +118,12 @@ class AnnotationTable:
 
     def find(self, key: str) -> int:
         """The row of a sample's key; -1: there is none."""
-        for name in self.head.spellings(key):
-            if (row := self._row_of(name)) >= 0:
-                return row
-        return -1
+        # Tables without folders name files alone.
+        name = key if self.head.in_folders else key.rpartition("/")[2]
+        likeliest = name if "." in name or not self.head.endings else name + self.head.endings[0]
+        if (row := self._row_of(likeliest)) >= 0:
+            return row
+        return next((row for other in self.head.spellings(name) if (row := self._row_of(other)) >= 0), -1)
 
     def _row_of(self, text: str) -> int:
         name, hashes = text.encode("utf-8", "surrogateescape"), self._hashes
