@@ -55,9 +55,8 @@ def _number(dtype: np.dtype[np.generic]) -> Callable[[memoryview], object] | Non
     return decode_number
 
 
-_STRUCTS = {"b1": "?", "f2": "e", "f4": "f", "f8": "d"} | {
-    f"{kind}{size}": code if kind == "i" else code.upper() for kind in "iu" for size, code in zip((1, 2, 4, 8), "bhiq")
-}
+_NUMBERS_OF_STRUCT = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+_STRUCTS = dict(zip(_NUMBERS_OF_STRUCT, "?bhiqBHIQefd", strict=True))
 
 
 def nothing(content: memoryview) -> None:

@@ -62,7 +62,7 @@ async def build_table(
         try:
             async with recoders.recode(_job(options, record), _chunk(record), [content], due=lambda: now) as made:
                 del content
-                return await in_thread(None, _publish, made, place, root)
+                return await in_thread(None, publish, made, place, root)
         except RecodeError as error:
             reason = error.details.get("reason", error.message)
             raise ManifestError(f"annotations {options.url}: {reason}", url=options.url, reason=reason) from error
@@ -87,7 +87,7 @@ def _chunk(record: ObjectRecord) -> Chunk:
     return Chunk(-1, b"", whole, -1, -1, record.size, record.size, Codec.RECORDS)
 
 
-def _publish(made: Recoded, place: Path, root: Path) -> str:
+def publish(made: Recoded, place: Path, root: Path) -> str:
     """Writes what a recoder has made (see `formats.annotations.recoder`)."""
     edges = made.offsets.tolist()
     buffers = [made.content[start:stop] for start, stop in pairwise(edges)]

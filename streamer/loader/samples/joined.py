@@ -92,7 +92,7 @@ class Joiner:
         if self._told and not nulls:
             try:
                 return {name: read(value) for (name, read), value in zip(self._readers, values, strict=True)}
-            except Exception:  # noqa: BLE001, S110 - raised again below, with the name of the field
+            except Exception:  # noqa: BLE001 - raised again below, with the name of the field
                 pass
         return self._decode(key, self._opener.open(record, _NO_NAME)[1])
 
