@@ -33,7 +33,7 @@ from streamer.formats.table.writer import Column
 
 _Item = TypeVar("_Item")
 
-_AT_ONCE = 10_000
+_BATCH_ITEMS = 10_000
 _QUOTED = 200
 
 _OF_IMAGES = ("image_id", "height", "width")
@@ -209,8 +209,8 @@ def _decoded(raw: msgspec.Raw, kind: type[_Item], what: str) -> Iterator[Sequenc
     except msgspec.MsgspecError as error:
         raise RecodeError(f"its list of {what}s: {error}") from error
     decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
-    for first in range(0, len(items), _AT_ONCE):
-        some = items[first : first + _AT_ONCE]
+    for first in range(0, len(items), _BATCH_ITEMS):
+        some = items[first : first + _BATCH_ITEMS]
         try:
             yield decoder.decode(b"[%b]" % b",".join(some))
         except msgspec.MsgspecError as error:

@@ -67,7 +67,7 @@ class Joiner:
         # Chosen once, because all rows have the same fields: to choose takes as long as to decode.
         specs = [Field(spec.name, _NO_BYTES, spec.kind) for spec in self.table.head.fields]
         self._readers = [(field.name, self._decode.reader(field)) for field in specs]
-        self._told = all(field.kind for field in specs)
+        self._kinds_known = all(field.kind for field in specs)
 
     def __repr__(self) -> str:
         return f"Joiner({self.table!r})"
@@ -89,7 +89,7 @@ class Joiner:
             raise DecodeError(no_row(self.table, name), sample=key)
         record = memoryview(self.table.row(row))
         values, nulls = self._opener.values(record)
-        if self._told and not nulls:
+        if self._kinds_known and not nulls:
             try:
                 return {name: read(value) for (name, read), value in zip(self._readers, values, strict=True)}
             except Exception:  # noqa: BLE001 - raised again below, with the name of the field
