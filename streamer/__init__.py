@@ -14,6 +14,7 @@ from streamer.version import VERSION
 
 if TYPE_CHECKING:
     from streamer import errors as errors
+    from streamer.loader.batch.ragged import Ragged as Ragged
     from streamer.loader.dataloader import StreamingDataLoader as StreamingDataLoader
     from streamer.loader.dataset import StreamingDataset as StreamingDataset
     from streamer.loader.device.prefetcher import DevicePrefetcher as DevicePrefetcher
@@ -31,6 +32,7 @@ _HOMES = {
     "DevicePrefetcher": "streamer.loader.device.prefetcher",
     "Growing": "streamer.order.growing.options",
     "MixedDataset": "streamer.loader.mixed_dataset",
+    "Ragged": "streamer.loader.batch.ragged",
     "pack": "streamer.shards.pack",
 }
 
@@ -39,6 +41,7 @@ __all__ = [
     "DevicePrefetcher",
     "Growing",
     "MixedDataset",
+    "Ragged",
     "StreamingDataLoader",
     "StreamingDataset",
     "__version__",

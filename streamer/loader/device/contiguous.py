@@ -8,6 +8,7 @@ import msgspec
 import torch
 
 from streamer.loader.batch.buffers import Bytes
+from streamer.loader.batch.ragged import Ragged
 from streamer.loader.delivery import Delivery
 
 # Below it, copying the bytes between the tensors (strings) costs more than separate copies.
@@ -84,13 +85,15 @@ def _place(tensor: torch.Tensor, memory: Bytes) -> tuple[int, int] | None:
 
 
 def map_tensors(batch: object, change: Callable[[torch.Tensor], torch.Tensor]) -> object:
-    """The same structure with every tensor changed."""
+    """The same structure with every tensor changed, but those of encoded files, which stay where they are."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, Delivery):
         return batch.with_content(map_tensors(batch.content, change))
     if isinstance(batch, Mapping):
         return _like(batch, {key: map_tensors(value, change) for key, value in batch.items()})
+    if isinstance(batch, Ragged) and batch.encoded:
+        return batch
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         kind: Callable[..., object] = type(batch)
         return kind(*(map_tensors(value, change) for value in batch))
