@@ -68,6 +68,7 @@ def test_the_names_are_these():
         "DevicePrefetcher",
         "Growing",
         "MixedDataset",
+        "Ragged",
         "StreamingDataLoader",
         "StreamingDataset",
         "__version__",
