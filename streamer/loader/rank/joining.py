@@ -14,9 +14,11 @@ from streamer.client.engine_client import EngineClient
 from streamer.errors import ConfigError, ManifestError
 from streamer.loader.rank.annotations import Annotations
 from streamer.loader.rank.dataset_options import absolute
+from streamer.loader.rank.selections import Choice
 from streamer.loader.samples.joined import JoinRules, no_row
 from streamer.manifest.annotations import ANNOTATIONS, AnnotationTable
 from streamer.manifest.columns import BinaryColumn
+from streamer.manifest.selection import Where
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest, IndexProgress
 
@@ -47,15 +49,22 @@ def find_table(
     return client.manifest(request, progress)
 
 
-def present(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.bool_] | None:
-    """Which samples have annotations: bool (samples,); None: their keys are not known before they are read.
+def both_digests(manifest: str, table: str | None) -> str:
+    """One text for both; that of the manifest alone where nothing is joined."""
+    return manifest if table is None else f"{manifest}+{table}"
 
-    Looks every key up, 3 us each.
+
+def kept(manifest: Manifest, rules: JoinRules | None) -> tuple[Choice, ...]:
+    """The selection of the samples that have annotations, if the others are left out; compares the keys in any case.
+
+    Looks every key up, 3 us each. Those of containers are not known before they are read.
 
     Raises:
         ManifestError: a sample without a row, a row of two samples, or no row of any sample.
         ConfigError: samples cannot be dropped where their keys are not known.
     """
+    if rules is None:
+        return ()
     if not manifest.whole_objects or rules.on is not None:
         if rules.missing == "drop":
             raise ConfigError(
@@ -63,7 +72,7 @@ def present(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.bool_] | Non
                 "missing='empty' and a transform can leave them out of the loss",
                 field="missing",
             )
-        return None
+        return ()
     table = AnnotationTable.open(rules.table)
     rows = np.fromiter(map(table.find, _keys(manifest)), np.int64, manifest.samples)
     found = rows >= 0
@@ -75,7 +84,7 @@ def present(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.bool_] | Non
     if spare := len(table) - int(found.sum()):
         row = int(np.setdiff1d(np.arange(len(table)), rows)[0])
         logger.info("%d of %d rows of %s are of no sample, as %r", spare, len(table), table.head.url, table.key(row))
-    return found
+    return ((found, Where()),) if rules.missing == "drop" else ()
 
 
 def _keys(manifest: Manifest) -> Iterator[str]:

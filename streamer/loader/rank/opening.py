@@ -25,7 +25,7 @@ from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.dataset_options import DatasetOptions
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.growing.prepared import GrowingPrepared
-from streamer.loader.rank.joining import annotations_of, find_table, present
+from streamer.loader.rank.joining import annotations_of, both_digests, find_table, kept
 from streamer.loader.rank.prepared import Prepared
 from streamer.loader.rank.rank_stream import Identity, RankStream, StreamNames
 from streamer.loader.rank.selections import Choice, choose
@@ -38,7 +38,6 @@ from streamer.loader.skipping import SkipRules
 from streamer.loader.waiting import NOTICE_SECONDS, watched
 from streamer.manifest.annotations import AnnotationTable
 from streamer.manifest.reader_lock import open_held
-from streamer.manifest.selection import Where
 from streamer.manifest.table import Manifest
 from streamer.order.plan import LastBatch, check_last_batch
 from streamer.order.quality import check_sample_shuffle, explain, shared_lanes
@@ -110,7 +109,8 @@ class Opening:
         if self._opened is None:
             with watched(logger, self._waited_for):
                 manifest = self._settled() or self._found()
-                joined, choices = self._join(manifest)
+                joined = self._join(manifest)
+                choices = (*kept(manifest, joined), *self.choices)
             with self.connections.for_requests() as connection:
                 place = connection.settings.runtime_dir / "selections"
             SampleDecoder(self.options.decode, allow_pickle=self.options.allow_pickle).check(manifest.facts.fields)
@@ -209,7 +209,8 @@ class Opening:
         digest = self._common(digest, failure)
         if digest in ("", self._digests()):
             return False
-        self.shared.replace(*digest.split("+"))
+        manifest, _, annotations = digest.partition("+")
+        self.shared.replace(manifest, annotations)
         self._opened = None
         logger.info("%s changed: %d samples now", self.options.place, self.samples)
         return True
@@ -268,27 +269,24 @@ class Opening:
 
     def _digests(self) -> str:
         """Of the manifest and of the annotations in use."""
-        return f"{self.manifest.digest}+{table_digest(self.opened.joined) or ''}"
+        return both_digests(self.manifest.digest, table_digest(self.opened.joined))
 
     def _current(self) -> str:
         """The same of what is there now."""
         path = self._listed()
         given = annotations_of(Manifest.open(path), self.options.annotations, self.options.urls)
-        return f"{path.name}+{'' if given is None else self._table(given).name}"
+        return both_digests(path.name, None if given is None else self._table(given).name)
 
-    def _join(self, manifest: Manifest) -> tuple[JoinRules | None, tuple[Choice, ...]]:
-        """What is joined to samples; the selections, before them that of samples with annotations if it is wanted."""
+    def _join(self, manifest: Manifest) -> JoinRules | None:
+        """What is joined to samples."""
         given = annotations_of(manifest, self.options.annotations, self.options.urls)
         if given is None:
-            return None, self.choices
+            return None
         folder = manifest.path.parent / self.shared.annotations
         if not self.shared.annotations or not folder.is_dir():
             table = self._table(given)
             folder = table.with_name(self.shared.settle_annotations(table.name))
-        rules = JoinRules(folder, given.missing, given.on)
-        found = present(manifest, rules)
-        dropped = () if found is None or given.missing != "drop" else ((found, Where()),)
-        return rules, (*dropped, *self.choices)
+        return JoinRules(folder, given.missing, given.on)
 
     def _table(self, annotations: Annotations) -> Path:
         """The folder of the current table."""
