@@ -32,13 +32,14 @@ def test_two_epochs_are_those_of_dalis_own_reader(tmp_path: Path) -> None:
     """Batches of 16, the last one of 2; DALI's queue holds some while the loader makes the next."""
     from PIL import Image
 
-    drawn = np.random.default_rng(0)
+    drawn, folder = np.random.default_rng(0), tmp_path / "jpegs"
+    folder.mkdir()
     for number in range(COUNT):
         edges = drawn.integers(50, 200, 2)
-        Image.fromarray(drawn.integers(0, 255, (*edges, 3), np.uint8)).save(tmp_path / f"{number:03}.jpg")
+        Image.fromarray(drawn.integers(0, 255, (*edges, 3), np.uint8)).save(folder / f"{number:03}.jpg")
     script = Path(__file__).parent / "make" / "dali_epochs.py"
     done = subprocess.run(
-        [peer_python(*PACKAGES), script, tmp_path],
+        [peer_python(*PACKAGES), script, folder],
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "STREAMER_RUNTIME_DIR": str(tmp_path / "run")},
         capture_output=True,
         text=True,
