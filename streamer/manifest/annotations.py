@@ -28,7 +28,7 @@ ANNOTATIONS = "annotations"
 HEAD_NAME, ROWS_NAME = "annotations.json", "rows.arrows"
 ROWS: Schema = {"hash": "int64", "key": "binary", "row": "binary"}
 
-# The largest prime below 2^63: numpy and Arrow have no other 64-bit integers in manifests.
+# The largest prime below 2^63: the tables of manifests have int64.
 _PRIME = 2**63 - 25
 # Names are compared with that many endings at most; keys with more of them have dots of their own.
 MOST_ENDINGS = 8
@@ -42,6 +42,7 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         fields: of every row.
         classes: names of the labels; empty: unknown.
         in_folders: keys have folders.
+        folder: the one that all keys are in, which the names of samples may lack; "": there is none.
         endings: what keys end in, as ".jpg"; empty: they have no extensions.
     """
 
@@ -49,12 +50,19 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fields: tuple[FieldSpec, ...]
     classes: tuple[str, ...] = ()
     in_folders: bool = False
+    folder: str = ""
     endings: tuple[str, ...] = ()
 
     def digest(self, rows: Table) -> str:
         """The identity of a table: 32 hex characters. The place of the file is no part of it."""
         content = msgspec.json.encode([ANNOTATIONS, msgspec.structs.replace(self, url=""), digest_of(rows)])
         return blake2b(content, digest_size=16).hexdigest()
+
+    def name(self, key: str) -> str:
+        """The key of a sample, with folders as the keys of the table have them: tables without any name files alone."""
+        if not self.in_folders:
+            return key.rpartition("/")[2]
+        return f"{self.folder}/{key}" if self.folder and "/" not in key else key
 
     def spellings(self, name: str) -> list[str]:
         """How a name may be written: tars name samples without an extension, tables files with one, or vice versa."""
@@ -88,6 +96,19 @@ class AnnotationTable:
         return held(path, cls._mapped)
 
     @classmethod
+    def open_verified(cls, path: Path) -> Self:
+        """Opens a table and compares its content with its digest (1 GB/s).
+
+        Raises:
+            ManifestError: as `open`.
+            ManifestCorruptError: it has another content.
+        """
+        table = cls.open(path)
+        if (found := table.head.digest(map_table(path / ROWS_NAME, ROWS))) != path.name:
+            raise ManifestCorruptError(f"{path}: content has digest {found}", path=str(path))
+        return table
+
+    @classmethod
     def _mapped(cls, path: Path) -> Self:
         try:
             head = msgspec.json.decode((path / HEAD_NAME).read_bytes(), type=Head)
@@ -103,11 +124,6 @@ class AnnotationTable:
     def __len__(self) -> int:
         return len(self._hashes)
 
-    @property
-    def digest(self) -> str:
-        """The identity of its content."""
-        return self.path.name
-
     def key(self, row: int) -> str:
         """The key of a row, 0..len-1."""
         return str(self._keys[row], "utf-8", "surrogateescape")
@@ -118,8 +134,7 @@ class AnnotationTable:
 
     def find(self, key: str) -> int:
         """The row of a sample's key; -1: there is none."""
-        # Tables without folders name files alone.
-        name = key if self.head.in_folders else key.rpartition("/")[2]
+        name = self.head.name(key)
         likeliest = name if "." in name or not self.head.endings else name + self.head.endings[0]
         if (row := self._row_of(likeliest)) >= 0:
             return row

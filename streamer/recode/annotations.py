@@ -97,7 +97,7 @@ def publish(made: Recoded, place: Path, root: Path) -> str:
     table: Table = {"hash": hashes, "key": keys, "row": rows}
     write_table(place / ROWS_NAME, table)
     (place / HEAD_NAME).write_bytes(msgspec.json.encode(head))
-    return settle(place, root / head.digest(table), check=AnnotationTable.open).name
+    return settle(place, root / head.digest(table), check=AnnotationTable.open_verified).name
 
 
 def _strings(count: int, offsets: memoryview, content: memoryview) -> BinaryColumn:

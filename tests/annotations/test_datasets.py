@@ -179,6 +179,10 @@ def test_a_bad_file_names_itself_and_the_reason(opened: Open, folder: Path, tmp_
         len(opened(folder, annotations=str(table)))
     with pytest.raises(ConfigError, match="has no column 'image'"):
         len(opened(folder, annotations=Annotations(str(table), key="image")))
+    with (tmp_path / "large.json").open("wb") as file:
+        file.truncate(5 << 30)
+    with pytest.raises(ConfigError, match=r"large.json' has 5\.4 GB; up to 2\.0 GB are read"):
+        len(opened(folder, annotations=str(tmp_path / "large.json")))
     with pytest.raises(ConfigError, match=r"the name says the kind; \.json, \.csv"):
         Annotations("labels.xlsx")
     with pytest.raises(ConfigError, match="missing='ignore' is none of"):
@@ -209,7 +213,7 @@ def test_a_changed_table_is_used_after_a_refresh(opened: Open, folder: Path, tmp
     dataset = opened(folder, annotations=str(table), shuffle=False)
     assert dataset[1]["tag"] == 3
     table.write_text(table.read_text().replace("0001.npy,3\n", "0001.npy,33\n"))
-    tags = [int(tag) for batch in DataLoader(dataset, num_workers=1, batch_size=None) for tag in [batch["tag"]]]
+    tags = [sample["tag"] for sample in DataLoader(dataset, num_workers=1, batch_size=None)]
     assert tags[1] == 3
     assert dataset.refresh()
     assert dataset[1]["tag"] == 33

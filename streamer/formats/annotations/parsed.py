@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from streamer.formats.table.writer import Column
 
 # Of a file of annotations. It is parsed as a whole, in a process of its own.
-MOST_FILE_BYTES = 2 << 30
+MOST_FILE_BYTES = 2_000_000_000
 ENDINGS = ("json", "csv", "tsv", "jsonl", "ndjson", "parquet", "pq")
 # What COCO and Hugging Face call it.
 USUAL_KEY = "file_name"

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from streamer.errors import RecodeError, StreamerError
 from streamer.formats.annotations.parsed import Parsed, TableOptions, ending_of
 from streamer.formats.base import Records
-from streamer.formats.names import base_name
 from streamer.formats.table.writer import write_records
 from streamer.manifest.annotations import MOST_ENDINGS, Head, hash_of
 
@@ -59,7 +58,10 @@ class AnnotationRecoder:
 
 
 def _table(url: str, parsed: Parsed) -> Records:
-    keys = _plain_keys(parsed.keys)
+    if not parsed.keys:
+        raise RecodeError("it has no rows")
+    keys = [key.removeprefix("./") for key in parsed.keys]
+    folders = {key.rpartition("/")[0] for key in keys}
     names = [key.encode("utf-8", "surrogateescape") for key in keys]
     hashes = np.fromiter(map(hash_of, names), np.int64, len(names))
     order = np.argsort(hashes, kind="stable")
@@ -71,21 +73,14 @@ def _table(url: str, parsed: Parsed) -> Records:
         url=url,
         fields=tuple(parsed.fields),
         classes=parsed.classes,
-        in_folders=any("/" in key for key in keys),
+        in_folders=folders != {""},
+        folder=folders.pop() if len(folders) == 1 else "",
         endings=_endings(keys),
     )
     # The wide numbers first: each buffer is where its dtype may be.
     arrays = [hashes[order], *(offsets for offsets, _ in columns), *(content for _, content in columns)]
     parts: list[NDArray[np.uint8] | bytes] = [*(array.view(np.uint8) for array in arrays), msgspec.json.encode(head)]
     return Records(parts, np.array(list(map(len, parts)), np.int64))
-
-
-def _plain_keys(keys: Sequence[str]) -> Sequence[str]:
-    """Without "./" before them, and without the folder that all of them are in."""
-    keys = [key.removeprefix("./") for key in keys]
-    if not keys:
-        raise RecodeError("it has no rows")
-    return [base_name(key) for key in keys] if len({key.rpartition("/")[0] for key in keys}) == 1 else keys
 
 
 def _refuse_doubles(hashes: NDArray[np.int64], order: NDArray[np.int64], keys: Sequence[str]) -> None:

@@ -19,9 +19,9 @@ class Annotations:
         StreamingDataset("s3://b/images/", annotations=Annotations("s3://b/labels.csv", key="file", fields=["label"]))
 
     COCO's JSON (instances, keypoints, captions), CSV, TSV, JSON lines, a JSON list of objects, or Parquet. A sample and
-    a row belong together if the name in the row is that of the sample: its path below the dataset's url, or, where the
-    names in the rows are in no folder or all in the same one, the last part of it. Samples of tars have names without
-    extension, and so may the rows.
+    a row belong together if the name in the row is that of the sample: its path below the dataset's url, or the last
+    part of it, where the names in the rows are in no folder. Samples of tars have names without extension, and so may
+    the rows.
 
     Args:
         url: of the file; read with the storage options of the dataset.

@@ -33,7 +33,7 @@ def annotations_of(manifest: Manifest, given: Annotations | None, urls: Sequence
     if len(urls) > 1:
         logger.warning("%s is not joined to the files of %d urls; annotations= does that", metadata, len(urls))
         return None
-    return Annotations(f"{urls[0].rstrip('/')}/{metadata}")
+    return Annotations(f"{manifest.content.base}{metadata}")
 
 
 def find_table(
