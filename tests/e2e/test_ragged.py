@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from streamer import Ragged, StreamingDataLoader, StreamingDataset
+from streamer import MixedDataset, Ragged, StreamingDataLoader, StreamingDataset
 from streamer.errors import ConfigError
 from streamer.testing import poison_freed_slots
 from tests.tars import tar_of
@@ -64,6 +64,20 @@ def test_every_value_is_that_of_its_sample(data: Path, closing: Close, layout: s
                     assert [view.tolist() for view in rows.views()] == [[[n, n]] * (n % 3) for n in numbers]
                 seen += numbers
             assert sorted(seen) == list(range(COUNT))
+
+
+def test_members_of_a_mix_may_have_different_lengths(data: Path, closing: Close) -> None:
+    """Of one batch, where other fields must have one shape."""
+    members = {
+        name: closing(StreamingDataset(data / "tars", decode={"jpg": None}, seed=len(name))) for name in ("a", "bb")
+    }
+    mix = MixedDataset(members)
+    with StreamingDataLoader(mix, batch_size=BATCH, num_workers=1, ragged=("jpg", "npy")) as loader:
+        for batch in loader:
+            numbers = list(map(int, batch["__key__"]))
+            assert [len(view) for view in batch["npy"].views()] == [n % 3 for n in numbers]
+            assert [len(view) for view in batch["jpg"].views()] == [len(content(n)) for n in numbers]
+    mix.close()
 
 
 def test_memory_is_not_reused_while_a_view_of_it_lives(data: Path, closing: Close) -> None:

@@ -114,7 +114,7 @@ def _dates(table: pa.Table) -> list[str]:
 def _read_json(content: memoryview, options: TableOptions) -> pa.Table:
     """A list of objects."""
     rows = msgspec.json.decode(content, type=list[dict[str, object]])
-    return pa.Table.from_pylist(rows, schema=None)
+    return pa.Table.from_pylist(rows)
 
 
 def _read_parquet(content: memoryview, options: TableOptions) -> pa.Table:

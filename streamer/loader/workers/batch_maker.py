@@ -175,7 +175,7 @@ class BatchMaker:
             ConfigError: torch's rules make no batch of these samples; names field and samples.
         """
         if self._mixed is not None and not self._rules.own_collate:
-            check_fields(loaded.samples, self._mixed.members(loaded.job.ordinals))
+            check_fields(loaded.samples, self._mixed.members(loaded.job.ordinals), self._rules.ragged)
         try:
             return self._collate(loaded)
         except Exception as error:
