@@ -22,7 +22,8 @@ from streamer.manifest.mmap_file import map_file
 from streamer.manifest.model import Chunk, Codec, Extent, Facts, ObjectRecord
 from streamer.manifest.staging import settle, workplace
 from streamer.recode.messages import Job
-from streamer.recode.pool import Recoded, RecoderPool
+from streamer.recode.pool import RecoderPool
+from streamer.recode.results import Recoded
 
 # Read at once, in the engine's memory; the file itself goes to the disk, because it may be longer than that.
 _WINDOW_BYTES = 64 << 20

@@ -21,7 +21,7 @@ from streamer.loader.samples.joined import Joiner, JoinRules
 from streamer.manifest.annotations import AnnotationTable, Head, hash_of
 from streamer.manifest.columns import BinaryColumn
 from streamer.recode.annotations import publish
-from streamer.recode.pool import Recoded
+from streamer.recode.results import Recoded
 from tests.formats.mutations import mutated
 
 ROWS = [
