@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from streamer.formats.arrays.rows import Npy as Npy
+    from streamer.formats.arrays.rows import RawArrays as RawArrays
     from streamer.formats.base import Format as Format
     from streamer.formats.folder import Folder as Folder
     from streamer.formats.json_lines import JsonLines as JsonLines
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from streamer.formats.peers.litdata import LitData as LitData
     from streamer.formats.peers.mds import Mds as Mds
     from streamer.formats.recordio import RecordIO as RecordIO
-    from streamer.formats.rows import Npy as Npy
-    from streamer.formats.rows import RawArrays as RawArrays
     from streamer.formats.tfrecord.format import TFRecord as TFRecord
     from streamer.formats.webdataset import WebDataset as WebDataset
 
@@ -29,9 +29,9 @@ _HOMES = {
     "JsonLines": "json_lines",
     "LitData": "peers.litdata",
     "Mds": "peers.mds",
-    "Npy": "rows",
+    "Npy": "arrays.rows",
     "Parquet": "parquet.format",
-    "RawArrays": "rows",
+    "RawArrays": "arrays.rows",
     "RecordIO": "recordio",
     "TFRecord": "tfrecord.format",
     "WebDataset": "webdataset",

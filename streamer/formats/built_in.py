@@ -12,7 +12,7 @@ BUILT_IN = {
     "tfrecord": "streamer.formats.tfrecord.format:TFRecord",
     "recordio": "streamer.formats.recordio:RecordIO",
     "jsonl": "streamer.formats.json_lines:JsonLines",
-    "npy": "streamer.formats.rows:Npy",
+    "npy": "streamer.formats.arrays.rows:Npy",
     "parquet": "streamer.formats.parquet.format:Parquet",
-    "raw": "streamer.formats.rows:RawArrays",
+    "raw": "streamer.formats.arrays.rows:RawArrays",
 }
