@@ -13,6 +13,7 @@ BUILT_IN = {
     "recordio": "streamer.formats.recordio:RecordIO",
     "jsonl": "streamer.formats.json_lines:JsonLines",
     "npy": "streamer.formats.arrays.rows:Npy",
+    "hdf5": "streamer.formats.arrays.hdf5.format:HDF5",
     "parquet": "streamer.formats.parquet.format:Parquet",
     "raw": "streamer.formats.arrays.rows:RawArrays",
 }

@@ -54,7 +54,7 @@ class TestParquet(FormatContract):
             run(steps, case.objects, source.record, [], cut.append)
             whole = case.objects[source.record.url.removeprefix("s3://bucket/data/")]
             for block in cut:
-                records = recode(case.format, found, block, block_bytes(block, whole))
+                records = recode(case.format, found, block, block_bytes(block, whole, case.objects))
                 assert len(records) == block.samples
                 told += [opened(case, opener, memoryview(record), SampleName()) for record in records]
             blocks.append(len(cut))
