@@ -11,8 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from streamer.formats.arrays.hdf5.format import HDF5 as HDF5
     from streamer.formats.arrays.rows import Npy as Npy
     from streamer.formats.arrays.rows import RawArrays as RawArrays
+    from streamer.formats.arrays.zarr.format import Zarr as Zarr
     from streamer.formats.base import Format as Format
     from streamer.formats.folder import Folder as Folder
     from streamer.formats.json_lines import JsonLines as JsonLines
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Folder": "folder",
     "Format": "base",
+    "HDF5": "arrays.hdf5.format",
     "JsonLines": "json_lines",
     "LitData": "peers.litdata",
     "Mds": "peers.mds",
@@ -35,11 +38,13 @@ _HOMES = {
     "RecordIO": "recordio",
     "TFRecord": "tfrecord.format",
     "WebDataset": "webdataset",
+    "Zarr": "arrays.zarr.format",
 }
 
 __all__ = [
     "Folder",
     "Format",
+    "HDF5",
     "JsonLines",
     "LitData",
     "Mds",
@@ -49,6 +54,7 @@ __all__ = [
     "RecordIO",
     "TFRecord",
     "WebDataset",
+    "Zarr",
 ]
 
 

@@ -15,5 +15,6 @@ BUILT_IN = {
     "npy": "streamer.formats.arrays.rows:Npy",
     "hdf5": "streamer.formats.arrays.hdf5.format:HDF5",
     "parquet": "streamer.formats.parquet.format:Parquet",
+    "zarr": "streamer.formats.arrays.zarr.format:Zarr",
     "raw": "streamer.formats.arrays.rows:RawArrays",
 }

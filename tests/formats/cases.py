@@ -209,9 +209,9 @@ def contents_of(chosen: Format, found: Found, objects: Mapping[str, bytes]) -> l
     return contents
 
 
-def block_bytes(block: Block, whole: bytes, objects: Mapping[str, bytes]) -> bytes:
+def block_bytes(block: Block, whole: bytes, objects: Mapping[str, bytes] | None = None) -> bytes:
     """What the recoder gets: bytes of the object that was indexed, or of others, too."""
-    owners = [objects[owner.url.removeprefix(URL)] for owner in block.objects] or [whole] * len(block.ranges)
+    owners = [(objects or {})[owner.url.removeprefix(URL)] for owner in block.objects] or [whole] * len(block.ranges)
     return b"".join(owner[start:stop] for owner, (start, stop) in zip(owners, block.ranges, strict=True))
 
 

@@ -193,7 +193,7 @@ def common_rows(columns: dict[str, Column]) -> int:
     if other := next((name for name in lengths if lengths[name] != lengths[first]), None):
         raise ArraysError(
             f"array {first!r} has {lengths[first]} rows, array {other!r} {lengths[other]}; a sample is a row of all of "
-            "them: name arrays of one length"
+            "them"
         )
     return lengths[first]
 

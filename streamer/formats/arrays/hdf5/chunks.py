@@ -6,7 +6,7 @@ Source: HDF5 File Format Specification Version 3.0, III.A.1, VII, VIII.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -146,75 +146,115 @@ def _fixed_array(held: Held, address: int, elements: Elements) -> Reading:
     start = Cursor((yield from held.read(place, _BLOCK_HEAD_BYTES + bitmap_bytes)), place)
     start.take(_BLOCK_HEAD_BYTES)
     first_page = place + _BLOCK_HEAD_BYTES + bitmap_bytes + _CHECKSUM_BYTES
-    yield from _read_runs(held, elements, entry, _pages(0, first_page, start.take(bitmap_bytes), per_page, entry))
+    yield from _read_runs(
+        held, elements, entry, _pages(0, first_page, _bits(start.take(bitmap_bytes)), per_page, entry)
+    )
+
+
+class _Extensible(msgspec.Struct, frozen=True):
+    """The head of an extensible array: its elements are in data blocks, which double in size and in number by turns."""
+
+    entry: np.dtype[np.void]
+    bits: int
+    own: int
+    least: int
+    pointers: int
+    page_bits: int
+    index: int
+
+    @classmethod
+    def read(cls, head: Cursor) -> _Extensible:
+        """Takes the head apart."""
+        head.expect(b"EAHD", (0,))
+        client, entry_bytes, bits, own, least, pointers, page_bits = (head.number(1) for _ in range(7))
+        if not (0 < bits <= _MOST_BITS and least > 0 and pointers > 1 and page_bits <= _MOST_BITS):
+            raise Hdf5Error("an extensible array of no known shape", head.offset)
+        head.take(48)
+        return cls(_entry(client, entry_bytes, head.offset), bits, own, least, pointers, page_bits, head.number())
+
+    @property
+    def block_head_bytes(self) -> int:
+        """Of data blocks, and of blocks of their addresses."""
+        return _BLOCK_HEAD_BYTES + -(-self.bits // 8)
+
+    @property
+    def direct(self) -> int:
+        """Groups of data blocks of one size, whose addresses are in the index block."""
+        return 2 * (self.pointers.bit_length() - 1)
+
+    @property
+    def index_bytes(self) -> int:
+        """Of the index block: its own elements, addresses of data blocks, and of blocks of such addresses."""
+        indirect = 1 + self.bits - (self.least.bit_length() - 1) - self.direct
+        return _BLOCK_HEAD_BYTES + self.own * self.entry.itemsize + 8 * (2 * (self.pointers - 1) + max(0, indirect))
+
+    def groups(self, elements: int) -> Iterator[tuple[int, int, int]]:
+        """Of data blocks of one size: the first element, how many blocks, elements of each."""
+        first = self.own
+        for number in range(1 + self.bits - (self.least.bit_length() - 1)):
+            if first >= elements:
+                return
+            count, size = 1 << number // 2, self.least << (number + 1) // 2
+            yield first, count, size
+            first += count * size
+
+    def pages(self, size: int) -> int:
+        """Of a data block with so many elements; 0: it has none."""
+        return size >> self.page_bits if size > 1 << self.page_bits else 0
+
+    def runs(self, first: int, addresses: Sequence[int], size: int, written: NDArray[np.uint8]) -> list[_Run]:
+        """The elements of a group of data blocks; of those of pages, one bit for each says which were written."""
+        found = []
+        for number, address in enumerate(addresses):
+            start, place = first + number * size, address + self.block_head_bytes
+            if is_undefined(address):
+                continue
+            if pages := self.pages(size):
+                bits = written[number * pages : (number + 1) * pages]
+                found += _pages(start, place + _CHECKSUM_BYTES, bits, 1 << self.page_bits, self.entry)
+            else:
+                found.append(_Run(start, place, size))
+        return found
 
 
 def _extensible_array(held: Held, address: int, elements: Elements) -> Reading:
-    """An index block with the first elements, addresses of data blocks, and addresses of blocks of such addresses."""
-    head = Cursor((yield from held.read(address, 72)), address)
-    head.expect(b"EAHD", (0,))
-    client, entry_bytes, bits, own, least, pointers, page_bits = (head.number(1) for _ in range(7))
-    entry = _entry(client, entry_bytes, address)
-    head.take(48)
-    if not (0 < bits <= _MOST_BITS and least > 0 and pointers > 1 and page_bits <= _MOST_BITS):
-        raise Hdf5Error("an extensible array of no known shape", address)
-    place, offset_bytes, per_page = head.number(), -(-bits // 8), 1 << page_bits
-    super_blocks, direct = 1 + bits - (least.bit_length() - 1), 2 * (pointers.bit_length() - 1)
-    addresses = 2 * (pointers - 1) + max(0, super_blocks - direct)
-    length = _BLOCK_HEAD_BYTES + own * entry.itemsize + 8 * addresses
-    index = Cursor((yield from held.read(place, length)), place)
+    array = _Extensible.read(Cursor((yield from held.read(address, 72)), address))
+    index = Cursor((yield from held.read(array.index, array.index_bytes)), array.index)
     index.expect(b"EAIB", (0,))
     index.take(_BLOCK_HEAD_BYTES - 5)
-    _put(elements, 0, index.take(own * entry.itemsize), entry)
-    runs, indirect, first = [], [], own
-    for number in range(super_blocks):
-        count, size = 1 << number // 2, least << (number + 1) // 2
-        if first >= len(elements):
-            break
-        if number < direct:
-            runs += _data_blocks(first, [index.number() for _ in range(count)], size, offset_bytes)
+    _put(elements, 0, index.take(array.own * array.entry.itemsize), array.entry)
+    runs: list[_Run] = []
+    places: list[tuple[int, int]] = []
+    indirect: list[tuple[int, int, int, int]] = []
+    for number, (first, count, size) in enumerate(array.groups(len(elements))):
+        if number < array.direct:
+            runs += array.runs(first, [index.number() for _ in range(count)], size, _NO_BITS)
         elif not is_undefined(place := index.number()):
-            indirect.append((first, place, count, size))
-        first += count * size
-    lengths = [_super_block_bytes(count, size, per_page, offset_bytes) for _, _, count, size in indirect]
-    places = [place for _, place, _, _ in indirect]
-    contents = yield from held.read_all(list(zip(places, lengths, strict=True)))
-    for (first, place, count, size), content in zip(indirect, contents, strict=True):
+            bitmap_bytes = count * -(-array.pages(size) // 8)
+            indirect.append((first, count, size, bitmap_bytes))
+            places.append((place, array.block_head_bytes + bitmap_bytes + 8 * count))
+    contents = yield from held.read_all(places)
+    for (first, count, size, bitmap_bytes), (place, _), content in zip(indirect, places, contents, strict=True):
         block = Cursor(content, place)
         block.expect(b"EASB", (0,))
-        block.take(_BLOCK_HEAD_BYTES - 5 + offset_bytes)
-        pages = size // per_page if size > per_page else 0
-        bitmaps = [block.take(-(-pages // 8)) for _ in range(count)]
-        found = [block.number() for _ in range(count)]
-        if not pages:
-            runs += _data_blocks(first, found, size, offset_bytes)
-            continue
-        for number, (start, bitmap) in enumerate(zip(found, bitmaps, strict=True)):
-            if not is_undefined(start):
-                first_page = start + _BLOCK_HEAD_BYTES + offset_bytes + _CHECKSUM_BYTES
-                runs += _pages(first + number * size, first_page, bitmap, per_page, entry)
-    yield from _read_runs(held, elements, entry, runs)
+        block.take(array.block_head_bytes - 5)
+        written = _bits(block.take(bitmap_bytes))
+        runs += array.runs(first, np.frombuffer(block.take(8 * count), "<u8").tolist(), size, written)
+    yield from _read_runs(held, elements, array.entry, runs)
 
 
-def _super_block_bytes(blocks: int, size: int, per_page: int, offset_bytes: int) -> int:
-    bitmap_bytes = -(-(size // per_page) // 8) if size > per_page else 0
-    return _BLOCK_HEAD_BYTES + offset_bytes + blocks * (bitmap_bytes + 8)
+_NO_BITS = np.empty(0, np.uint8)
 
 
-def _data_blocks(first: int, addresses: Sequence[int], size: int, offset_bytes: int) -> list[_Run]:
-    """The elements of data blocks that are not cut into pages."""
-    return [
-        _Run(first + number * size, address + _BLOCK_HEAD_BYTES + offset_bytes, size)
-        for number, address in enumerate(addresses)
-        if not is_undefined(address)
-    ]
+def _bits(bitmap: memoryview) -> NDArray[np.uint8]:
+    """One for each page; the highest bit of the first byte is that of page 0."""
+    return np.unpackbits(np.frombuffer(bitmap, np.uint8))
 
 
-def _pages(first: int, place: int, bitmap: memoryview, per_page: int, entry: np.dtype[np.void]) -> list[_Run]:
-    """The pages that were written; in the bitmap the highest bit of the first byte is page 0."""
+def _pages(first: int, place: int, written: NDArray[np.uint8], per_page: int, entry: np.dtype[np.void]) -> list[_Run]:
+    """The pages that were written."""
     step = per_page * entry.itemsize + _CHECKSUM_BYTES
-    written = np.flatnonzero(np.unpackbits(np.frombuffer(bitmap, np.uint8))).tolist()
-    return [_Run(first + number * per_page, place + number * step, per_page) for number in written]
+    return [_Run(first + n * per_page, place + n * step, per_page) for n in np.flatnonzero(written).tolist()]
 
 
 class _Run(msgspec.Struct, frozen=True):

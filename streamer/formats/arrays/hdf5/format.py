@@ -15,6 +15,7 @@ import numpy as np
 from streamer.errors import ConfigError
 from streamer.formats.arrays.hdf5 import messages
 from streamer.formats.arrays.hdf5.chunks import find_chunks
+from streamer.formats.arrays.hdf5.filters import FilteredChunks, filters_of, is_known
 from streamer.formats.arrays.hdf5.held import UNDEFINED, Hdf5Error, Hdf5UnreadError, Held
 from streamer.formats.arrays.hdf5.objects import Header, read_group, read_header, read_root
 from streamer.formats.arrays.recode import Decode, TileRecoder
@@ -95,7 +96,7 @@ class HDF5(Format, frozen=True, forbid_unknown_fields=True):
         if not accepted:
             return Survey([])
         first = accepted[0]
-        with _told(first):
+        with _errors_of(first):
             found = yield from self._datasets(Held(first))
             columns = {name: dataset.column() for name, dataset in found.items()}
             common_rows(columns)
@@ -112,7 +113,7 @@ class HDF5(Format, frozen=True, forbid_unknown_fields=True):
             ManifestError: it is damaged, or has rows of another kind than the first file.
         """
         record, held = source.record, Held(source.record)
-        with _told(record):
+        with _errors_of(record):
             found = yield from self._datasets(held)
             columns: dict[str, Column] = {}
             for name, dataset in found.items():
@@ -131,11 +132,7 @@ class HDF5(Format, frozen=True, forbid_unknown_fields=True):
         return opener_of(facts)
 
     def recoder(self, facts: Facts) -> Recoder:
-        """Decodes chunks with h5py.
-
-        Raises:
-            ConfigError: it is not installed.
-        """
+        """Decodes chunks."""
         return TileRecoder(facts, _decoder)
 
     def _datasets(self, held: Held) -> Reading:
@@ -219,11 +216,13 @@ def _column(held: Held, dataset: _Dataset) -> Generator[Need | tuple[Need, ...],
 
 
 def _decoder(dtype: np.dtype[np.generic], column: ColumnHint) -> Decode:
+    if is_known(filters_of(column)):
+        return FilteredChunks(dtype, column)
     try:
         from streamer.formats.arrays.hdf5.recode import ChunkDecoder
     except ImportError as error:
         raise ConfigError(
-            "compressed HDF5 datasets are decoded with h5py, which cannot be imported where the engine runs: pip "
+            "this HDF5 dataset has filters that only h5py decodes, which cannot be imported where the engine runs: pip "
             f"install 'streamer-data[hdf5]' ({error})",
             field="format",
         ) from error
@@ -231,7 +230,7 @@ def _decoder(dtype: np.dtype[np.generic], column: ColumnHint) -> Decode:
 
 
 @contextmanager
-def _told(record: ObjectRecord) -> Iterator[None]:
+def _errors_of(record: ObjectRecord) -> Iterator[None]:
     """Says of which file an error is."""
     try:
         yield

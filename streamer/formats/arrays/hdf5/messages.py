@@ -153,21 +153,23 @@ def read_layout(message: Cursor, item_bytes: int) -> Layout:
     """Where the data are.
 
     Raises:
-        Hdf5UnreadError: in the header, in other files or datasets, or as files before 1.6.3 have it.
+        Hdf5UnreadError: in the header, or in other datasets.
     """
     version = message.number(1)
-    if version not in {3, 4, 5}:
+    if not 1 <= version <= 5:
         _unread(f"a layout of version {version}")
+    # Files from before 1.6.3 (2004) have the axes first.
+    axes = message.number(1) if version < 3 else 0
     kind = message.number(1)
+    message.take(5 if version < 3 else 0)
     if kind == _CONTIGUOUS:
         return Layout(message.number())
     if kind != _CHUNKED:
         _unread("data in its header" if kind == _COMPACT else "data in other datasets (a virtual dataset)")
-    return _chunks_3(message, item_bytes) if version == 3 else _chunks_4(message, item_bytes)
+    return _chunks_3(message, axes or message.number(1), item_bytes) if version < 4 else _chunks_4(message, item_bytes)
 
 
-def _chunks_3(message: Cursor, item_bytes: int) -> Layout:
-    axes = message.number(1)
+def _chunks_3(message: Cursor, axes: int, item_bytes: int) -> Layout:
     address = message.number()
     return Layout(address, _chunk([message.number(4) for _ in range(axes)], item_bytes, message))
 

@@ -1,4 +1,4 @@
-"""Decodes chunks with h5py, which has the filters: only recoders import this."""
+"""Decodes chunks with h5py, which has all filters: only recoders import this."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from contextlib import suppress
 from itertools import count
 
 import h5py
-import msgspec
 import numpy as np
 
-from streamer.errors import ConfigError
-from streamer.formats.arrays.hdf5.messages import Filter
-from streamer.formats.arrays.recode import Array, Decode
+from streamer.errors import RecodeError
+from streamer.formats.arrays.hdf5.filters import filters_of
+from streamer.formats.arrays.recode import Array
 from streamer.formats.arrays.tiles import ColumnHint
 
 with suppress(ImportError):
     # Registers blosc, bitshuffle, Zstandard and others.
     import hdf5plugin  # noqa: F401
 
+# Parameters that LZF and bitshuffle put before the user's when a dataset is made.
+_MADE = {32000: 3, 32008: 3}
 _names = count()
 
 
@@ -29,18 +30,17 @@ class ChunkDecoder:
         column: shape and filters of the chunks.
 
     Raises:
-        ConfigError: a filter that is not installed.
+        RecodeError: a filter that is not installed.
     """
 
     def __init__(self, dtype: np.dtype[np.generic], column: ColumnHint) -> None:
         self._dtype, self._shape = dtype, column.tile
-        self._filters = msgspec.convert(column.codecs, tuple[Filter, ...])
+        self._filters = filters_of(column)
         for each in self._filters:
             if not h5py.h5z.filter_avail(each.number):
-                raise ConfigError(
-                    f"HDF5 filter {each.number} is not installed for h5py where the engine runs: pip install hdf5plugin "
-                    "has the usual ones",
-                    field="format",
+                raise RecodeError(
+                    f"chunks have HDF5 filter {each.number}, which is not installed for h5py where the engine runs; "
+                    "hdf5plugin has the usual ones"
                 )
         self._file = h5py.File(f"chunks-{next(_names)}", "w", driver="core", backing_store=False)
         # By the filters that were left out.
@@ -62,6 +62,7 @@ class ChunkDecoder:
         settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         settings.set_chunk(self._shape)
         for each in filters:
-            settings.set_filter(each.number, each.flags, each.values)
+            values = each.values[_MADE.get(each.number, 0) :]
+            settings.set_filter(each.number, each.flags, values)
         kind, space = h5py.h5t.py_create(self._dtype, logical=True), h5py.h5s.create_simple(self._shape)
         return h5py.h5d.create(self._file.id, str(mask).encode(), kind, space, settings)
