@@ -244,12 +244,19 @@ class Contained(msgspec.Struct, frozen=True):
         """The number of its object, start and stop of each range."""
         of_several = any(block.objects for _, members in chunks for block in members)
         numbers = {self.listing.url(i): i for i in range(len(self.listing))} if of_several else {}
-        return [
-            (numbers[_bytes(block.objects[place].url)] if block.objects else number, *span)
-            for number, members in chunks
-            for block in members
-            for place, span in enumerate(block.ranges)
-        ]
+        ranges = []
+        for number, members in chunks:
+            for block in members:
+                owners = [numbers.get(_bytes(record.url), -1) for record in block.objects]
+                if -1 in owners:
+                    raise ManifestError(
+                        f"a block of format {self.indexer.name!r} has bytes of {block.objects[owners.index(-1)].url}, "
+                        "which is no source of its survey",
+                        url=block.objects[owners.index(-1)].url,
+                    )
+                pairs = zip(owners or [number] * len(block.ranges), block.ranges, strict=True)
+                ranges += [(owner, *span) for owner, span in pairs]
+        return ranges
 
     def _block_keys(self, chunks: Sequence[tuple[int, list[Block]]]) -> NDArray[np.uint8]:
         indexer, options = self.indexer, self.indexer.options
