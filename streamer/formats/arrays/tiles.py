@@ -26,8 +26,8 @@ Int64Array = NDArray[np.int64]
 _TILES_PER_BLOCK = 2000
 # A recoder holds the records of a block.
 _RECORD_BYTES = 64 << 20
-# More rows without a tile are rather a mistake than data.
-_MOST_UNWRITTEN_BYTES = 16 << 20
+# Rows without a tile are part of the block before them.
+_MOST_UNWRITTEN_BYTES = 128 << 20
 
 
 class ArraysError(ValueError):
@@ -147,10 +147,8 @@ class Column(msgspec.Struct, frozen=True):
             return None
         if not tiles.objects and (tiles.starts[1:] < stops[:-1]).any():
             return None
-        return [Rows(*each, count) for each, count in zip(self._places(), counts.tolist(), strict=True)]
-
-    def _places(self) -> list[tuple[int, int]]:
-        return [(start, self.row_bytes) for start in self.tiles.starts.tolist()]
+        places = zip(tiles.starts.tolist(), counts.tolist(), strict=True)
+        return [Rows(start, self.row_bytes, count) for start, count in places]
 
     def part(self, first: int, stop: int) -> tuple[ColumnHint, list[_Piece]]:
         """The tiles that have a part of the rows `[first, stop)`, and their bytes."""
