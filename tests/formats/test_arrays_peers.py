@@ -22,6 +22,12 @@ pytestmark = [pytest.mark.formats, pytest.mark.timeout(3000)]
 ROWS = 1000
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _semaphore() -> None:
+    """As in test_zarr.py."""
+    numcodecs.blosc.compress(b"a", b"lz4", 1, 1)
+
+
 @pytest.mark.parametrize(
     ("packages", "script", "chosen", "names"),
     [
@@ -36,7 +42,6 @@ def test_what_the_peers_write(
     packages: tuple[str, ...], script: str, chosen: Format, names: tuple[str, ...], tmp_path: Path
 ):
     """Each kind of file."""
-    numcodecs.blosc.compress(b"a", b"lz4", 1, 1)
     make(python_with_only(*packages), script, tmp_path / "data", ROWS)
     for name in names:
         case = read_case(chosen, str(tmp_path / "data" / name))
