@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import numcodecs.blosc
@@ -11,7 +12,7 @@ import pytest
 from streamer.errors import ManifestError, RecodeError
 from streamer.formats.arrays.zarr.format import Zarr
 from streamer.formats.arrays.zarr.metadata import read_metadata
-from tests.formats.cases import Case, block_bytes, facts_of, find, read_case, recode
+from tests.formats.cases import Case, MemoryStore, block_bytes, built, facts_of, find, read_case, recode
 from tests.formats.contract import FormatContract, samples_of
 
 NAMES = ("group", "plain", "sharded", "version_2")
@@ -182,6 +183,21 @@ def test_indexes_that_point_elsewhere(entries, reason):
     objects = {"zarr.json": array(shape=[2, 2], codecs=without), "c/0/0": b"abcd" + np.array(entries, "<u8").tobytes()}
     with pytest.raises(ManifestError, match=reason):
         find(Zarr(), objects)
+
+
+async def test_an_array_that_was_resized(tmp_path):
+    """Its objects stay as they are, and its rows are others: so are the chunks of the cache."""
+    chunks = {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 3]}}}
+    keys = []
+    for columns in (3, 2):
+        metadata = array(shape=[2, columns], codecs=[{"name": "bytes"}, {"name": "gzip"}], **chunks)
+        objects = {"zarr.json": metadata, "c/0/0": gzip.compress(b"abcdef", mtime=0)}
+        manifest = await built(Zarr(), MemoryStore(objects), tmp_path / str(columns))
+        keys.append(manifest.chunk(0).key)
+        found = find(Zarr(), objects)
+        [content] = [block_bytes(block, objects["c/0/0"], objects) for block in found.items[0][1]]
+        assert recode(Zarr(), found, found.items[0][1][0], content) == [b"abcdef"[i : i + columns] for i in (0, 3)]
+    assert keys[0] != keys[1]
 
 
 def test_stores_of_two_kinds():

@@ -50,7 +50,9 @@ class TileRecoder:
         """
         try:
             columns = _HINT.decode(hint)
-            if len(columns) == 1 and len(self._fields) == 1:
+            if [column.kind for column in columns] != [field.kind for field in self._fields]:
+                raise RecodeError("its hint is for other fields than those of the dataset")
+            if len(columns) == 1:
                 dtype = self._dtypes[0]
                 assert dtype is not None, "fields are fixed"
                 rows: Array = np.empty((samples, *dtype.shape), dtype.base)

@@ -52,12 +52,14 @@ class ColumnHint(msgspec.Struct, frozen=True, array_like=True):
     """An array in a block, for the recoder.
 
     Attributes:
+        kind: of the field: the same objects may be those of an array of another shape later.
         tile: shape of all tiles.
         codecs: how tiles are stored, as the format says it.
         fill: an item that is in no tile.
         tiles: in the order of the bytes.
     """
 
+    kind: str
     tile: tuple[int, ...]
     codecs: Any
     fill: bytes
@@ -155,7 +157,7 @@ class Column(msgspec.Struct, frozen=True):
         if self.start >= 0:
             begin, length = self.start + first * self.row_bytes, (stop - first) * self.row_bytes
             whole = TileHint((0,) * len(self.shape), length)
-            hint = ColumnHint((stop - first, *self.shape[1:]), None, self.fill, (whole,))
+            hint = ColumnHint(self.kind, (stop - first, *self.shape[1:]), None, self.fill, (whole,))
             return hint, [(None, begin, begin + length)]
         tiles, above = self.tiles, self.tiles.origins[:, 0]
         among = slice(*np.searchsorted(above, [first - self.tile[0] + 1, stop]).tolist())
@@ -168,7 +170,7 @@ class Column(msgspec.Struct, frozen=True):
         pieces: list[_Piece] = [
             (owner, start, start + length) for owner, start, length in zip(owners, starts, lengths, strict=True)
         ]
-        return ColumnHint(self.tile, self.codecs, self.fill, hints), pieces
+        return ColumnHint(self.kind, self.tile, self.codecs, self.fill, hints), pieces
 
 
 # An object (None: the one that is indexed), and a range of its bytes.

@@ -199,9 +199,10 @@ def _sources(stored: Mapping[str, Stored], sidecar: ObjectRecord) -> list[Source
         if origin[0] != before and (not firsts or place - firsts[-1] >= _TOGETHER):
             firsts.append(place)
         before = origin[0]
+    tops = {name: [origin[0] for origin in each.origins] for name, each in stored.items()}
     edges = [0, *(longest.origins[place][0] for place in firsts[1:]), rows]
     sources = [
-        Source(longest.objects[place], _Notes(None, span, _between(stored, *span)).encode(), sidecar)
+        Source(longest.objects[place], _Notes(None, span, _between(stored, tops, *span)).encode(), sidecar)
         for place, span in zip(firsts, pairwise(edges), strict=True)
     ]
     named = {source.record.url for source in sources}
@@ -213,12 +214,12 @@ def _sources(stored: Mapping[str, Stored], sidecar: ObjectRecord) -> list[Source
     ]
 
 
-def _between(stored: Mapping[str, Stored], first: int, stop: int) -> dict[str, Stored]:
-    """The objects that have a part of these rows."""
+def _between(stored: Mapping[str, Stored], tops: Mapping[str, list[int]], first: int, stop: int) -> dict[str, Stored]:
+    """The objects that have a part of these rows, of which `tops` has the first ones."""
     found = {}
     for name, each in stored.items():
-        tops = [origin[0] for origin in each.origins]
-        among = slice(bisect_left(tops, first - each.array.object_shape[0] + 1), bisect_left(tops, stop))
+        begin = first - each.array.object_shape[0] + 1
+        among = slice(bisect_left(tops[name], begin), bisect_left(tops[name], stop))
         found[name] = Stored(each.array, each.origins[among], each.objects[among])
     return found
 
