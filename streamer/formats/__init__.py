@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from streamer.formats.base import Format as Format
     from streamer.formats.folder import Folder as Folder
     from streamer.formats.json_lines import JsonLines as JsonLines
+    from streamer.formats.lmdb.format import LMDB as LMDB
     from streamer.formats.parquet.format import Parquet as Parquet
     from streamer.formats.peers.litdata import LitData as LitData
     from streamer.formats.peers.mds import Mds as Mds
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
     from streamer.formats.rows import Npy as Npy
     from streamer.formats.rows import RawArrays as RawArrays
     from streamer.formats.tfrecord.format import TFRecord as TFRecord
+    from streamer.formats.tokens.format import Tokens as Tokens
     from streamer.formats.webdataset import WebDataset as WebDataset
 
 _HOMES = {
     "Folder": "folder",
     "Format": "base",
     "JsonLines": "json_lines",
+    "LMDB": "lmdb.format",
     "LitData": "peers.litdata",
     "Mds": "peers.mds",
     "Npy": "rows",
@@ -34,6 +37,7 @@ _HOMES = {
     "RawArrays": "rows",
     "RecordIO": "recordio",
     "TFRecord": "tfrecord.format",
+    "Tokens": "tokens.format",
     "WebDataset": "webdataset",
 }
 
@@ -41,6 +45,7 @@ __all__ = [
     "Folder",
     "Format",
     "JsonLines",
+    "LMDB",
     "LitData",
     "Mds",
     "Npy",
@@ -48,6 +53,7 @@ __all__ = [
     "RawArrays",
     "RecordIO",
     "TFRecord",
+    "Tokens",
     "WebDataset",
 ]
 

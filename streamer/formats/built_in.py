@@ -9,10 +9,12 @@ BUILT_IN = {
     "webdataset": "streamer.formats.webdataset:WebDataset",
     "mds": "streamer.formats.peers.mds:Mds",
     "litdata": "streamer.formats.peers.litdata:LitData",
+    "lmdb": "streamer.formats.lmdb.format:LMDB",
     "tfrecord": "streamer.formats.tfrecord.format:TFRecord",
     "recordio": "streamer.formats.recordio:RecordIO",
     "jsonl": "streamer.formats.json_lines:JsonLines",
     "npy": "streamer.formats.rows:Npy",
     "parquet": "streamer.formats.parquet.format:Parquet",
     "raw": "streamer.formats.rows:RawArrays",
+    "tokens": "streamer.formats.tokens.format:Tokens",
 }

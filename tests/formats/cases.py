@@ -102,12 +102,14 @@ class Found:
         items: of each source, its spans or blocks.
         needs: of each source, each ask of its index as a tuple; a need has the object that it was answered from.
         survey_needs: likewise, of the survey.
+        walked: of each source, what its index has asked for without naming an object: windows that move forward.
     """
 
     survey: Survey | None
     items: list[tuple[Source, list[Span | Block]]] = field(default_factory=list)
     needs: dict[str, list[tuple[Need, ...]]] = field(default_factory=dict)
     survey_needs: list[tuple[Need, ...]] = field(default_factory=list)
+    walked: dict[str, list[Need]] = field(default_factory=dict)
 
 
 def records_of(objects: Mapping[str, bytes]) -> list[ObjectRecord]:
@@ -132,7 +134,8 @@ def find(chosen: Format, objects: Mapping[str, bytes]) -> Found:
     for source in sources:
         items: list[Span | Block] = []
         asked = found.needs.setdefault(source.record.url, [])
-        run(chosen.index(source, facts_of(found)), objects, source.record, asked, items.append)
+        walked = found.walked.setdefault(source.record.url, [])
+        run(chosen.index(source, facts_of(found)), objects, source.record, asked, items.append, walked.append)
         found.items.append((source, items))
     return found
 
@@ -152,6 +155,7 @@ def run(
     target: ObjectRecord | None,
     asked: list[tuple[Need, ...]],
     take: Callable[[Span | Block], object],
+    walk: Callable[[Need], object] = lambda need: None,
 ) -> Survey | None:
     """Answers the needs of a survey or an index from memory; returns what it returns."""
     answer: Answer = None
@@ -162,6 +166,8 @@ def run(
             return end.value
         answer = None
         if isinstance(item, Need | tuple):
+            if isinstance(item, Need) and item.object is None:
+                walk(item)
             needs = item if isinstance(item, tuple) else (item,)
             named = tuple(Need(need.start, need.stop, need.object or target) for need in needs)
             asked.append(named)

@@ -80,10 +80,9 @@ class FormatContract:
         found = find(case.format, case.objects)
         for source, items in found.items:
             last = 0
-            for need in [ask[0] for ask in found.needs[source.record.url] if len(ask) == 1]:
-                if need.object == source.record:
-                    assert need.start >= last, "forward"
-                    last = need.stop
+            for need in found.walked[source.record.url]:
+                assert need.start >= last, "forward"
+                last = need.stop
             _check_order(items, source.record.size)
         estimate = found.survey.read_bytes if found.survey else 0
         if estimate is not None:
