@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from streamer.formats.arrow_ipc.format import ArrowIPC as ArrowIPC
     from streamer.formats.base import Format as Format
     from streamer.formats.folder import Folder as Folder
     from streamer.formats.json_lines import JsonLines as JsonLines
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from streamer.formats.webdataset import WebDataset as WebDataset
 
 _HOMES = {
+    "ArrowIPC": "arrow_ipc.format",
     "Folder": "folder",
     "Format": "base",
     "JsonLines": "json_lines",
@@ -42,6 +44,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "ArrowIPC",
     "Folder",
     "Format",
     "JsonLines",

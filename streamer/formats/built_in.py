@@ -5,6 +5,7 @@ from __future__ import annotations
 AUTO = "auto"
 # Imported when used.
 BUILT_IN = {
+    "arrow": "streamer.formats.arrow_ipc.format:ArrowIPC",
     "folder": "streamer.formats.folder:Folder",
     "webdataset": "streamer.formats.webdataset:WebDataset",
     "mds": "streamer.formats.peers.mds:Mds",

@@ -35,6 +35,7 @@ _ENDINGS = {
 _MEGATRON = "tokens (Megatron)"
 # Those that are read, by the name of their format (see built_in.py).
 _READ = {
+    "Arrow": "arrow",
     "JSON lines": "jsonl",
     "LMDB": "lmdb",
     "LitData": "litdata",
