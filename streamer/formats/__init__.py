@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from streamer.formats.archives.zip import Zip as Zip
     from streamer.formats.arrow_ipc.format import ArrowIPC as ArrowIPC
     from streamer.formats.base import Format as Format
     from streamer.formats.folder import Folder as Folder
@@ -41,6 +42,7 @@ _HOMES = {
     "TFRecord": "tfrecord.format",
     "Tokens": "tokens.format",
     "WebDataset": "webdataset",
+    "Zip": "archives.zip",
 }
 
 __all__ = [
@@ -58,6 +60,7 @@ __all__ = [
     "TFRecord",
     "Tokens",
     "WebDataset",
+    "Zip",
 ]
 
 

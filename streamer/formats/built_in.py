@@ -18,4 +18,5 @@ BUILT_IN = {
     "parquet": "streamer.formats.parquet.format:Parquet",
     "raw": "streamer.formats.rows:RawArrays",
     "tokens": "streamer.formats.tokens.format:Tokens",
+    "zip": "streamer.formats.archives.zip:Zip",
 }

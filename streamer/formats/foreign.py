@@ -44,6 +44,7 @@ _READ = {
     "RecordIO (MXNet)": "recordio",
     "TFRecord": "tfrecord",
     _MEGATRON: "tokens",
+    "zip archives": "zip",
 }
 # They accompany other data, too.
 _COMPANIONS_OF_OTHERS = frozenset(["JSON lines"])
