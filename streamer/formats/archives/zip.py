@@ -6,6 +6,7 @@ A sample has its own head, with its name, and goes on to the head of the next on
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from struct import Struct, error
 from zlib import crc32
@@ -56,6 +57,9 @@ MOST_BYTES = 256 << 20
 _MOST_RATIO = 1032
 
 
+_DIRECTORY = msgspec.msgpack.Decoder(Directory)
+
+
 class Zip(Format, frozen=True, forbid_unknown_fields=True):
     """Zip archives."""
 
@@ -66,9 +70,18 @@ class Zip(Format, frozen=True, forbid_unknown_fields=True):
         return key.lower().endswith(".zip") and not is_hidden(key)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """All archives; of their directories no more is known than that they are short."""
-        yield from ()
-        return Survey([Source(record) for record in accepted])
+        """Reads the ends of all archives: they say where the directories are, and so how much the index reads."""
+        filled = [record for record in accepted if record.size]
+        tails = (yield tuple(map(_tail_of, filled))) if filled else ()
+        assert isinstance(tails, tuple)
+        found: dict[str, Directory] = {}
+        for record, tail in zip(filled, tails, strict=True):
+            # What is damaged is an error of its index, which may leave it out.
+            with suppress(ZipError):
+                found[record.url] = find_directory(tail, record.size)
+        notes = {url: msgspec.msgpack.encode(directory) for url, directory in found.items()}
+        sources = [Source(record, notes.get(record.url, b"")) for record in accepted]
+        return Survey(sources, read_bytes=sum(directory.stop - directory.start for directory in found.values()))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Reads the directory; files in it whose names say that they are hidden are no samples.
@@ -78,7 +91,7 @@ class Zip(Format, frozen=True, forbid_unknown_fields=True):
         """
         record = source.record
         try:
-            members = yield from _members(record)
+            members = yield from _members(source)
         except ZipError as cause:
             raise damaged(record, str(cause), cause.offset) from cause
         for member, stop in members:
@@ -91,17 +104,23 @@ class Zip(Format, frozen=True, forbid_unknown_fields=True):
         return MemberOpener()
 
 
-def _members(record: ObjectRecord) -> Generator[Need, Answer, list[tuple[Member, int]]]:
+def _tail_of(record: ObjectRecord) -> Need:
+    return Need(max(0, record.size - TAIL_BYTES), record.size, record)
+
+
+def _members(source: Source) -> Generator[Need, Answer, list[tuple[Member, int]]]:
     """The members in the order of the file, and where each ends: where the next one begins."""
-    first = max(0, record.size - TAIL_BYTES)
-    tail = (yield Need(first, record.size, record)) if record.size else memoryview(b"")
-    assert isinstance(tail, memoryview)
-    directory = find_directory(tail, record.size)
-    content = tail[directory.start - first : directory.stop - first] if directory.start >= first else None
-    if content is None:
-        answer = yield Need(directory.start, directory.stop, record)
-        assert isinstance(answer, memoryview)
-        content = answer
+    record = source.record
+    if source.notes:
+        directory = _DIRECTORY.decode(source.notes)
+    else:
+        tail = (yield _tail_of(record)) if record.size else memoryview(b"")
+        assert isinstance(tail, memoryview)
+        directory = find_directory(tail, record.size)
+    if directory.start == directory.stop:
+        return []
+    content = yield Need(directory.start, directory.stop, record)
+    assert isinstance(content, memoryview)
     found = sorted(read_members(content, directory), key=lambda member: member.start)
     return list(zip(found, _stops(found, directory), strict=True))
 

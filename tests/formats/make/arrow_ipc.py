@@ -2,7 +2,7 @@
 
 PYTHONPATH=. python tests/formats/make/arrow_ipc.py [FOLDER] [ROWS]
 
-pyarrow 26.0.1, polars 1.35, datasets 5.2.0, pillow.
+pyarrow 26.0.1, polars 2.1.0, datasets 5.2.0, pillow.
 """
 
 from __future__ import annotations
