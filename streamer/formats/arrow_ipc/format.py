@@ -179,7 +179,7 @@ def _range(record: ObjectRecord, start: int, stop: int) -> Generator[Need, Answe
 
 def _walked(record: ObjectRecord, at: int) -> Generator[Need, Answer, list[Place]]:
     """The messages from byte `at` on, one after the other; without an end mark they end with the object."""
-    places, held = list[Place](), window.Window(record.size, at)
+    places, held = list[Place](), window.Window(record.size, at, probe=True)
     while at < record.size:
         if record.size - at < PREFIX_BYTES:
             raise damaged(record, f"cut off in the head of a message, {record.size - at} bytes", at)
