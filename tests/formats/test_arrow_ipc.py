@@ -67,7 +67,8 @@ def test_files_are_indexed_by_their_footers():
     assert len(heads) == 10
     assert sum(need.stop - need.start for ask in found.needs[URL] for need in ask) < 200_000
     assert len(found.walked[URL]) == 0
-    assert len(found_in(stream(*batches)).walked[URL]) == 1
+    walked = found_in(stream(*batches)).walked[URL]
+    assert sum(need.stop - need.start for need in walked) > 0.99 * len(stream(*batches))
 
 
 def test_batches_are_jumped_over():
@@ -102,7 +103,10 @@ def test_dictionaries_that_change():
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (pa.dense_union([pa.field("x", pa.int32())]), "column 'bad' is of type number 14, which is not read"),
+        (
+            pa.dense_union([pa.field("x", pa.int32())]),
+            r"a\.arrow has a column 'bad' of type number 14 .*, which is not read",
+        ),
         (pa.month_day_nano_interval(), "type number 11"),
         (pa.run_end_encoded(pa.int32(), pa.int64()), "type number 22"),
         (pa.list_view(pa.int32()), "type number 25"),

@@ -29,7 +29,7 @@ from streamer.formats.arrow_ipc.messages import (
     read_prefix,
     schema_message,
 )
-from streamer.formats.arrow_ipc.schema import Schema, read_schema
+from streamer.formats.arrow_ipc.schema import Schema, UnreadError, read_schema
 from streamer.formats.base import (
     Answer,
     Block,
@@ -146,6 +146,8 @@ def _read_schema(record: ObjectRecord) -> Generator[Need, Answer, tuple[bytes, S
         else:
             message = yield from _first_message(record, content)
         return message, read_schema(memoryview(message)), footer
+    except UnreadError as error:
+        raise refused(record, f"has {error}") from error
     except ValueError as error:
         raise damaged(record, f"no Arrow file: {error}", record.size if footer else 0) from error
 

@@ -51,6 +51,10 @@ _TIMES = {8: "date", 9: "time", 10: "timestamp"}
 _FLOATS = (("float16", FIXED, "<f2"), ("float", FLOAT, ""), ("double", DOUBLE, ""))
 
 
+class UnreadError(ValueError):
+    """Columns of a kind that is not read."""
+
+
 class Schema(msgspec.Struct, frozen=True):
     """The columns of a file.
 
@@ -72,11 +76,12 @@ def read_schema(message: memoryview) -> Schema:
         message: with its prefix.
 
     Raises:
-        ValueError: no schema, or a type that is not read.
+        UnreadError: a type that is not read.
+        ValueError: no schema.
     """
     table = schema_of(message[PREFIX_BYTES:])
     if table.number(0, "<h"):
-        raise FlatbufferError("its numbers are big-endian, which is not read")
+        raise UnreadError("numbers in big-endian order, which are not read")
     reader = _Columns()
     columns = table.tables(1)
     for column in columns:
@@ -149,4 +154,4 @@ def _primitive(kind: int, name: str, field: Table) -> tuple[str, int, str, int]:
         # Days, and times of seconds and milliseconds, have 32 bits.
         narrow = (kind == 8 and first == 0) or (kind == 9 and details.number(1, "<i", 32) == 32)
         return f"{_TIMES[kind]} of unit {first}", INT32 if narrow else INT64, "", 0
-    raise FlatbufferError(f"column {name!r} is of type number {kind}, which is not read")
+    raise UnreadError(f"a column {name!r} of type number {kind} (Arrow's Schema.fbs), which is not read")
