@@ -29,6 +29,10 @@ from streamer.formats.registry import find_format
         (["README.md", "dataset_infos.json", ".gitattributes", "data/train-00000-of-00002.parquet"], "parquet"),
         (["_SUCCESS", "part-00000-aaaa.snappy.parquet"], "parquet"),
         (["a.jpg", "train.jsonl", "test.jsonl"], "folder"),
+        (["dataset_info.json", "state.json", "data-00000-of-00001.arrow"], "arrow"),
+        (["data.mdb", "lock.mdb"], "lmdb"),
+        (["train.zip", "val.zip"], "zip"),
+        (["corpus.bin", "corpus.idx", "README.md"], "tokens"),
     ],
 )
 def test_detect(keys, name):
@@ -40,8 +44,6 @@ def test_detect(keys, name):
 @pytest.mark.parametrize(
     ("kind", "keys"),
     [
-        ("Arrow", ["dataset_info.json", "state.json", "data-00000-of-00001.arrow"]),
-        ("LMDB", ["data.mdb", "lock.mdb"]),
         ("zarr", [".zgroup", "x/.zarray", "x/0.0", "x/0.1", "x/1.0", "x/1.1", "y.jpg", "z.jpg"]),
         ("zarr", ["zarr.json", "x/zarr.json", "x/c/0/0", "x/c/0/1", "x/c/1/0"]),
         ("HDF5", ["train.h5"]),
@@ -49,7 +51,6 @@ def test_detect(keys, name):
         ("NetCDF", ["era5-2020.nc"]),
         ("Lance", ["_versions/1.manifest", "data/a.lance", "data/b.lance"]),
         ("FFCV", ["train.beton"]),
-        ("zip", ["train.zip", "val.zip"]),
     ],
 )
 def test_another_kind_of_dataset_is_named(kind, keys):
@@ -95,7 +96,7 @@ def test_a_named_format_is_taken_as_given():
 
 def test_an_unknown_format_lists_the_known():
     """A misspelt name is answered with the choice."""
-    with pytest.raises(ConfigError, match=r"folder, .*webdataset, auto, and those of packages with an entry point"):
+    with pytest.raises(ConfigError, match=r"folder, .*webdataset, .*auto, and those of packages with an entry point"):
         find_format("tfrecords")
     with pytest.raises(ConfigError, match="tfrecords"):
         chooser("tfrecords")
