@@ -4,8 +4,8 @@
     python examples/llm_tokens.py --layout plain
     python examples/llm_tokens.py --url s3://bucket/tokens/ --window 2048 --batch-size 16 --workers 4
 
-The data are what other programs train on: Megatron-LM's and NeMo's `.bin` with `.idx`, or nanoGPT's `.bin`, which is one
-row of uint16. A window has one token more than the model reads; the next one begins with that token.
+The data are what other programs train on: `.bin` with `.idx` of Megatron-LM and NeMo, or `.bin` of nanoGPT, one row of
+uint16. A window has one token more than the model reads; the next one begins with that token.
 """
 
 from __future__ import annotations
