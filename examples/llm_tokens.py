@@ -1,22 +1,18 @@
-"""A language model on packed tokens: fixed-length windows, in an exact order that a resumed run goes on with.
+"""A language model on files of tokens as they are: windows in an exact order that a resumed run goes on with.
 
     python examples/llm_tokens.py
-    python examples/llm_tokens.py --layout npy
-    python examples/llm_tokens.py --url s3://bucket/tokens/ --window 2048 --workers 4
+    python examples/llm_tokens.py --layout plain
+    python examples/llm_tokens.py --url s3://bucket/tokens/ --window 2048 --batch-size 16 --workers 4
 
-Tokens are raw uint16 in one long row, cut into samples of a few windows each: members `.bin` of tars, or a folder of
-`.npy` files. A sample of several windows keeps tar headers and requests few; the model sees single windows. A window
-has one token more than the model reads, the last one is only a target.
+The data are what other programs train on: `.bin` with `.idx` of Megatron-LM and NeMo, or `.bin` of nanoGPT, one row of
+uint16. A window has one token more than the model reads; the next one begins with that token.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
-import tarfile
+import struct
 import tempfile
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +21,7 @@ import torch
 from torch import nn
 
 from streamer import StreamingDataLoader, StreamingDataset
-from streamer.decode import ArrayDecoder
+from streamer.formats import Tokens
 
 VOCABULARY = 64
 
@@ -44,28 +40,18 @@ def make_tokens(count: int) -> npt.NDArray[np.uint16]:
     return tokens
 
 
-def make_data(folder: Path, layout: str, window: int, windows_per_sample: int) -> None:
-    """Packs the row; the rest that fills no sample is left out."""
+def make_data(folder: Path, layout: str, count: int) -> None:
+    """Writes two files; of Megatron's, the index says that documents have 1,000 tokens."""
     folder.mkdir(parents=True)
-    samples = make_tokens(512 * (window + 1)).reshape(-1, windows_per_sample * (window + 1))
-    if layout == "npy":
-        for number, tokens in enumerate(samples):
-            np.save(folder / f"{number:06}.npy", tokens)
-        return
-    for shard, part in enumerate(np.array_split(samples, 4)):
-        with tarfile.open(folder / f"tokens-{shard:03}.tar", "w") as tar:
-            for number, tokens in enumerate(part):
-                raw = tokens.astype("<u2").tobytes()
-                member = tarfile.TarInfo(f"{shard:03}-{number:06}.bin")
-                member.size = len(raw)
-                tar.addfile(member, io.BytesIO(raw))
-
-
-def windows(sample: Mapping[str, object], *, window: int) -> npt.NDArray[np.int32]:
-    """The windows of a sample, (windows, window + 1). torch has no arithmetic on uint16."""
-    tokens = sample["bin"] if "bin" in sample else sample["npy"]
-    assert isinstance(tokens, np.ndarray)
-    return tokens.reshape(-1, window + 1).astype(np.int32)
+    for number, tokens in enumerate(np.array_split(make_tokens(count), 2)):
+        tokens.tofile(folder / f"train-{number}.bin")
+        if layout == "megatron":
+            starts = np.arange(0, len(tokens), 1000)
+            lengths = np.diff(np.append(starts, len(tokens))).astype(np.int32)
+            head = struct.pack("<9sQBQQ", b"MMIDIDX", 1, 8, len(starts), len(starts) + 1)
+            documents = np.arange(len(starts) + 1)
+            parts = [head, lengths.tobytes(), (2 * starts).tobytes(), documents.tobytes()]
+            (folder / f"train-{number}.idx").write_bytes(b"".join(parts))
 
 
 # ---------------------------------------------------------------- model
@@ -89,19 +75,16 @@ class Model(nn.Module):
 
 def train(url: str, cache: Path, arguments: argparse.Namespace) -> None:
     torch.manual_seed(0)
-    dataset = StreamingDataset(
-        url,
-        cache_dir=cache,
-        decode={"bin": ArrayDecoder("<u2")},
-        transform=partial(windows, window=arguments.window),
-    )
+    dtype = "<u2" if arguments.layout == "plain" else ""
+    dataset = StreamingDataset(url, cache_dir=cache, format=Tokens(sequence_length=arguments.window, dtype=dtype))
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     with StreamingDataLoader(dataset, arguments.batch_size, arguments.workers, drop_last=True) as loader:
         for epoch in range(arguments.epochs):
             losses, tokens = [], 0
             for batch in loader:
-                rows = batch.flatten(0, 1).long()
+                # torch has no arithmetic on uint16, which is what is read and moved.
+                rows = batch["tokens"].long()
                 logits = model(rows[:, :-1])
                 loss = nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
                 optimizer.zero_grad()
@@ -115,10 +98,15 @@ def train(url: str, cache: Path, arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", help="tars or folder of packed tokens; default: made here")
-    parser.add_argument("--layout", choices=("tars", "npy"), default="tars", help="of the data made here")
+    parser.add_argument("--url", help="folder of tokens; default: made here")
+    parser.add_argument(
+        "--layout",
+        choices=("megatron", "plain"),
+        default="megatron",
+        help="of the data; plain: uint16 and nothing else",
+    )
     parser.add_argument("--window", type=int, default=128, help="tokens that the model reads (default: 128)")
-    parser.add_argument("--batch-size", type=int, default=2, help="samples of 8 windows (default: 2)")
+    parser.add_argument("--batch-size", type=int, default=16, help="windows (default: 16)")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
@@ -126,7 +114,7 @@ def main() -> None:
         url = arguments.url
         if url is None:
             url = f"{scratch}/tokens/"
-            make_data(Path(url), arguments.layout, arguments.window, windows_per_sample=8)
+            make_data(Path(url), arguments.layout, 512 * (arguments.window + 1))
         train(url, Path(scratch) / "cache", arguments)
 
 

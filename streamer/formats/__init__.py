@@ -11,25 +11,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from streamer.formats.archives.zip import Zip as Zip
     from streamer.formats.arrays.hdf5.format import HDF5 as HDF5
     from streamer.formats.arrays.rows import Npy as Npy
     from streamer.formats.arrays.rows import RawArrays as RawArrays
     from streamer.formats.arrays.zarr.format import Zarr as Zarr
+    from streamer.formats.arrow_ipc.format import ArrowIPC as ArrowIPC
     from streamer.formats.base import Format as Format
     from streamer.formats.folder import Folder as Folder
     from streamer.formats.json_lines import JsonLines as JsonLines
+    from streamer.formats.lmdb.format import LMDB as LMDB
     from streamer.formats.parquet.format import Parquet as Parquet
     from streamer.formats.peers.litdata import LitData as LitData
     from streamer.formats.peers.mds import Mds as Mds
     from streamer.formats.recordio import RecordIO as RecordIO
     from streamer.formats.tfrecord.format import TFRecord as TFRecord
+    from streamer.formats.tokens.format import Tokens as Tokens
     from streamer.formats.webdataset import WebDataset as WebDataset
 
 _HOMES = {
+    "ArrowIPC": "arrow_ipc.format",
     "Folder": "folder",
     "Format": "base",
     "HDF5": "arrays.hdf5.format",
     "JsonLines": "json_lines",
+    "LMDB": "lmdb.format",
     "LitData": "peers.litdata",
     "Mds": "peers.mds",
     "Npy": "arrays.rows",
@@ -37,15 +43,19 @@ _HOMES = {
     "RawArrays": "arrays.rows",
     "RecordIO": "recordio",
     "TFRecord": "tfrecord.format",
+    "Tokens": "tokens.format",
     "WebDataset": "webdataset",
     "Zarr": "arrays.zarr.format",
+    "Zip": "archives.zip",
 }
 
 __all__ = [
+    "ArrowIPC",
     "Folder",
     "Format",
     "HDF5",
     "JsonLines",
+    "LMDB",
     "LitData",
     "Mds",
     "Npy",
@@ -53,8 +63,10 @@ __all__ = [
     "RawArrays",
     "RecordIO",
     "TFRecord",
+    "Tokens",
     "WebDataset",
     "Zarr",
+    "Zip",
 ]
 
 

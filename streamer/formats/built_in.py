@@ -5,10 +5,12 @@ from __future__ import annotations
 AUTO = "auto"
 # Imported when used.
 BUILT_IN = {
+    "arrow": "streamer.formats.arrow_ipc.format:ArrowIPC",
     "folder": "streamer.formats.folder:Folder",
     "webdataset": "streamer.formats.webdataset:WebDataset",
     "mds": "streamer.formats.peers.mds:Mds",
     "litdata": "streamer.formats.peers.litdata:LitData",
+    "lmdb": "streamer.formats.lmdb.format:LMDB",
     "tfrecord": "streamer.formats.tfrecord.format:TFRecord",
     "recordio": "streamer.formats.recordio:RecordIO",
     "jsonl": "streamer.formats.json_lines:JsonLines",
@@ -17,4 +19,6 @@ BUILT_IN = {
     "parquet": "streamer.formats.parquet.format:Parquet",
     "zarr": "streamer.formats.arrays.zarr.format:Zarr",
     "raw": "streamer.formats.arrays.rows:RawArrays",
+    "tokens": "streamer.formats.tokens.format:Tokens",
+    "zip": "streamer.formats.archives.zip:Zip",
 }

@@ -31,16 +31,22 @@ _ENDINGS = {
     "orc": "ORC",
     "zip": "zip archives",
 }
+# `x.bin` with `x.idx` beside it.
+_MEGATRON = "tokens (Megatron)"
 # Those that are read, by the name of their format (see built_in.py).
 _READ = {
+    "Arrow": "arrow",
     "HDF5": "hdf5",
     "JSON lines": "jsonl",
+    "LMDB": "lmdb",
     "LitData": "litdata",
     "MDS (MosaicML Streaming)": "mds",
     "Parquet": "parquet",
     "RecordIO (MXNet)": "recordio",
     "TFRecord": "tfrecord",
     "zarr": "zarr",
+    _MEGATRON: "tokens",
+    "zip archives": "zip",
 }
 # They accompany other data, too.
 _COMPANIONS_OF_OTHERS = frozenset(["JSON lines"])
@@ -63,9 +69,10 @@ def special_format(keys: Sequence[str]) -> str:
     example: dict[str, str] = {}
     odd = [key for key in keys if not is_common(key)]
     others, chunks, marked = len(keys) - len(odd), 0, ""
+    indexes = {key[:-4] for key in odd if key.endswith(".idx")}
     for key in odd:
         name = base_name(key).lower()
-        kind = _MARKS.get(name) or _kind(name)
+        kind = _MARKS.get(name) or _kind(name) or (_MEGATRON if key.endswith(".bin") and key[:-4] in indexes else "")
         if kind:
             found[kind] += 1
             example.setdefault(kind, key)

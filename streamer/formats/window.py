@@ -22,17 +22,18 @@ class Window:
     Args:
         size: of the object, bytes.
         start: where reading begins.
+        probe: begins as after a jump, with little: where only headers are wanted that may be far apart.
 
     Attributes:
         start: of `content` in the object.
         content: the bytes.
     """
 
-    def __init__(self, size: int, start: int = 0) -> None:
+    def __init__(self, size: int, start: int = 0, *, probe: bool = False) -> None:
         self.size = size
         self.start = start
         self.content = memoryview(b"")
-        self._next_bytes = READ_BYTES
+        self._next_bytes = PROBE_BYTES if probe else READ_BYTES
 
     @property
     def stop(self) -> int:

@@ -101,7 +101,7 @@ def test_pack_folder_leaves_small_ones_out(run: Run) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("layout", ["tars", "npy"])
+@pytest.mark.parametrize("layout", ["megatron", "plain"])
 def test_llm_tokens_learns_the_language(run: Run, layout: str) -> None:
     """Every window of both epochs, and a loss near the language's entropy of 1.1."""
     lines = run("llm_tokens", "--layout", layout).splitlines()

@@ -103,12 +103,14 @@ class Found:
         needs: of each source, each ask of its index as a tuple; a need has the object that it was answered from, but
             for those of a walk through the source.
         survey_needs: likewise, of the survey.
+        walked: of each source, what its index has asked for without naming an object: windows that move forward.
     """
 
     survey: Survey | None
     items: list[tuple[Source, list[Span | Block]]] = field(default_factory=list)
     needs: dict[str, list[tuple[Need, ...]]] = field(default_factory=dict)
     survey_needs: list[tuple[Need, ...]] = field(default_factory=list)
+    walked: dict[str, list[Need]] = field(default_factory=dict)
 
 
 def records_of(objects: Mapping[str, bytes]) -> list[ObjectRecord]:
@@ -133,7 +135,8 @@ def find(chosen: Format, objects: Mapping[str, bytes]) -> Found:
     for source in sources:
         items: list[Span | Block] = []
         asked = found.needs.setdefault(source.record.url, [])
-        run(chosen.index(source, facts_of(found)), objects, source.record, asked, items.append)
+        walked = found.walked.setdefault(source.record.url, [])
+        run(chosen.index(source, facts_of(found)), objects, source.record, asked, items.append, walked.append)
         found.items.append((source, items))
     return found
 
@@ -153,6 +156,7 @@ def run(
     target: ObjectRecord | None,
     asked: list[tuple[Need, ...]],
     take: Callable[[Span | Block], object],
+    walk: Callable[[Need], object] = lambda need: None,
 ) -> Survey | None:
     """Answers the needs of a survey or an index from memory; returns what it returns."""
     answer: Answer = None
@@ -163,6 +167,8 @@ def run(
             return end.value
         answer = None
         if isinstance(item, Need | tuple):
+            if isinstance(item, Need) and item.object is None:
+                walk(item)
             needs = item if isinstance(item, tuple) else (item,)
             named = tuple(Need(need.start, need.stop, need.object or target) for need in needs)
             # One without an object goes on in a walk through the indexed one.

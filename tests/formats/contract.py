@@ -80,7 +80,7 @@ class FormatContract:
         found = find(case.format, case.objects)
         for source, items in found.items:
             last = 0
-            for need in [need for ask in found.needs[source.record.url] for need in ask if need.object is None]:
+            for need in found.walked[source.record.url]:
                 assert need.start >= last, "forward"
                 last = need.stop
             _check_order(items, source.record.size)

@@ -41,8 +41,8 @@ def column_of(spec: FieldSpec, node: Node, tables: Sequence[pa.Table], rows: int
     primitives = tables[node.primitive : node.primitive + node.primitives]
     try:
         if is_json(spec, node):
-            return _json_column([_values(table, node.path) for table in _different(primitives)], node, rows)
-        values = _values(primitives[0], node.path)
+            return _json_column([values_at(table, node.path) for table in _different(primitives)], node, rows)
+        values = values_at(primitives[0], node.path)
         nulls = _nulls(values)
         if node.items():
             return _list_column(values, spec.kind, nulls, rows)
@@ -63,7 +63,7 @@ def _different(tables: Sequence[pa.Table]) -> list[pa.Table]:
     return list(tables[:1]) if all(table is tables[0] for table in tables) else list(tables)
 
 
-def _values(table: pa.Table, path: Sequence[str]) -> pa.Array:
+def values_at(table: pa.Table, path: Sequence[str]) -> pa.Array:
     """The values of a node; where a struct around it is null, they are."""
     values = table.column(path[0]).combine_chunks()
     if isinstance(values, pa.ChunkedArray):

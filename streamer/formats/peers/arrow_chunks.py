@@ -12,26 +12,24 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.formats.arrow_ipc.messages import MAGIC, PLACE, read_footer
 from streamer.formats.base import Block, Indexing, Need, ObjectRecord
 from streamer.formats.failures import damaged
 from streamer.formats.peers.offsets import head_bytes
 
 ARROW_END = b"LDARW01\0"
 BATCH_ROWS = 256
-_ARROW = b"ARROW1"
 # Length of the Arrow file, and the magic; before them length of the footer, and Arrow's magic.
 _END_BYTES = 4 + len(ARROW_END)
-_FOOTER_END_BYTES = 4 + len(_ARROW)
+_FOOTER_END_BYTES = 4 + len(MAGIC)
 _SCHEMA_BYTES = 16 << 10
 # Record batches of a block have one range together, and one for the schema.
 _BLOCK_BYTES = 8 << 20
-_BATCH = np.dtype([("place", "<i8"), ("head", "<i4"), ("pad", "<i4"), ("body", "<i8")])
-_DICTIONARIES, _BATCHES = 2, 3
 
 
 def tail_bytes(items: int) -> int:
     """The bytes that are read of a chunk: its end, with room for a footer of this many rows."""
-    return _SCHEMA_BYTES + _BATCH.itemsize * -(-items // BATCH_ROWS)
+    return _SCHEMA_BYTES + PLACE.itemsize * -(-items // BATCH_ROWS)
 
 
 def arrow_blocks(record: ObjectRecord, items: int, growth: int) -> Indexing:
@@ -71,14 +69,13 @@ def _batches(tail: memoryview, size: int) -> tuple[int, NDArray[np.void]]:
     stop = len(tail) - _END_BYTES - _FOOTER_END_BYTES
     (footer_bytes,) = struct.unpack_from("<i", tail, stop)
     start = size - _END_BYTES - length
-    if tail[stop + 4 : stop + 4 + len(_ARROW)] != _ARROW or start < 0:
+    if tail[stop + 4 : stop + 4 + len(MAGIC)] != MAGIC or start < 0:
         raise ValueError(f"its last {length} bytes are not an Arrow file with a footer, which LitData 0.2.76 writes")
     if not 0 < footer_bytes <= stop:
         raise ValueError(f"the footer of its rows has {footer_bytes} bytes; at most {stop} are read")
-    footer = tail[stop - footer_bytes : stop]
-    if len(_vector(footer, _DICTIONARIES)):
+    dictionaries, batches = read_footer(tail[stop - footer_bytes : stop])
+    if len(dictionaries):
         raise ValueError("its rows have dictionaries")
-    batches = _vector(footer, _BATCHES)
     places, ends = batches["place"], batches["place"] + batches["head"] + batches["body"]
     last = length - _FOOTER_END_BYTES - footer_bytes
     if len(batches) and not (
@@ -91,23 +88,6 @@ def _batches(tail: memoryview, size: int) -> tuple[int, NDArray[np.void]]:
     ):
         raise ValueError("the record batches of its rows are not one behind the other")
     return start, batches
-
-
-def _vector(footer: memoryview, field: int) -> NDArray[np.void]:
-    """A vector of places in a footer; see the internals of FlatBuffers."""
-    (table,) = struct.unpack_from("<I", footer)
-    (back,) = struct.unpack_from("<i", footer, table)
-    slot = table - back + 4 + 2 * field
-    (vtable_bytes,) = struct.unpack_from("<H", footer, table - back)
-    if table < back or 4 + 2 * field >= vtable_bytes:
-        return np.empty(0, _BATCH)
-    (offset,) = struct.unpack_from("<H", footer, slot)
-    if not offset:
-        return np.empty(0, _BATCH)
-    (ahead,) = struct.unpack_from("<I", footer, table + offset)
-    place = table + offset + ahead
-    (count,) = struct.unpack_from("<I", footer, place)
-    return np.frombuffer(footer, _BATCH, count, place + 4)
 
 
 def _joined(lengths: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from streamer.errors import RecodeError
+from streamer.formats.arrow_ipc.batches import read_batches
 from streamer.formats.base import FieldSpec, Records
 from streamer.formats.table.records import fixed_dtype
 from streamer.formats.table.writer import Column, write_records
@@ -42,7 +43,7 @@ class ArrowRecoder:
         """
         try:
             (schema_bytes,) = struct.unpack("<q", hint)
-            batches = _batches(content, schema_bytes)
+            batches = read_batches(content[:schema_bytes], content[schema_bytes:])
             if sum(batch.num_rows for batch in batches) != samples:
                 raise ValueError(f"{sum(batch.num_rows for batch in batches)} rows, expected {samples}")
             made = [self._records(batch) for batch in batches]
@@ -64,18 +65,6 @@ class ArrowRecoder:
             for field in self._fields
         ]
         return write_records(self._fields, columns, rows)
-
-
-def _batches(content: memoryview, schema_bytes: int) -> list[pa.RecordBatch]:
-    schema = pa.ipc.read_schema(pa.py_buffer(content[:schema_bytes]))
-    source = pa.BufferReader(pa.py_buffer(content[schema_bytes:]))
-    batches = []
-    while source.tell() < source.size():
-        batch = pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)
-        # Nothing is read out of a batch before it is known that all places in it are inside of it.
-        batch.validate(full=True)
-        batches.append(batch)
-    return batches
 
 
 def _column(field: FieldSpec, values: pa.Array | None, rows: int) -> Column:

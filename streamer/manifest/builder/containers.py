@@ -42,7 +42,7 @@ from streamer.manifest.protocols import (
 # What an indexer asks for at a time; see formats/window.py.
 WINDOW_BYTES = 8 << 20
 # Small reads of one object at the same time: pages of an index, 4 KiB each.
-_NEEDS_AT_ONCE = 64
+_NEEDS_AT_ONCE = 256
 
 
 class Budget(msgspec.Struct, frozen=True):

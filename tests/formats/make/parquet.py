@@ -32,8 +32,8 @@ def main(root: Path, rows: int) -> None:
     write_huggingface(root / "huggingface", rows)
 
 
-def write_kinds(folder: Path, rows: int) -> None:
-    """Every kind of column, with nulls, in three row groups."""
+def kinds_table(rows: int) -> pa.Table:
+    """Every kind of column, with nulls."""
     some = [number % 5 != 3 for number in range(rows)]
     pictures = [_picture(number) for number in range(rows)]
 
@@ -44,7 +44,7 @@ def write_kinds(folder: Path, rows: int) -> None:
     moment = datetime.datetime(2026, 1, 1, 12, 30, tzinfo=datetime.UTC)
     pairs = pa.struct([("x", pa.int32()), ("tags", pa.list_(pa.string()))])
     numbers = range(rows)
-    table = pa.table(
+    return pa.table(
         {
             "u8": column([n * 12 % 256 for n in numbers], pa.uint8()),
             "i16": column([-n * 999 % 2**15 - 2**14 for n in numbers], pa.int16()),
@@ -76,6 +76,11 @@ def write_kinds(folder: Path, rows: int) -> None:
             "nothing": pa.array([None] * rows, pa.null()),
         }
     )
+
+
+def write_kinds(folder: Path, rows: int) -> None:
+    """Every kind of column, in three row groups."""
+    table = kinds_table(rows)
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, folder / "a.parquet", row_group_size=-(-rows // 3))
     pq.write_table(table.slice(3, 4), folder / "b.parquet", compression="none", use_dictionary=False)
@@ -196,12 +201,13 @@ def _expect(folder: Path, files: list[Path]) -> None:
         table = pq.read_table(path, use_threads=False)
         while any(pa.types.is_struct(field.type) for field in table.schema):
             table = table.flatten()
-        columns = {name: _values(table.column(name)) for name in table.column_names}
+        columns = {name: values_of(table.column(name)) for name in table.column_names}
         samples += [{name: values[row] for name, values in columns.items()} for row in range(table.num_rows)]
     write_expected(folder, samples)
 
 
-def _values(column: pa.ChunkedArray) -> list[object]:
+def values_of(column: pa.ChunkedArray) -> list[object]:
+    """The values of a column, as streamer's fields have them."""
     kind = column.type
     if pa.types.is_date(kind):
         column = column.cast(pa.int32())

@@ -33,6 +33,10 @@ from streamer.formats.registry import find_format
         (["zarr.json", "x/zarr.json", "x/c/0/0", "x/c/0/1", "x/c/1/0"], "zarr"),
         (["a.HDF5", "b.hdf5", "c.h5", "LICENSE"], "hdf5"),
         (["log.1", "log.2", "1.0", "x.h5"], "folder"),
+        (["dataset_info.json", "state.json", "data-00000-of-00001.arrow"], "arrow"),
+        (["data.mdb", "lock.mdb"], "lmdb"),
+        (["train.zip", "val.zip"], "zip"),
+        (["corpus.bin", "corpus.idx", "README.md"], "tokens"),
     ],
 )
 def test_detect(keys, name):
@@ -44,12 +48,9 @@ def test_detect(keys, name):
 @pytest.mark.parametrize(
     ("kind", "keys"),
     [
-        ("Arrow", ["dataset_info.json", "state.json", "data-00000-of-00001.arrow"]),
-        ("LMDB", ["data.mdb", "lock.mdb"]),
         ("NetCDF", ["era5-2020.nc"]),
         ("Lance", ["_versions/1.manifest", "data/a.lance", "data/b.lance"]),
         ("FFCV", ["train.beton"]),
-        ("zip", ["train.zip", "val.zip"]),
     ],
 )
 def test_another_kind_of_dataset_is_named(kind, keys):

@@ -1,0 +1,1 @@
+"""Archives other than tars."""

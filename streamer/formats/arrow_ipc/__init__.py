@@ -1,0 +1,1 @@
+"""Arrow's own files: record batches one after the other."""

@@ -1,0 +1,113 @@
+"""Reads tables of FlatBuffers, in which the metadata of Arrow is; every place is checked. No I/O.
+
+Source: https://flatbuffers.dev/internals; the numbers of fields are their places in Arrow's format/*.fbs.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Of one vector; a table has more columns than fields elsewhere.
+_MOST_TABLES: Final = 10_000
+
+
+class FlatbufferError(ValueError):
+    """Bytes that are no such table."""
+
+
+class Table:
+    """A table in a buffer.
+
+    Args:
+        content: the buffer.
+        at: where the table is in it.
+    """
+
+    def __init__(self, content: memoryview, at: int) -> None:
+        self._content, self._at = content, at
+        self._vtable = at - self._number("<i", at)
+        self._fields = (self._number("<H", self._vtable) - 4) // 2
+
+    @property
+    def place(self) -> int:
+        """Where it is in the buffer."""
+        return self._at
+
+    @classmethod
+    def root(cls, content: memoryview) -> Table:
+        """The table that a buffer begins with.
+
+        Raises:
+            FlatbufferError: there is none.
+        """
+        if len(content) < 4:
+            raise FlatbufferError(f"metadata of {len(content)} bytes")
+        return cls(content, int.from_bytes(content[:4], "little"))
+
+    def number(self, field: int, layout: str, default: int = 0) -> int:
+        """A field that is a number, laid out as `struct` writes it."""
+        place = self._place(field)
+        return self._number(layout, place) if place else default
+
+    def table(self, field: int) -> Table:
+        """A field that is a table.
+
+        Raises:
+            FlatbufferError: it has none.
+        """
+        place = self._place(field)
+        if not place:
+            raise FlatbufferError(f"metadata lacks field {field} of the table at {self._at}")
+        return Table(self._content, self._target(place))
+
+    def has(self, field: int) -> bool:
+        """Whether it has the field."""
+        return self._place(field) > 0
+
+    def tables(self, field: int) -> list[Table]:
+        """A field that is a vector of tables."""
+        start, count = self._vector(field, 4)
+        if count > _MOST_TABLES:
+            raise FlatbufferError(f"metadata has {count} tables, at most {_MOST_TABLES} are read")
+        return [Table(self._content, self._target(place)) for place in range(start, start + 4 * count, 4)]
+
+    def structs(self, field: int, dtype: np.dtype[np.void]) -> NDArray[np.void]:
+        """A field that is a vector of structs."""
+        start, count = self._vector(field, dtype.itemsize)
+        return np.frombuffer(self._content, dtype, count, start) if count else np.empty(0, dtype)
+
+    def text(self, field: int) -> str:
+        """A field that is text; "" if there is none."""
+        start, count = self._vector(field, 1)
+        return bytes(self._content[start : start + count]).decode("utf-8", "replace")
+
+    def _place(self, field: int) -> int:
+        """Where a field is; 0: the table does not have it."""
+        offset = self._number("<H", self._vtable + 4 + 2 * field) if field < self._fields else 0
+        return self._at + offset if offset else 0
+
+    def _target(self, place: int) -> int:
+        return place + self._number("<I", place)
+
+    def _vector(self, field: int, item_bytes: int) -> tuple[int, int]:
+        """Where the items of a vector begin, and how many there are, all of them in the buffer."""
+        place = self._place(field)
+        if not place:
+            return 0, 0
+        start = self._target(place)
+        count = self._number("<I", start)
+        if start + 4 + count * item_bytes > len(self._content):
+            raise FlatbufferError(f"metadata has a vector of {count} items at {start}")
+        return start + 4, count
+
+    def _number(self, layout: str, at: int) -> int:
+        try:
+            if at < 0:
+                raise FlatbufferError(f"metadata points to {at}")
+            return int(struct.unpack_from(layout, self._content, at)[0])
+        except struct.error as error:
+            raise FlatbufferError(f"metadata points to {at} of {len(self._content)}") from error

@@ -1,0 +1,1 @@
+"""LMDB: key-value databases, read by ranges."""

@@ -1,0 +1,1 @@
+"""Files of tokens: what language models are trained on."""

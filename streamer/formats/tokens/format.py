@@ -1,0 +1,268 @@
+"""Tokens: windows of one length, cut out of the tokens of a file one after the other; or sequences as written.
+
+| file | tokens |
+| --- | --- |
+| `x.bin` with `x.idx` beside it | Megatron-LM, NeMo: of the dtype that the index says |
+| `x.bin` of llm.c | behind a head of 1,024 bytes, which says the dtype |
+| `x.bin` of nanoGPT | nothing else: the user says the dtype |
+
+A window has one token more than the model reads, and begins with the last token of the one before: so Megatron cuts an
+epoch of documents that are in the order of the file. Because windows overlap they are made by a recoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from struct import Struct
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
+from streamer.formats.base import (
+    Answer,
+    Block,
+    Facts,
+    Field,
+    FieldSpec,
+    Format,
+    Indexing,
+    Need,
+    ObjectRecord,
+    Opener,
+    Recoder,
+    Records,
+    SampleName,
+    Source,
+    Survey,
+    Surveying,
+)
+from streamer.formats.failures import damaged, refused
+from streamer.formats.names import is_hidden
+from streamer.formats.sidecars import spans_between, with_sidecars
+from streamer.formats.tokens import megatron
+
+FIELD = "tokens"
+# llm.c, dev/data/data_common.py: magic, version, tokens; the rest of the head is empty.
+_LLM_C = Struct("<iii")
+_LLM_C_BYTES = 1024
+_LLM_C_DTYPES = {(20240520, 1): "<u2", (20240801, 7): "<u4"}
+
+
+class Stream(msgspec.Struct, frozen=True):
+    """The tokens of a file.
+
+    Attributes:
+        dtype: of a token.
+        start: byte at which the first begins; they go on to the end of the file.
+        sequences: how many an index file has; -1: there is none.
+    """
+
+    dtype: str
+    start: int = 0
+    sequences: int = -1
+
+
+_STREAM = msgspec.msgpack.Decoder(Stream)
+
+
+class Tokens(Format, frozen=True, forbid_unknown_fields=True):
+    """Files of tokens: Megatron's (`.bin` with `.idx`), those of llm.c, and plain ones.
+
+    Attributes:
+        sequence_length: a sample is a window of this many tokens and the one after them; windows go on over the ends of
+            documents, not of files. None: a sample is a sequence, as Megatron's index has it.
+        dtype: of the tokens of plain files ("<u2" for nanoGPT's); the others say it.
+    """
+
+    name = "tokens"
+    sequence_length: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] | None = None
+    dtype: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuses what has no meaning.
+
+        Raises:
+            ConfigError: not a dtype of integers.
+        """
+        try:
+            is_integer = not self.dtype or np.dtype(self.dtype).kind in "iu"
+        except TypeError:
+            is_integer = False
+        if not is_integer:
+            raise ConfigError(f"Tokens: dtype={self.dtype!r} is not a type of integers", field="format")
+
+    def accepts(self, key: str) -> bool:
+        """`.bin`."""
+        return key.lower().endswith(".bin") and not is_hidden(key)
+
+    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """Reads the heads of all index files, and of files that have none.
+
+        Raises:
+            ManifestError: a file whose dtype is not known or is another one, or an index file of another file.
+        """
+        sources = with_sidecars(accepted, others, ("/.idx",), 0).sources
+        heads = tuple(map(_head_of, sources))
+        contents = (yield heads) if heads else ()
+        assert isinstance(contents, tuple)
+        streams = [self._stream(source, content) for source, content in zip(sources, contents, strict=True)]
+        for source, stream in zip(sources, streams, strict=True):
+            if stream.dtype != streams[0].dtype:
+                raise ManifestError(
+                    f"{source.record.url} has tokens of {stream.dtype}, {sources[0].record.url} of {streams[0].dtype}; "
+                    "name them as two datasets",
+                    url=source.record.url,
+                )
+        noted = [
+            Source(source.record, msgspec.msgpack.encode(stream), source.sidecar)
+            for source, stream in zip(sources, streams, strict=True)
+        ]
+        facts = Facts((FieldSpec(FIELD, self._kind(streams[0].dtype)),)) if streams else Facts()
+        return Survey(noted, facts, sum(self._read_bytes(source) for source in sources))
+
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+        """The windows, of which nothing is read but the end of the index file; or its sequences.
+
+        Raises:
+            ManifestError: an index file of another file, or one that ends inside of a token.
+        """
+        stream = _STREAM.decode(source.notes)
+        head = megatron.Head(stream.dtype, stream.sequences)
+        if self.sequence_length is None:
+            yield from spans_between((yield from megatron.sequence_edges(source, head)), start)
+            return
+        if source.sidecar is not None:
+            yield from megatron.check_end(source, head)
+        yield from _windows(source, stream, self.sequence_length)
+
+    def opener(self, facts: Facts) -> Opener:
+        """A sample is one array."""
+        return TokenOpener(facts.fields[0].kind)
+
+    def recoder(self, facts: Facts) -> Recoder:
+        """Cuts windows."""
+        assert self.sequence_length is not None
+        return WindowRecoder(self.sequence_length, np.dtype(facts.fields[0].kind.partition("[")[0]))
+
+    def _kind(self, dtype: str) -> str:
+        return f"{dtype}[]" if self.sequence_length is None else f"{dtype}[{self.sequence_length + 1}]"
+
+    def _read_bytes(self, source: Source) -> int:
+        if source.sidecar is None:
+            return 0
+        return source.sidecar.size if self.sequence_length is None else 12
+
+    def _stream(self, source: Source, content: memoryview) -> Stream:
+        record = source.record
+        if source.sidecar is not None:
+            head = megatron.read_head(content, source.sidecar, record)
+            return Stream(head.dtype, 0, head.sequences)
+        if self.sequence_length is None:
+            raise refused(
+                record,
+                f"has no index file ({record.url.rpartition('.')[0]}.idx), so where its documents end is not known; "
+                "Tokens(sequence_length=2048) cuts windows",
+            )
+        return _llm_c(record, content) or self._plain(record)
+
+    def _plain(self, record: ObjectRecord) -> Stream:
+        if not self.dtype:
+            raise refused(
+                record,
+                "has neither an index file (.idx) nor a head of llm.c, so the type of its tokens is not known; say it: "
+                "Tokens(sequence_length=..., dtype='<u2')",
+            )
+        return Stream(np.dtype(self.dtype).str.replace("|", ""))
+
+
+def _head_of(source: Source) -> Need:
+    """What says the dtype."""
+    target, length = (source.sidecar, megatron.HEAD_BYTES) if source.sidecar else (source.record, _LLM_C.size)
+    if not target.size:
+        raise refused(target, "has no bytes")
+    return Need(0, min(length, target.size), target)
+
+
+def _llm_c(record: ObjectRecord, content: memoryview) -> Stream | None:
+    """The tokens of a file of llm.c; None: it is none."""
+    if len(content) < _LLM_C.size:
+        return None
+    magic, version, tokens = _LLM_C.unpack(content)
+    dtype = _LLM_C_DTYPES.get((magic, version))
+    if dtype is None:
+        return None
+    expected = _LLM_C_BYTES + tokens * np.dtype(dtype).itemsize
+    if record.size != expected:
+        raise damaged(record, f"its head says {tokens} tokens, which take {expected} bytes", 8)
+    return Stream(dtype, _LLM_C_BYTES)
+
+
+def _windows(source: Source, stream: Stream, length: int) -> Generator[Block, Answer, None]:
+    """Runs of windows, each about as long as a chunk; neighbours have one token in common."""
+    token = np.dtype(stream.dtype).itemsize
+    tokens, rest = divmod(source.record.size - stream.start, token)
+    if rest:
+        raise refused(source.record, f"ends inside of a token of {token} bytes ({stream.dtype})", source.record.size)
+    count = (tokens - 1) // length
+    run = max(1, (source.chunk_bytes - token) // (length * token))
+    for first in range(0, count, run):
+        windows = min(run, count - first)
+        begin = stream.start + first * length * token
+        yield Block(((begin, begin + (windows * length + 1) * token),), windows, windows * (length + 1) * token)
+
+
+class WindowRecoder:
+    """Copies windows out of runs of tokens.
+
+    Args:
+        length: tokens from the beginning of a window to that of the next.
+        dtype: of a token.
+    """
+
+    def __init__(self, length: int, dtype: np.dtype[np.generic]) -> None:
+        self._length, self._dtype = length, dtype
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """The windows of a run.
+
+        Raises:
+            RecodeError: another number of bytes.
+        """
+        expected = (samples * self._length + 1) * self._dtype.itemsize
+        if samples < 1 or len(content) != expected:
+            raise RecodeError(
+                f"{len(content)} bytes are not {samples} windows of {self._length} tokens, which take {expected}",
+                samples=samples,
+                bytes=len(content),
+            )
+        tokens = np.frombuffer(content, self._dtype)
+        windows = np.lib.stride_tricks.sliding_window_view(tokens, self._length + 1)[:: self._length]
+        made = np.ascontiguousarray(windows).view(np.uint8)
+        return Records([made.reshape(-1)], np.full(samples, made.shape[1], np.int64))
+
+
+class TokenOpener:
+    """Opens samples: they are the tokens.
+
+    Args:
+        kind: of the field: "<u2[2049]", or "<u2[]" for sequences.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        dtype, _, count = kind.removesuffix("]").partition("[")
+        self._token_bytes = np.dtype(dtype).itemsize
+        self._bytes = int(count) * self._token_bytes if count else None
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
+        """One field, "tokens".
+
+        Raises:
+            DecodeError: another number of bytes.
+        """
+        length = len(content)
+        if length % self._token_bytes or self._bytes not in {None, length}:
+            raise DecodeError(f"{length} bytes are no tokens of {self._kind}", offset=0)
+        return None, [Field(FIELD, content, self._kind)]

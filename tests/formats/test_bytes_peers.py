@@ -1,0 +1,74 @@
+"""Larger files that LMDB, Megatron-LM, pyarrow, polars, datasets and zipfile have just written: all that they read."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from streamer.formats.archives.zip import Zip
+from streamer.formats.arrow_ipc.format import ArrowIPC
+from streamer.formats.base import Format
+from streamer.formats.lmdb.format import LMDB
+from streamer.formats.tokens.format import Tokens
+from tests.formats.cases import MemoryStore, built, read_case
+from tests.formats.contract import samples_of
+from tests.formats.peer_environment import make, peer_python, python_with_only
+
+pytestmark = [pytest.mark.formats, pytest.mark.timeout(3000)]
+
+WINDOWS = Tokens(sequence_length=32)
+
+
+@pytest.mark.parametrize(
+    ("script", "python", "count", "formats", "raw"),
+    [
+        (
+            "lmdb_entries.py",
+            lambda: peer_python("lmdb==1.7.5"),
+            10_000,
+            dict.fromkeys(("entries", "deep", "file", "numbers"), LMDB()),
+            ["value"],
+        ),
+        (
+            "tokens.py",
+            lambda: peer_python("megatron-core==0.16.1"),
+            4000,
+            {
+                **dict.fromkeys(("windows", "wide", "llmc", "llmc3"), WINDOWS),
+                "sequences": Tokens(),
+                "plain": Tokens(sequence_length=32, dtype="<u2"),
+            },
+            [],
+        ),
+        (
+            "arrow_ipc.py",
+            lambda: python_with_only("polars==2.1.0", "datasets==5.2.0", "pillow"),
+            2000,
+            dict.fromkeys(("stream", "file", "feather", "huggingface"), ArrowIPC()),
+            ["picture", "image"],
+        ),
+        (
+            "zip_archives.py",
+            lambda: Path(sys.executable),
+            5000,
+            dict.fromkeys(("stored", "deflated", "wide", "streamed", "streamed_stored"), Zip()),
+            [],
+        ),
+    ],
+    ids=["lmdb", "tokens", "arrow", "zip"],
+)
+def test_what_the_peers_write(
+    script: str, python: Callable[[], Path], count: int, formats: dict[str, Format], raw: list[str], tmp_path: Path
+):
+    """Every sample and field; and a manifest of them, whatever the order of the answers."""
+    make(python(), script, tmp_path / "data", count)
+    for name, chosen in formats.items():
+        case = read_case(chosen, str(tmp_path / "data" / name), raw=raw)
+        assert len(case.samples) >= count // 5
+        assert samples_of(case) == list(case.samples)
+        manifest = asyncio.run(built(chosen, MemoryStore(case.objects, seed=1), tmp_path / name, 64 << 10))
+        assert manifest.samples == len(case.samples)

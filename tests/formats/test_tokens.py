@@ -1,0 +1,179 @@
+"""Token files meet the contract of the formats, on files of Megatron-LM's writer; what must be said of others."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import closing
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from streamer import StreamingDataLoader, StreamingDataset
+from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
+from streamer.formats.base import Facts, FieldSpec, SampleName
+from streamer.formats.detect import detect
+from streamer.formats.registry import find_format
+from streamer.formats.tokens.format import Tokens, WindowRecoder
+from tests.formats.cases import Case, find, read_case
+from tests.formats.contract import FormatContract
+
+LENGTH = 32
+WINDOWS = Tokens(sequence_length=LENGTH)
+HEAD = "<9sQBQQ"
+MAGIC = b"MMIDIDX\0\0"
+
+
+class TestTokens(FormatContract):
+    @classmethod
+    def cases(cls) -> list[Case]:
+        plain = Tokens(sequence_length=LENGTH, dtype="<u2")
+        return [
+            read_case(WINDOWS, "tokens/windows"),
+            read_case(Tokens(), "tokens/sequences"),
+            *(read_case(WINDOWS, f"tokens/{name}") for name in ("wide", "llmc", "llmc3")),
+            read_case(plain, "tokens/plain"),
+        ]
+
+
+@pytest.fixture
+def files() -> dict[str, bytes]:
+    objects = read_case(WINDOWS, "tokens/windows").objects
+    return {name: content for name, content in objects.items() if name.startswith("a.")}
+
+
+def test_windows_need_the_ends_of_the_index_alone(files):
+    """The head of each index file, all at once; then its last sequence: 46 bytes, however many documents there are."""
+    found = find(WINDOWS, files)
+    assert [[need.stop - need.start for need in ask] for ask in found.survey_needs] == [[34]]
+    assert [[need.stop - need.start for need in ask] for ask in found.needs["s3://bucket/data/a.bin"]] == [[4, 8]]
+    assert found.survey.read_bytes == 12
+
+
+def test_windows_follow_megatrons_count(files):
+    """(tokens - 1) // length of them, of L + 1 tokens; each begins with the last token of the one before."""
+    tokens = np.frombuffer(files["a.bin"], "<u2")
+    for length in (1, 7, LENGTH, len(tokens) - 1, len(tokens)):
+        ((source, blocks),) = find(Tokens(sequence_length=length), files).items
+        assert sum(block.samples for block in blocks) == (len(tokens) - 1) // length
+        assert source.record.url.endswith("a.bin")
+
+
+def test_runs_of_windows_are_as_long_as_chunks():
+    """However long the file is; neighbours have one token in common."""
+    tokens = np.arange(100_001, dtype="<u2")
+    chosen = Tokens(sequence_length=100, dtype="<u2")
+    ((source, _),) = find(chosen, {"a.bin": tokens.tobytes()}).items
+    source = type(source)(source.record, source.notes, None, chunk_bytes=20_000)
+    blocks = list(chosen.index(source, Facts()))
+    assert [block.fetch_bytes for block in blocks] == [19_802] * 10 + [2_002]
+    assert {one.ranges[0][1] - other.ranges[0][0] for one, other in pairwise(blocks)} == {2}
+
+
+def idx(head: tuple[object, ...], lengths=(), pointers=(), documents=()) -> bytes:
+    return (
+        struct.pack(HEAD, *head)
+        + np.array(lengths, "<i4").tobytes()
+        + np.array(pointers, "<i8").tobytes()
+        + np.array(documents, "<i8").tobytes()
+    )
+
+
+@pytest.mark.parametrize(
+    ("index", "reason"),
+    [
+        (b"", r"a\.idx has no bytes"),
+        (b"MMIDIDX", "its head has 7 of 34 bytes"),
+        (idx((b"TNTIDX\0\0\0", 1, 8, 0, 0)), "it begins with b'TNTIDX"),
+        (idx((MAGIC, 2, 8, 0, 0)), "version 2"),
+        (idx((MAGIC, 1, 9, 0, 0)), "dtype number 9; there are 1 to 8"),
+        (idx((MAGIC, 1, 0, 0, 0)), "dtype number 0"),
+        (idx((MAGIC, 1, 8, 1 << 60, 0)), "take .* bytes, it has 34"),
+        (idx((MAGIC, 1, 8, 0, 0)), "it has no sequences"),
+        (idx((MAGIC, 1, 8, 2, 1), (3, 4), (0, 6), (0,)), "its last sequence ends at byte 14"),
+        (idx((MAGIC, 1, 8, 2, 1), (3, -3), (0, 6), (0,)), "its last sequence ends at byte 0"),
+        (idx((MAGIC, 1, 8, 1, 1), (-1,), (22,), (0,)), "its last sequence ends at byte 20"),
+    ],
+)
+def test_an_index_of_another_file(index, reason):
+    """Names both files, and what to do."""
+    with pytest.raises(ManifestError, match=reason):
+        find(WINDOWS, {"a.bin": bytes(20), "a.idx": index})
+
+
+def test_sequences_that_do_not_follow_each_other():
+    """Gaps and overlaps are found where sequences are samples."""
+    good = idx((MAGIC, 1, 8, 2, 2), (3, 7), (0, 6), (0, 2))
+    ((_, spans),) = find(Tokens(), {"a.bin": bytes(20), "a.idx": good}).items
+    assert [(span.start, span.stop) for span in spans] == [(0, 6), (6, 20)]
+    modes = find(Tokens(), {"a.bin": bytes(20), "a.idx": good + b"\0\1"}).items
+    assert modes[0][1] == spans
+    for pointers in ((0, 8), (2, 6), (0, 4)):
+        wrong = idx((MAGIC, 1, 8, 2, 2), (3, 7), pointers, (0, 2))
+        with pytest.raises(ManifestError, match="do not follow each other"):
+            find(Tokens(), {"a.bin": bytes(20), "a.idx": wrong})
+
+
+@pytest.mark.parametrize(
+    ("chosen", "content", "reason"),
+    [
+        (WINDOWS, bytes(200), r"type of its tokens is not known; say it: Tokens\(sequence_length=..., dtype='<u2'\)"),
+        (Tokens(dtype="<u2"), bytes(200), r"has no index file \(.*a\.idx\).*Tokens\(sequence_length=2048\)"),
+        (Tokens(sequence_length=4, dtype="<u2"), bytes(201), "ends inside of a token of 2 bytes"),
+        (WINDOWS, b"", "has no bytes"),
+        (WINDOWS, struct.pack("<3i", 20240520, 1, 9) + bytes(1012 + 16), "its head says 9 tokens, which take 1042"),
+        (WINDOWS, struct.pack("<3i", 20240520, 1, -9) + bytes(1012), "its head says -9 tokens"),
+    ],
+)
+def test_files_without_an_index(chosen, content, reason):
+    """Say what is missing."""
+    with pytest.raises(ManifestError, match=reason):
+        find(chosen, {"a.bin": content})
+
+
+def test_files_of_two_dtypes(files):
+    """Are two datasets."""
+    other = {"b.bin": bytes(40), "b.idx": idx((MAGIC, 1, 4, 1, 0), (10,), (0,))}
+    with pytest.raises(ManifestError, match=r"b\.bin has tokens of <i4, .*a\.bin of <u2"):
+        find(WINDOWS, {**files, **other})
+
+
+@pytest.mark.parametrize("options", [{"dtype": "<f4"}, {"dtype": "x"}, {"sequence_length": 0}, {"length": 3}])
+def test_options_without_meaning(options):
+    """Are a ConfigError."""
+    with pytest.raises(ConfigError, match=r"tokens|Tokens"):
+        find_format("tokens", options)
+
+
+def test_runs_and_windows_of_another_length():
+    """Cannot come from an index of these files."""
+    recoder = WindowRecoder(4, np.dtype("<u2"))
+    for content, samples in ((b"", 0), (bytes(17), 2), (bytes(18), 3), (bytes(18), -1)):
+        with pytest.raises(RecodeError, match="windows of 4 tokens"):
+            recoder.recode(memoryview(content), samples, b"")
+    for kind, content in (("<u2[5]", 8), ("<u2[]", 5)):
+        opener = Tokens().opener(Facts((FieldSpec("tokens", kind),)))
+        with pytest.raises(DecodeError, match="are no tokens"):
+            opener.open(memoryview(bytes(content)), SampleName())
+
+
+def test_names(files):
+    """`.bin` is found by itself if `.idx` is beside it, else it is a file of bytes."""
+    assert detect([*files, "b.bin", "b.idx", "README.md"]) == "tokens"
+    assert detect(["train.bin", "val.bin"]) == "folder"
+
+
+def test_batches_are_tensors(tmp_path, monkeypatch):
+    """Windows of a file of nanoGPT, read straight into the batch: what the model reads and what it predicts."""
+    monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
+    tokens = np.arange(1000, dtype="<u2")
+    (tmp_path / "data").mkdir()
+    tokens.tofile(tmp_path / "data" / "train.bin")
+    chosen = Tokens(sequence_length=9, dtype="<u2")
+    dataset = StreamingDataset(tmp_path / "data", format=chosen, cache_dir=tmp_path / "cache", cache_bytes="1GB")
+    with closing(dataset), StreamingDataLoader(dataset, 4, 0, report_seconds=None) as loader:
+        batches = [batch["tokens"].long() for batch in loader]
+    rows = np.sort(np.concatenate([batch.numpy() for batch in batches]), axis=0)
+    assert {batch.shape[1:] for batch in batches} == {(10,)}
+    assert np.array_equal(rows[:, :-1].reshape(-1), tokens[: 111 * 9])
+    assert np.array_equal(rows[:, 1:].reshape(-1), tokens[1 : 111 * 9 + 1])
