@@ -142,6 +142,7 @@ class EngineConfig:
     # What a service serves and with which credentials; empty: any url, with the options that the client sends.
     datasets: tuple[DatasetConfig, ...] = ()
     service: ServiceConfig = field(default_factory=lambda: ServiceConfig())
+    peers: PeersConfig = field(default_factory=lambda: PeersConfig())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +167,27 @@ class ServiceConfig:
     drain_seconds: float = 20.0
     # 512 ranks of 8 worker processes; each idle connection costs 3 KB (CPython 3.11, 2026-11-20).
     max_connections: int = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeersConfig:
+    """The engines whose caches act as one. All of them have equal settings here, and one token."""
+
+    # "off", "dns:name:port" (each address of a name), or "host:port,host:port".
+    members: str = "off"
+    # host:port of the peer server.
+    listen: str = "0.0.0.0:7070"
+    # A file whose content a peer must show; required where `members` is set.
+    token_file: Path | None = None
+    # Chunks that are sent at once; each may hold a deleted file open, so the cache gives up room for them.
+    sends: int = 16
+    # What the peer server sends at most; 0: as much as it can.
+    serve_bytes_per_second: int = 0
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there are peers."""
+        return self.members not in ("", "off")
 
 
 @dataclass(frozen=True, kw_only=True)
