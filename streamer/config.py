@@ -184,6 +184,13 @@ class PeersConfig:
     # What the peer server sends at most; 0: as much as it can.
     serve_bytes_per_second: int = 0
 
+    def __post_init__(self) -> None:
+        if self.enabled and self.token_file is None:
+            raise ConfigError(
+                f"[peers] members={self.members!r} needs a token_file: a file with the same secret on every engine",
+                field="token_file",
+            )
+
     @property
     def enabled(self) -> bool:
         """Whether there are peers."""
@@ -250,6 +257,7 @@ _COMMON = frozenset(["CACHE_DIR", "RUNTIME_DIR", "ENGINE", "LOG", "TOKEN_FILE", 
 SERVICE_VARIABLES = (
     *("CONFIG", "SOCKET", "HTTP", "CACHE_BYTES", "MEMORY_BYTES"),
     *("GROUP", "ALLOW_UIDS", "DRAIN_SECONDS", "MAX_CONNECTIONS"),
+    *("PEERS", "PEERS_LISTEN", "PEERS_TOKEN_FILE"),
 )
 # Kubernetes puts these into every container when a Service is called "streamer".
 _KUBERNETES = re.compile(r"STREAMER_(\w+_)?(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d+_\w+)")

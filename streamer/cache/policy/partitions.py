@@ -283,6 +283,20 @@ class Partitions:
         for index in changed:
             self.table.rebuild(groups[index])
 
+    def end_job(self, job: str) -> None:
+        """The datasets of a job are not its any more; those without another one are finished. `plan` afterwards."""
+        for group in [one for one in self.table.groups if job in one.jobs]:
+            group.jobs.discard(job)
+            self.end_use(group)
+            if not group.jobs:
+                group.leave_pool()
+        self.adopt()
+
+    def end_use(self, group: Group) -> None:
+        """No other dataset was used later."""
+        self.tick += 1
+        group.last_used = self.tick
+
     def disown(self, gone: list[Group]) -> None:
         """Datasets without a manifest: their chunks go to other datasets that have them, else to no one ("").
 
