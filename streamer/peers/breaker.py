@@ -47,14 +47,14 @@ class Breaker(msgspec.Struct):
         return True
 
     def lost(self, asked_at: float, now: float) -> bool:
-        """The store was faster, and the peer had sent no byte to any request meanwhile; returns as `failed`."""
+        """The store was faster, and the peer had sent next to nothing to any request meanwhile; returns as `failed`."""
         if not self.is_up or asked_at < self.since:
             return False
         self._lost += 1
         return self._lost >= _LOST_RACES and self.failed(asked_at, now)
 
-    def sent(self) -> None:
-        """It has sent a byte."""
+    def answered(self) -> None:
+        """It has answered a request to its end."""
         self._lost = 0
 
     def probed(self, answered: bool, now: float) -> None:

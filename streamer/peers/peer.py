@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import msgspec
 
 from streamer.fetch.fair_gate import FairGate
@@ -55,7 +53,7 @@ class Peer:
         breaker: whether it is asked.
         count: what happened.
         first_byte: seconds until answers began.
-        last_byte_at: when its last byte came, on the loop's clock.
+        sent_bytes: of the bodies of its answers.
         idle: transfers that can be used again.
         instance: of the facts it said last; "": none yet.
         window: of requests.
@@ -67,7 +65,7 @@ class Peer:
         self.budget = HedgeBudget(_HEDGES_SHARE, 1.0)
         self.count = PeerCounts()
         self.first_byte = Sampled()
-        self.last_byte_at = -inf
+        self.sent_bytes = 0
         self.idle: list[Transfer] = []
         self.instance = ""
         self.window = FairGate(_WINDOW)

@@ -17,6 +17,8 @@ _SILENT_SECONDS = 10
 # Of an answer that is no chunk.
 _MOST_BYTES = 4096
 _MOST_LINES = 64
+# Pieces are of 16 KiB; a call for each would be a tenth of what they cost.
+_REPORT_BYTES = 64 * 1024
 # What came was no HTTP, or a callback has refused it.
 _WRONG = (pycurl.E_UNSUPPORTED_PROTOCOL, pycurl.E_FTP_WEIRD_SERVER_REPLY, pycurl.E_WRITE_ERROR)
 
@@ -39,13 +41,13 @@ class Transfer:
     """A handle of libcurl, for one request at a time. On the engine's loop.
 
     Attributes:
-        on_bytes: called with each piece that comes, heads of answers included.
+        on_bytes: called with 0 for each line of a head, and with what has come of a body, not for each piece.
         received: bytes of the body.
         answer: the body where nothing made room for it.
     """
 
     def __init__(self) -> None:
-        self.on_bytes: Callable[[], None] = _nothing
+        self.on_bytes: Callable[[int], None] = _ignore
         self._easy = _easy()
         self._easy.setopt(pycurl.HEADERFUNCTION, self._take_line)
         self._easy.setopt(pycurl.WRITEFUNCTION, self._take)
@@ -54,6 +56,7 @@ class Transfer:
         self._lines = 0
         self._status = 0
         self._announced = 0
+        self._reported = 0
         self.received = 0
         self.answer = b""
 
@@ -99,7 +102,7 @@ class Transfer:
         except WrongError:
             return Ending.WRONG
         finally:
-            self.on_bytes = _nothing
+            self.on_bytes = _ignore
             multi.remove(self._easy)
             self._length = self._body = None
 
@@ -120,7 +123,7 @@ class Transfer:
         return self._status
 
     def _prepare(self, url: str, lines: Sequence[str], seconds: float) -> None:
-        self._lines = self._status = self._announced = self.received = 0
+        self._lines = self._status = self._announced = self._reported = self.received = 0
         self.answer = b""
         self._easy.setopt(pycurl.URL, url)
         self._easy.setopt(pycurl.HTTPHEADER, list(lines))
@@ -129,7 +132,7 @@ class Transfer:
     # ------------------------------------------------------------ libcurl's callbacks
 
     def _take_line(self, line: bytes) -> int | None:
-        self.on_bytes()
+        self.on_bytes(0)
         self._lines += 1
         name, _, value = line.partition(b":")
         if line.startswith(b"HTTP/") and line[9:12].isdigit():
@@ -140,7 +143,6 @@ class Transfer:
 
     def _take(self, piece: bytes) -> int | None:
         """Returns another number than the length to end the transfer."""
-        self.on_bytes()
         if self._length is None or self._status != 200:
             self.answer += piece
             return None if len(self.answer) <= _MOST_BYTES else -1
@@ -151,6 +153,9 @@ class Transfer:
             return -1
         self._body[self.received : stop] = piece
         self.received = stop
+        if stop - self._reported >= _REPORT_BYTES:
+            self.on_bytes(stop - self._reported)
+            self._reported = stop
         return None
 
     def _announce(self) -> int:
@@ -162,7 +167,7 @@ class Transfer:
         return int(pycurl.WRITEFUNC_PAUSE)
 
 
-def _nothing() -> None:
+def _ignore(count: int) -> None:
     """What a transfer without a request calls."""
 
 

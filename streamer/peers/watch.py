@@ -8,8 +8,10 @@ from streamer.fetch.presence_clock import Alarm, PresenceClock
 from streamer.peers.peer import MOST_LATE_SECONDS, Peer
 from streamer.peers.transfer import Transfer
 
-# A body must bring this much between two looks: 1 MiB/s.
-_LEAST_BYTES = int(MOST_LATE_SECONDS * (1 << 20))
+# A body that comes more slowly is late, and a peer that sends less to all requests together is silent.
+_LEAST_BYTES_PER_SECOND = 1 << 20
+# A busy peer gets as much time before each of its late requests goes to the store as well.
+_MOST_LOOKS = 4
 
 
 class Watch:
@@ -20,7 +22,10 @@ class Watch:
         peer: that is asked.
         transfer: of the request.
         on_late: called at most once.
-        waits: the peer may answer that much later.
+        waits: seconds that the peer may take longer.
+
+    Attributes:
+        asked_at: when the request began, on the loop's clock.
     """
 
     def __init__(
@@ -29,15 +34,24 @@ class Watch:
         self._clock = clock
         self._peer = peer
         self._transfer = transfer
-        self._waits = waits
-        self._seconds = seconds = peer.late_seconds + waits
         self._on_late = on_late
-        self._seen_bytes = -_LEAST_BYTES
-        self.is_late = False
+        self._waits = waits
+        self._is_late = False
+        self._has_answer = False
+        self._looks = 0
         self.asked_at = clock.loop.time()
-        self._is_first = True
         clock.begin()
-        self._alarm = Alarm(clock, clock.time() + seconds, self._look)
+        self._mark()
+        self._alarm = Alarm(clock, clock.time() + peer.late_seconds + waits, self._look)
+
+    def received(self, count: int) -> None:
+        """The peer has sent a line of its answer's head, or so many bytes of the body."""
+        peer = self._peer
+        peer.sent_bytes += count
+        if not self._has_answer:
+            self._has_answer = True
+            if not self._waits:
+                peer.first_byte.add(self._clock.loop.time() - self.asked_at)
 
     def end(self, *, cancelled: bool) -> bool:
         """The request has ended.
@@ -50,33 +64,37 @@ class Watch:
         """
         self._alarm.cancel()
         self._clock.end()
-        lost = cancelled and self.is_late and self._is_silent()
+        if not cancelled and self._has_answer:
+            self._peer.breaker.answered()
+        lost = cancelled and self._is_late and self._is_silent()
         return lost and self._peer.breaker.lost(self.asked_at, self._clock.loop.time())
 
-    def received(self) -> None:
-        """The peer has sent something."""
-        peer, now = self._peer, self._clock.loop.time()
-        peer.last_byte_at = now
-        if self._is_first:
-            self._is_first = False
-            peer.breaker.sent()
-            if not self._waits:
-                peer.first_byte.add(now - self.asked_at)
-
     def _look(self) -> None:
-        received, begun = self._transfer.received, self._transfer.has_answer
-        moves = begun and received - self._seen_bytes >= _LEAST_BYTES
-        self._seen_bytes = received
-        # A peer that sends to others is busy; to ask the store for all that it sends late would double the work.
-        if not (moves or self._transfer.is_waiting_for_memory) and (self._is_silent() or self._peer.budget.take(0)):
-            self.is_late = True
+        self._looks += 1
+        # What a peer that sends to others sends late is paid from a budget: to ask the store for all of it would
+        # double the work.
+        if not self._moves() and (self._is_silent() or self._looks >= _MOST_LOOKS or self._peer.budget.take(0)):
+            self._is_late = True
             self._peer.count.peer_hedges += 1
             self._on_late()
-            return
-        if begun:
-            self._seconds = MOST_LATE_SECONDS
-        self._alarm.move(self._clock.time() + self._seconds)
+        else:
+            self._mark()
+            self._alarm.move(self._clock.time() + MOST_LATE_SECONDS + self._waits * (not self._has_answer))
+
+    def _mark(self) -> None:
+        self._marked_at = self._clock.time()
+        self._marked_bytes, self._marked_peer_bytes = self._transfer.received, self._peer.sent_bytes
+        self._had_answer = self._has_answer
+
+    def _moves(self) -> bool:
+        """Whether an answer has begun since the last look, or its body comes."""
+        if self._has_answer and (not self._had_answer or self._transfer.is_waiting_for_memory):
+            return True
+        return self._is_enough(self._transfer.received - self._marked_bytes)
 
     def _is_silent(self) -> bool:
-        """Whether the peer has sent nothing to any request for as long as this one is late."""
-        return self._clock.loop.time() - self._peer.last_byte_at >= self._seconds
+        """Whether the peer has sent next to nothing since the last look, to any request."""
+        return not self._is_enough(self._peer.sent_bytes - self._marked_peer_bytes)
+
+    def _is_enough(self, count: int) -> bool:
+        return count >= (self._clock.time() - self._marked_at) * _LEAST_BYTES_PER_SECOND

@@ -80,8 +80,10 @@ async def node(
     path: Path, members: str = "127.0.0.1:1", *, listen: str = "127.0.0.1:0", **changes
 ) -> AsyncIterator[Node]:
     folder = open_folder(path / "cache")
-    token_file = path / "token"
-    token_file.write_text(changes.pop("token", TOKEN))
+    token, token_file = changes.pop("token", TOKEN), None
+    if token is not None:
+        token_file = path / "token"
+        token_file.write_text(token)
     sends, send_bytes = changes.pop("sends", 16), changes.pop("send_bytes", SEND_BYTES)
     config = PeersConfig(members=members, listen=listen, token_file=token_file, sends=sends)
     shelf, memory = Shelf(folder), MemoryBudget(FetchConfig(memory_bytes=changes.pop("memory_bytes", 64 << 20)))
