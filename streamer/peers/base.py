@@ -7,7 +7,6 @@ Nothing here raises for what a peer does: a peer that fails is an answer, and th
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
 from enum import Enum
 from typing import Protocol
 
@@ -19,10 +18,10 @@ from streamer.placement.members import Member
 class Refusal(Enum):
     """Why a peer sent no chunk."""
 
-    NOT_HERE = "not here"  # it does not have it, and would not keep it (404, 409)
-    BUSY = "busy"  # it is leaving, or has more to send than it can before the chunk is due (503)
+    NOT_HERE = "not here"  # it does not have it, and would not keep it (404)
+    BUSY = "busy"  # it is leaving, or has more to send before (503)
     DOWN = "down"  # no connection, cut off, or silent: the breaker counts it
-    WRONG = "wrong"  # an answer that the protocol does not allow (another length, 200 for a range, 401, garbage)
+    WRONG = "wrong"  # an answer that the protocol does not allow (another length, a redirect, garbage)
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -31,7 +30,7 @@ class Asked(msgspec.Struct, frozen=True):
     Attributes:
         key: 16 bytes.
         dataset: digest of its manifest.
-        length: of its chunk file, in bytes; of a recoded chunk as planned, then the answer has another one.
+        length: of its chunk file, in bytes; of a recoded chunk as planned.
         exact: whether an answer of another length is wrong; otherwise it may have up to four times `length`.
         fetch: True: the peer shall fetch it from the store if it keeps it; False: only what it has.
         due: when its first reader needs it, on the loop's clock; read when the request leaves.
@@ -51,10 +50,10 @@ class Received(Protocol):
     """A chunk file in a buffer of the memory budget; close it when it is written.
 
     Attributes:
-        parts: views whose concatenation is the file. They end with `close`.
+        content: the file. It ends with `close`.
     """
 
-    parts: list[memoryview]
+    content: memoryview
 
     def close(self) -> None:
         """Gives the memory back; idempotent."""
@@ -72,8 +71,7 @@ class PeerClient(Protocol):
         Args:
             member: one that `is_up`.
             asked: what.
-            on_late: called at most once, when the store is to be asked as well: no byte for `late` seconds (8.2 of the
-                design; a chunk that the peer is fetching has the patience of `coming_seconds`). The request goes on.
+            on_late: called at most once, when the store is to be asked as well. The request goes on.
         """
         ...
 
@@ -82,7 +80,7 @@ class PeerClient(Protocol):
         ...
 
     def rejected(self, member: Member) -> None:
-        """What the peer sent was not the chunk: its key, lengths or checksums are wrong. Thirty of them leave it out."""
+        """What the peer sent was not the chunk: wrong key, lengths or checksums. Thirty of them leave it out."""
         ...
 
     def statistics(self) -> dict[str, int]:
@@ -108,42 +106,32 @@ class Loan(Protocol):
 class Lender(Protocol):
     """The engine's side of the peer server: asked only for chunks whose file is not there."""
 
-    async def lend(self, key: bytes, dataset: str, *, fetch: bool, wait: bool, due_seconds: float) -> Loan:
-        """Answers for one chunk: there, coming (only without `wait`), or neither: the peer is to fetch it itself.
+    async def lend(self, key: bytes, dataset: str, *, wait: bool, due_seconds: float) -> Loan:
+        """Answers for one chunk: there, coming, or neither: the peer is to fetch it itself.
+
+        Starts its fetch from the store, if it is kept here.
 
         Args:
             key: 16 bytes.
             dataset: digest of the manifest that the peer knows it by.
-            fetch: True: fetch it from the store, if it is kept here.
-            wait: True: answer when a fetch of it has ended.
+            wait: answer when a fetch of it has ended, at most half a second later.
             due_seconds: when the peer's reader needs it.
         """
-        ...
-
-    def describe(self) -> dict[str, object]:
-        """For GET /v1/peer: {digest: {"held_bytes": ...}} of the datasets that are open here."""
         ...
 
 
 class Peers(Protocol):
     """Server, client and membership of one engine."""
 
-    client: PeerClient
+    @property
+    def client(self) -> PeerClient:
+        """Asks them."""
+        ...
 
     def members(self) -> AsyncIterator[tuple[Member, ...]]:
         """The other members, at first after one round of asking all of them, then at each change."""
         ...
 
     def statistics(self) -> dict[str, int]:
-        """Counters of the client and of the server: served_requests, served_bytes, served_refused, sends (a level)..."""
-        ...
-
-
-class OpenPeers(Protocol):
-    """`streamer.peers.opened.open_peers`."""
-
-    def __call__(
-        self, config: object, *, me: Member, chunks_folder: object, lender: Lender, memory: object
-    ) -> AbstractAsyncContextManager[Peers]:
-        """Starts the server process, listens, and follows the membership until the end of the block."""
+        """Counters of the client (`PeerCounts`) and of the server (`messages.Counts`)."""
         ...
