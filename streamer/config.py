@@ -181,8 +181,6 @@ class PeersConfig:
     token_file: Path | None = None
     # Chunks that are sent at once; each may hold a deleted file open, so the cache gives up room for them.
     sends: int = 16
-    # What the peer server sends at most; 0: as much as it can.
-    serve_bytes_per_second: int = 0
 
     def __post_init__(self) -> None:
         if self.enabled and self.token_file is None:

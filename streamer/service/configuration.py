@@ -4,7 +4,7 @@
     [fetch]     memory_bytes window_max range_bytes ...
     [engine]    socket_path lookahead_bytes silent_seconds ...
     [service]   http allow_uids token_file drain_seconds max_connections
-    [peers]     members listen token_file sends serve_bytes_per_second
+    [peers]     members listen token_file sends
     [[datasets]]  url, storage_options or storage_options_file (JSON)
 
 Every name is a field of the dataclass of that section in `streamer.config`; a name that is none is refused.
