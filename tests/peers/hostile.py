@@ -51,8 +51,8 @@ async def peer(answer: Answer) -> AsyncIterator[Member]:
         try:
             await reader.readuntil(b"\r\n\r\n")
             await answer(writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # a cancelled one is logged by asyncio's streams
         finally:
             writer.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,12 +16,14 @@ from streamer.cache.writer import ChunkBytes, write_chunk
 from streamer.config import FetchConfig, PeersConfig
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.peers.base import Asked
+from streamer.peers.client import PeerClient
 from streamer.peers.opened import OpenedPeers, open_peers
 from streamer.placement.members import Member
 
 TOKEN = "canary-7f3a9c-token"
 DATASET = "ab" * 32
 SEND_BYTES = 256 << 20
+_numbers = itertools.count()
 
 
 def key_of(number: int) -> bytes:
@@ -66,6 +69,21 @@ class Shelf:
         return self.loans[-1]
 
 
+class Asker:
+    """What asks peers, without a server of its own."""
+
+    def __init__(self, client: PeerClient, memory: MemoryBudget) -> None:
+        self.client, self.memory = client, memory
+
+
+@asynccontextmanager
+async def asker(token: str = TOKEN, memory_bytes: int = 64 << 20) -> AsyncIterator[Asker]:
+    memory = MemoryBudget(FetchConfig(memory_bytes=memory_bytes))
+    async with PeerClient(f"asker {next(_numbers)}", token, memory) as client:
+        yield Asker(client, memory)
+    assert memory.gate.used == 0
+
+
 class Node:
     """One engine without an engine."""
 
@@ -86,7 +104,7 @@ async def node(
         token_file.write_text(token)
     sends, send_bytes = changes.pop("sends", 16), changes.pop("send_bytes", SEND_BYTES)
     config = PeersConfig(members=members, listen=listen, token_file=token_file, sends=sends)
-    shelf, memory = Shelf(folder), MemoryBudget(FetchConfig(memory_bytes=changes.pop("memory_bytes", 64 << 20)))
+    shelf, memory = Shelf(folder), MemoryBudget(FetchConfig(memory_bytes=64 << 20))
     opening = open_peers(
         config,
         me=Member(folder.root_id, listen, 1 << 30),
@@ -96,10 +114,7 @@ async def node(
         send_bytes=send_bytes,
     )
     async with opening as peers:
-        made = Node(folder, shelf, peers)
-        made.memory = memory
-        yield made
-    assert memory.gate.used == 0
+        yield Node(folder, shelf, peers)
 
 
 def asked(number: int, length: int, *, fetch: bool = True, exact: bool = True, due_seconds: float = 60.0) -> Asked:
@@ -107,7 +122,7 @@ def asked(number: int, length: int, *, fetch: bool = True, exact: bool = True, d
     return Asked(key_of(number), DATASET, length, exact, fetch, lambda: due, lambda: "job")
 
 
-async def fetch(of: Node, member: Member, asking: Asked, on_late=lambda: None) -> bytes | object:
+async def fetch(of: Node | Asker, member: Member, asking: Asked, on_late=lambda: None) -> bytes | object:
     """The bytes of a chunk file, or the refusal."""
     answer = await of.client.fetch_chunk(member, asking, on_late)
     if not hasattr(answer, "content"):

@@ -13,14 +13,14 @@ import pytest
 
 from streamer.errors import ConfigError
 from streamer.peers.base import Refusal
-from tests.peers.parts import TOKEN, asked, fetch, node, put_chunk
+from tests.peers.parts import TOKEN, asked, asker, fetch, node, put_chunk
 
 pytestmark = pytest.mark.process
 
 
 async def test_peers_with_another_token_get_nothing(tmp_path, caplog):
     """401, said once in the log of the one who asks; it is not asked again for a minute."""
-    async with node(tmp_path / "a") as a, node(tmp_path / "b", token="canary-another") as b:
+    async with node(tmp_path / "a") as a, asker("canary-another") as b:
         file = put_chunk(a.folder, 1)
         assert await fetch(b, a.member, asked(1, len(file))) is Refusal.DOWN
         assert not b.client.is_up(a.member)
@@ -42,7 +42,7 @@ async def test_no_peers_without_a_token(tmp_path, token):
 async def test_the_token_is_nowhere(tmp_path, caplog, capfd):
     """Not in arguments or environment of the process, logs, errors, statistics, or the cache folder."""
     caplog.set_level(logging.DEBUG)
-    async with node(tmp_path / "a") as a, node(tmp_path / "b") as b:
+    async with node(tmp_path / "a") as a, asker() as b:
         file = put_chunk(a.folder, 1)
         assert await fetch(b, a.member, asked(1, len(file))) == file
         for garbage in (
@@ -54,7 +54,7 @@ async def test_the_token_is_nowhere(tmp_path, caplog, capfd):
         process = Path(f"/proc/{a.server.pid}")
         seen = process.joinpath("cmdline").read_bytes() + process.joinpath("environ").read_bytes()
         assert b"streamer.peers" in seen
-        seen += repr([a.peers, b.peers, a.server, b.client, a.peers.statistics(), b.client.table()]).encode()
+        seen += repr([a.peers, a.server, b.client, a.peers.statistics(), b.client.table()]).encode()
         seen += b"".join(path.read_bytes() for path in a.folder.path.rglob("*") if path.is_file())
     seen += caplog.text.encode() + "".join(capfd.readouterr()).encode()
     assert TOKEN.encode() not in seen
@@ -72,7 +72,7 @@ def _say(address: str, raw: bytes) -> None:
 @pytest.mark.parametrize("count", [1_000, 8_000])
 async def test_slow_connections(tmp_path, count):
     """Connections that say nothing, or a byte: closed after seconds; peers are answered all the while."""
-    async with node(tmp_path / "a") as a, node(tmp_path / "b") as b:
+    async with node(tmp_path / "a") as a, asker() as b:
         file = put_chunk(a.folder, 1)
         assert await fetch(b, a.member, asked(1, len(file))) == file
         host, _, port = a.member.address.rpartition(":")

@@ -7,14 +7,14 @@ import asyncio
 import pytest
 
 from streamer.peers.base import Refusal
-from tests.peers.parts import asked, fetch, key_of, node, put_chunk
+from tests.peers.parts import asked, asker, fetch, key_of, node, put_chunk
 
 pytestmark = pytest.mark.process
 
 
 async def test_a_chunk_is_sent_whole(tmp_path):
     """What is on the disk of one is in the memory of the other."""
-    async with node(tmp_path / "a") as a, node(tmp_path / "b") as b:
+    async with node(tmp_path / "a") as a, asker() as b:
         file = put_chunk(a.folder, 1)
         assert await fetch(b, a.member, asked(1, len(file))) == file
         assert a.shelf.asked == []
@@ -24,7 +24,7 @@ async def test_a_chunk_is_sent_whole(tmp_path):
 
 async def test_a_chunk_that_is_coming_is_waited_for(tmp_path):
     """202, then the chunk when the home has it; the loan ends when the file is open."""
-    async with node(tmp_path / "a") as a, node(tmp_path / "b") as b:
+    async with node(tmp_path / "a") as a, asker() as b:
         a.shelf.answers[key_of(3)] = "coming"
         a.shelf.arrives[key_of(3)] = 3
         found = await fetch(b, a.member, asked(3, 1 << 20, exact=False))
