@@ -1,4 +1,4 @@
-"""Asks peers: one attempt each, late after milliseconds, down after failures."""
+"""Asks peers: one attempt each, late after a quarter of a second, down after failures."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class PeerClient:
         peer.budget.earned(0)
         received = Received(self._memory, asked)
         transfer = peer.idle.pop() if peer.idle else Transfer()
-        watch = Watch(self._clock, peer, transfer, on_late, waits=_WAIT_SECONDS * wait)
+        watch = Watch(self._clock, peer, transfer, on_late, due_seconds=due, waits=_WAIT_SECONDS * wait)
         transfer.on_bytes = watch.received
         try:
             status = await transfer.get(self._multi, url, lines, received.make_room)

@@ -12,11 +12,6 @@ from streamer.peers.transfer import Transfer
 
 # Requests at once that may be answered with a chunk; it sends 16 at once, to all.
 _WINDOW = 16
-# Nothing for this long, and the store is asked as well: three times the p95, between these bounds; the upper one while
-# fewer than 20 answers are known.
-_LEAST_LATE_SECONDS = 0.025
-MOST_LATE_SECONDS = 0.25
-_LATE_FACTOR = 3.0
 # Of the requests: what a peer that sends to others may cost the store because it is slow.
 _HEDGES_SHARE = 0.02
 # So many wrong answers are no accident.
@@ -83,14 +78,6 @@ class Peer:
     def state(self) -> str:
         """For people."""
         return "left out" if self.is_left_out else "up" if self.breaker.is_up else "down"
-
-    @property
-    def late_seconds(self) -> float:
-        """Until a request is late that has no answer."""
-        seen = self.first_byte.quantiles
-        if seen is None:
-            return MOST_LATE_SECONDS
-        return min(max(_LATE_FACTOR * seen.p95, _LEAST_LATE_SECONDS), MOST_LATE_SECONDS)
 
     def wrong(self) -> bool:
         """It has sent wrong bytes; returns whether that was once too often."""

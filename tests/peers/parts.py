@@ -117,7 +117,7 @@ async def node(
         yield Node(folder, shelf, peers)
 
 
-def asked(number: int, length: int, *, fetch: bool = True, exact: bool = True, due_seconds: float = 60.0) -> Asked:
+def asked(number: int, length: int, *, fetch: bool = True, exact: bool = True, due_seconds: float = 0.0) -> Asked:
     due = asyncio.get_running_loop().time() + due_seconds
     return Asked(key_of(number), DATASET, length, exact, fetch, lambda: due, lambda: "job")
 
