@@ -15,6 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from streamer.cache.disk_space import FIXED_BYTES
+from streamer.cache.policy.table import charge
+from streamer.formats.chunkfile import file_bytes
+from tests.fault.namespaces import Namespaces
 from tests.fault.peer_reader import SAMPLE_BYTES, sample
 
 MiB = 1 << 20
@@ -37,6 +41,7 @@ class Store:
             ["s3sim", "start", "--root", str(root)], check=True, capture_output=True, text=True
         ).stdout
         self.endpoint = next(word for word in started.split() if word.startswith("http://")).rstrip("/")
+        self.objects = objects
         self.data_bytes = objects * SAMPLE_BYTES
 
     @property
@@ -45,10 +50,10 @@ class Store:
         return int(self.endpoint.rsplit(":", 1)[1])
 
     def sent_since(self) -> float:
-        """Bytes sent since the last call, as a multiple of the dataset; headers included."""
+        """Objects sent since the last call, as a multiple of the dataset."""
         request = urllib.request.Request(f"{self.endpoint}/__stats/reset", method="POST")
         with urllib.request.urlopen(request, timeout=10) as answer:
-            return float(json.load(answer)["bytes_sent"]) / self.data_bytes
+            return float(json.load(answer)["object_gets"]) / self.objects
 
     def set(self, query: str) -> None:
         """Changes latency or faults."""
@@ -172,15 +177,26 @@ class Fleet:
         count: of engines.
     """
 
-    def __init__(self, root: Path, objects: int, whole: float, count: int = 4) -> None:
+    def __init__(
+        self, root: Path, objects: int, whole: float, *, count: int = 4, namespaces: Namespaces | None = None
+    ) -> None:
         self.store = Store(root / "store", objects)
         self.endpoint = self.store.endpoint
         self.objects = objects
+        self.sample_bytes = SAMPLE_BYTES
         addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
-        # Of small chunks the catalog and the blocks of the file system take a large part.
-        limit = int(whole / count * objects * (SAMPLE_BYTES + 8192)) + MiB
+        if namespaces is not None:
+            addresses = [f"{address}:7070" for address in namespaces.addresses]
+            self.endpoint = namespaces.forward(self.store.port)
+        self.limit_bytes = int(whole / count * objects * charge(file_bytes(SAMPLE_BYTES, 1))) + FIXED_BYTES
         self.engines = [
-            PeerEngine(root / f"engine{number}", address, ",".join(addresses), limit)
+            PeerEngine(
+                root / f"engine{number}",
+                address,
+                ",".join(addresses),
+                self.limit_bytes,
+                namespaces.prefix(number) if namespaces is not None else (),
+            )
             for number, address in enumerate(addresses)
         ]
         self.readers: list[Reader] = []
@@ -209,6 +225,15 @@ class Fleet:
     def total(self, name: str) -> float:
         """Of all engines."""
         return sum(float(engine.statistics()[name]) for engine in self.engines if engine.process is not None)
+
+    def kept_share(self) -> float:
+        """What the caches together can keep of the dataset: their limits without the staging areas."""
+        size = charge(file_bytes(SAMPLE_BYTES, 1)) * self.objects
+        return (self.total("limit_bytes") - self.total("staging_bytes")) / size
+
+    def late_share(self) -> float:
+        """Chunks that were read from the store because a peer was late, since the start, of those of the dataset."""
+        return self.total("peer_hedge_losses") / self.objects
 
     @staticmethod
     def wait_for(reached: Callable[[], bool], seconds: float = 60.0) -> None:
