@@ -26,14 +26,12 @@ class SourceCounts(msgspec.Struct):
     Attributes:
         peer_chunks: chunks that came from peers.
         peer_bytes: of their samples.
-        peer_hedge_losses: requests for which the store was asked as well, and was sooner.
-        peer_rejected_chunks: files of peers that were not the chunk.
+        peer_hedge_losses: late requests for which the store was asked as well, and was sooner.
     """
 
     peer_chunks: int = 0
     peer_bytes: int = 0
     peer_hedge_losses: int = 0
-    peer_rejected_chunks: int = 0
 
 
 class _FromPeer(msgspec.Struct, frozen=True):
@@ -124,7 +122,6 @@ class Sources:
             file.close()
             if not isinstance(error, IntegrityError):
                 raise
-            self.count.peer_rejected_chunks += 1
             self._client.rejected(ask.member)
             logger.warning("%s; it is read from the store", error)
             return None
