@@ -27,23 +27,26 @@ class Namespaces:
         self.addresses = [f"{self._net}.{number + 1}" for number in range(count)]
         self.store_address = f"{self._net}.254"
         self._listener: socket.socket | None = None
-        _run(f"ip link add {self._name} type bridge")
+        # In a namespace of its own: a packet filter of this machine (Docker's) would drop what passes the bridge.
+        switch = f"{self._name}-switch"
+        _run(f"ip netns add {switch}")
+        _run(f"ip -n {switch} link add bridge type bridge")
+        _run(f"ip -n {switch} link set bridge up")
+        _run(f"ip link add {self._name} type veth peer name store netns {switch}")
         _run(f"ip addr add {self.store_address}/24 dev {self._name}")
         _run(f"ip link set {self._name} up")
+        _run(f"ip -n {switch} link set store master bridge up")
         for number, address in enumerate(self.addresses):
-            name, link = self._of(number), self._link(number)
+            name, link = self._of(number), f"link{number}"
             _run(f"ip netns add {name}")
-            _run(f"ip link add {link} type veth peer name eth0 netns {name}")
-            _run(f"ip link set {link} master {self._name} up")
+            _run(f"ip -n {switch} link add {link} type veth peer name eth0 netns {name}")
+            _run(f"ip -n {switch} link set {link} master bridge up")
             _run(f"ip -n {name} addr add {address}/24 dev eth0")
             _run(f"ip -n {name} link set eth0 up")
             _run(f"ip -n {name} link set lo up")
 
     def _of(self, number: int) -> str:
         return f"{self._name}-{number}"
-
-    def _link(self, number: int) -> str:
-        return f"{self._name}v{number}"
 
     def prefix(self, number: int) -> list[str]:
         """Runs a command in a namespace."""
@@ -53,13 +56,16 @@ class Namespaces:
     def partition(self, left: Sequence[int], right: Sequence[int]) -> Iterator[None]:
         """Packets between the two sides are dropped; both reach the store."""
         pairs = [(one, other) for one in left for other in right]
-        for one, other in (*pairs, *((other, one) for one, other in pairs)):
-            _run(f"ip -n {self._of(one)} route add blackhole {self.addresses[other]}/32")
+        both = [*pairs, *((other, one) for one, other in pairs)]
+        for one, other in both:
+            # To a station that does not exist: a route that drops would fail the sender at once.
+            dropped = f"{self.addresses[other]} lladdr 02:00:00:00:00:01 dev eth0 nud permanent"
+            _run(f"ip -n {self._of(one)} neigh replace {dropped}")
         try:
             yield
         finally:
-            for one, other in (*pairs, *((other, one) for one, other in pairs)):
-                _run(f"ip -n {self._of(one)} route del blackhole {self.addresses[other]}/32")
+            for one, other in both:
+                _run(f"ip -n {self._of(one)} neigh del {self.addresses[other]} dev eth0")
 
     def forward(self, port: int) -> str:
         """The endpoint of a store on 127.0.0.1, from the namespaces."""
@@ -83,7 +89,7 @@ class Namespaces:
             self._listener.close()
         for number in range(len(self.addresses)):
             _run(f"ip netns del {self._of(number)}")
-        _run(f"ip link del {self._name}")
+        _run(f"ip netns del {self._name}-switch")
 
 
 def _copy(one: socket.socket, other: socket.socket) -> None:

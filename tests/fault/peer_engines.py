@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
 from streamer.cache.disk_space import FIXED_BYTES
 from streamer.cache.policy.table import charge
 from streamer.formats.chunkfile import file_bytes
@@ -129,16 +131,19 @@ class PeerEngine:
         """Until it listens."""
         with (self.root / "log").open("ab") as log:
             command = [*self.prefix, sys.executable, "-m", "streamer", "serve", "--config", str(self.config)]
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith(b"listening"), (self.root / "log").read_text()
         return self
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Sends a signal to it and to its children, as a lost machine has it."""
+        """Sends a signal to it and to its peer server, as if the machine had stopped."""
         assert self.process is not None
-        os.killpg(self.process.pid, number)
+        engine = psutil.Process(self.process.pid)
+        for process in (engine, *engine.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
         if number in (signal.SIGKILL, signal.SIGTERM):
             assert self.process.stdout is not None
             self.process.stdout.close()

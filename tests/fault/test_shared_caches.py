@@ -141,13 +141,13 @@ def test_a_peer_with_damaged_files_costs_no_sample(start: Start) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_peer_that_stops_holds_no_reader_up(start: Start, number: signal.Signals) -> None:
     """Three jobs go on without the fourth engine; when it runs again, it is asked again."""
-    fleet = start(2000, 1.6)
+    fleet = start(1000, 1.6)
     fleet.read("a", "b", "c", "d")
     fleet.epoch([1, 2, 3, 4])
     fleet.readers.pop().close()
     for reader, seed in zip(fleet.readers, (5, 6, 7), strict=True):
-        reader.begin(seed, pause=0.002)
-    fleet.wait_for(lambda: fleet.engines[0].statistics()["needs"] > 2300)
+        reader.begin(seed, pause=0.01)
+    fleet.wait_for(lambda: fleet.engines[0].statistics()["needs"] > 1150)
     fleet.engines[3].kill(number)
     answers = [reader.answer() for reader in fleet.readers]
     assert [answer["samples"] for answer in answers] == [fleet.objects] * 3
@@ -164,12 +164,12 @@ def test_a_peer_that_stops_holds_no_reader_up(start: Start, number: signal.Signa
 @pytest.mark.timing
 def test_a_lost_link_and_a_partition_cost_bytes_only(namespaces: Namespaces, start: Start) -> None:
     """Packets are dropped in mid-epoch: all jobs go on, and afterwards the peers are used again."""
-    fleet = start(2000, 1.6, namespaces)
+    fleet = start(1000, 1.6, namespaces)
     fleet.read("a", "b", "c", "d")
     fleet.epoch([1, 2, 3, 4])
     for reader, seed in zip(fleet.readers, (5, 6, 7, 8), strict=True):
-        reader.begin(seed, pause=0.002)
-    fleet.wait_for(lambda: fleet.engines[0].statistics()["needs"] > 2300)
+        reader.begin(seed, pause=0.01)
+    fleet.wait_for(lambda: fleet.engines[0].statistics()["needs"] > 1150)
     with namespaces.partition([0, 1], [2, 3]):
         answers = [reader.answer() for reader in fleet.readers]
         assert [answer["samples"] for answer in answers] == [fleet.objects] * 4
