@@ -128,7 +128,9 @@ def write_raw(stem: Path, samples: Sequence[bytes]) -> None:
 def write_parquet(stem: Path, samples: Sequence[bytes]) -> None:
     """One row group, pages of 1 MB and a page index, as Hugging Face's datasets write pictures."""
     table = pa.table({"image": samples, "label": list(range(len(samples)))})
-    pq.write_table(table, f"{stem}.parquet", compression="none", use_dictionary=["label"], write_page_index=True)
+    # A page ends after a batch, by default of 1,024 rows.
+    options = {"compression": "none", "use_dictionary": ["label"], "write_page_index": True, "write_batch_size": 10}
+    pq.write_table(table, f"{stem}.parquet", **options)
 
 
 def write_text_parquet(stem: Path, samples: Sequence[bytes]) -> None:

@@ -26,6 +26,7 @@ _UNITS = {
 }
 
 FetchClient = Literal["auto", "curl", "obstore"]
+LogFormat = Literal["text", "json"]
 
 
 def parse_bytes(text: str | int, field_name: str = "size") -> int:
@@ -157,7 +158,7 @@ class DatasetConfig:
 class ServiceConfig:
     """How an engine behaves as a service of its own."""
 
-    # host:port of /metrics, /healthz and /readyz; "": none.
+    # host:port of the page, /metrics, /healthz and /readyz; "": none.
     http: str = ""
     # Users that may connect besides the service's own, root, and the members of the cache's group.
     allow_uids: tuple[int, ...] = ()
@@ -215,6 +216,7 @@ class Environment:
     engine: str | None
     rank: RankConfig
     log_level: str | None
+    log_format: LogFormat = "text"
     token_file: Path | None = None
     # What a service manager says: where to notify, and how often it wants to hear (sd_notify(3)).
     notify_socket: str | None = None
@@ -236,6 +238,7 @@ class Environment:
             engine=env.get("STREAMER_ENGINE") or None,
             rank=_rank(env),
             log_level=env.get("STREAMER_LOG") or None,
+            log_format=_log_format(env),
             token_file=Path(env["STREAMER_TOKEN_FILE"]) if env.get("STREAMER_TOKEN_FILE") else None,
             notify_socket=env.get("NOTIFY_SOCKET") or None,
             watchdog_seconds=_integer(env, ("WATCHDOG_USEC",), 0) / 1e6 or None,
@@ -244,7 +247,7 @@ class Environment:
 
 
 # What every process of streamer may find in its environment, and what only `streamer serve` reads.
-_COMMON = frozenset(["CACHE_DIR", "RUNTIME_DIR", "ENGINE", "LOG", "TOKEN_FILE", "JOB", "NODE", "NODES"])
+_COMMON = frozenset(["CACHE_DIR", "RUNTIME_DIR", "ENGINE", "LOG", "LOG_FORMAT", "TOKEN_FILE", "JOB", "NODE", "NODES"])
 SERVICE_VARIABLES = (
     *("CONFIG", "SOCKET", "HTTP", "CACHE_BYTES", "MEMORY_BYTES"),
     *("GROUP", "ALLOW_UIDS", "DRAIN_SECONDS", "MAX_CONNECTIONS"),
@@ -299,6 +302,16 @@ def _runtime_dir(env: Mapping[str, str]) -> Path:
     if (base := env.get("XDG_RUNTIME_DIR")) and os.access(base, os.W_OK):
         return Path(base) / "streamer"
     return Path(f"/tmp/streamer-{os.getuid()}")
+
+
+def _log_format(env: Mapping[str, str]) -> LogFormat:
+    match env.get("STREAMER_LOG_FORMAT") or "text":
+        case "text":
+            return "text"
+        case "json":
+            return "json"
+        case other:
+            raise ConfigError(f"STREAMER_LOG_FORMAT={other!r} is neither text nor json", field="STREAMER_LOG_FORMAT")
 
 
 def _integer(env: Mapping[str, str], names: tuple[str, ...], default: int) -> int:

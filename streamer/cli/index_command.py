@@ -201,7 +201,7 @@ def _beside(manifest: Manifest, urls: Sequence[str]) -> str:
     Raises:
         ConfigError: no single url, not that of a folder, or a manifest that saves no reading.
     """
-    from streamer.manifest.layout import BESIDE
+    from streamer.manifest.beside import BESIDE
 
     if manifest.whole_objects:
         raise ConfigError("--beside: of raw files the listing is enough; leave it out", field="beside")
@@ -212,7 +212,7 @@ def _beside(manifest: Manifest, urls: Sequence[str]) -> str:
             "pass --out",
             field="beside",
         )
-    return f"{base}{BESIDE}/"
+    return f"{base}{BESIDE}"
 
 
 def _export(manifest: Manifest, url: str, options: Mapping[str, object]) -> None:

@@ -15,6 +15,7 @@ from streamer.cli.exit_codes import Exit, exit_of, explained
 from streamer.cli.terminal import Terminal
 from streamer.config import Environment
 from streamer.errors import StreamerError
+from streamer.logs import configure, level_of
 
 DESCRIPTION = "Train on data in object storage that is larger than the local disk."
 
@@ -25,7 +26,7 @@ begin here:
   streamer serve --cache-bytes 200GB         the engine as a service, for many jobs or a sidecar
 
 Sizes are bytes, or 200GB (10^9), 8MiB (2^20). Settings in the environment: STREAMER_CACHE_DIR,
-STREAMER_RUNTIME_DIR, STREAMER_ENGINE, STREAMER_LOG (debug, info, warning).
+STREAMER_RUNTIME_DIR, STREAMER_ENGINE, STREAMER_LOG (debug, info, warning), STREAMER_LOG_FORMAT (text, json).
 """
 
 
@@ -136,11 +137,9 @@ def _leave(code: int) -> NoReturn:
 
 
 def _log(debug: bool) -> None:
-    level = "DEBUG" if debug else (Environment.read().log_level or "warning").upper()
-    known = logging.getLevelNamesMapping()
-    logging.basicConfig(
-        level=known.get(level, logging.WARNING), format="%(asctime)s %(name)s %(levelname)s %(message)s"
-    )
+    environment = Environment.read()
+    level = logging.DEBUG if debug else level_of(environment.log_level, logging.WARNING)
+    configure(level, "%(asctime)s %(name)s %(levelname)s %(message)s", environment)
 
 
 def _run(arguments: argparse.Namespace, terminal: Terminal) -> int:

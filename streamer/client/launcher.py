@@ -24,8 +24,10 @@ from streamer.client.restarts import Restarts
 from streamer.client.runtime_folder import remove_old_logs
 from streamer.client.settings import ClientSettings
 from streamer.client.store_variables import meet
+from streamer.config import Environment
 from streamer.errors import ConfigError, EngineUnavailableError
 from streamer.fork_lock import unforked
+from streamer.logs import join_trainer
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Conne
         EngineUnavailableError: no answer in `connect_seconds`, or engines crash at their start.
         StreamerError: what the engine said when it could not start (cache folder, limit, version).
     """
+    join_trainer(Environment.read())
     restarts = Restarts() if restarts is None else restarts
     if settings.external:
         connection = _connect_patiently(settings)

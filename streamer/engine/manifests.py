@@ -25,16 +25,16 @@ from streamer.errors import CacheError, ConfigError, ManifestError, ObjectNotFou
 from streamer.fetch import Fetcher
 from streamer.formats import chunkfile
 from streamer.formats.registry import find_format
-from streamer.manifest.layout import BESIDE, is_beside
+from streamer.manifest.beside import BESIDE, is_beside
+from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import IndexedChunk
 from streamer.manifest.table import Manifest
-from streamer.manifest.transfer import export_files, install_files
+from streamer.manifest.transfer import export_files, install_files, listed_files
 from streamer.recode.pool import RecoderPool
 
 logger = logging.getLogger(__name__)
 
-ROOT_NAME = "root.json"
 # Another node's manifest can only be polled for: no store reports that an object appeared.
 _LOOK_SECONDS = 2.0
 # Raised when other files become samples of the same listing: what was found before is not looked for.
@@ -215,21 +215,15 @@ class Manifests:
         records: list[ObjectRecord] = []
         with suppress(ObjectNotFoundError):
             records = [record for page in await fetcher.list(url) for record in page]
-        if not any(record.url.endswith(f"/{ROOT_NAME}") for record in records):
+        if not (found := listed_files(records)):
             return None
-        folder = next(record.url for record in records if record.url.endswith(f"/{ROOT_NAME}")).rpartition("/")[0]
-        files = [
-            (name, await fetcher.read(Extent(record, 0, record.size)))
-            for record in records
-            if (name := record.url.removeprefix(f"{folder}/")) and "/" not in name
-        ]
+        files = [(name, await fetcher.read(Extent(record, 0, record.size))) for name, record in found.items()]
         self.written += 1
         return install_files(files, self._root, url).digest
 
     async def _give(self, digest: str, url: str, fetcher: Fetcher) -> None:
         """Copies a manifest to a url, its root last: a reader that finds the root finds all of it."""
-        files = sorted(export_files(Manifest.open(self._root / digest)), key=lambda item: item[0] == ROOT_NAME)
-        for name, content in files:
+        for name, content in export_files(Manifest.open(self._root / digest)):
             await fetcher.put(f"{url.rstrip('/')}/{name}", content)
 
     # ------------------------------------------------------------ built here
@@ -358,7 +352,7 @@ class _Recorder:
             self._pages[url] = await self._fetcher.list(url)
             listed = [record for page in self._pages[url] for record in page]
             self.records += [record for record in listed if not is_beside(record.url, url)]
-            roots = [record.url for record in listed if record.url.endswith(f"/{BESIDE}/{ROOT_NAME}")]
+            roots = [record.url for record in listed if record.url.endswith(f"/{BESIDE}{ROOT_NAME}")]
             self.beside += [root.removesuffix(ROOT_NAME) for root in roots if is_beside(root, url)]
 
     async def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from streamer.manifest.beside import BESIDE
+
 # The field of a file whose name has no extension.
 NO_EXTENSION = "bin"
 PICTURES = frozenset(
@@ -42,10 +44,6 @@ def field_name(name: str) -> str:
 def base_name(key: str) -> str:
     """The last part of a path; "" for the marker of an empty folder."""
     return key.rpartition("/")[2]
-
-
-# What streamer keeps beside the objects of a dataset: its manifest, the receipts of its shards.
-BESIDE = ".streamer/"
 
 
 def is_hidden(key: str) -> bool:

@@ -31,8 +31,6 @@ MAGIC = "streamer-manifest"
 VERSIONS = (1, 2)
 ROOT_NAME = "root.json"
 TABLE_SUFFIX = ".arrows"
-# The folder of a manifest beside its data; what is in it is never data.
-BESIDE = ".streamer"
 # 20,000 class names and 100,000 urls fit; a hostile file does not fill the memory.
 ROOT_LIMIT_BYTES = 16 << 20
 PART_SAMPLES = 10_000_000
@@ -134,11 +132,6 @@ class Root(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Preamble(msgspec.Struct, frozen=True):
     magic: str
     version: int
-
-
-def is_beside(object_url: str, url: str) -> bool:
-    """Whether an object that was found below `url` belongs to a manifest that lies beside the data."""
-    return f"/{BESIDE}/" in object_url and f"/{BESIDE}/" not in f"{url}/"
 
 
 def file_name(table: str, part: int) -> str:

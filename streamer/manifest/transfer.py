@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from streamer.errors import ManifestCorruptError
 from streamer.manifest.layout import ROOT_NAME, TABLE_SUFFIX, file_name
+from streamer.manifest.model import ObjectRecord
 from streamer.manifest.staging import settle, workplace
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import open_verified
 
-_NAME = re.compile(rf"[a-z]+-[0-9]{{5,9}}{re.escape(TABLE_SUFFIX)}")
+_FILE_NAME = re.compile(rf"{re.escape(ROOT_NAME)}|[a-z]+-[0-9]{{5,9}}{re.escape(TABLE_SUFFIX)}")
 
 
 def export_files(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
@@ -23,6 +24,20 @@ def export_files(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
     names = [file_name(table, part) for part in range(manifest.parts) for table in manifest.content.schemas]
     for name in [*names, ROOT_NAME]:
         yield name, (manifest.path / name).read_bytes()
+
+
+def listed_files(records: Sequence[ObjectRecord]) -> dict[str, ObjectRecord]:
+    """The files of a manifest among the objects that were found below a url, by name.
+
+    Other objects there do not matter. Empty where there is no root.json; of several, it is the one of the outermost
+    folder.
+    """
+    roots = [record.url for record in records if record.url.endswith(f"/{ROOT_NAME}")]
+    if not roots:
+        return {}
+    folder = min(roots, key=lambda url: url.count("/")).removesuffix(ROOT_NAME)
+    inside = {record.url.removeprefix(folder): record for record in records if record.url.startswith(folder)}
+    return {name: record for name, record in inside.items() if _FILE_NAME.fullmatch(name)}
 
 
 def install_files(files: Iterable[tuple[str, bytes]], root: Path, where: str = "the received manifest") -> Manifest:
@@ -39,7 +54,7 @@ def install_files(files: Iterable[tuple[str, bytes]], root: Path, where: str = "
     """
     with workplace(root) as place:
         for name, content in files:
-            if name != ROOT_NAME and not _NAME.fullmatch(name):
+            if not _FILE_NAME.fullmatch(name):
                 raise ManifestCorruptError(f"{where}: {name[:80]!r} is no file of a manifest", path=where)
             (place / name).write_bytes(content)
         if not (place / ROOT_NAME).is_file():

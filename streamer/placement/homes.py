@@ -27,7 +27,7 @@ class Place:
 
     OTHER: Final = 0
     SECOND: Final = 1
-    HOME: Final = 2
+    HOME: Final = 3
 
 
 class Homes:

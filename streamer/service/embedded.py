@@ -8,8 +8,9 @@ import os
 import sys
 from pathlib import Path
 
-from streamer.config import CacheConfig, EngineConfig
+from streamer.config import CacheConfig, EngineConfig, Environment
 from streamer.errors import BrokenError, ConfigError, StreamerError
+from streamer.logs import configure
 from streamer.service.startup_timing import StartupTiming
 
 
@@ -42,7 +43,7 @@ def _run(settings: object, ready_fd: int, timing: StartupTiming) -> None:
     from streamer.service.lifecycle import run
 
     timing.end("imports")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
+    configure(logging.INFO, "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s", Environment.read())
     config = _configuration(settings)
     uvloop.run(run(config, lambda: _report(ready_fd, {"ready": True}), timing=timing))
 

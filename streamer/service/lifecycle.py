@@ -28,6 +28,7 @@ from streamer.process_memory import collect_rarely
 from streamer.service.admission import group_id
 from streamer.service.limits import raise_descriptor_limit
 from streamer.service.peer import Peer
+from streamer.service.recent_warnings import recent_warnings
 from streamer.service.sd_notify import Notifier
 from streamer.service.server import Server
 from streamer.service.startup_timing import StartupTiming
@@ -88,11 +89,11 @@ class Life:
         if config.cache.group is not None:
             # The group comes in by the folder's mode; below it a umask of 077 would keep it out of new manifests.
             os.umask(0o022)
-        with _only_engine(config.cache.directory, LOCK_SECONDS + config.service.drain_seconds):
+        with recent_warnings() as warnings, _only_engine(config.cache.directory, self._lock_seconds):
             self._timing.end("lock")
             async with Engine(config) as engine, maintained(engine), _among_peers(engine), asyncio.TaskGroup() as tasks:
                 self._timing.end("cache")
-                server = Server(config, engine, tasks, self._leave.set)
+                server = Server(config, engine, tasks, self._leave.set, warnings=warnings.entries)
                 async with serving(config.service.http, server.statistics, self._not_ready):
                     async with _listening(config, server):
                         self._on_signals()
@@ -107,6 +108,10 @@ class Life:
                     await self._drain(engine, server)
                 server.close()
             self._notifier.close()
+
+    @property
+    def _lock_seconds(self) -> float:
+        return LOCK_SECONDS + self._config.service.drain_seconds
 
     def _not_ready(self) -> str:
         """Why no trainer should come now; "": it may."""

@@ -16,7 +16,7 @@ from streamer.engine.collection import PartRequest
 from streamer.engine.datasets import options_key
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession, LoaderReport, SessionRequest
-from streamer.engine.statistics import Values, engine_statistics
+from streamer.engine.statistics import Table, Values, engine_statistics
 from streamer.errors import (
     EngineUnavailableError,
     ProtocolError,
@@ -76,6 +76,7 @@ class Server:
         tasks: runs long requests.
         leave: called once when there has been no connection for the grace time.
         limits: of all clients together; None: from the available memory and descriptors.
+        warnings: the last ones of this process.
 
     Raises:
         ConfigError: no such group; the token file cannot be read.
@@ -89,12 +90,14 @@ class Server:
         leave: Callable[[], None],
         *,
         limits: Limits | None = None,
+        warnings: Callable[[], list[Table]] = list,
     ) -> None:
         self._config = config
         self._engine = engine
         self._leave = leave
         self._admission = Admission(config.cache, config.service)
         self._limits = limits or Limits.of(config.service)
+        self._warnings = warnings
         self._long_requests = LongRequests(engine, tasks, self._limits)
         self._peers: dict[Peer, _PeerState] = {}
         self._grace: asyncio.TimerHandle | None = None
@@ -107,7 +110,7 @@ class Server:
         return f"Server(peers={len(self._peers)}, engine={self._engine!r})"
 
     def statistics(self) -> Values:
-        """The engine's, and those of the service: connections, refused and dropped ones, the process."""
+        """The engine's, and those of the service: connections, refused and dropped ones, the process, warnings."""
         return {**engine_statistics(self._engine), **self._own_statistics(self._engine.now())}
 
     def reload(self, config: EngineConfig) -> None:
@@ -308,6 +311,7 @@ class Server:
             "dropped_protocol": self._count["dropped protocol"],
             "dropped_unread": self._count["dropped unread"],
             "dropped_silent": self._count["dropped silent"],
+            "warnings": self._warnings(),
             **process_statistics(),
         }
 

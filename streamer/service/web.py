@@ -1,5 +1,7 @@
-"""The HTTP side of a service: /metrics, /healthz, /readyz. Tells, never takes.
+"""The HTTP side of a service. Tells, never takes.
 
+/                 a page for people: what `streamer top` shows.
+/statistics.json  what it shows it from: as `streamer stat --json`.
 /healthz  200 while the engine's loop turns.
 /readyz   200 while trainers may connect; 503 with the reason otherwise.
 /metrics  for Prometheus.
@@ -11,6 +13,8 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from streamer.engine.statistics import Values
 from streamer.errors import ConfigError
@@ -67,7 +71,7 @@ async def serving(address: str, look: Look, not_ready: NotReady) -> AsyncIterato
                 f"cannot serve HTTP at {address}: {error.strerror or error}; choose another http=host:port, or off",
                 field="http",
             ) from error
-        logger.info("metrics and health at http://%s:%d", address.rpartition(":")[0], runner.addresses[0][1])
+        logger.info("page and metrics at http://%s:%d", address.rpartition(":")[0], runner.addresses[0][1])
         yield
     finally:
         await runner.cleanup()
@@ -92,6 +96,8 @@ def _application(look: Look, not_ready: NotReady) -> web.Application:
     application.router.add_get("/healthz", _answer(lambda: web.Response(text="ok\n")))
     application.router.add_get("/readyz", _answer(lambda: _ready(not_ready())))
     application.router.add_get("/metrics", _answer(lambda: _metrics(look)))
+    application.router.add_get("/", _answer(_page))
+    application.router.add_get("/statistics.json", _answer(lambda: _statistics(look)))
     return application
 
 
@@ -106,6 +112,22 @@ def _ready(reason: str) -> web.Response:
     from aiohttp import web
 
     return web.Response(status=503 if reason else 200, text=f"{reason or 'ready'}\n")
+
+
+def _page() -> web.Response:
+    from aiohttp import web
+
+    from streamer.service import overview
+
+    body, headers = overview.page()
+    return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)
+
+
+def _statistics(look: Look) -> web.Response:
+    from aiohttp import web
+
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    return web.Response(body=msgspec.json.encode(look()), content_type="application/json", headers=headers)
 
 
 def _metrics(look: Look) -> web.Response:

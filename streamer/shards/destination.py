@@ -12,7 +12,7 @@ from typing import Self
 from streamer.config import FetchConfig
 from streamer.errors import ConfigError, ObjectChangedError, ObjectNotFoundError
 from streamer.fetch import Fetcher
-from streamer.formats.names import BESIDE
+from streamer.manifest.beside import BESIDE
 from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest

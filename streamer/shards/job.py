@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from streamer.formats.names import BESIDE
+from streamer.manifest.beside import BESIDE
 
 # Raised when the same samples would give other bytes.
 _REVISION = 1

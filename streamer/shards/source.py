@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -19,11 +18,10 @@ from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import Progress
 from streamer.manifest.table import Manifest
-from streamer.manifest.transfer import install_files
+from streamer.manifest.transfer import install_files, listed_files
 from streamer.store import ObjectStore, open_store
 from streamer.store.urls import shown
 
-_FILES = re.compile(rf"{re.escape(ROOT_NAME)}|[a-z]+-\d+\.arrows")
 _READS_AT_ONCE = 16
 
 
@@ -104,18 +102,11 @@ async def manifest_files(fetcher: Fetcher, url: str) -> list[tuple[str, bytes]]:
         StoreError: from the store.
     """
     folder = f"{url.rstrip('/')}/"
-    records = [record for page in await fetcher.list(folder) for record in page]
-    named = {record.url.rpartition("/")[2]: record for record in records if record.url.count("/") == _depth(records)}
-    files = {name: record for name, record in named.items() if _FILES.fullmatch(name)}
-    if ROOT_NAME not in files:
+    files = listed_files([record for page in await fetcher.list(folder) for record in page])
+    if not files:
         raise ManifestError(f"{shown(folder)} has no {ROOT_NAME}: no manifest is there", url=shown(folder))
 
     async def read(name: str) -> tuple[str, bytes]:
         return name, await fetcher.read(Extent(files[name], 0, files[name].size))
 
     return await bounded_map(read, sorted(files), _READS_AT_ONCE)
-
-
-def _depth(records: Sequence[ObjectRecord]) -> int:
-    """How many slashes the urls of the folder itself have, and not those of folders below it."""
-    return min((record.url.count("/") for record in records), default=0)

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from streamer.errors import IntegrityError, ManifestError
-from streamer.formats.names import BESIDE
+from streamer.manifest.beside import BESIDE
 from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.transfer import install_files

@@ -75,6 +75,14 @@ def test_slow_link_uses_blocks_equally(run: Run) -> None:
 
 
 @pytest.mark.slow
+def test_stall_callbacks_name_the_slow_transform(run: Run) -> None:
+    """A report every half second, at the trainer's step; with TensorBoard and W&B: `make test-pages`."""
+    steps = [int(line.split()[1].rstrip(":")) for line in run("stall_callbacks").splitlines() if "transform" in line]
+    assert len(steps) >= 2
+    assert steps == sorted(steps)
+
+
+@pytest.mark.slow
 def test_pack_folder_leaves_small_ones_out(run: Run) -> None:
     """An array of n numbers has 128 + 4 n bytes: those from 218 on stay, 82 of 300."""
     lines = run("pack_folder").splitlines()

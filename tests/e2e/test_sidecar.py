@@ -569,6 +569,8 @@ def test_a_secret_is_nowhere_to_be_seen(sidecar):
             seen.append(f"{failed.value!r} {failed.value.details}")
         seen.append(json.dumps(client.statistics()))
         seen.append(sidecar.get("/metrics")[1])
+        seen.append(sidecar.get("/statistics.json")[1])
+        assert json.loads(seen[-1])["warnings"]
         seen.append(subprocess.run(["ps", "axww", "-o", "args"], check=True, capture_output=True, text=True).stdout)
         seen.append(Path(f"/proc/{sidecar.process.pid}/environ").read_text())
     sidecar.process.send_signal(signal.SIGHUP)

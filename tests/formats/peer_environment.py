@@ -26,7 +26,8 @@ def peer_python(*packages: str) -> Path:
         (own,) = folder.glob("lib/python*/site-packages")
         (own / "this-one.pth").write_text(sysconfig.get_path("purelib"))
         _run(python, "-m", "pip", "install", "--quiet", "--no-deps", *packages)
-        _mend_torchvision(folder)
+        if any(package.startswith("torchvision") for package in packages):
+            _mend_torchvision(folder)
         stamp.touch()
     return python
 

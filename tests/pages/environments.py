@@ -107,7 +107,8 @@ def _pinned(wheel: Path) -> dict[str, str]:
 def _check_installed(folder: Path) -> None:
     """What is installed is this tree, file by file."""
     (installed,) = folder.glob("lib/python*/site-packages/streamer")
-    files = [path.relative_to(ROOT / "streamer") for path in (ROOT / "streamer").rglob("*.py")]
+    tree = (path for path in (ROOT / "streamer").rglob("*") if path.suffix in (".py", ".html"))
+    files = [path.relative_to(ROOT / "streamer") for path in tree]
     _, *different = filecmp.cmpfiles(ROOT / "streamer", installed, map(str, files), shallow=False)
     assert different == [[], []], f"not the tree: {different}"
 

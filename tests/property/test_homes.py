@@ -44,6 +44,12 @@ def read(simulation: PeerSimulation, epoch: int) -> Counts:
     return simulation.epoch(np.array_split(order, len(simulation.nodes)))
 
 
+def local(simulation: PeerSimulation) -> np.ndarray:
+    """Which engine has which chunks."""
+    keys = [key.tobytes() for key in simulation.keys]
+    return np.array([[node.policy.is_local(key) for key in keys] for node in simulation.nodes])
+
+
 @pytest.mark.parametrize("whole", [0.4, 1.0, 1.6])
 def test_caches_that_are_shared_hold_the_dataset_once(whole: float) -> None:
     """Cold once from the store, warm what the caches together cannot hold; few bytes between them."""
@@ -53,7 +59,10 @@ def test_caches_that_are_shared_hold_the_dataset_once(whole: float) -> None:
     read(simulation, 1)
     kept = [node.policy.statistics() for node in simulation.nodes]
     bound = max(0.0, 1 - whole * sum(1 - one.staging_bytes / one.limit_bytes for one in kept) / 4)
+    before = local(simulation)
     warm = read(simulation, 2)
+    changed = (before != local(simulation)).sum() / 2
+    assert changed <= 0.005 * CHUNKS or whole > 1.0  # then what is beyond the dataset changes
     assert warm.store <= (bound + 0.02) * CHUNKS
     assert warm.peer <= (0.75 * min(1.0, whole) + 0.02) * CHUNKS
     assert max(warm.served) <= 1.15 * sum(warm.served) / 4 or whole > 1.0  # then few are asked for

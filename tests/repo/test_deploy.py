@@ -16,13 +16,18 @@ from streamer.config import Environment, check_variables
 from streamer.service.configuration import engine_config
 
 ROOT = Path(__file__).parents[2]
-MANIFESTS = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
+KUBERNETES_FOLDER = ROOT / "deploy" / "kubernetes"
+OVERLAYS = sorted(path for path in (KUBERNETES_FOLDER / "overlays").iterdir() if path.is_dir())
+ALERTS = ROOT / "deploy" / "helm" / "streamer" / "files" / "alerts.yaml"
 # Native sidecars are on by default from here on.
 KUBERNETES = "1.29"
 
 
-def objects(path: Path) -> list[dict]:
-    return list(yaml.safe_load_all(path.read_text()))
+def objects(overlay: Path) -> list[dict]:
+    """Those of its files: its own, and those of the base."""
+    files = [*overlay.glob("*.yaml"), *(KUBERNETES_FOLDER / "base").glob("*.yaml")]
+    texts = [path.read_text() for path in files if path.name != "kustomization.yaml"]
+    return [found for text in texts for found in yaml.safe_load_all(text)]
 
 
 def pod_spec(found: list[dict]) -> dict:
@@ -34,19 +39,53 @@ def containers(spec: dict) -> list[dict]:
     return [*spec.get("initContainers", []), *spec["containers"]]
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.name)
 def test_manifests_fit_kubernetes_schemas(path):
     """Each object, strictly: an unknown field is an error."""
     for found in objects(path):
         kubernetes_validate.validate(found, KUBERNETES, strict=True)
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.name)
+def test_kustomize_makes_the_same_objects(path):
+    """With the configuration in a config map whose name the workload mounts, and the part's label on everything."""
+    made = kustomized(path)
+    assert sorted(one["kind"] for one in made) == sorted(["ConfigMap", *(one["kind"] for one in objects(path))])
+    for found in made:
+        kubernetes_validate.validate(found, KUBERNETES, strict=True)
+    (config,) = [one for one in made if one["kind"] == "ConfigMap"]
+    assert config["data"]["streamer.toml"] == (path / "streamer.toml").read_text()
+    (volume,) = [one for one in pod_spec(made)["volumes"] if "configMap" in one]
+    assert volume["configMap"]["name"] == config["metadata"]["name"]
+
+
+def test_kustomize_adds_the_monitoring(tmp_path):
+    """The component gives every overlay a PodMonitor that selects its pods, and the chart's rules."""
+    for overlay in OVERLAYS:
+        folder = tmp_path / overlay.name
+        shutil.copytree(KUBERNETES_FOLDER, folder)
+        file = folder / "overlays" / overlay.name / "kustomization.yaml"
+        file.write_text(file.read_text().replace("# components:", "components:"))
+        made = {one["kind"]: one for one in kustomized(file.parent)}
+        (workload,) = [one for kind, one in made.items() if kind in ("Pod", "DaemonSet")]
+        pod = workload if workload["kind"] == "Pod" else workload["spec"]["template"]
+        wanted = made["PodMonitor"]["spec"]["selector"]["matchLabels"]
+        assert wanted.items() <= pod["metadata"]["labels"].items()
+        assert made["PrometheusRule"]["spec"] == yaml.safe_load(ALERTS.read_text())
+
+
+def kustomized(path: Path) -> list[dict]:
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl, which has kustomize")
+    done = subprocess.run(["kubectl", "kustomize", str(path)], capture_output=True, text=True, check=True)
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.name)
 def test_their_configuration_is_one_that_the_service_takes(path, tmp_path):
-    """The TOML in the config map; the secret's file is mounted where it says."""
+    """The TOML of the config map; the secret's file is mounted where it says."""
     found = objects(path)
-    (config,) = [one for one in found if one["kind"] == "ConfigMap"]
-    text = config["data"]["streamer.toml"]
+    text = (path / "streamer.toml").read_text()
     (tmp_path / "bucket.json").write_text("{}")
     (tmp_path / "streamer.toml").write_text(text.replace("/etc/streamer-secret", str(tmp_path)))
     environment = Environment.read({"STREAMER_CACHE_DIR": "/cache", "STREAMER_GROUP": "10001", "HOME": "/"})
@@ -58,7 +97,7 @@ def test_their_configuration_is_one_that_the_service_takes(path, tmp_path):
     assert any(str(engine.cache.directory).startswith(mount) for mount in mounts)
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.name)
 def test_every_mount_has_its_volume(path):
     """Schemas do not see that a name is misspelt."""
     spec = pod_spec(objects(path))
@@ -69,7 +108,7 @@ def test_every_mount_has_its_volume(path):
 
 def test_the_sidecar_is_native_and_the_trainer_has_no_rights():
     """Restarts always, starts first; the trainer gets neither secret nor a writable cache."""
-    spec = pod_spec(objects(ROOT / "deploy" / "kubernetes" / "pod.yaml"))
+    spec = pod_spec(objects(KUBERNETES_FOLDER / "overlays" / "sidecar"))
     (sidecar,), (trainer,) = spec["initContainers"], spec["containers"]
     assert sidecar["restartPolicy"] == "Always"
     assert sidecar["securityContext"]["readOnlyRootFilesystem"] is True

@@ -184,7 +184,7 @@ class Partitions:
 
     def _in_place_of_others(self, row: int, needed: int) -> list[int] | None:
         """Room in kept for a selected chunk, in place of unselected ones: evictable, or referenced ones by demotion."""
-        victims = self._victims.collect(needed, self._victims.outranked(row))
+        victims = self._victims.collect(needed, chain(self._victims.outranked(row), self._victims.kept_by_peers(row)))
         if victims is None and self.total_bytes + int(self.table.cost[row]) <= self.limit_bytes:
             held = self._victims.collect(needed, self._victims.referenced_unselected(row))
             if held is not None and self.transit_bytes + self._cost_of(held) <= self.staging_bytes:

@@ -271,6 +271,11 @@ class ChunkTable:
         fitting = int(np.searchsorted(from_above, group.quota_bytes, side="right"))
         group.least_rank = ((1 << SELECTION_BITS) - fitting) << step
 
+    def is_home(self, row: int) -> bool:
+        """Among peers, this engine keeps the chunk for all (`placement.homes.Place.HOME`)."""
+        place = int(self.rank[row]) >> (RANK_BITS - PLACE_BITS)
+        return self._places_of is not None and place == (1 << PLACE_BITS) - 1
+
     def is_selected(self, row: int) -> bool:
         """Its rank is among those that the quota of its dataset has room for."""
         return bool(self.rank[row] >= self.groups[self.owner[row]].least_rank)

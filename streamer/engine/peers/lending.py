@@ -96,11 +96,22 @@ class Lending:
         chunk = None if lent is None else lent.find(key)
         if lent is None or chunk is None:
             return Loan()
-        fetch = self._engine.in_flight.find(key) or self._fetch(lent, key, chunk, due_seconds)
-        if fetch is not None and fetch.task is not None and wait:
-            await asyncio.wait({fetch.task}, timeout=WAIT_SECONDS)
-            fetch = self._engine.in_flight.find(key)
-        return self._hold(lent, chunk) if fetch is None else Loan(coming=True)
+        engine = self._engine
+        if engine.policy.is_local(key):
+            return self._hold(lent, chunk)
+        fetch = engine.in_flight.find(key)
+        if fetch is None:
+            if not engine.policy.is_selected(key) or engine.scheduler.draining:
+                return Loan()
+            fetch = self._fetch(lent, key, chunk, due_seconds)
+        task = None if fetch is None else fetch.task
+        if wait:
+            await (asyncio.sleep(WAIT_SECONDS) if task is None else asyncio.wait({task}, timeout=WAIT_SECONDS))
+        if engine.policy.is_local(key):
+            return self._hold(lent, chunk)
+        # There may be room when it is asked for again, if there is time for that.
+        later = task is None and (not wait or due_seconds > WAIT_SECONDS)
+        return Loan(coming=later or engine.in_flight.find(key) is not None)
 
     def close_idle(self) -> None:
         """Ends the sessions of datasets that peers have not asked for in a while."""
@@ -150,10 +161,8 @@ class Lending:
         return lent
 
     def _fetch(self, lent: _Lent, key: bytes, chunk: int, due_seconds: float) -> Fetch | None:
-        """Starts the fetch of a chunk that stays here; None: it is here, or is not fetched."""
+        """Starts the fetch of a chunk; None: there is no room now."""
         engine, policy = self._engine, self._engine.policy
-        if policy.is_local(key) or not policy.is_selected(key) or engine.scheduler.draining:
-            return None
         policy.look_ahead(lent.session, chunk)
         answer = policy.need(lent.session, chunk)
         if not isinstance(answer, Admit):
@@ -167,8 +176,9 @@ class Lending:
         return fetch
 
     def _fetched(self, lent: _Lent, chunk: int) -> None:
-        self.fetched_chunks += 1
-        self.fetched_bytes += int(lent.dataset.file_bytes[chunk])
+        if length := self._engine.cache.length(lent.dataset.key(chunk)):
+            self.fetched_chunks += 1
+            self.fetched_bytes += length
         # Peers that wait for it ask again, or are about to open it.
         asyncio.get_running_loop().call_later(2 * WAIT_SECONDS, self._release, lent, chunk)
 

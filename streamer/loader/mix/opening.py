@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from streamer.client.engine_client import EngineClient
+from streamer.client.settings import ClientSettings
 from streamer.config import Environment, RankConfig
 from streamer.errors import StreamerError
 from streamer.loader.contracts import PreparedStream
@@ -205,8 +206,13 @@ class MixOpening:
         distinct = {
             id(opening): (name, opening) for name, opening in zip(self.options.names, self.openings, strict=True)
         }
-        with ThreadPoolExecutor(min(_OPENED_AT_ONCE, len(distinct)), "streamer-open") as pool:
-            found = dict(zip(distinct, pool.map(_open, distinct.values()), strict=True))
+        pools = _share_connections([opening for _, opening in distinct.values()])
+        try:
+            with ThreadPoolExecutor(min(_OPENED_AT_ONCE, len(distinct)), "streamer-open") as pool:
+                found = dict(zip(distinct, pool.map(_open, distinct.values()), strict=True))
+        finally:
+            for connections in pools:
+                connections.close_idle()
         return [found[id(opening)] for opening in self.openings]
 
     def _explain(self, prepared: MixPrepared) -> None:
@@ -245,13 +251,23 @@ def _allow_descriptors(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
+def _share_connections(openings: Sequence[Opening]) -> list[EngineConnections]:
+    """Lets members with the same engine and credentials use the same connections: a thousand of them need a few."""
+    environment = Environment.read()
+    shared: list[tuple[ClientSettings, EngineConnections]] = []
+    for opening in openings:
+        settings = opening.options.client_settings(environment, opening.job)
+        known = next((connections for other, connections in shared if other == settings), None)
+        if known is None:
+            shared.append((settings, opening.connections))
+        else:
+            opening.connections = known
+    return [connections for _, connections in shared]
+
+
 def _open(member: tuple[str, Opening]) -> OpenedDataset:
     name, opening = member
     try:
-        opened = opening.opened
+        return opening.opened
     except StreamerError as error:
         raise error.of_member(name) from error
-    finally:
-        # A mix of a thousand members has one connection to the engine, not a thousand.
-        opening.connections.close_idle()
-    return opened

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -121,8 +122,9 @@ class MixMaker:
         found: dict[int, MixLocation] = {}
         numbers, turns, members = self._codes.ordinals(codes), self._codes.turns(codes), self._codes.members(codes)
         arranged = members.argsort(kind="stable")
-        runs = np.split(arranged, np.flatnonzero(np.diff(members[arranged])) + 1)
-        for mine in runs:
+        cuts = (np.flatnonzero(np.diff(members[arranged])) + 1).tolist()
+        for start, stop in pairwise((0, *cuts, len(codes))):
+            mine = arranged[start:stop]
             member = int(members[mine[0]])
             places = self.of(member).maker.places(self._members.each[member].to_manifest(numbers[mine]))
             columns = (mine.tolist(), codes[mine].tolist(), turns[mine].tolist(), places)

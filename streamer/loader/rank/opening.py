@@ -57,7 +57,7 @@ class Opening:
         shared: the state shared by all processes of the dataset.
 
     Attributes:
-        connections: to the engine.
+        connections: to the engine; members of a mix may share them.
     """
 
     def __init__(self, options: DatasetOptions, choices: tuple[Choice, ...], job: str, shared: EpochCell) -> None:

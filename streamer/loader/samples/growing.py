@@ -17,7 +17,7 @@ import numpy.typing as npt
 from streamer.loader.batch.placement import Rows
 from streamer.loader.samples.maker import CachedBytes, SampleLocation, SampleMaker
 from streamer.loader.samples.opened import OpenedDataset
-from streamer.loader.samples.recipe import SampleRecipe
+from streamer.loader.samples.recipe import DatasetReader, SampleRecipe
 from streamer.loader.samples.row_reader import RowReader
 from streamer.order.growing import Cohorts, GrowingOrder, GrowingPlan, Round, Rounds
 from streamer.order.rank_split import RankSplit
@@ -169,7 +169,7 @@ class GrowingMaker:
         return self._maker.make(place.turn, place.own)
 
 
-class GrowingReader:
+class GrowingReader(DatasetReader):
     """Makes the samples of one rank's batches, in a worker process.
 
     Args:
@@ -186,7 +186,7 @@ class GrowingReader:
         numbers = SampleNumbers(base.spec, data)
         self._rounds = KnownRounds(numbers.cohorts)
         self._plans = GrowingPlans(recipe, self._rounds)
-        self._maker = SampleMaker(data.manifest, content, base.rules, data.number)
+        super().__init__(SampleMaker(data.manifest, content, base.rules, data.number))
         self._codes = GrowingMaker(self._maker, numbers)
         self._reader = RowReader(self._maker, content)
         self._places: list[UseLocation] = []
@@ -206,21 +206,6 @@ class GrowingReader:
     def load(self, epoch: int, ordinal: int) -> object:
         """One sample from its code."""
         return self._codes.make(epoch, self._locate(ordinal))
-
-    @property
-    def draws(self) -> bool:
-        """Whether user code runs for a sample."""
-        return self._maker.draws
-
-    @property
-    def user_code(self) -> tuple[object, ...]:
-        """Transform and decoders."""
-        return self._maker.user_code
-
-    @property
-    def takes_rows(self) -> bool:
-        """Whether decoders or the transform can write to rows."""
-        return self._maker.takes_rows
 
     def begin(self, ordinals: Integers, rows: Rows | None, at: Callable[[int], None]) -> None:
         """Locates the samples of a batch; see `SampleReader.begin`.
@@ -249,10 +234,3 @@ class GrowingReader:
 
     def _locate(self, code: int) -> UseLocation:
         return self._codes.places(np.array([code], np.int64))[0]
-
-    def stage_nanoseconds(self) -> tuple[int, int, int]:
-        """Read, decode, transform: nanoseconds since it was opened."""
-        return self._maker.stage_nanoseconds()
-
-    def close(self) -> None:
-        """Does nothing: no descriptor and no mapping is kept between samples."""

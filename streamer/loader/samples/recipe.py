@@ -88,36 +88,15 @@ class Plans:
         )
 
 
-class SampleReader:
-    """Makes the samples of one rank's batches, in a worker process.
+class DatasetReader:
+    """What readers of one dataset have in common.
 
     Args:
-        recipe: of the samples.
-
-    Raises:
-        ManifestError: there is no manifest at the recipe's path.
+        maker: of the samples.
     """
 
-    def __init__(self, recipe: SampleRecipe) -> None:
-        self._recipe = recipe
-        self._data = OpenedDataset.open(recipe.manifest_path, recipe.selection)
-        content = CachedBytes(self._data.manifest, recipe.roots)
-        self._plans = Plans(recipe, self._data)
-        self._maker = SampleMaker(self._data.manifest, content, recipe.rules, self._data.number)
-        self._reader = RowReader(self._maker, content)
-        self._places: list[SampleLocation] = []
-
-    def __repr__(self) -> str:
-        return f"SampleReader(rank {self._recipe.rank} of {self._recipe.world_size}, {self._recipe.manifest_path.name})"
-
-    def batch(self, epoch: int, batch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """This rank's samples of one batch: manifest ordinals, and which are repeats."""
-        index = self._plans.plan(epoch).batch(batch)
-        return self._data.to_manifest(index.ordinals), index.repeated
-
-    def load(self, epoch: int, ordinal: int) -> object:
-        """One sample from its manifest ordinal; see `SampleMaker.make`."""
-        return self._maker.make(epoch, self._maker.places(np.array([ordinal], np.int64))[0])
+    def __init__(self, maker: SampleMaker) -> None:
+        self._maker = maker
 
     @property
     def draws(self) -> bool:
@@ -133,6 +112,45 @@ class SampleReader:
     def takes_rows(self) -> bool:
         """Whether decoders or the transform can write to rows."""
         return self._maker.takes_rows
+
+    def stage_nanoseconds(self) -> tuple[int, int, int]:
+        """Read, decode, transform: nanoseconds since it was opened."""
+        return self._maker.stage_nanoseconds()
+
+    def close(self) -> None:
+        """Does nothing: no descriptor and no mapping is kept between samples."""
+
+
+class SampleReader(DatasetReader):
+    """Makes the samples of one rank's batches, in a worker process.
+
+    Args:
+        recipe: of the samples.
+
+    Raises:
+        ManifestError: there is no manifest at the recipe's path.
+    """
+
+    def __init__(self, recipe: SampleRecipe) -> None:
+        self._recipe = recipe
+        self._data = OpenedDataset.open(recipe.manifest_path, recipe.selection)
+        content = CachedBytes(self._data.manifest, recipe.roots)
+        self._plans = Plans(recipe, self._data)
+        super().__init__(SampleMaker(self._data.manifest, content, recipe.rules, self._data.number))
+        self._reader = RowReader(self._maker, content)
+        self._places: list[SampleLocation] = []
+
+    def __repr__(self) -> str:
+        return f"SampleReader(rank {self._recipe.rank} of {self._recipe.world_size}, {self._recipe.manifest_path.name})"
+
+    def batch(self, epoch: int, batch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """This rank's samples of one batch: manifest ordinals, and which are repeats."""
+        index = self._plans.plan(epoch).batch(batch)
+        return self._data.to_manifest(index.ordinals), index.repeated
+
+    def load(self, epoch: int, ordinal: int) -> object:
+        """One sample from its manifest ordinal; see `SampleMaker.make`."""
+        return self._maker.make(epoch, self._maker.places(np.array([ordinal], np.int64))[0])
 
     def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None, at: Callable[[int], None]) -> None:
         """Locates the samples of a batch, and reads raw arrays and raw bytes directly to the slot.
@@ -156,10 +174,3 @@ class SampleReader:
         if place.ordinal != ordinal:
             place = self._maker.places(np.array([ordinal], np.int64))[0]
         return self._reader.load_at(epoch, place, index)
-
-    def stage_nanoseconds(self) -> tuple[int, int, int]:
-        """Read, decode, transform: nanoseconds since it was opened."""
-        return self._maker.stage_nanoseconds()
-
-    def close(self) -> None:
-        """Does nothing: no descriptor and no mapping is kept between samples."""

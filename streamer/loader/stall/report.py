@@ -183,6 +183,11 @@ class StallReport:
             **{f"stall/waiting/{cause}": share for cause, share in self.waiting.items()},
         }
 
+    def attributes(self) -> dict[str, float | str]:
+        """`scalars`, bottleneck and advice by dotted names, as a structured log has them."""
+        figures = {f"streamer.{name.replace('/', '.')}": value for name, value in self.scalars().items()}
+        return {**figures, "streamer.stall.bottleneck": str(self.bottleneck), "streamer.stall.advice": self.advice}
+
     def _parts(self, count: int) -> str:
         return ", ".join(f"{cause} {share:.0%}" for cause, share in list(self.waiting.items())[:count])
 

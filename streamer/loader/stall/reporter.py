@@ -148,7 +148,7 @@ class StallReporter:
         if report.engine is not None and report.engine.reply is not None:
             report.engine.reply(Finding(report.share, str(report.bottleneck), report.advice))
         if self._rank == 0 or report.share > REPORTED_SHARE:
-            logger.log(self._level(report), "rank %d: %s", self._rank, report)
+            logger.log(self._level(report), "rank %d: %s", self._rank, report, extra=report.attributes())
         if self._rules.on_report is not None:
             self._rules.on_report(report)
         return report

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import ManifestError
+from streamer.manifest.beside import is_beside
 from streamer.manifest.builder.bounded_map import bounded_map
-from streamer.manifest.layout import is_beside
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import ChooseFormat, Indexer, Lister
 

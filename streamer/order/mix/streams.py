@@ -23,8 +23,8 @@ TAG_SMALL = 35
 _PASSES_KEPT = 3
 # With fewer samples per lane than this, lanes would be empty or mix nothing.
 _SMALL = 4
-# A pass of so many samples is computed once, as a table of two bytes per sample. A few places of it cost 0.3 ms each
-# time: of 200 members 60 ms, every 16 batches (2 cores, 2026-11-23).
+# A pass of so many samples is computed once, as a table of two bytes per sample, which costs 1.5 ms. A few places of it
+# cost 0.3 ms each time: of 200 members 60 ms, every 16 batches (2 cores, 2026-11-23).
 _TABLED = 4096
 
 
@@ -45,12 +45,21 @@ class MemberChunks(msgspec.Struct, frozen=True, eq=False):
 class _Pass:
     """One pass over a member."""
 
-    def __init__(self, order: EpochOrder) -> None:
+    def __init__(self, order: EpochOrder, tabled: bool) -> None:
         self.order = order
+        self._tabled = tabled
+        self._asked = False
+
+    def ordinals(self, places: Integers) -> Integers:
+        """Ordinals at some places of the pass."""
+        # Not at the first use: the first batch of 200 members would wait 0.3 s for their tables.
+        if not (self._tabled and self._asked):
+            self._asked = True
+            return self.order.ordinals(places)
+        return self._table[places].astype(np.int64)
 
     @cached_property
-    def table(self) -> npt.NDArray[np.uint16]:
-        """(samples,) its ordinals."""
+    def _table(self) -> npt.NDArray[np.uint16]:
         return self.order.ordinals(np.arange(self.order.samples)).astype(np.uint16)
 
 
@@ -105,8 +114,7 @@ class MemberStream:
         found = np.empty_like(stream)
         for number in unique(passes).tolist():
             mine = np.flatnonzero(passes == number)
-            one = self._pass(number, turn)
-            found[mine] = one.table[places[mine]] if self.is_tabled else one.order.ordinals(places[mine])
+            found[mine] = self._pass(number, turn).ordinals(places[mine])
         return passes, found
 
     def order(self, number: int, turn: int) -> EpochOrder:
@@ -116,7 +124,7 @@ class MemberStream:
     def _pass(self, number: int, turn: int) -> _Pass:
         key = (number, (number * self.member.samples + turn) % self.lanes)
         if key not in self._passes:
-            self._passes[key] = _Pass(self._order(*key))
+            self._passes[key] = _Pass(self._order(*key), self.is_tabled)
             if len(self._passes) > _PASSES_KEPT:
                 self._passes.popitem(last=False)
         self._passes.move_to_end(key)

@@ -1,5 +1,6 @@
-"""/metrics, /healthz, /readyz."""
+"""/metrics, /healthz, /readyz, the page and what it shows."""
 
+import re
 import socket
 
 import aiohttp
@@ -41,6 +42,22 @@ async def test_the_log_names_the_port_that_the_kernel_chose(caplog):
     async with serving("127.0.0.1:0", dict, lambda: ""):
         (address,) = [record.args for record in caplog.records if "metrics" in record.message]
         assert (await get(":".join(map(str, address)), "/healthz"))[0] == 200
+
+
+@pytest.mark.process
+async def test_the_page_and_its_statistics():
+    """A page that may ask its own server alone, and the statistics as the service has them at that moment."""
+    values = {"pid": 7, "sessions": [{"job": "<b>", "loader_waiting_share": None}]}
+    address = f"127.0.0.1:{free_port()}"
+    async with serving(address, lambda: values, lambda: ""), aiohttp.ClientSession() as session:
+        async with session.get(f"http://{address}/") as answer:
+            text = await answer.text()
+            assert answer.content_type == "text/html"
+            policy = answer.headers["Content-Security-Policy"].split("; ")
+        assert {"default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'"} <= set(policy)
+        assert not re.search(r"https?://|\binnerHTML\b|\son\w+=|\sstyle=", text)
+        async with session.get(f"http://{address}/statistics.json") as answer:
+            assert (answer.content_type, await answer.json()) == ("application/json", values)
 
 
 async def test_off_listens_nowhere():

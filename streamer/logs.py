@@ -1,0 +1,115 @@
+"""The log of streamer's processes: lines of text, or with STREAMER_LOG_FORMAT=json one object per line.
+
+The names are those of OpenTelemetry's log data model:
+
+    timestamp         UTC, RFC 3339, microseconds
+    severity_text     DEBUG, INFO, WARNING, ERROR, CRITICAL; severity_number: 5, 9, 13, 17, 21
+    body              the message
+    scope             its name is the logger's
+    resource          service.name, service.version, service.instance.id (the process); of a rank its job and number
+    attributes        thread and exception, and whatever the message has as `extra=`
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from streamer.config import Environment
+from streamer.version import VERSION
+
+# OpenTelemetry, logs data model, "Mapping of SeverityNumber": the lowest number of each range.
+_SEVERITY_NUMBERS = (
+    (logging.CRITICAL, 21),
+    (logging.ERROR, 17),
+    (logging.WARNING, 13),
+    (logging.INFO, 9),
+    (logging.DEBUG, 5),
+)
+_TRACE = 1
+# What every record has is no `extra=`; these two are set by formatters.
+_STANDARD = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"])
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes a record as one JSON object on one line.
+
+    Args:
+        rank: the job and the rank of this process, if it is one of a trainer.
+    """
+
+    def __init__(self, rank: Mapping[str, str | int] | None = None) -> None:
+        super().__init__()
+        self._resource = {"service.name": "streamer", "service.version": VERSION, **(rank or {})}
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without its end."""
+        line = {
+            "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")[:-6] + "Z",
+            "severity_text": record.levelname,
+            "severity_number": severity_number(record.levelno),
+            "body": record.getMessage(),
+            "scope": {"name": record.name},
+            "resource": {**self._resource, "service.instance.id": str(record.process)},
+            "attributes": {**_extra(record), **_exception(record), "thread.name": record.threadName},
+        }
+        return json.dumps(line, default=str)
+
+
+def severity_number(level: int) -> int:
+    """OpenTelemetry's number of a level of logging."""
+    return next((number for least, number in _SEVERITY_NUMBERS if level >= least), _TRACE)
+
+
+def configure(level: int, text: str, environment: Environment) -> None:
+    """Sets up the log of a program of streamer: to standard error.
+
+    Args:
+        level: least that is logged.
+        text: the format of lines that are no JSON.
+        environment: names the format.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if environment.log_format == "json" else logging.Formatter(text))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def join_trainer(environment: Environment) -> None:
+    """In a process of a trainer, with STREAMER_LOG_FORMAT=json: streamer's own log, from INFO on, to standard error.
+
+    Without the variable the log is the trainer's to set up. Idempotent.
+    """
+    own = logging.getLogger("streamer")
+    handlers = (*own.handlers, *logging.getLogger().handlers)
+    if environment.log_format != "json" or any(isinstance(one.formatter, JsonFormatter) for one in handlers):
+        return
+    handler = logging.StreamHandler()
+    rank = environment.rank
+    handler.setFormatter(JsonFormatter({"streamer.job": rank.job, "streamer.rank": rank.rank}))
+    own.addHandler(handler)
+    own.setLevel(level_of(environment.log_level, logging.INFO))
+    # Otherwise the trainer's own handlers write each line again.
+    own.propagate = False
+
+
+def level_of(name: str | None, default: int) -> int:
+    """The level that STREAMER_LOG names."""
+    return logging.getLevelNamesMapping().get((name or "").upper(), default)
+
+
+def _extra(record: logging.LogRecord) -> dict[str, object]:
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+
+
+def _exception(record: logging.LogRecord) -> dict[str, object]:
+    if not record.exc_info or record.exc_info[0] is None:
+        return {}
+    kind, error, stack = record.exc_info
+    return {
+        "exception.type": f"{kind.__module__}.{kind.__qualname__}",
+        "exception.message": str(error),
+        "exception.stacktrace": "".join(traceback.format_exception(kind, error, stack)),
+    }

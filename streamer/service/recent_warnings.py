@@ -1,0 +1,54 @@
+"""The last warnings and errors of this process, for `/statistics.json` and `streamer stat --json`."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from streamer.engine.statistics import Table
+
+MOST_WARNINGS = 20
+_MOST_LETTERS = 300
+
+
+class RecentWarnings(logging.Handler):
+    """Keeps the newest message of each kind: one that comes again counts up and does not push others out."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._kinds: OrderedDict[tuple[str, str], Table] = OrderedDict()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Remembers one message; any thread, under the handler's lock."""
+        kind = record.name, str(record.msg)
+        known = self._kinds.pop(kind, {})
+        self._kinds[kind] = {
+            "at_seconds": round(record.created, 3),
+            "level": record.levelname,
+            "logger": record.name,
+            "text": record.getMessage()[:_MOST_LETTERS],
+            "count": int(known.get("count") or 0) + 1,
+        }
+        if len(self._kinds) > MOST_WARNINGS:
+            self._kinds.popitem(last=False)
+
+    def entries(self) -> list[Table]:
+        """The newest first: at_seconds (Unix time), level, logger, text, and how many of its kind there were."""
+        self.acquire()
+        try:
+            return [dict(entry) for entry in reversed(self._kinds.values())]
+        finally:
+            self.release()
+
+
+@contextmanager
+def recent_warnings() -> Iterator[RecentWarnings]:
+    """Collects what the loggers of streamer warn of while the context lasts."""
+    handler, logger = RecentWarnings(), logging.getLogger("streamer")
+    logger.addHandler(handler)
+    try:
+        yield handler
+    finally:
+        logger.removeHandler(handler)

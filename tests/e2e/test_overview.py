@@ -1,0 +1,243 @@
+"""The page at `/` of a service, in a real browser: its figures, its names, and that names stay text."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+
+import aiohttp
+import pytest
+
+from streamer.cli.status_view import StatusView
+from streamer.service.web import serving
+
+DOCS = Path(__file__).parents[2] / "docs" / "deploy"
+ADDRESS = "127.0.0.1:9468"
+HOSTILE = '<img src=x onerror="document.title=1">'
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+pictures, screenshot = _load("page_pictures"), _load("screenshot")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(pictures.PROGRAM is None, reason="no browser: apt-get install chromium"),
+]
+
+
+class Text(HTMLParser):
+    """What a page shows, by element: definition lists as pairs, table rows as lists, everything as words."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.terms: list[str] = []
+        self.descriptions: list[str] = []
+        self.rows: list[list[str]] = []
+        self.tags: list[str] = []
+        self.words: list[str] = []
+        self._open: list[str] = []
+        self.feed(re.sub(r"<(script|style)>.*?</\1>", "", page, flags=re.DOTALL))
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in ("meta", "progress", "img", "link"):
+            self._open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+        elif tag in ("dt", "dd"):
+            (self.terms if tag == "dt" else self.descriptions).append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, text: str) -> None:
+        self.words.append(text)
+        if "td" in self._open or ("th" in self._open and "tr" in self._open):
+            self.rows[-1][-1] += text
+        elif "dt" in self._open:
+            self.terms[-1] += text
+        elif "dd" in self._open:
+            self.descriptions[-1] += text
+
+
+@asynccontextmanager
+async def page(values: dict[str, object], **window: object) -> AsyncIterator[object]:
+    """The page of an engine with these statistics."""
+    async with pictures.browser() as chromium, serving(ADDRESS, lambda: values, lambda: ""):
+        await chromium.open(f"http://{ADDRESS}/", **window)
+        yield chromium
+
+
+async def text_of(chromium: object) -> Text:
+    return Text(await chromium.evaluate("document.documentElement.outerHTML"))
+
+
+async def test_the_figures_are_those_of_top() -> None:
+    """Every figure of the engine, and the rows of all ranks, in the words of `streamer top`."""
+    values = pictures.crowded(ranks=3, datasets=2, job="train")
+    async with page(values) as chromium:
+        text = await text_of(chromium)
+    view = StatusView(values)
+    assert list(zip(text.terms, text.descriptions, strict=True)) == view.lines()
+    rows = {row[0]: row[1:] for row in text.rows}
+    for consumer, _, epoch, step, waiting, hits, loader, bottleneck in view.session_rows():
+        assert rows[consumer] == [loader, bottleneck.partition(":")[0], waiting, epoch, step, hits]
+    assert [row for row in text.rows if row[0].startswith("set ")] == list(map(list, view.member_rows()))
+    assert rows["s3://bucket/train-1/"] == ["01010101", "1,281,168", "146.6 GB", "3"]
+    words = "".join(text.words)
+    assert "not input-bound on 2, decode on 1; rank 1 waits most, 41.2% of its time, decode: 4 more workers" in words
+    assert "Waiting for data or failed: train." in words
+    assert "WARNING streamer.fetch.pacing s3://bucket answers 503" in words
+    assert "about 600 a second (3 times)" in words
+
+
+async def test_rates_are_those_of_the_time_between_two_looks() -> None:
+    """50 MB and 20 requests in half a second, by the engine's own clock."""
+    values = pictures.crowded(ranks=1)
+    async with page(values) as chromium:
+        values.update(store_bytes=9.4e11 + 5e7, store_requests=112_020, uptime_seconds=3724.0)
+        store = "[...document.querySelectorAll('dd')][2].textContent"
+        await chromium.until(f"!{store}.startsWith('252.5')")
+        assert await chromium.evaluate(store) == "100.0 MB/s, 40 requests/s"
+
+
+async def test_an_engine_that_does_not_answer_is_announced() -> None:
+    """The figures stay, marked as old, and the line that screen readers announce says so."""
+    async with pictures.browser() as chromium:
+        async with serving(ADDRESS, pictures.crowded, lambda: ""):
+            await chromium.open(f"http://{ADDRESS}/")
+        await chromium.until("document.body.classList.contains('stale')")
+        state = await chromium.evaluate("document.querySelector('[role=status][aria-live=polite]').textContent")
+        assert state == "The engine does not answer; the figures are old."
+        assert len((await text_of(chromium)).descriptions) == 10
+
+
+async def test_names_of_clients_stay_text() -> None:
+    """Markup in the name of a job, a consumer, an advice, a url or a warning is shown, not made."""
+    found = pictures.crowded(ranks=1, datasets=1, job=HOSTILE)
+    for table, name in (("sessions", "consumer"), ("sessions", "advice"), ("datasets", "url"), ("warnings", "text")):
+        found[table][0][name] = HOSTILE
+    async with page(found) as chromium:
+        text = await text_of(chromium)
+        assert await chromium.evaluate("document.title") == "streamer"
+    assert "img" not in text.tags
+    assert "".join(text.words).count(HOSTILE) >= 5
+    assert [row[0] for row in text.rows].count(HOSTILE) == 2
+
+
+async def test_a_script_that_is_not_the_pages_own_does_not_run() -> None:
+    """Not one that is written into the page, and no string becomes markup; nothing else than the server is asked."""
+    async with page(pictures.crowded()) as chromium:
+        async with aiohttp.ClientSession() as session, session.get(f"http://{ADDRESS}/") as answer:
+            policy = dict(part.split(" ", 1) for part in answer.headers["Content-Security-Policy"].split("; "))
+        assert policy["default-src"] == "'none'"
+        assert policy["connect-src"] == "'self'"
+        made = (
+            "(() => {const made = document.createElement('script'); made.append('window.ran = 1');"
+            "document.body.append(made)})()"
+        )
+        for attempt in (made, "document.body.innerHTML = '<b>markup</b>'", f"fetch('http://{ADDRESS}0/')"):
+            await chromium.evaluate(attempt)
+        assert await chromium.evaluate("window.ran === undefined && document.querySelector('b') === null")
+
+
+async def test_of_many_ranks_the_worst_are_in_sight() -> None:
+    """64 ranks and 20 datasets: eight ranks, the one that waits most first, and all of them on request."""
+    async with page(pictures.crowded()) as chromium:
+        text = await text_of(chromium)
+        closed = "document.querySelector('details').open === false"
+        assert await chromium.evaluate(closed)
+        # It stays open when the figures change, and what has the focus keeps it.
+        await chromium.evaluate("document.querySelector('summary').click()")
+        await chromium.evaluate("document.querySelector('#jobs .scroll').focus()")
+        await chromium.evaluate("document.querySelector('section h3').textContent = 'old'")
+        await chromium.until("document.querySelector('section h3').textContent !== 'old'")
+        assert not await chromium.evaluate(closed)
+        assert await chromium.evaluate("document.activeElement.className") == "scroll"
+    ranks = [row[0] for row in text.rows if row[0].startswith("rank ")]
+    assert ranks[:4] == ["rank 1", "rank 22", "rank 43", "rank 63"]
+    assert ranks[8:] == [f"rank {rank}" for rank in range(64)]
+    assert len([row for row in text.rows if row[0].startswith("s3://")]) == 20
+    assert len([row for row in text.rows if row[0].startswith("set ")]) == 20
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+async def test_the_page_fits_its_window(width: int) -> None:
+    """Nothing but a table's own box scrolls sideways."""
+    async with page(pictures.crowded(), width=width) as chromium:
+        whole = "document.documentElement"
+        assert await chromium.evaluate(
+            f"{whole}.scrollWidth === {whole}.clientWidth && {whole}.clientWidth > {width - 20}"
+        )
+
+
+async def test_a_screen_reader_finds_its_way() -> None:
+    """Headings, a status, tables with captions and headers: as the browser tells assistive programs."""
+    async with page(pictures.crowded(ranks=2, datasets=1, job="train")) as chromium:
+        nodes = (await chromium.call("Accessibility.getFullAXTree"))["nodes"]
+    named = {(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if "role" in node}
+    parts = ("Engine", "Jobs", "Datasets", "Last warnings")
+    assert {("heading", title) for title in ("streamer", "train", *parts)} <= named
+    assert {("region", title) for title in parts} <= named
+    assert ("table", "Ranks of train") in named
+    assert {("rowheader", "rank 0"), ("columnheader", "bottleneck")} <= named
+    assert ("progressbar", "share of the cache that is taken") in named
+    assert any(role == "status" for role, _ in named)
+
+
+# Of the rest, clocks run on between two looks.
+STANDING = ("in flight", "first byte", "hits", "fill", "tail", "trouble")
+
+
+async def test_the_figures_are_those_of_metrics(tmp_path: Path) -> None:
+    """A job at work, stopped in the middle of an epoch: page and /metrics have the same figures of engine and ranks."""
+    service = screenshot.Service(tmp_path, 9469)
+    with ExitStack() as stack:
+        stack.enter_context(service.running())
+        ranks = [stack.enter_context(service.rank(number)) for number in range(2)]
+        screenshot.wait_for(ranks, 1, 20)
+        for rank in ranks:
+            os.killpg(rank.pid, signal.SIGSTOP)
+        async with pictures.browser() as chromium:
+            await chromium.open(f"http://{service.http}/")
+            async with asyncio.timeout(60):
+                while (shown := _standing(await text_of(chromium))) != (scraped := await _scraped(service)):  # noqa: ASYNC110
+                    await asyncio.sleep(0.5)
+    assert shown == scraped
+    assert "so far, the cache keeps" in shown[0]["hits"]
+    assert [row[0] for row in shown[1]] == ["rank 0", "rank 1"]
+
+
+def _standing(text: Text) -> tuple[dict[str, str], list[list[str]]]:
+    figures = dict(zip(text.terms, text.descriptions, strict=True))
+    rows = [row[:3] + row[4:] for row in text.rows if row[0].startswith("rank ")]
+    return {name: figures[name] for name in STANDING}, rows
+
+
+async def _scraped(service: object) -> tuple[dict[str, str], list[list[str]]]:
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"http://{service.http}/statistics.json") as answer:
+            names = await answer.json()
+        async with session.get(f"http://{service.http}/metrics") as answer:
+            view = StatusView(screenshot.plain(screenshot.from_metrics(await answer.text(), names)))
+    rows = [
+        [consumer, loader, bottleneck.partition(":")[0], epoch, step, hits]
+        for consumer, _, epoch, step, _, hits, loader, bottleneck in view.session_rows()
+    ]
+    return {name: text for name, text in view.lines() if name in STANDING}, sorted(rows)

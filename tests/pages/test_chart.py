@@ -1,0 +1,106 @@
+"""The Helm chart, linted and rendered by Helm's own engine (a wheel of the package index has it as a library)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from streamer.config import Environment, check_variables
+from streamer.service.configuration import engine_config
+from tests.formats.peer_environment import python_with_only
+from tests.pages.environments import ROOT
+
+pytestmark = [pytest.mark.pages, pytest.mark.timeout(600)]
+
+CHART = ROOT / "deploy" / "helm" / "streamer"
+HELM = "helm-python-sdk==0.2.2"
+KUBERNETES = "1.29"
+# The schemas of the Prometheus Operator are not Kubernetes' own.
+CUSTOM = {"PodMonitor", "PrometheusRule"}
+EVERYTHING = {
+    "image": {"repository": "registry.example/streamer", "tag": "1.2.3", "pullPolicy": "Always"},
+    "imagePullSecrets": [{"name": "pull"}],
+    "credentialsSecret": "streamer-bucket",
+    "logFormat": "text",
+    "extraEnv": [{"name": "STREAMER_LOG", "value": "debug"}],
+    "nodeSelector": {"gpu": "yes"},
+    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
+    "priorityClassName": "system-node-critical",
+    "podAnnotations": {"a": "b"},
+    "podLabels": {"c": "d"},
+    "serviceAccount": {"create": True, "name": "own", "annotations": {"role": "arn:aws:iam::1:role/r"}},
+    "podMonitor": {"enabled": True, "interval": "15s", "labels": {"release": "prometheus"}},
+    "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+    "dashboard": {"enabled": True, "labels": {"grafana_dashboard": "1"}},
+}
+
+
+def rendered(*values: dict[str, object]) -> list[dict[str, object]]:
+    """What the engine makes of each set of values."""
+    script = Path(__file__).with_name("render_chart.py")
+    command = [python_with_only(HELM), script, CHART, *map(json.dumps, values)]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True, timeout=120)
+    return list(json.loads(done.stdout))
+
+
+def objects(found: dict[str, object]) -> dict[str, dict]:
+    """By kind; a config map by its name."""
+    texts = [text for name, text in found["templates"].items() if name.endswith(".yaml")]
+    each = [one for text in texts for one in yaml.safe_load_all(text) if one]
+    return {one["metadata"]["name"] if one["kind"] == "ConfigMap" else one["kind"]: one for one in each}
+
+
+def test_the_chart_renders_to_what_kubernetes_takes(tmp_path: Path) -> None:
+    """With its defaults and with every value set: no word of the linter, valid objects, names that fit together."""
+    for found, everything in zip(rendered({}, EVERYTHING), (False, True), strict=True):
+        assert "error" not in found
+        assert found["lint"]["errors"] == []
+        assert [one["error"] for one in found["lint"]["messages"]] == ["icon is recommended"]
+        made = objects(found)
+        for kind, one in made.items():
+            if kind not in CUSTOM:
+                kubernetes_validate.validate(one, KUBERNETES, strict=True)
+        spec = made["DaemonSet"]["spec"]["template"]["spec"]
+        containers = [*spec["initContainers"], *spec["containers"]]
+        volumes = {volume["name"] for volume in spec["volumes"]}
+        assert {mount["name"] for one in containers for mount in one["volumeMounts"]} == volumes
+        assert ("credentials" in volumes) == everything
+        assert spec["serviceAccountName"] == made["ServiceAccount"]["metadata"]["name"]
+        check_variables({entry["name"]: str(entry["value"]) for entry in spec["containers"][0]["env"]})
+        (volume,) = [one for one in spec["volumes"] if "configMap" in one]
+        config = made[volume["configMap"]["name"]]
+        (tmp_path / "streamer.toml").write_text(config["data"]["streamer.toml"])
+        environment = Environment.read({"STREAMER_CACHE_DIR": "/cache", "STREAMER_GROUP": "10001", "HOME": "/"})
+        engine = engine_config(tmp_path / "streamer.toml", environment, {})
+        assert engine.service.drain_seconds < spec["terminationGracePeriodSeconds"]
+        assert set(made) & CUSTOM == (CUSTOM if everything else set())
+
+
+def test_the_chart_brings_its_monitoring() -> None:
+    """The pod monitor selects the engines, rules and dashboard are those of the files, with the labels asked for."""
+    (found,) = rendered(EVERYTHING)
+    made = objects(found)
+    labels = made["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
+    assert made["PodMonitor"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert made["PrometheusRule"]["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+    dashboard = made["engines-streamer-dashboard"]
+    assert json.loads(dashboard["data"]["streamer.json"]) == json.loads(
+        (CHART / "files" / "dashboard.json").read_text()
+    )
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert made["PrometheusRule"]["metadata"]["labels"]["release"] == "prometheus"
+    assert "port-forward daemonset/engines-streamer 9464" in found["templates"]["streamer/templates/NOTES.txt"]
+
+
+def test_a_misspelt_value_is_refused() -> None:
+    """Names and kinds of values are in the schema."""
+    wrong = ({"cacheHostPth": "/x"}, {"userId": "root"}, {"logFormat": "xml"}, {"podMonitor": {"enable": True}})
+    for values, found in zip(wrong, rendered(*wrong), strict=True):
+        (name,) = values
+        assert name in str(found["error"])

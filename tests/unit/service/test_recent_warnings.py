@@ -1,0 +1,39 @@
+"""What the statistics say of the log."""
+
+import logging
+
+from streamer.service.recent_warnings import MOST_WARNINGS, recent_warnings
+
+logger = logging.getLogger("streamer.test")
+
+
+def test_warnings_are_kept_and_lines_of_less_weight_are_not():
+    """The newest first, with their logger and text, while the context lasts."""
+    with recent_warnings() as warnings:
+        logger.info("all is well")
+        logger.warning("peer %d is slow", 3)
+        logger.error("peer %d is gone", 4)
+        texts = [(entry["level"], entry["logger"], entry["text"]) for entry in warnings.entries()]
+    logger.warning("after it")
+    assert texts == [("ERROR", "streamer.test", "peer 4 is gone"), ("WARNING", "streamer.test", "peer 3 is slow")]
+    assert len(warnings.entries()) == 2
+
+
+def test_a_message_that_comes_again_counts_up():
+    """A thousand lines of one kind push no other out; the newest of them is shown."""
+    with recent_warnings() as warnings:
+        logger.warning("the disk is full")
+        for number in range(1000):
+            logger.warning("peer %d is slow", number)
+        found = [(entry["text"], entry["count"]) for entry in warnings.entries()]
+    assert found == [("peer 999 is slow", 1000), ("the disk is full", 1)]
+
+
+def test_their_number_and_length_are_bounded():
+    """The oldest kinds go; a long message is cut."""
+    with recent_warnings() as warnings:
+        for number in range(MOST_WARNINGS + 5):
+            logger.warning(f"kind {number} {'x' * 1000}")  # noqa: G004 - each is a kind of its own
+        found = warnings.entries()
+    assert [str(entry["text"]).split()[1] for entry in found] == [str(number) for number in range(24, 4, -1)]
+    assert {len(str(entry["text"])) for entry in found} == {300}
