@@ -114,6 +114,7 @@ class PeerServer:
         await self._leaving.wait()
         listening.close()
         if not self._orphaned:
+            self._http.pre_shutdown()  # idle connections
             await self._http.shutdown(_LEAVE_SECONDS)
 
     def _connect(self) -> asyncio.Protocol:

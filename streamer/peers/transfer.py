@@ -104,6 +104,8 @@ class Transfer:
         finally:
             self.on_bytes = _ignore
             multi.remove(self._easy)
+            if not ended.cancelled():
+                ended.exception()  # of a request that was cancelled, which nothing else asks for
             self._length = self._body = None
 
     async def get_small(self, multi: Multi, url: str, lines: Sequence[str], seconds: float) -> int | Ending:
@@ -161,7 +163,7 @@ class Transfer:
     def _announce(self) -> int:
         """Says how long the body is; the transfer continues when there is memory for it."""
         assert self._length is not None, "of a request for a chunk"
-        if not self._announced:
+        if not self._announced or self._length.done():  # it has no length, or was just cancelled
             return -1
         self._length.set_result(self._announced)
         return int(pycurl.WRITEFUNC_PAUSE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -33,3 +34,27 @@ async def test_a_chunk_that_is_coming_is_waited_for(tmp_path):
         async with asyncio.timeout(10):
             for loan in a.shelf.loans:
                 await loan.closed.wait()
+
+
+async def test_the_end_of_a_server_waits_for_no_idle_connection(tmp_path):
+    """Peers keep their connections: 5 s for each end of a service (2026-11-23)."""
+    async with asker() as b:
+        async with node(tmp_path / "a") as a:
+            file = put_chunk(a.folder, 1)
+            assert await fetch(b, a.member, asked(1, len(file))) == file
+            begun = asyncio.get_running_loop().time()
+        assert asyncio.get_running_loop().time() - begun < 4.0
+
+
+async def test_a_cancelled_request_leaves_nothing(tmp_path, caplog):
+    """At any moment: no error in a callback, no future that nothing asks for, no memory."""
+    async with node(tmp_path / "a") as a, asker() as b:
+        file = put_chunk(a.folder, 1, 4 << 20)
+        for delay in range(30):
+            asking = asyncio.ensure_future(fetch(b, a.member, asked(1, len(file))))
+            await asyncio.sleep(delay * 0.0005)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        assert await fetch(b, a.member, asked(1, len(file))) == file
+        gc.collect()
+        assert caplog.records == []

@@ -80,7 +80,7 @@ class Multi:
     def remove(self, easy: pycurl.Curl) -> None:
         """Removes a transfer that has not ended; idempotent."""
         if easy in self._pending:
-            self._take_out(easy)
+            self._take_out(easy).cancel()
 
     async def close(self) -> None:
         """Cancels what is pending and closes all connections; idempotent."""
