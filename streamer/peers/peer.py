@@ -49,6 +49,7 @@ class Peer:
         count: what happened.
         first_byte: seconds until answers began.
         sent_bytes: of the bodies of its answers.
+        answers: how many it has begun.
         idle: transfers that can be used again.
         instance: of the facts it said last; "": none yet.
         window: of requests.
@@ -61,6 +62,7 @@ class Peer:
         self.count = PeerCounts()
         self.first_byte = Sampled()
         self.sent_bytes = 0
+        self.answers = 0
         self.idle: list[Transfer] = []
         self.instance = ""
         self.window = FairGate(_WINDOW)

@@ -64,6 +64,7 @@ class Watch:
         peer.sent_bytes += count
         if not self._has_answer:
             self._has_answer = True
+            peer.answers += 1
             if not self._waits:
                 peer.first_byte.add(self._clock.loop.time() - self.asked_at)
 
@@ -98,6 +99,7 @@ class Watch:
     def _mark(self) -> None:
         self._marked_at = self._clock.time()
         self._marked_bytes, self._marked_peer_bytes = self._transfer.received, self._peer.sent_bytes
+        self._marked_answers = self._peer.answers
         self._had_answer = self._has_answer
 
     def _moves(self) -> bool:
@@ -107,8 +109,9 @@ class Watch:
         return self._is_enough(self._transfer.received - self._marked_bytes)
 
     def _is_silent(self) -> bool:
-        """Whether the peer has sent next to nothing since the last look, to any request."""
-        return not self._is_enough(self._peer.sent_bytes - self._marked_peer_bytes)
+        """Whether the peer has begun no answer and sent next to nothing since the last look, to any request."""
+        sent = self._peer.sent_bytes - self._marked_peer_bytes
+        return self._peer.answers == self._marked_answers and not self._is_enough(sent)
 
     def _is_enough(self, count: int) -> bool:
         return count >= (self._clock.time() - self._marked_at) * _LEAST_BYTES_PER_SECOND

@@ -77,7 +77,7 @@ async def test_a_killed_server_costs_its_readers_nothing_but_the_store(tmp_path)
 
 
 @pytest.mark.slow
-async def test_a_stopped_server_is_down_after_two_lost_races(tmp_path):
+async def test_a_stopped_server_is_down_after_a_second_of_lost_races(tmp_path):
     """SIGSTOP in the middle: nothing refuses, nothing answers. Then one probe in each pause until SIGCONT."""
     async with node(tmp_path / "a") as a, asker() as b:
         lengths = [len(put_chunk(a.folder, number)) for number in range(4)]
@@ -89,7 +89,7 @@ async def test_a_stopped_server_is_down_after_two_lost_races(tmp_path):
             await readers.read(4.0)
             assert not b.client.is_up(a.member)
             # Those under way when it was stopped, and those until it was known.
-            assert b.client.statistics()["peer_requests"] - requests <= 12
+            assert b.client.statistics()["peer_requests"] - requests <= 30
         finally:
             os.kill(a.server.pid, signal.SIGCONT)
         await readers.read(5.0)

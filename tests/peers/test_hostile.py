@@ -61,10 +61,10 @@ async def test_thirty_wrong_answers_leave_a_peer_out(caplog):
 
 @pytest.mark.parametrize("answer", [silent, sends_for_ever(head(content_length=LENGTH), b"x", pause=0.05)])
 async def test_a_peer_that_is_silent_or_slow_is_late(answer):
-    """250 ms without what a peer sends in that time: the store is asked as well; two lost races, and it is down."""
+    """250 ms without what a peer sends in that time: the store is asked as well; after a second of that it is down."""
     async with asker() as b, peer(answer) as member:
         loop, lates = asyncio.get_running_loop(), []
-        for _ in range(2):
+        while b.client.is_up(member):
             late, begun = asyncio.Event(), loop.time()
             asking = asyncio.ensure_future(b.client.fetch_chunk(member, asked(1, LENGTH), late.set))
             await late.wait()
@@ -73,6 +73,6 @@ async def test_a_peer_that_is_silent_or_slow_is_late(answer):
             with pytest.raises(asyncio.CancelledError):
                 await asking
         assert min(lates) >= 0.2
-        assert not b.client.is_up(member)
-        assert b.client.statistics()["peer_hedges"] == 2
+        assert 2 <= len(lates) <= 5
+        assert b.client.statistics()["peer_hedges"] == len(lates)
         assert b.memory.gate.used == 0

@@ -35,11 +35,11 @@ def test_the_pause_doubles_with_each_probe_up_to_a_minute():
     assert (breaker.is_up, breaker.pause_seconds) == (True, 1.0)
 
 
-def test_two_lost_races_in_a_row_are_an_outage():
-    """One may be an accident; an answer in between ends the row."""
+def test_races_that_are_lost_for_a_second_are_an_outage():
+    """Some at once may be an accident; an answer in between ends the row."""
     breaker = Breaker()
     assert not breaker.lost(1.0, 1.3)
     breaker.answered()
-    assert not breaker.lost(2.0, 2.3)
-    assert breaker.lost(2.1, 2.4)
+    assert [breaker.lost(2.0 + number / 10, 2.3 + number / 10) for number in range(7)] == [False] * 7
+    assert breaker.lost(2.9, 3.1)
     assert not breaker.is_up
