@@ -31,8 +31,6 @@ def main(arguments: list[str]) -> None:
     for each in sockets:
         each.set_inheritable(False)
     asyncio.run(_serve(*sockets))
-    # Nothing is to be cleaned up.
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ LendAnswer = Literal["there", "coming", "no"]
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """The first message to the server; a later one changes what it says of its engine.
+    """The first message to the server.
 
     Attributes:
         token: that peers must show.

@@ -84,16 +84,16 @@ class PeerServer:
 
     def __init__(self, end: socket.socket, listener: socket.socket) -> None:
         self._listener = listener
-        self._link = EngineLink(end, self._received, self._engine_ended)
+        # Nothing is to be cleaned up; the socket ends with the engine, whatever ends that.
+        self._link = EngineLink(end, self._received, lambda: os._exit(0))
         self._unauthenticated = Unauthenticated()
         self._started: asyncio.Future[Start] = asyncio.get_running_loop().create_future()
         self._leaving = asyncio.Event()
-        self._orphaned = False
         self._counts = Counts()
         self._report: asyncio.TimerHandle | None = None
 
     async def serve(self) -> None:
-        """Until the engine ends, or tells it to leave and the chunks under way are sent."""
+        """Until the engine tells it to leave and the chunks under way are sent; ends the process with the engine."""
         start = await self._started
         self._start, self._token = start, (BEARER + start.token).encode()
         self._sends = Sends(start.sends, start.send_bytes)
@@ -113,9 +113,8 @@ class PeerServer:
         listening = await asyncio.get_running_loop().create_server(self._connect, sock=self._listener, backlog=_BACKLOG)
         await self._leaving.wait()
         listening.close()
-        if not self._orphaned:
-            self._http.pre_shutdown()  # idle connections
-            await self._http.shutdown(_LEAVE_SECONDS)
+        self._http.pre_shutdown()  # idle connections
+        await self._http.shutdown(_LEAVE_SECONDS)
 
     def _connect(self) -> asyncio.Protocol:
         connection = self._http()
@@ -129,14 +128,7 @@ class PeerServer:
             self._leaving.set()
             self._link.refuse_all()
         elif isinstance(message, Start):
-            if self._started.done():
-                self._start = message
-            else:
-                self._started.set_result(message)
-
-    def _engine_ended(self) -> None:
-        self._orphaned = True
-        self._leaving.set()
+            self._started.set_result(message)
 
     def _count(self, **more: int) -> None:
         """Counts, and tells the engine within a second."""
@@ -173,7 +165,8 @@ class PeerServer:
             status = 503
         if isinstance(status, web.StreamResponse):
             return status
-        self._count(served_refused=status == 503)
+        if status == 503:
+            self._count(served_refused=1)
         return _refusal(status)
 
     async def _chunk(self, request: web.BaseRequest, asked: Request) -> web.StreamResponse | int:

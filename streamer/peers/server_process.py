@@ -101,11 +101,6 @@ class PeerServerProcess:
         counts = msgspec.structs.asdict(_added(self._past, self._counts))
         return {**counts, "peer_server_restarts": self.restarts}
 
-    def reload(self, start: Start) -> None:
-        """Changes what the server says of its engine."""
-        self._first = start
-        self._send(start)
-
     # ------------------------------------------------------------ the process
 
     async def _supervise(self) -> None:

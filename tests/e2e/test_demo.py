@@ -58,7 +58,7 @@ def _check(measured: Measured, options: DemoOptions) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_demo_of_shared_caches_loses_a_node(temporary: Path, tmp_path: Path) -> None:
-    """Two epochs alone, six with peers: every sample of the ranks that live; the store sends the data once, not twice."""
+    """Two epochs alone, six with peers: every sample of the ranks that live, the data sent once, not twice."""
     options = FleetOptions(images=512, cache_share=1.0, link=Link(0.0, 0))
     measured = run_fleet(options, _Screen())
     samples = 2 * options.images

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
+import sys
 
 import pytest
 
@@ -122,3 +124,26 @@ async def test_an_address_without_a_server_is_probed_once_in_each_pause():
     server.close()
     assert [*paths, *more] == [b"/v1/peer", b"/v1/peer"]
     assert second - first >= 1.9
+
+
+async def test_the_server_ends_with_its_engine(tmp_path):
+    """However that ends: kill -9 of an engine whose server has not even been told its token, and of one that serves."""
+    program = (
+        "import asyncio, os, sys; from pathlib import Path; from tests.peers.parts import node\n"
+        "async def main():\n"
+        "    async with node(Path(sys.argv[1])) as a:\n"
+        "        while a.server.pid is None: await asyncio.sleep(0.01)\n"
+        "        print(a.server.pid, flush=True); await asyncio.sleep(float(sys.argv[2])); os.kill(os.getpid(), 9)\n"
+        "asyncio.run(main())"
+    )
+    for number, seconds in enumerate((0.0, 2.0)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        engine = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, str(folder), str(seconds), stdout=asyncio.subprocess.PIPE
+        )
+        server = os.pidfd_open(int(await engine.stdout.readline()))
+        assert await engine.wait() == -signal.SIGKILL
+        ended, _, _ = await asyncio.to_thread(select.select, [server], [], [], 20)
+        os.close(server)
+        assert ended
