@@ -100,7 +100,7 @@ def run_fleet(options: FleetOptions, screen: Screen) -> FleetMeasured:
         for is_fleet in (False, True):
             with _cluster(Path(folder), cache_bytes, server.endpoint, is_fleet=is_fleet) as nodes:
                 run = _Run(options, screen, server, nodes)
-                rows += run.fleet() if is_fleet else run.alone()
+                rows += run.fleet() if is_fleet else run.separate()
         return FleetMeasured(uploaded.tar_bytes, cache_bytes, rows)
 
 
@@ -111,7 +111,7 @@ class _Run:
         self._options, self._screen, self._server, self._nodes = options, screen, server, nodes
         self._epochs = 0
 
-    def alone(self) -> list[Row]:
+    def separate(self) -> list[Row]:
         """Without peers."""
         self._start(0, 1, 2, 3)
         return [self._epoch(f"{number}, no peers", _FOUR) for number in (1, 2)]
