@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_storage_options, size
+from streamer.cli.options import add_storage_options, check_places, size
 from streamer.cli.terminal import Progress, Terminal
 from streamer.config import MiB
 from streamer.errors import ConfigError
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from streamer.manifest.model import ObjectRecord
     from streamer.store import ObjectStore
 
-HELP = "measure the link to a store and say what to set"
+HELP = "measure the link to a store, or how many accelerators can be fed"
 
 DESCRIPTION = """\
 Reads ranges of the objects below a url, with more and more connections, and throws the bytes away: latency, rate of one
 connection and of many, CPU per GB, and the clients that the url has (curl, obstore, fsspec) side by side. Each
 combination is read for --seconds; the reading is real, and so are its requests and, across regions, its price.
---max-bytes bounds it.
+--max-bytes bounds it. With --like it measures the whole path instead: emulated accelerators, fed from the store (cold)
+and from the local disk (warm).
 """
 
 EXAMPLES = """\
@@ -39,9 +40,12 @@ examples:
   streamer bench s3://bucket/train/ --connections 16 64 256 --ranges 8MiB 16MiB --seconds 5
   streamer bench s3://bucket/train/ --storage-options @minio.json --other-endpoint http://minio:9001
   streamer bench https://host/shard-000000.tar --plot link.png --json link.json
+  streamer bench --like retinanet                            how many accelerators can this machine feed?
+  streamer bench --like resnet50 --data s3://bucket/like/ --accelerators 2 4 8
 """
 
 _LATENCY_REQUESTS = 20
+_SECONDS = 2.0
 # What these read, fsspec reads as well: they are compared.
 _NATIVE = ("curl", "obstore")
 # Of each endpoint, in turns: the machine changes meanwhile.
@@ -50,14 +54,18 @@ _TURNS = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
-    parser.add_argument("url", metavar="URL", help="a prefix or an object; a few large objects do")
+    from streamer.cli.bench import like
+
+    parser.add_argument("url", nargs="?", metavar="URL", help="a prefix or an object; a few large objects do")
     parser.add_argument(
         "--connections", type=_count, nargs="+", default=[4, 16, 64, 128], metavar="N", help="default: 4 16 64 128"
     )
     parser.add_argument(
         "--ranges", type=size, nargs="+", default=[MiB, 8 * MiB], metavar="SIZE", help="default: 1MiB 8MiB"
     )
-    parser.add_argument("--seconds", type=float, default=2.0, metavar="S", help="for each combination (default: 2)")
+    parser.add_argument(
+        "--seconds", type=float, metavar="S", help="for each combination (default: 2; with --like 10 for each number)"
+    )
     parser.add_argument(
         "--max-bytes", type=size, default=20_000_000_000, metavar="SIZE", help="stop after so much (default: 20GB)"
     )
@@ -69,17 +77,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write curves (needs matplotlib)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
     add_storage_options(parser)
+    like.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Measures and advises."""
+    if arguments.seconds is not None and arguments.seconds <= 0:
+        raise ConfigError(f"--seconds {arguments.seconds}: must be above 0", field="seconds")
+    check_places(arguments.plot, arguments.json)
+    if arguments.like is not None:
+        from streamer.cli.bench import like
+
+        return like.run(arguments, terminal)
+    if arguments.url is None:
+        raise ConfigError("name a URL to measure, or --like NAME", field="url")
+    return _measure_link(arguments, terminal)
+
+
+def _measure_link(arguments: argparse.Namespace, terminal: Terminal) -> int:
     import uvloop
 
     from streamer.cli.link import report as link_report
 
-    if arguments.seconds <= 0:
-        raise ConfigError(f"--seconds {arguments.seconds}: must be above 0", field="seconds")
-    _check_places(arguments.plot, arguments.json)
     figures = uvloop.run(_Bench(arguments, terminal).run())
     latency = figures.latency
     terminal.line(
@@ -203,7 +222,7 @@ class _Bench:
     async def _cell(self, store: ObjectStore, objects: Sequence[ObjectRecord], shape: tuple[str, int, int]) -> Cell:
         from streamer.cli.link.meter import Ranges, measure_cell
 
-        cell = await measure_cell(store, iter(Ranges(objects, shape[2])), shape, self._arguments.seconds)
+        cell = await measure_cell(store, iter(Ranges(objects, shape[2])), shape, self._arguments.seconds or _SECONDS)
         self._received_bytes += cell.received_bytes
         return cell
 
@@ -267,29 +286,6 @@ def at_endpoint(url: str, options: Mapping[str, object], endpoint: str) -> tuple
     if url.startswith(("http://", "https://")):
         return url.replace(url_root(url), endpoint.rstrip("/"), 1), dict(options)
     return url, {**options, "endpoint_url": endpoint}
-
-
-def _check_places(plot: Path | None, json_file: Path | None) -> None:
-    """What would be found out only after the measurement.
-
-    Raises:
-        ConfigError: no matplotlib, a kind of file that it does not write, or a folder that is not there.
-    """
-    if plot is not None:
-        try:
-            from matplotlib.backend_bases import FigureCanvasBase
-            from matplotlib.figure import Figure  # noqa: F401 - it is looked for here and used by the report
-        except ImportError as error:
-            raise ConfigError("--plot needs matplotlib: pip install 'streamer-data[plots]'", field="plot") from error
-        if plot.suffix.lstrip(".").lower() not in (kinds := FigureCanvasBase.get_supported_filetypes()):
-            raise ConfigError(
-                f"--plot {plot}: matplotlib does not write {plot.suffix or 'files without an ending'}; it writes "
-                + ", ".join(sorted(f".{kind}" for kind in kinds)),
-                field="plot",
-            )
-    for option, path in (("plot", plot), ("json", json_file)):
-        if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"--{option} {path}: there is no folder {path.parent}", field=option)
 
 
 def _write(figures: LinkFigures, arguments: argparse.Namespace, terminal: Terminal) -> None:

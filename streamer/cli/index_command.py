@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import (
     add_cache_dir,
+    add_on,
     add_sample_choice,
     add_storage_options,
     size_or_auto,
@@ -33,7 +36,8 @@ Lists the objects below the urls, finds the samples in them, and builds the mani
 and samples that training needs. Tars are read through once, unless an earlier manifest has them or an index file lies
 beside them; of raw files the listing is enough. The manifest goes into the cache folder, where jobs on this machine
 find it, with --out also to a url that other machines can read (StreamingDataset(..., manifest=URL)), and with --beside
-into the folder of the data, where every engine finds it. What was read stays in the cache while there is room.
+into the folder of the data, where every engine finds it. What was read stays in the cache while there is room. With
+--on, processes or a cluster index it in tasks, without an engine or a cache: large prefixes are listed in parts.
 """
 
 EXAMPLES = """\
@@ -44,6 +48,7 @@ examples:
   streamer index gs://bucket/images/ --format folder --storage-options @options.json
   streamer index ./data/                     a local folder works as well
   streamer index s3://bucket/train/ --explain 4096 --nodes 4
+  streamer index s3://bucket/raw/ --out s3://bucket/manifests/raw/ --on processes:16
   streamer index mix.toml --explain 4096     the datasets of a mix, as MixedDataset.from_file reads it
 """
 
@@ -81,34 +86,89 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines, for --explain (default: 1)")
     parser.add_argument("--seed", type=int, default=17, metavar="N", help="of the order, for --explain (default: 17)")
+    add_on(parser, default=None)
     add_storage_options(parser)
     add_cache_dir(parser)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Builds the manifest, copies it, and says what the dataset has."""
-    from streamer.client.engine_client import EngineClient
-
     if arguments.explain is not None and arguments.urls[0].endswith(".toml"):
         _check_batch(arguments.explain, arguments.nodes)
         terminal.line(_explained_mix(arguments))
         return Exit.DONE
-    settings = _settings(arguments)
-    notes: list[str] = []
-    with terminal.progress("indexing", "bytes") as bar, EngineClient(settings) as client:
-        folder = client.manifest(_request(arguments), lambda step: _show(step, bar), notes.append)
-    for note in notes:
-        terminal.note(note)
-    manifest = _opened(folder)
-    if arguments.out:
-        _export(manifest, _absolute(arguments.out), arguments.storage_options)
-    if arguments.beside:
-        _export(manifest, _beside(manifest, arguments.urls), arguments.storage_options)
-    _summary(manifest, arguments.out or str(folder), terminal)
+    with _indexed(arguments, terminal) as manifest:
+        where = arguments.out or str(manifest.path)
+        if arguments.out:
+            _export(manifest, _absolute(arguments.out), arguments.storage_options)
+        if arguments.beside:
+            where = _beside(manifest, arguments.urls)
+            _export(manifest, where, arguments.storage_options)
+        _summarize(manifest, where, arguments, terminal)
+    return Exit.DONE
+
+
+def _summarize(manifest: Manifest, where: str, arguments: argparse.Namespace, terminal: Terminal) -> None:
+    _summary(manifest, where, terminal)
     if arguments.explain is not None:
         terminal.line()
         terminal.line(_explained(manifest, arguments.explain, arguments.seed, arguments.nodes))
-    return Exit.DONE
+
+
+@contextmanager
+def _indexed(arguments: argparse.Namespace, terminal: Terminal) -> Iterator[Manifest]:
+    """The manifest, by the engine of this machine, or in tasks."""
+    notes: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="streamer-index-") as folder:
+        with terminal.progress("indexing", "bytes") as bar:
+            if arguments.on is None:
+                manifest = _by_the_engine(arguments, bar, notes)
+            else:
+                manifest = _in_tasks(arguments, Path(folder), bar, notes)
+        for note in notes:
+            terminal.note(note)
+        yield manifest
+
+
+def _by_the_engine(arguments: argparse.Namespace, bar: Progress, notes: list[str]) -> Manifest:
+    from streamer.client.engine_client import EngineClient
+    from streamer.manifest.table import Manifest
+
+    with EngineClient(_settings(arguments)) as client:
+        return Manifest.open(client.manifest(_request(arguments), lambda step: _show(step, bar), notes.append))
+
+
+def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes: list[str]) -> Manifest:
+    """Without an engine and without a cache.
+
+    Raises:
+        ConfigError: the manifest would be nowhere.
+    """
+    import asyncio
+    import json
+
+    from streamer.executors.runner import runner
+    from streamer.indexing.source import Source, manifest_of_source
+    from streamer.manifest.builder.build import BuildOptions
+
+    if not arguments.out and not arguments.beside:
+        raise ConfigError("--on needs --out or --beside: there is no engine that keeps the manifest", field="on")
+    source = Source(
+        urls=tuple(map(_absolute, arguments.urls)),
+        format=arguments.format,
+        format_options=json.loads(arguments.format_options),
+        extensions=tuple(arguments.extensions) if arguments.extensions else None,
+        earlier=_absolute(arguments.out) if arguments.out else None,
+        options=arguments.storage_options,
+    )
+    options = BuildOptions(
+        chunk_bytes=arguments.chunk_bytes or "auto",
+        in_key_order=arguments.no_shuffle,
+        on_damage=notes.append if arguments.index_errors == "skip" else None,
+        on_progress=lambda step: bar.update(step.bytes_done, step.total_bytes, f"{counted(step.samples, 'samples')}"),
+    )
+    with runner(arguments.on) as running:
+        return asyncio.run(manifest_of_source(source, folder, running, options, notes.append))
 
 
 def _explained(manifest: Manifest, batch: int, seed: int, nodes: int) -> str:
@@ -187,12 +247,6 @@ def _absolute(url: str) -> str:
 
 def _show(step: IndexProgress, bar: Progress) -> None:
     bar.update(step.done, step.total or None, step.text)
-
-
-def _opened(folder: Path) -> Manifest:
-    from streamer.manifest.table import Manifest
-
-    return Manifest.open(folder)
 
 
 def _beside(manifest: Manifest, urls: Sequence[str]) -> str:

@@ -108,6 +108,17 @@ def _extensions(text: str) -> list[str]:
     return sorted(set(map(field_name, names)))
 
 
+def add_on(parser: argparse.ArgumentParser, default: str | None = "processes") -> None:
+    """Who runs tasks."""
+    parser.add_argument(
+        "--on",
+        default=default,
+        metavar="WHERE",
+        help="processes (one for each core), processes:8, dask:tcp://scheduler:8786, or ray:auto (default: "
+        f"{default or 'the engine of this machine'})",
+    )
+
+
 def add_storage_options(parser: argparse.ArgumentParser) -> None:
     """--storage-options, as fsspec takes them."""
     parser.add_argument(
@@ -127,6 +138,29 @@ def add_cache_dir(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the cache folder, on a local disk (default: $STREAMER_CACHE_DIR, else ~/.cache/streamer)",
     )
+
+
+def check_places(plot: Path | None, json_file: Path | None) -> None:
+    """Finds out before a long measurement whether its files can be written.
+
+    Raises:
+        ConfigError: no matplotlib, a kind of file that it does not write, or a folder that is not there.
+    """
+    if plot is not None:
+        try:
+            from matplotlib.backend_bases import FigureCanvasBase
+            from matplotlib.figure import Figure  # noqa: F401 - it is looked for here and used by the report
+        except ImportError as error:
+            raise ConfigError("--plot needs matplotlib: pip install 'streamer-data[plots]'", field="plot") from error
+        if plot.suffix.lstrip(".").lower() not in (kinds := FigureCanvasBase.get_supported_filetypes()):
+            raise ConfigError(
+                f"--plot {plot}: matplotlib does not write {plot.suffix or 'files without an ending'}; it writes "
+                + ", ".join(sorted(f".{kind}" for kind in kinds)),
+                field="plot",
+            )
+    for option, path in (("plot", plot), ("json", json_file)):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"--{option} {path}: there is no folder {path.parent}", field=option)
 
 
 def _read(reader: Callable[[], _Value]) -> _Value:

@@ -28,8 +28,6 @@ import numpy.typing as npt
 
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.policy.cache_policy import CachePolicy
-from streamer.cache.policy.sessions import Opening
-from streamer.cache.policy.table import charged_bytes
 from streamer.config import EngineConfig, format_bytes
 from streamer.engine.collection import Collection, PartRequest
 from streamer.engine.corruption_reports import CorruptionReports
@@ -44,16 +42,12 @@ from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.settling import Settling
 from streamer.engine.too_small import Room
 from streamer.engine.url_allowlist import UrlAllowlist
-from streamer.engine.uses import Columns, open_bytes
+from streamer.engine.uses import Columns, affordable_lookahead
 from streamer.errors import CacheFullError, ConfigError, ManifestError, StreamerError
 from streamer.recode.pool import RecoderPool
 from streamer.recode.recoded_chunks import RecodedChunks
 
 logger = logging.getLogger(__name__)
-
-# The look-ahead of all sessions may cost this share of the limit; the rest of the cache makes hits.
-LOOKAHEAD_SHARE = 1 / 16
-_NONE = np.empty(0, np.uint32)
 
 
 class Engine:
@@ -239,9 +233,11 @@ class Engine:
         """Registers a session with the policy once its first complete schedule shows how much it has open at once."""
         if session.admitted or session.failed is not None:
             return
-        session.lookahead_bytes = self._lookahead_bytes(session)
-        openings = self._openings(session, columns)
-        session.planned_bytes = sum(one.open_bytes for one in openings) + session.lookahead_bytes
+        # Of all live data: a small validation set would fit alone, and took the room of the training's chunks for a
+        # look-ahead over all of it.
+        live_bytes = self.policy.live_bytes({part.dataset for part in session.request.all_parts})
+        affordable_bytes = affordable_lookahead(self.config.lookahead_bytes, self.cache.limit_bytes, live_bytes)
+        openings = session.plan(columns, affordable_bytes, len(self.sessions))
         try:
             freed = self.policy.open_sessions(session.request.job, openings)
         except CacheFullError as error:
@@ -300,24 +296,6 @@ class Engine:
                 raise
             raise error.of_member(part.name) from error
 
-    def _openings(self, session: EngineSession, columns: Columns) -> list[Opening]:
-        """The policy's sessions, one for each part: its open bytes, and its share of the look-ahead."""
-        collection, sizes = session.collection, charged_bytes(session.collection.file_bytes)
-        values, rates = session.parts.relative_values(), collection.byte_rates(session.parts.values)
-        part_of = collection.parts_of(columns[0])
-        return [
-            Opening(
-                name,
-                part.dataset,
-                max(part.open_bytes, open_bytes(tuple(column[part_of == index] for column in columns), sizes)),
-                int(rates[index] * session.lookahead_bytes),
-                values[name],
-                # Without value nothing is kept: what an earlier session has left would go before it is asked for.
-                columns[0][part_of == index] - np.uint32(collection.starts[index]) if not values[name] else _NONE,
-            )
-            for index, (name, part) in enumerate(zip(session.parts.names, session.request.all_parts, strict=True))
-        ]
-
     def _too_small(self, session: EngineSession, error: CacheFullError) -> CacheFullError:
         """The policy's refusal with what would be enough."""
         space, request = self.cache.space, session.request
@@ -331,19 +309,6 @@ class Engine:
             others_bytes=int(str(error.details["others_bytes"])),
             to_come=max(0, request.sharers - present),
         ).error()
-
-    def _lookahead_bytes(self, session: EngineSession) -> int:
-        """This session's part of a look-ahead that costs the hit rate at most LOOKAHEAD_SHARE of the limit."""
-        limit = self.cache.limit_bytes
-        # Of all live data: a small validation set would fit alone, and took the room of the training's chunks for a
-        # look-ahead over all of it.
-        live_bytes = self.policy.live_bytes({part.dataset for part in session.request.all_parts})
-        missing = max(0.0, 1.0 - limit / max(1, live_bytes))
-        affordable = self.config.lookahead_bytes
-        if missing:
-            affordable = min(affordable, int(limit * LOOKAHEAD_SHARE / missing))
-        sharers = max(1, len(self.sessions), min(session.request.world_size, 8))
-        return max(affordable // sharers, 2 * int(session.collection.file_bytes.max(initial=0)))
 
     def _restore(self) -> None:
         """Adds what earlier engines left in the folder, and the chunks of the read-only layers."""

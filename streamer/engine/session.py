@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import msgspec
+import numpy as np
 
+from streamer.cache.policy.sessions import Opening
+from streamer.cache.policy.table import charged_bytes
 from streamer.engine.collection import Collection, PartRequest, Parts, UseCount
 from streamer.engine.session_progress import SessionProgress
-from streamer.engine.uses import Columns, Passes, Use
+from streamer.engine.uses import Columns, Passes, Use, open_bytes
 from streamer.errors import StateError, StreamerError
 
 # Weight of the newest measurement in the mean time of a step.
 _STEP_WEIGHT = 0.2
 # The running epoch, the next one in look-ahead, and a few earlier ones for statistics that are read late.
 _EPOCHS_COUNTED = 8
+_NONE = np.empty(0, np.uint32)
 
 
 class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,6 +261,33 @@ class EngineSession:
     def fill(self) -> float:
         """The bytes of its chunks that are local or in flight, as a share of `planned_bytes`."""
         return self.progress.granted_chunks() * self.parts.mean_bytes / max(1, self.planned_bytes)
+
+    def plan(self, columns: Columns, affordable_bytes: int, sessions: int) -> list[Opening]:
+        """Sets what it may look ahead, and returns what it opens in the policy, for each part.
+
+        Args:
+            columns: its first complete schedule.
+            affordable_bytes: the look-ahead of all sessions together.
+            sessions: how many there are.
+        """
+        sharers = max(1, sessions, min(self.request.world_size, 8))
+        self.lookahead_bytes = max(affordable_bytes // sharers, 2 * int(self.collection.file_bytes.max(initial=0)))
+        openings = list(self._openings(columns))
+        self.planned_bytes = sum(one.open_bytes for one in openings) + self.lookahead_bytes
+        return openings
+
+    def _openings(self, columns: Columns) -> Iterator[Opening]:
+        """The policy's sessions, one for each part: its open bytes, and its share of the look-ahead."""
+        collection, sizes = self.collection, charged_bytes(self.collection.file_bytes)
+        values, rates = self.parts.relative_values(), collection.byte_rates(self.parts.values)
+        part_of = collection.parts_of(columns[0])
+        for index, (name, part) in enumerate(zip(self.parts.names, self.request.all_parts, strict=True)):
+            here = part_of == index
+            mine = (columns[0][here], columns[1][here], columns[2][here])
+            # Without value nothing is kept: what an earlier session has left would go before it is asked for.
+            ahead = _NONE if values[name] else mine[0] - np.uint32(collection.starts[index])
+            most = max(part.open_bytes, open_bytes(mine, sizes))
+            yield Opening(name, part.dataset, most, int(rates[index] * self.lookahead_bytes), values[name], ahead)
 
     def open_bytes(self) -> float:
         """Bytes its reader may read now, at the mean size of its chunks."""

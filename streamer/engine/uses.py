@@ -10,6 +10,8 @@ from streamer.errors import ProtocolError
 
 # Three empty arrays and what holds them (CPython 3.11): an epoch without entries is not free.
 _EPOCH_BYTES = 512
+# The look-ahead of all sessions may cost this share of the limit; the rest of the cache makes hits.
+LOOKAHEAD_SHARE = 1 / 16
 
 Columns = tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 Passes = npt.NDArray[np.uint32]
@@ -76,6 +78,18 @@ class EpochUses:
         chunk = self.chunk[self.cursor :]
         begun = self.epoch <= last_pass if self.passes is None else self.passes[self.cursor :] <= last_pass
         return chunk[(chunk >= span[0]) & (chunk < span[1]) & begun]
+
+
+def affordable_lookahead(wanted_bytes: int, limit_bytes: int, live_bytes: int) -> int:
+    """The look-ahead of all sessions together: it may cost the hit rate `LOOKAHEAD_SHARE` of the limit.
+
+    Args:
+        wanted_bytes: what the link needs.
+        limit_bytes: of the cache.
+        live_bytes: of all data that is being read.
+    """
+    missing = max(0.0, 1.0 - limit_bytes / max(1, live_bytes))
+    return min(wanted_bytes, int(limit_bytes * LOOKAHEAD_SHARE / missing)) if missing else wanted_bytes
 
 
 def open_bytes(columns: Columns, file_bytes: npt.NDArray[np.int64]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,11 @@ from streamer.fetch.statistics import FetchStatistics, Tally
 from streamer.fetch.transfer import FetchContext, Transfer
 from streamer.fetch.whole_call import WholeCall
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
-from streamer.store.base import ObjectStore
+from streamer.store.base import ObjectStore, OrderedLister
 from streamer.store.urls import split
 
 OpenStore = Callable[[str], ObjectStore]
+Page = Sequence[ObjectRecord]
 
 
 class Fetched:
@@ -157,8 +158,19 @@ class Fetcher:
         finally:
             self._memory.release(extent.length)
 
-    async def list(self, url: str) -> list[Sequence[ObjectRecord]]:
-        """Lists a url whole, from its beginning after each failure.
+    def lists_from(self, url: str) -> bool:
+        """Whether the store of a url can begin a listing behind any key."""
+        return isinstance(self._endpoint(url).store, OrderedLister)
+
+    async def list(
+        self, url: str, *, after: str = "", enough: Callable[[Sequence[Page]], bool] = lambda pages: False
+    ) -> list[Page]:
+        """Lists a url, from the beginning after each failure.
+
+        Args:
+            url: see `ObjectStore.list`.
+            after: behind which url the listing begins, where `lists_from`; the url is that of a folder then.
+            enough: given the pages so far, whether to end before the last one.
 
         Returns:
             The pages of `ObjectStore.list`.
@@ -170,12 +182,14 @@ class Fetcher:
         endpoint = self._endpoint(url)
         call = WholeCall(endpoint, self._config, self._tally)
 
-        async def pages() -> list[Sequence[ObjectRecord]]:
-            found = []
-            async with aclosing(endpoint.store.list(url)) as listing:
+        async def pages() -> list[Page]:
+            found: list[Page] = []
+            async with aclosing(_listing(endpoint.store, url, after)) as listing:
                 async for page in listing:
                     call.progressed()
                     found.append(page)
+                    if enough(found):
+                        break
             return found
 
         return await call.run(pages)
@@ -259,3 +273,10 @@ def _asked_now() -> Due:
     """Due now: first come, first served."""
     moment = asyncio.get_running_loop().time()
     return lambda: moment
+
+
+def _listing(store: ObjectStore, url: str, after: str) -> AsyncGenerator[Page, None]:
+    if not after:
+        return store.list(url)
+    assert isinstance(store, OrderedLister), "only where lists_from says so"
+    return store.list_after(url, after)

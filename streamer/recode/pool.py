@@ -8,18 +8,15 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from streamer.cgroup import usable_cores
-from streamer.errors import ConfigError, ManifestError, RecodeError
+from streamer.errors import ConfigError
 from streamer.fetch.memory_budget import budget_bytes
-from streamer.formats.chunkfile import START_BYTES, decode_starts
-from streamer.manifest.blocks import decode_hints
-from streamer.manifest.model import Chunk, Codec, Extent
+from streamer.manifest.model import Chunk
 from streamer.manifest.protocols import Examine, Examined
 from streamer.recode.messages import Done, Job, Start
 from streamer.recode.process import RecoderEndedError, RecoderProcess
+from streamer.recode.results import Recoded, checked, examining, failure
 from streamer.recode.shared import KEPT_BYTES, Buffer
 
 # The rest of the cores is for the trainer's workers, which decode every sample of every epoch.
@@ -58,18 +55,6 @@ class RecodeStatistics(msgspec.Struct):
         self.recoded_bytes += job.fetch_bytes
         self.record_bytes += done.local_bytes
         self.recode_cpu_seconds += done.cpu_seconds
-
-
-class Recoded(msgspec.Struct, frozen=True):
-    """A recoded chunk, in the memory of its recoder.
-
-    Attributes:
-        content: records, then the table of their starts.
-        offsets: int64, shape (samples + 2,): boundaries of the records, and of the table.
-    """
-
-    content: memoryview
-    offsets: NDArray[np.int64]
 
 
 class _Waiting(msgspec.Struct):
@@ -156,7 +141,7 @@ class RecoderPool:
             if copied is not None:
                 copied()
             done = await self._run(recoder, start, job, chunk)
-            recoded = _checked(recoder, done, job, chunk)
+            recoded = checked(recoder.memory[1], done, job, chunk)
             self.count.add(job, done)
             # Released at the end, because an error would keep it with its traceback.
             with recoded.content:
@@ -180,14 +165,10 @@ class RecoderPool:
             ManifestError: it cannot be decoded; with a "reason" among its details.
             ConfigError: as `recode`.
         """
-        record, now = asked.object, self._loop.time()
-        whole = (Extent(record, 0, record.size),)
-        chunk = Chunk(-1, b"", whole, -1, -1, record.size, record.size, Codec.RECORDS)
-        try:
+        now = self._loop.time()
+        with examining(asked) as chunk:
             async with self.recode(Job.examine(asked), chunk, [content], due=lambda: now) as made:
-                return Examined(len(made.offsets) - 2, int(made.offsets[-2]))
-        except RecodeError as error:
-            raise ManifestError(error.message, **{**error.details, "offset": 0, "size": record.size}) from error
+                return made.examined
 
     async def _run(self, process: RecoderProcess, start: Start, job: Job, chunk: Chunk) -> Done:
         """Tries in a fresh process once more."""
@@ -207,7 +188,7 @@ class RecoderPool:
                 failures.append(answer.message)
                 block = answer.block
             self.count.recode_failures += 1
-        raise _error(chunk, job, "; ".join(dict.fromkeys(failures)), block)
+        raise failure(chunk, job, "; ".join(dict.fromkeys(failures)), block)
 
     # ------------------------------------------------------------ recoders
 
@@ -265,33 +246,3 @@ class RecoderPool:
         task = self._loop.create_task(recoder.close())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
-
-
-def _checked(process: RecoderProcess, done: Done, job: Job, chunk: Chunk) -> Recoded:
-    """The records, if they are what a chunk file may have."""
-    try:
-        content = process.memory[1].view(done.local_bytes)
-        offsets = decode_starts(content[len(content) - START_BYTES * done.samples :], len(content))
-    except ValueError as error:
-        raise _error(chunk, job, f"its recoder has not made what it says: {error}", -1) from error
-    if job.samples not in (-1, done.samples) or offsets[0] != 0 or (np.diff(offsets) < 0).any():
-        raise _error(chunk, job, "its recoder has made records that overlap", -1)
-    return Recoded(content, offsets)
-
-
-def _error(chunk: Chunk, job: Job, reason: str, block: int) -> RecodeError:
-    """Names object and range of a block, or of the whole chunk."""
-    start, stop = 0, chunk.fetch_bytes
-    if block >= 0:
-        before = [each.fetch_bytes for each in decode_hints(job.hint)[: block + 1]]
-        start, stop = sum(before[:-1]), sum(before)
-    extents = chunk.extents_of(start, stop)
-    url, first, last = extents[0].object.url, extents[0].start, max(extent.stop for extent in extents)
-    return RecodeError(
-        f"{url} [{first}, {last}): {reason} (format {job.format!r})",
-        url=url,
-        start=first,
-        stop=last,
-        format=job.format,
-        reason=reason,
-    )

@@ -9,10 +9,10 @@ job.py         what is packed, and the names of what it writes
 One shard:
 spool.py       its temporary file
 receipts.py    what is known of a shard that is done
+reading.py     the samples of a source, some at a time; blocks are decoded here
 task.py        reads samples, writes a shard, uploads it, writes its receipt
 
 All of them:
-executors/     who runs the tasks
 destination.py what is there, and what is put there
 iterable.py    shards of samples that a program makes
 finish.py      checks what is there, and writes the manifest

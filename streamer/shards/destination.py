@@ -12,6 +12,7 @@ from typing import Self
 from streamer.config import FetchConfig
 from streamer.errors import ConfigError, ObjectChangedError, ObjectNotFoundError
 from streamer.fetch import Fetcher
+from streamer.indexing.stores import Opener
 from streamer.manifest.beside import BESIDE
 from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.model import Extent, ObjectRecord
@@ -19,7 +20,6 @@ from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files
 from streamer.shards.job import DESCRIPTION_NAME, FOLDER, Job
 from streamer.shards.receipts import Receipt, decode_receipt, encode_receipt
-from streamer.shards.source import Opener
 from streamer.store.urls import shown, split
 
 _READS_AT_ONCE = 16

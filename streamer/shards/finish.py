@@ -12,6 +12,7 @@ from streamer.formats.base import Facts
 from streamer.formats.checksum import crc32
 from streamer.formats.detect import chooser
 from streamer.formats.webdataset import WebDataset
+from streamer.indexing.stores import FetchedLists
 from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.builder.listing import list_objects
 from streamer.manifest.builder.publish import publish
@@ -22,7 +23,6 @@ from streamer.manifest.table import Manifest
 from streamer.shards.destination import Destination
 from streamer.shards.job import Job
 from streamer.shards.receipts import Receipt
-from streamer.shards.source import FetchedLists
 from streamer.store.urls import shown
 
 _READS_AT_ONCE = 16

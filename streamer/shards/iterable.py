@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from streamer.errors import PackError
+from streamer.executors.runner import Runner
+from streamer.executors.running import run_all
 from streamer.shards.destination import Destination
-from streamer.shards.executors.runner import Runner
-from streamer.shards.executors.running import run_all
 from streamer.shards.job import Job
 from streamer.shards.receipts import Receipt, packed_numbers
 from streamer.shards.spool import spool_folder, spooled

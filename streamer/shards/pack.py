@@ -11,6 +11,8 @@ from typing import Any, cast
 
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError
+from streamer.executors.runner import runner
+from streamer.indexing.source import Source
 from streamer.shards.destination import folder_url
 from streamer.shards.iterable import pack_iterable
 from streamer.shards.job import Job, Transform
@@ -18,7 +20,6 @@ from streamer.shards.plan import Order
 from streamer.shards.prepared import Writing, prepare, run
 from streamer.shards.progress import Callbacks, Follower, PackProgress
 from streamer.shards.settle import Packed, claim, settled, waited
-from streamer.shards.source import Source
 
 
 def pack(
@@ -52,7 +53,7 @@ def pack(
         url: of the shards; empty before, or with an earlier run of the same pack.
         transform: gets each sample as a dict of bytes with its "__key__", and returns a dict as above, or None to leave
             the sample out. Samples of class folders have a "label".
-        fields: those to write, or a mapping from their names to new ones; None: all.
+        fields: those to write, as the source names them, or a mapping from their names to new ones; None: all.
         order: "manifest"; "name" (raw files only); or "shuffle": of raw files all at random, of others whole chunks,
             with the samples of those that are read together (128 MiB) mixed.
         seed: of the shuffle.
@@ -64,15 +65,15 @@ def pack(
         format_options: of the format.
         extensions: of the raw files that are samples; None: in class folders the commonest, else all.
         manifest: of the source, where it was indexed to; None: it is indexed.
-        on: "processes" (one for each core), "processes:8", "dask:tcp://scheduler:8786", or an executor. An iterable is
-            written by this process.
+        on: "processes" (one for each core), "processes:8", "dask:tcp://scheduler:8786", "ray:auto", or an executor. An
+            iterable is written by this process.
         on_progress: called after each shard.
 
     Raises:
         ConfigError: an option that cannot be, or a destination that holds something else.
         PackError: a sample that cannot be written (it is named), or a full disk.
         IntegrityError: the shards that are there are not those that were written.
-        ManifestError, DecodeError, StoreError: from the source or the destination.
+        ManifestError, DecodeError, RecodeError, StoreError: from the source or the destination.
     """
     size = parse_bytes(shard_bytes, "shard_bytes")
     out_options = dict((storage_options if out_storage_options is None else out_storage_options) or {})
@@ -84,7 +85,7 @@ def pack(
             raise ConfigError("an iterable is packed as it is: change the samples where they are made", field="source")
         samples, described = cast("Iterable[Mapping[str, Any]]", source), _described_iterable(prefix, size)
         return _pack_samples(samples, Job(target, prefix, described), size, out_options, callbacks)
-    with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder:
+    with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder, runner(on) as running:
         prepared = prepare(
             Source(
                 urls=urls,
@@ -96,9 +97,10 @@ def pack(
             ),
             Writing(target, prefix, size, order, seed, _renaming(fields), transform, out_options),
             Path(folder),
+            running,
             callbacks,
         )
-        return run(prepared, on, callbacks)
+        return run(prepared, running, callbacks)
 
 
 def _pack_samples(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from streamer.errors import ConfigError, PackError
 from streamer.formats.names import base_name, extension
 from streamer.formats.tar import BLOCK
-from streamer.manifest.model import ObjectRecord, SampleName
+from streamer.manifest.model import Chunk, ObjectRecord, SampleName
 from streamer.manifest.table import Manifest
 from streamer.splitmix import fold, fold_each
 
@@ -61,8 +61,22 @@ class Plan(msgspec.Struct, frozen=True):
         return int(self.batch_first[self.shard_first[shard + 1]] - self.batch_first[self.shard_first[shard]])
 
 
+class RecodedBatch(msgspec.Struct, frozen=True):
+    """Samples of blocks that are read and decoded at once.
+
+    Attributes:
+        ordinals: in the source's manifest.
+        chunks: that have them, whole.
+        owner: of each sample, the place of its chunk among those.
+    """
+
+    ordinals: list[int]
+    chunks: list[Chunk]
+    owner: list[int]
+
+
 class Batch(msgspec.Struct, frozen=True):
-    """Samples that are read at once.
+    """Samples that are read at once, each by itself.
 
     Attributes:
         ordinals: in the source's manifest.
@@ -83,7 +97,7 @@ def make_plan(manifest: Manifest, order: Order, seed: int, shard_bytes: int) -> 
     """Plans the shards of a dataset.
 
     Args:
-        manifest: of the dataset; not of recoded samples.
+        manifest: of the dataset.
         order: as the manifest has them; by name (raw files); or shuffled.
         seed: of the shuffle.
         shard_bytes: how large a shard is, about.
@@ -96,6 +110,8 @@ def make_plan(manifest: Manifest, order: Order, seed: int, shard_bytes: int) -> 
     if order == "shuffle" and not manifest.whole_objects:
         return _shuffled_chunks(manifest.chunk_first, sizes, seed, shard_bytes)
     ordinals = np.arange(manifest.samples)
+    if manifest.recoded:
+        return _cut(ordinals, sizes, manifest.chunk_first, shard_bytes)
     if order == "name":
         ordinals = np.array(sorted(range(manifest.samples), key=lambda i: manifest.name(i).object_key), np.int64)
     if order == "shuffle":
@@ -103,8 +119,11 @@ def make_plan(manifest: Manifest, order: Order, seed: int, shard_bytes: int) -> 
     return _cut(ordinals, sizes[ordinals], np.arange(manifest.samples + 1), shard_bytes)
 
 
-def batch_of(manifest: Manifest, ordinals: Int64Array) -> Batch:
+def batch_of(manifest: Manifest, ordinals: Int64Array) -> Batch | RecodedBatch:
     """Where the samples of a batch are."""
+    if manifest.recoded:
+        numbers, chunk_of = np.unique(manifest.locate(ordinals)[0], return_inverse=True)
+        return RecodedBatch(ordinals.tolist(), list(map(manifest.chunk, numbers.tolist())), chunk_of.tolist())
     if manifest.whole_objects:
         objects = [manifest.object(ordinal) for ordinal in ordinals.tolist()]
         names = [manifest.name(ordinal) for ordinal in ordinals.tolist()]
@@ -154,12 +173,6 @@ def _check(manifest: Manifest, order: str, shard_bytes: int) -> None:
     least, most = SHARD_BYTES_RANGE
     if not least <= shard_bytes <= most:
         raise ConfigError(f"shard_bytes={shard_bytes} is not within {least}..{most} bytes", field="shard_bytes")
-    if manifest.recoded:
-        raise ConfigError(
-            f"samples of format {manifest.format!r} have to be decoded in blocks, which pack does not do; iterate over "
-            "the dataset and pack what you get: streamer.pack(samples, url)",
-            field="format",
-        )
     if order == "name" and not manifest.whole_objects:
         raise ConfigError(
             f"order='name' needs the names of the samples, which only raw files have before they are read, not "
@@ -169,6 +182,9 @@ def _check(manifest: Manifest, order: str, shard_bytes: int) -> None:
 
 
 def _sizes(manifest: Manifest) -> Int64Array:
+    """Bytes of each sample; of blocks, whose samples are not known, equal shares."""
+    if manifest.recoded:
+        return np.repeat(manifest.chunk_local_bytes // np.maximum(manifest.chunk_samples, 1), manifest.chunk_samples)
     _, starts, stops = manifest.locate(np.arange(manifest.samples))
     return stops - starts
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from pathlib import Path
 
 import msgspec
 
 from streamer.errors import ConfigError
+from streamer.executors.runner import Runner
+from streamer.executors.running import run_all
+from streamer.indexing.source import Source, manifest_of_source
+from streamer.manifest.builder.build import BuildOptions
 from streamer.manifest.table import Manifest
 from streamer.shards.destination import folder_url
-from streamer.shards.executors.runner import runner
-from streamer.shards.executors.running import run_all
 from streamer.shards.job import Job, Transform, transform_name
 from streamer.shards.plan import Order, Plan, batch_of, make_plan, refuse_double_keys
 from streamer.shards.progress import Callbacks, Follower
+from streamer.shards.reading import Dataset
 from streamer.shards.receipts import Receipt
 from streamer.shards.settle import Packed, claim, settled, shards_there, waited
-from streamer.shards.source import Source, manifest_of_source
 from streamer.shards.task import Recipe, ShardTask, pack_shard
 from streamer.store.urls import shown
 
@@ -50,22 +51,21 @@ class Prepared(msgspec.Struct, frozen=True):
         return ShardTask(self.job, self.recipe, number, batches)
 
 
-def prepare(source: Source, writing: Writing, folder: Path, callbacks: Callbacks) -> Prepared:
+def prepare(source: Source, writing: Writing, folder: Path, runner: Runner, callbacks: Callbacks) -> Prepared:
     """Indexes the source and plans the shards; writes nothing but the manifest of the source, to `folder`.
 
     Raises:
         ConfigError, PackError, ManifestError, StoreError: as `pack`.
     """
     _refuse_same_place(source.urls, writing.url)
-    manifest = waited(manifest_of_source(source, folder, callbacks.on_note, callbacks.on_index))
+    options = BuildOptions(on_progress=callbacks.on_index)
+    manifest = waited(manifest_of_source(source, folder, runner, options, callbacks.on_note))
     plan = make_plan(manifest, writing.order, writing.seed, writing.shard_bytes)
     if writing.transform is None:
         refuse_double_keys(manifest)
     content = manifest.content
     recipe = Recipe(
-        content.format,
-        content.options,
-        manifest.facts,
+        Dataset(content.format, content.options, manifest.facts),
         writing.fields,
         writing.transform,
         dict(source.options),
@@ -83,7 +83,7 @@ def prepare(source: Source, writing: Writing, folder: Path, callbacks: Callbacks
     return Prepared(manifest, plan, Job(writing.url, writing.prefix, described), recipe)
 
 
-def run(prepared: Prepared, on: str | Executor, callbacks: Callbacks) -> Packed:
+def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> Packed:
     """Writes what is planned and not there yet, then the manifest.
 
     Raises:
@@ -96,12 +96,9 @@ def run(prepared: Prepared, on: str | Executor, callbacks: Callbacks) -> Packed:
 
     def write(done: dict[int, Receipt]) -> dict[int, Receipt]:
         missing = [number for number in range(count) if number not in done]
-        if not missing:
-            return done
-        with runner(on) as executor:
-            for receipt in run_all(executor, pack_shard, map(prepared.task, missing)):
-                follower.done(receipt)
-                done[receipt.shard] = receipt
+        for receipt in run_all(runner, pack_shard, map(prepared.task, missing)):
+            follower.done(receipt)
+            done[receipt.shard] = receipt
         return done
 
     return settled(job, options, write(earlier), write)

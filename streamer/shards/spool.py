@@ -9,12 +9,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from streamer.errors import PackError
 from streamer.shards.job import Job
 from streamer.store.urls import split
 
-_SUFFIX = ".part"
+# Not `.part`: the receipts that the local store is just writing are beside these files, and without a lock.
+_SUFFIX = ".spool"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -29,15 +31,15 @@ def spooled(folder: Path, number: int) -> Iterator[Path]:
     Raises:
         PackError: the disk is full, or the folder cannot be written.
     """
-    path = folder / f"{number:06d}-{secrets.token_hex(4)}{_SUFFIX}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
-        with path.open("xb") as file:
-            # The lock ends with the process, whatever ends it.
-            fcntl.flock(file, fcntl.LOCK_EX)
-            path.touch()
-            yield path
+        with _locked(folder, number) as file:
+            path = Path(file.name)
+            try:
+                yield path
+            finally:
+                path.unlink(missing_ok=True)
     except OSError as error:
         if error.errno in _FULL:
             raise PackError(
@@ -45,11 +47,21 @@ def spooled(folder: Path, number: int) -> Iterator[Path]:
                 "space, name another folder in TMPDIR, or make the shards smaller (shard_bytes)",
                 path=str(folder),
             ) from error
-        if error.filename == str(path):
-            raise PackError(f"{path}: {error.strerror}", path=str(path)) from error
+        if str(error.filename).endswith(_SUFFIX):
+            raise PackError(f"{error.filename}: {error.strerror}", path=str(error.filename)) from error
         raise
-    finally:
-        path.unlink(missing_ok=True)
+
+
+def _locked(folder: Path, number: int) -> IO[bytes]:
+    """A new file, with a lock that ends with the process, whatever ends it."""
+    while True:
+        path = folder / f"{number:06d}-{secrets.token_hex(4)}{_SUFFIX}"
+        file = path.open("xb")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if path.exists():
+            return file
+        # Another task has swept it before it was locked, and others may be about to: its name is not used again.
+        file.close()
 
 
 def spool_folder(job: Job) -> Path:

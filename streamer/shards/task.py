@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +12,34 @@ import msgspec
 
 from streamer.config import FetchConfig
 from streamer.errors import DecodeError, PackError
-from streamer.fetch import Fetched, Fetcher
-from streamer.formats.base import Opener
+from streamer.fetch import Fetcher
+from streamer.formats.base import Field, Opener
 from streamer.formats.registry import find_format
+from streamer.indexing.stores import Opener as StoreOpener
 from streamer.manifest.builder.bounded_map import plain_errors
-from streamer.manifest.model import Chunk, Extent, Facts, SampleName
+from streamer.manifest.model import SampleName
 from streamer.shards.destination import Destination
 from streamer.shards.job import Job, Transform, transform_name
-from streamer.shards.plan import Batch, key_of_file
+from streamer.shards.plan import Batch, RecodedBatch, key_of_file
+from streamer.shards.reading import BatchReader, Dataset, ReadBatch
 from streamer.shards.receipts import Receipt, packed_numbers
-from streamer.shards.source import Opener as StoreOpener
 from streamer.shards.spool import spool_folder, spooled
 from streamer.shards.tar import TarWriter
 from streamer.shards.values import KEY, files_of, key_of, value_of
 from streamer.store.urls import shown
-
-# Between two samples that are read; a request costs as long as 3 MiB on one connection.
-_GAP_BYTES = 256 << 10
 
 
 class Recipe(msgspec.Struct, frozen=True):
     """How samples are read and changed; the same for all tasks of a job.
 
     Attributes:
-        format, options, facts: of the source.
+        dataset: what is known of the source.
         fields: those to write, by name in the source, with their new names; None: all.
         transform: called with each sample; None: none.
         storage_options: of the source. out_storage_options: of the destination.
     """
 
-    format: str
-    options: dict[str, Any]
-    facts: Facts
+    dataset: Dataset
     fields: dict[str, str] | None
     transform: Transform | None
     storage_options: dict[str, object]
@@ -55,7 +52,7 @@ class ShardTask(msgspec.Struct, frozen=True):
     job: Job
     recipe: Recipe
     number: int
-    batches: Sequence[Batch]
+    batches: Sequence[Batch | RecodedBatch]
 
 
 def pack_shard(task: ShardTask) -> Receipt:
@@ -63,7 +60,7 @@ def pack_shard(task: ShardTask) -> Receipt:
 
     Raises:
         PackError: a sample that cannot be written, or a full disk.
-        DecodeError: a sample that cannot be opened.
+        DecodeError, RecodeError: a sample that cannot be opened.
         StoreError: from either store.
     """
     return asyncio.run(_pack_shard(task))
@@ -80,7 +77,7 @@ async def _pack_shard(task: ShardTask) -> Receipt:
             return done
         with spooled(spool_folder(job), task.number) as path:
             with TarWriter(path) as writer:
-                await _write(task, writer, source)
+                await _write(task, writer, BatchReader(source, recipe.dataset))
                 await asyncio.to_thread(writer.finish)
             return await upload(destination, job, task.number, writer, path)
 
@@ -109,46 +106,18 @@ async def receipt_there(destination: Destination, job: Job, number: int) -> Rece
     return receipt
 
 
-async def _write(task: ShardTask, writer: TarWriter, source: Fetcher) -> None:
+async def _write(task: ShardTask, writer: TarWriter, reader: BatchReader) -> None:
     """Writes a batch while the next one is on its way."""
     making = _Making(task.recipe, writer)
     with plain_errors():
         async with asyncio.TaskGroup() as group:
-            coming = [group.create_task(_read(source, batch)) for batch in task.batches[:1]]
-            for number, batch in enumerate(task.batches):
-                content, places = await coming.pop()
+            coming = [group.create_task(reader.read(batch)) for batch in task.batches[:1]]
+            for number in range(len(task.batches)):
+                batch = await coming.pop()
                 if number + 1 < len(task.batches):
-                    coming.append(group.create_task(_read(source, task.batches[number + 1])))
-                with content:
-                    await asyncio.to_thread(making.add, batch, content.parts[0], places)
-
-
-async def _read(source: Fetcher, batch: Batch) -> tuple[Fetched, list[int]]:
-    """The bytes of a batch, and where in them each sample begins."""
-    extents, places = reads_of(batch)
-    length = sum(extent.length for extent in extents)
-    chunk = Chunk(-1, b"", tuple(extents), -1, len(places), fetch_bytes=length, local_bytes=length)
-    return await source.fetch(chunk), places
-
-
-def reads_of(batch: Batch) -> tuple[list[Extent], list[int]]:
-    """What is read for a batch, neighbours together; and where each sample begins in these bytes."""
-    extents: list[Extent] = []
-    places = [0] * len(batch.owner)
-    passed = 0
-    for i in sorted(range(len(places)), key=lambda i: (batch.owner[i], batch.start[i])):
-        record, start, stop = batch.objects[batch.owner[i]], batch.start[i], batch.stop[i]
-        if start == stop:
-            continue
-        last = extents[-1] if extents else None
-        if last is not None and last.object is record and start - last.stop <= _GAP_BYTES:
-            extents[-1] = Extent(record, last.start, max(last.stop, stop))
-            passed += extents[-1].stop - last.stop
-        else:
-            extents.append(Extent(record, start, stop))
-            passed += stop - start
-        places[i] = passed - (extents[-1].stop - start)
-    return extents, places
+                    coming.append(group.create_task(reader.read(task.batches[number + 1])))
+                with closing(batch):
+                    await asyncio.to_thread(making.add, batch)
 
 
 class _Making:
@@ -156,44 +125,51 @@ class _Making:
 
     def __init__(self, recipe: Recipe, writer: TarWriter) -> None:
         self._recipe, self._writer = recipe, writer
-        self._opener: Opener = find_format(recipe.format, recipe.options).opener(recipe.facts)
+        self._opener: Opener = find_format(recipe.dataset.format, recipe.dataset.options).opener(recipe.dataset.facts)
         self._seen: dict[str, int] = {}
 
-    def add(self, batch: Batch, content: memoryview, places: Sequence[int]) -> None:
+    def add(self, batch: ReadBatch) -> None:
         """Adds the samples of a batch, whose bytes are not needed afterwards."""
-        for i, ordinal in enumerate(batch.ordinals):
-            where = f"sample {ordinal} of {shown(batch.objects[batch.owner[i]].url)}"
-            piece = content[places[i] : places[i] + batch.stop[i] - batch.start[i]]
-            sample = self._opened(piece, batch.names[i] if batch.names else SampleName(), where)
-            add_sample(self._writer, self._seen, self._changed(sample, where), ordinal, where)
+        for read in batch.samples():
+            where = f"sample {read.ordinal} of {shown(read.url)}"
+            sample = self._opened(read.content, read.name, where)
+            add_sample(self._writer, self._seen, self._changed(sample, where), read.ordinal, where)
         self._writer.flush()
 
     def _opened(self, content: memoryview, name: SampleName, where: str) -> dict[str, Any]:
+        """The sample with the fields that are wanted."""
         try:
             key, fields = self._opener.open(content, name)
-            sample: dict[str, Any] = dict(map(value_of, fields))
+            sample: dict[str, Any] = dict(map(value_of, self._wanted(fields, name, where)))
         except (DecodeError, ValueError) as error:
             raise DecodeError(f"{where}: {error}") from error
         if name.object_key:
             key = key_of_file(name.object_key)
-        if name.label >= 0:
-            sample.setdefault("label", name.label)
+        if (label := self._wanted_name("label")) and name.label >= 0:
+            sample.setdefault(label, name.label)
         return {KEY: key, **sample} if key is not None else sample
 
+    def _wanted(self, fields: Sequence[Field], name: SampleName, where: str) -> Iterator[Field]:
+        """The fields that are wanted, under their new names."""
+        names = [field.name for field in fields] + (["label"] if name.label >= 0 else [])
+        if self._recipe.fields is not None and (missing := self._recipe.fields.keys() - set(names)):
+            raise PackError(f"{where} has no field {min(missing)!r}; it has {', '.join(names)}")
+        for field in fields:
+            if new := self._wanted_name(field.name):
+                yield field if new == field.name else Field(new, field.content, field.kind)
+
+    def _wanted_name(self, name: str) -> str | None:
+        wanted = self._recipe.fields
+        return name if wanted is None else wanted.get(name)
+
     def _changed(self, sample: dict[str, Any], where: str) -> Mapping[str, Any] | None:
-        """The sample with the fields that are wanted, transformed; None: it is left out."""
-        key = {KEY: sample[KEY]} if KEY in sample else {}
-        fields, transform = self._recipe.fields, self._recipe.transform
-        if fields is not None:
-            if missing := fields.keys() - sample.keys():
-                has = ", ".join(name for name in sample if name != KEY)
-                raise PackError(f"{where} has no field {min(missing)!r}; it has {has}")
-            sample = {**key, **{new: sample[old] for old, new in fields.items()}}
+        """The sample, transformed; None: it is left out."""
+        transform = self._recipe.transform
         if transform is None:
             return sample
         given = {name: bytes(value) if isinstance(value, memoryview) else value for name, value in sample.items()}
         changed = _called(transform, given, where)
-        return None if changed is None else {**key, **changed}
+        return None if changed is None else {**({KEY: sample[KEY]} if KEY in sample else {}), **changed}
 
 
 def _called(transform: Transform, sample: dict[str, Any], where: str) -> Mapping[str, Any] | None:

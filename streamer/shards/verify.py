@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +14,9 @@ import msgspec
 import numpy as np
 
 from streamer.errors import IntegrityError, ManifestError
+from streamer.executors.runner import Runner
+from streamer.executors.running import run_growing
+from streamer.indexing.source import manifest_files
 from streamer.manifest.beside import BESIDE
 from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.model import Extent, ObjectRecord
@@ -20,13 +25,12 @@ from streamer.shards.destination import Destination
 from streamer.shards.finish import check_samples, compare, manifest_of
 from streamer.shards.job import DESCRIPTION_NAME, FOLDER, Job
 from streamer.shards.receipts import Receipt
-from streamer.shards.source import manifest_files
 from streamer.store.urls import shown
 
 _RECEIPT = re.compile(r"\d{6,}\.json")
-# Read at once; four of them are in memory.
+# Read at once; two of them are in the memory of a task.
 _PIECE_BYTES = 32 << 20
-_PIECES_AT_ONCE = 4
+_PIECES_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ async def verify(
     url: str,
     options: Mapping[str, object],
     *,
-    every: bool = False,
+    runner: Runner | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Verified:
     """Compares shards and manifest with what was written.
@@ -59,7 +63,7 @@ async def verify(
     Args:
         url: of the shards, with a slash at its end.
         options: of the store, as fsspec takes them.
-        every: all samples are read; else one of each shard, any one.
+        runner: who reads all samples; None: one of each shard is read, any one.
         on_progress: called with the bytes that were read, and all that will be, where all samples are.
 
     Raises:
@@ -76,17 +80,18 @@ async def verify(
         digest = await _compare_manifest(destination, job, receipts)
         ordered = [receipts[number] for number in sorted(receipts)]
         objects = [records[job.shard_name(receipt.shard)] for receipt in ordered]
-        if every:
-            await _check_all(destination, ordered, objects, on_progress)
-        else:
+        if runner is None:
             await check_samples(destination, ordered, objects)
+    if runner is not None:
+        tasks = [CheckTask(*pair, url, options) for pair in zip(ordered, objects, strict=True)]
+        await _check_all(runner, tasks, on_progress)
     samples = sum(receipt.samples for receipt in ordered)
     return Verified(
         digest,
         len(ordered),
         samples,
         sum(receipt.size for receipt in ordered),
-        samples if every else sum(receipt.samples > 0 for receipt in ordered),
+        samples if runner else sum(receipt.samples > 0 for receipt in ordered),
     )
 
 
@@ -125,41 +130,54 @@ async def _compare_manifest(destination: Destination, job: Job, receipts: Mappin
     return there.digest
 
 
-async def _check_all(
-    destination: Destination,
-    receipts: Sequence[Receipt],
-    records: Sequence[ObjectRecord],
-    on_progress: Callable[[int, int], None],
-) -> None:
-    pieces = [piece for receipt, record in zip(receipts, records, strict=True) for piece in _pieces(receipt, record)]
-    total, done = sum(piece.extent.length for piece in pieces), 0
-
-    async def check(piece: _Piece) -> None:
-        nonlocal done
-        content = memoryview(await destination.fetcher.read(piece.extent))
-        edges = piece.receipt.edges
-        for sample in range(piece.first, piece.stop):
-            start, stop = int(edges[sample]) - piece.extent.start, int(edges[sample + 1]) - piece.extent.start
-            compare(piece.receipt, piece.extent.object, sample, content[start:stop])
-        done += piece.extent.length
-        on_progress(done, total)
-
-    await bounded_map(check, pieces, _PIECES_AT_ONCE)
+async def _check_all(runner: Runner, tasks: Sequence[CheckTask], on_progress: Callable[[int, int], None]) -> None:
+    total, done = sum(task.receipt.size for task in tasks), 0
+    rest = iter(tasks)
+    async with aclosing(run_growing(runner, check_shard, lambda: next(rest, None))) as coming:
+        async for size in coming:
+            done += size
+            on_progress(done, total)
 
 
-class _Piece(msgspec.Struct, frozen=True):
-    """The samples `[first, stop)` of a shard, read at once."""
+class CheckTask(msgspec.Struct, frozen=True):
+    """One shard whose samples are to be read: as it was written, and as it is there."""
 
     receipt: Receipt
-    first: int
-    stop: int
-    extent: Extent
+    record: ObjectRecord
+    url: str
+    options: Mapping[str, object]
 
 
-def _pieces(receipt: Receipt, record: ObjectRecord) -> Iterator[_Piece]:
+def check_shard(task: CheckTask) -> int:
+    """Reads every sample of a shard, and compares it with its checksum; returns the bytes of the shard.
+
+    Raises:
+        IntegrityError: they differ.
+        StoreError: from the store.
+    """
+    asyncio.run(_check(task))
+    return task.receipt.size
+
+
+async def _check(task: CheckTask) -> None:
+    edges = task.receipt.edges
+    async with Destination(task.url, task.options) as destination:
+
+        async def check(samples: range) -> None:
+            start, stop = int(edges[samples.start]), int(edges[samples.stop])
+            content = memoryview(await destination.fetcher.read(Extent(task.record, start, stop)))
+            for sample in samples:
+                piece = content[int(edges[sample]) - start : int(edges[sample + 1]) - start]
+                compare(task.receipt, task.record, sample, piece)
+
+        await bounded_map(check, list(_pieces(task.receipt)), _PIECES_AT_ONCE)
+
+
+def _pieces(receipt: Receipt) -> Iterator[range]:
+    """Samples that are read at once."""
     edges = receipt.edges
     first = 0
     while first < receipt.samples:
         stop = max(first + 1, int(np.searchsorted(edges, edges[first] + _PIECE_BYTES, side="right")) - 1)
-        yield _Piece(receipt, first, stop, Extent(record, int(edges[first]), int(edges[stop])))
+        yield range(first, stop)
         first = stop

@@ -108,3 +108,16 @@ class ObjectStore(Protocol):
     async def aclose(self) -> None:
         """Closes connections; idempotent."""
         ...
+
+
+@runtime_checkable
+class OrderedLister(Protocol):
+    """A store that lists in the order of keys, and can begin behind any of them."""
+
+    def list_after(self, folder: str, after: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
+        """Yields pages of the objects below a folder whose urls sort after this one.
+
+        Raises:
+            ObjectNotFoundError, AccessDeniedError: as `ObjectStore.list`.
+        """
+        ...

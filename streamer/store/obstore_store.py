@@ -45,6 +45,8 @@ ANSWER_SECONDS = 30.0
 PART_BYTES = 8 << 20
 MOST_PARTS = 9_000
 PARTS_AT_ONCE = 4
+# As many as S3 answers at once.
+PAGE_OBJECTS = 1000
 
 T = TypeVar("T")
 
@@ -152,6 +154,12 @@ class ObstoreStore:
         if may_be_object and not found:
             raise failures.error_of(url, failures.Answer(404))
 
+    async def list_after(self, folder: str, after: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
+        """See OrderedLister.list_after; not of a web server."""
+        async for page in self._pages(folder, urls.split(after).key):
+            if kept := [record for record in page if not record.url.endswith("/")]:
+                yield kept
+
     async def _on_the_web(self, url: str) -> ObjectRecord:
         """An object that a web server has; a prefix of a bucket, which it has not, is answered 403 or 404."""
         try:
@@ -167,10 +175,11 @@ class ObstoreStore:
             raise failures.error_of(url, failures.Answer(404))
         return record
 
-    async def _pages(self, folder: str) -> AsyncGenerator[Page, None]:
+    async def _pages(self, folder: str, after: str | None = None) -> AsyncGenerator[Page, None]:
         self._counters.lists += 1
         with translating(self._mapped, folder):
-            pages = aiter(list_pages(self._connected(), urls.split(folder).key or None))
+            prefix = urls.split(folder).key or None
+            pages = aiter(list_pages(self._connected(), prefix, offset=after, chunk_size=PAGE_OBJECTS))
             while (page := await _in_time(anext(pages, None), folder)) is not None:
                 yield [self._record(meta) for meta in page]
 

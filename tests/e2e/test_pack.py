@@ -70,7 +70,7 @@ def test_a_folder_becomes_tars(images: Path, tmp_path: Path) -> None:
     assert packed.bytes == sum(path.stat().st_size for path in (tmp_path / "tars").glob("*.tar"))
     assert [step.shards_done for step in steps] == list(range(6))
     assert (steps[-1].samples_done, steps[-1].bytes_done, steps[-1].bytes) == (300, packed.bytes, packed.bytes)
-    assert list((tmp_path / "tars").rglob("*.part")) == []
+    assert list((tmp_path / "tars").rglob("*.spool")) == []
 
 
 @pytest.mark.parametrize("order", ["name", "shuffle"])
@@ -172,7 +172,7 @@ def test_an_iterable_that_fails_goes_on_the_next_time(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="of the samples"):
         streamer.pack(failing(), tmp_path / "tars", shard_bytes="300kB")
     assert not (tmp_path / "tars/.streamer/root.json").exists()
-    assert list((tmp_path / "tars").rglob("*.part")) == []
+    assert list((tmp_path / "tars").rglob("*.spool")) == []
     assert streamer.pack(made(500), tmp_path / "tars", shard_bytes="300kB").samples == 500
 
 

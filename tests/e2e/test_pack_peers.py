@@ -1,4 +1,4 @@
-"""Packs as other packages see them: read by webdataset, written on a Dask cluster."""
+"""Packs as other packages see them: read by webdataset, written and indexed on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import streamer
+from streamer.cli.main import main
+from streamer.manifest.table import Manifest
 
 
 @pytest.fixture
@@ -77,5 +79,8 @@ def test_a_dask_cluster_writes_the_same(files: Path, tmp_path: Path, cluster: ob
     thread.join()
     assert ended.is_set()
     assert packed.samples == 200
+    indexed = ["index", f"{tmp_path}/there/", "--out", f"{tmp_path}/manifest", "--on", f"dask:{address}"]
+    assert main(indexed) == 0
+    assert Manifest.open(tmp_path / "manifest").digest == packed.digest
     here, there = ({p.name: p.read_bytes() for p in (tmp_path / name).glob("*.tar")} for name in ("here", "there"))
     assert here == there

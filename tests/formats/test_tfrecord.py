@@ -158,7 +158,7 @@ def test_names():
 def test_checksums_of_many_lengths():
     """CRC-32C of "123456789" is e3069283; masked, of a length at a time."""
     lengths = [0, 1, 2**63, 2**64 - 1, int.from_bytes(b"12345678", "little")]
-    sums = framing._masked_sums(np.array(lengths, "<u8")).tolist()
+    sums = framing.masked_sums(np.array(lengths, "<u8")).tolist()
     assert sums == [_masked(length.to_bytes(8, "little")) for length in lengths]
 
 

@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_format, add_storage_options, size, storage_options
+from streamer.cli.options import add_format, add_on, add_storage_options, size, storage_options
 from streamer.cli.terminal import Progress, Terminal
 from streamer.config import counted, format_bytes
 
 if TYPE_CHECKING:
+    from streamer.indexing.source import Source
     from streamer.manifest.protocols import Progress as IndexStep
     from streamer.shards.prepared import Prepared, Writing
     from streamer.shards.progress import PackProgress
     from streamer.shards.settle import Packed
-    from streamer.shards.source import Source
 
 HELP = "write a dataset as WebDataset tars, with their manifest beside them"
 
 DESCRIPTION = """\
-Reads a dataset (not yet Parquet or compressed ones) and writes it as uncompressed WebDataset tars of about the same
-size, which every tool reads; beside them, in .streamer/, the manifest that training opens without reading a tar. Raw
+Reads a dataset in any format that is read, and writes it as uncompressed WebDataset tars of about the same size, which
+every tool reads; beside them, in .streamer/, the manifest that training opens without reading a tar. Raw
 files are packed in an order that mixes their classes. Names of class folders become numbers in `cls`.
 
 Each shard is uploaded as a whole and then noted; a pack that was interrupted goes on when the same command is run
@@ -70,12 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="to write, e.g. jpg,cls; with other names: image=jpg,label=cls (default: all)",
     )
     parser.add_argument("--prefix", default="shard-", metavar="TEXT", help="of the shards' names (default: shard-)")
-    parser.add_argument(
-        "--on",
-        default="processes",
-        metavar="WHERE",
-        help="processes (one for each core), processes:8, or dask:tcp://scheduler:8786 (default: processes)",
-    )
+    add_on(parser)
     parser.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
     add_storage_options(parser)
     parser.add_argument(
@@ -88,20 +83,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Packs, or says what would be packed."""
+    from streamer.executors.runner import runner
     from streamer.shards.prepared import prepare
     from streamer.shards.prepared import run as pack
     from streamer.shards.progress import Callbacks
 
-    with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder:
+    with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder, runner(arguments.on) as running:
         with terminal.progress("indexing", "bytes") as bar:
             callbacks = Callbacks(on_note=terminal.note, on_index=lambda step: _show_index(step, bar))
-            prepared = prepare(_source(arguments), _writing(arguments), Path(folder), callbacks)
+            prepared = prepare(_source(arguments), _writing(arguments), Path(folder), running, callbacks)
         if arguments.dry_run:
             _plan(prepared, terminal)
             return Exit.DONE
         with terminal.progress("packing", "bytes") as bar:
             pace = _Pace(bar)
-            packed = pack(prepared, arguments.on, Callbacks(on_progress=pace.show))
+            packed = pack(prepared, running, Callbacks(on_progress=pace.show))
     _summary(packed, terminal)
     return Exit.DONE
 
@@ -109,8 +105,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 def _source(arguments: argparse.Namespace) -> Source:
     import json
 
+    from streamer.indexing.source import Source
     from streamer.shards.pack import absolute
-    from streamer.shards.source import Source
 
     return Source(
         urls=tuple(map(absolute, arguments.urls)),

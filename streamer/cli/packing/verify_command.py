@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_storage_options
+from streamer.cli.options import add_on, add_storage_options
 from streamer.cli.terminal import Terminal
 from streamer.config import counted, format_bytes
 
@@ -21,6 +22,7 @@ EXAMPLES = """\
 examples:
   streamer verify s3://bucket/train/
   streamer verify ./train/ --every
+  streamer verify s3://bucket/train/ --every --on dask:tcp://scheduler:8786
 """
 
 
@@ -28,18 +30,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
     parser.add_argument("url", metavar="URL", help="of the shards")
     parser.add_argument("--every", action="store_true", help="read every sample")
+    add_on(parser)
     add_storage_options(parser)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Verifies, and says what was compared."""
+    from streamer.executors.runner import runner
     from streamer.shards.destination import folder_url
     from streamer.shards.settle import waited
     from streamer.shards.verify import verify
 
     url = folder_url(arguments.url)
-    with terminal.progress("verifying", "bytes") as bar:
-        found = waited(verify(url, arguments.storage_options, every=arguments.every, on_progress=bar.update))
+    where = runner(arguments.on) if arguments.every else nullcontext()
+    with terminal.progress("verifying", "bytes") as bar, where as running:
+        found = waited(verify(url, arguments.storage_options, runner=running, on_progress=bar.update))
     terminal.line(
         f"{counted(found.shards, 'shards')}, {counted(found.samples, 'samples')}, {format_bytes(found.bytes)}: sizes, "
         f"versions and manifest agree; {counted(found.read_samples, 'samples')} read, their checksums agree"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -39,6 +40,20 @@ from streamer.manifest.table import Manifest
 _DAMAGES_NAMED = 50
 
 
+class Elsewhere(Protocol):
+    """Indexes containers in other processes."""
+
+    def __call__(
+        self, containers: Sequence[Container], indexer: Indexer
+    ) -> AsyncGenerator[tuple[int, Cut | list[Block] | ManifestError], None]:
+        """Yields the place of a container and what was found in it, or why it is damaged; in any order.
+
+        Raises:
+            StoreError: a store that cannot be read.
+        """
+        ...
+
+
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a manifest is built.
 
@@ -55,6 +70,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         known: manifests of which the rows of unchanged objects are taken over; those are not read.
         on_damage: called with a line for each container that is left out because it is damaged, and one for all; None:
             it is an error.
+        elsewhere: indexes the containers in other processes; None: this one does.
     """
 
     chunk_bytes: int | Literal["auto"] = "auto"
@@ -69,6 +85,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     in_key_order: bool = False
     known: Sequence[Manifest] = ()
     on_damage: Callable[[str], None] | None = None
+    elsewhere: Elsewhere | None = None
 
 
 async def build(
@@ -187,7 +204,10 @@ class _Indexed:
         for number, cut in known.items():
             self._count_object(number, cut, 0)
         unknown = [number for number in numbers if number not in known]
-        indexed = await bounded_map(self._index_or_leave, unknown, self._budget.parallel_objects)
+        if self._options.elsewhere is None:
+            indexed = await bounded_map(self._index_or_leave, unknown, self._budget.parallel_objects)
+        else:
+            indexed = await self._index_elsewhere(unknown, self._options.elsewhere)
         found = {**known, **dict(zip(unknown, indexed, strict=True))}
         cuts = [found[number] for number in numbers]
         listing, good = self._listing, [cut for cut in cuts if cut is not None]
@@ -215,14 +235,38 @@ class _Indexed:
         try:
             return await self._index(number)
         except ManifestError as error:
-            if self._options.on_damage is None or "reason" not in error.details:
-                raise
-            self._damages[number] = error
-            self._done += 1
+            self._leave(number, error)
             return None
 
-    async def _index(self, number: int) -> Cut | list[Block]:
+    def _leave(self, number: int, error: ManifestError) -> None:
+        """Leaves a damaged container out.
+
+        Raises:
+            ManifestError: it must not be.
+        """
+        if self._options.on_damage is None or "reason" not in error.details:
+            raise error
+        self._damages[number] = error
+        self._done += 1
+
+    async def _index_elsewhere(self, numbers: Sequence[int], elsewhere: Elsewhere) -> list[Cut | list[Block] | None]:
+        found: list[Cut | list[Block] | None] = [None] * len(numbers)
+        async with aclosing(elsewhere([self._container(number) for number in numbers], self._chosen)) as coming:
+            async for place, cut in coming:
+                if isinstance(cut, ManifestError):
+                    self._leave(numbers[place], cut)
+                else:
+                    found[place] = cut
+                    self._count_object(numbers[place], cut, 0)
+                self._report()
+        return found
+
+    def _container(self, number: int) -> Container:
         source, logs = self._survey.sources[number], self._options.logs
+        log = logs.of(source, self._chosen, self._chunk_bytes) if logs else None
+        return Container(source, self._survey.facts, self._chosen.name, self._chunk_bytes, log)
+
+    async def _index(self, number: int) -> Cut | list[Block]:
         passed = 0
 
         def count(need: Need) -> None:
@@ -234,13 +278,7 @@ class _Indexed:
             self._report()
 
         cut = await index_container(
-            Container(
-                source,
-                self._survey.facts,
-                self._chosen.name,
-                self._chunk_bytes,
-                logs.of(source, self._chosen, self._chunk_bytes) if logs else None,
-            ),
+            self._container(number),
             self._chosen,
             self._reader,
             ahead=self._budget.ahead,

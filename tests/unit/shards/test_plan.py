@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,18 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import ConfigError, PackError
+from streamer.executors.runner import Runner
+from streamer.indexing.source import Source, manifest_of_source
+from streamer.manifest.builder.build import BuildOptions
 from streamer.manifest.table import Manifest
 from streamer.shards import plan as planning
 from streamer.shards.plan import Plan, batch_of, key_of_file, make_plan, refuse_double_keys
-from streamer.shards.source import Source, manifest_of_source
-from streamer.shards.task import reads_of
+from streamer.shards.reading import reads_of
 from tests.tars import tar_of
 
 
 def indexed(folder: Path, tmp_path: Path) -> Manifest:
     """The manifest of a folder."""
     source = Source(urls=(str(folder),))
-    return asyncio.run(manifest_of_source(source, tmp_path / "manifest", lambda note: None, lambda step: None))
+    with ThreadPoolExecutor(1) as threads:
+        return asyncio.run(manifest_of_source(source, tmp_path / "manifest", Runner(threads, 1), BuildOptions()))
 
 
 @pytest.fixture

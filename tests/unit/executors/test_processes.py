@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from streamer.errors import ConfigError, DecodeError, WorkerError
-from streamer.shards.executors.processes import Processes
-from streamer.shards.executors.runner import Runner, runner
-from streamer.shards.executors.running import run_all
+from streamer.executors.processes import Processes
+from streamer.executors.runner import Runner, runner
+from streamer.executors.running import run_all
 
 pytestmark = pytest.mark.process
 
@@ -108,7 +108,7 @@ def test_the_callers_script_is_not_run_again(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("def double(n): return 2 * n\n")
     (tmp_path / "script.py").write_text(
         "import beside\n"
-        "from streamer.shards.executors.processes import Processes\n"
+        "from streamer.executors.processes import Processes\n"
         "print('begun')\n"
         "def work(n): return beside.double(n) + 1\n"
         "executor = Processes(2)\n"
@@ -121,6 +121,6 @@ def test_the_callers_script_is_not_run_again(tmp_path: Path) -> None:
 
 def test_names_of_executors() -> None:
     """A name that is none is refused before anything starts."""
-    for name in ("threads", "processes:0", "processes:x", "dask:", ""):
+    for name in ("threads", "processes:0", "processes:x", "dask:", "ray:", ""):
         with pytest.raises(ConfigError, match="is not processes"), runner(name):
             pass

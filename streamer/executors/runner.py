@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from streamer.cgroup import usable_cores
 from streamer.errors import ConfigError
-from streamer.shards.executors.processes import Processes
+from streamer.executors.processes import Processes
 
 
 class Runner(NamedTuple):
@@ -24,7 +24,8 @@ def runner(on: str | Executor) -> Iterator[Runner]:
     """Starts the executor of a name; one that is given is used as it is.
 
     Args:
-        on: "processes" (one for each core), "processes:8", "dask:tcp://scheduler:8786", or an executor.
+        on: "processes" (one for each core), "processes:8", "dask:tcp://scheduler:8786", "ray:auto" or "ray:" with
+            another address that `ray.init` takes, or an executor.
 
     Raises:
         ConfigError: no such name, or its package is not installed.
@@ -44,8 +45,11 @@ def runner(on: str | Executor) -> Iterator[Runner]:
     elif kind == "dask" and rest:
         with _dask(rest) as found:
             yield found
+    elif kind == "ray" and rest:
+        with _ray(rest) as found:
+            yield found
     else:
-        raise ConfigError(f"on={on!r} is not processes, processes:8 or dask:tcp://scheduler:8786", field="on")
+        raise ConfigError(f"on={on!r} is not processes, processes:8, dask:tcp://scheduler:8786 or ray:auto", field="on")
 
 
 @contextmanager
@@ -67,3 +71,29 @@ def _dask(address: str) -> Iterator[Runner]:
             yield Runner(executor, 2 * max(1, sum(client.nthreads().values())))  # type: ignore[no-untyped-call]
         finally:
             executor.shutdown(wait=False)
+
+
+@contextmanager
+def _ray(address: str) -> Iterator[Runner]:
+    try:
+        import ray
+
+        from streamer.executors.on_ray import RayExecutor
+    except ImportError as error:
+        raise ConfigError(
+            "on='ray:...' needs Ray here and on its workers: pip install 'streamer-data[ray]'", field="on"
+        ) from error
+    # A program that uses Ray is connected already.
+    connected = ray.is_initialized()
+    try:
+        if not connected:
+            ray.init(address, log_to_driver=False)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(f"on='ray:{address}': no cluster answers there ({error})", field="on") from error
+    executor = RayExecutor()
+    try:
+        yield Runner(executor, 2 * max(1, int(ray.cluster_resources().get("CPU", 1))))
+    finally:
+        executor.shutdown()
+        if not connected:
+            ray.shutdown()

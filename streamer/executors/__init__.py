@@ -1,6 +1,7 @@
 """Who runs tasks: anything that is a `concurrent.futures.Executor`.
 
 processes.py   processes of this machine; worker.py: what they run
+on_ray.py      tasks of a Ray cluster (Dask brings an executor)
 runner.py      executors by name
 running.py     runs tasks, repeats those that fail
 """

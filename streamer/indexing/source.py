@@ -1,32 +1,37 @@
-"""The manifest of what is packed: indexed, or read from a url."""
+"""The manifest of a dataset: indexed on an executor, or read from a url."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from streamer.config import FetchConfig
-from streamer.errors import ManifestError
+from streamer.errors import ManifestError, ObjectNotFoundError
+from streamer.executors.runner import Runner
 from streamer.fetch import Fetcher
 from streamer.formats.built_in import AUTO
 from streamer.formats.detect import chooser
+from streamer.indexing.containers import IndexTasks
+from streamer.indexing.listing import TaskLister
+from streamer.indexing.stores import Opener
+from streamer.manifest.beside import BESIDE
 from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.builder.build import BuildOptions, build
 from streamer.manifest.layout import ROOT_NAME
-from streamer.manifest.model import Extent, ObjectRecord
-from streamer.manifest.protocols import Progress
+from streamer.manifest.model import Extent
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import install_files, listed_files
-from streamer.store import ObjectStore, open_store
+from streamer.store.patterns import Pattern
 from streamer.store.urls import shown
 
 _READS_AT_ONCE = 16
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """A dataset that is to be packed.
+    """A dataset.
 
     Attributes:
         urls: prefixes, objects or patterns.
@@ -34,6 +39,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         format_options: of the format.
         extensions: of the raw files that are samples; None: see `formats.folder.class_folders`.
         manifest: where it was indexed to (`streamer index --out`); None: it is indexed.
+        earlier: where a manifest of an earlier index may be, as it may be beside the data: containers that have not
+            changed since then are not read again.
         options: of its store, as fsspec takes them.
     """
 
@@ -42,40 +49,25 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     format_options: Mapping[str, object] = msgspec.field(default_factory=dict)
     extensions: tuple[str, ...] | None = None
     manifest: str | None = None
+    earlier: str | None = None
     options: Mapping[str, object] = msgspec.field(default_factory=dict)
 
 
-class Opener(msgspec.Struct, frozen=True):
-    """Opens stores with these options; crosses to other processes."""
-
-    options: Mapping[str, object]
-
-    def __call__(self, url: str) -> ObjectStore:
-        """The store of a url."""
-        return open_store(url, self.options)
-
-
-class FetchedLists(msgspec.Struct, frozen=True):
-    """Lists through a fetcher, with its patience."""
-
-    fetcher: Fetcher
-
-    async def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
-        """As `ObjectStore.list`."""
-        for page in await self.fetcher.list(url):
-            yield page
-
-
 async def manifest_of_source(
-    source: Source, folder: Path, on_note: Callable[[str], None], on_progress: Callable[[Progress], None]
+    source: Source,
+    folder: Path,
+    runner: Runner,
+    options: BuildOptions,
+    on_note: Callable[[str], None] = lambda note: None,
 ) -> Manifest:
-    """Indexes what is packed, or reads its manifest.
+    """Indexes a dataset in tasks, or reads its manifest.
 
     Args:
-        source: what is packed.
+        source: the dataset.
         folder: where the manifest is written on this machine.
+        runner: of the tasks.
+        options: how it is indexed; where is the runner's.
         on_note: takes a line about files that are no samples.
-        on_progress: called after each window of an index.
 
     Raises:
         ManifestError, ConfigError, StoreError: see `manifest.builder.build`.
@@ -84,14 +76,27 @@ async def manifest_of_source(
         if source.manifest is not None:
             files = await manifest_files(fetcher, source.manifest)
             return install_files(files, folder, shown(source.manifest))
+        known = await _known(fetcher, source, folder)
         return await build(
             source.urls,
             folder,
-            lister=FetchedLists(fetcher),
+            lister=TaskLister(fetcher, runner, source.options),
             reader=fetcher,
             choose_format=chooser(source.format, source.format_options, extensions=source.extensions, on_note=on_note),
-            options=BuildOptions(on_progress=on_progress),
+            options=msgspec.structs.replace(options, known=known, elsewhere=IndexTasks(runner, source.options)),
         )
+
+
+async def _known(fetcher: Fetcher, source: Source, folder: Path) -> list[Manifest]:
+    """What earlier indexes have found."""
+    places = [source.earlier] if source.earlier else []
+    if len(source.urls) == 1 and Pattern.of(source.urls[0]).single:
+        places.append(f"{source.urls[0].rstrip('/')}/{BESIDE}")
+    found = []
+    for place in places:
+        with suppress(ManifestError, ObjectNotFoundError):
+            found.append(install_files(await manifest_files(fetcher, place), folder, shown(place)))
+    return found
 
 
 async def manifest_files(fetcher: Fetcher, url: str) -> list[tuple[str, bytes]]:

@@ -17,8 +17,10 @@ from typing import IO, Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from streamer.errors import WorkerError
+from streamer.process_memory import collect_rarely, keep_freed_memory
 
 _LENGTH = struct.Struct("<Q")
+_KEPT_BYTES = 256 << 20
 
 
 def send(pipe: IO[bytes], message: object) -> None:
@@ -47,6 +49,9 @@ def receive(pipe: IO[bytes]) -> Any:  # noqa: ANN401 - a call, or its result
 
 def main() -> None:
     """Runs calls until the input ends."""
+    # 2.4 CPU s/GB instead of 3.3 for a pack of files of 110 KB, whose buffers were faulted in again (2026-11-23).
+    keep_freed_memory(_KEPT_BYTES)
+    collect_rarely()
     calls, results = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     # What a user's code prints must not get among the frames.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -16,7 +16,7 @@ from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
 from streamer.errors import WorkerError
-from streamer.shards.executors.worker import receive, send
+from streamer.executors.worker import receive, send
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class Processes(Executor):
         self._end(process)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        code = f"import sys; sys.path[:] = {sys.path!r}; from streamer.shards.executors.worker import main; main()"
+        code = f"import sys; sys.path[:] = {sys.path!r}; from streamer.executors.worker import main; main()"
         with self._lock:
             if self._closed:
                 raise EOFError
@@ -131,4 +131,4 @@ def _ended(code: int) -> WorkerError:
     advice = (
         "; signal 9 is often the kernel's for want of memory: use fewer processes" if code == -signal.SIGKILL else ""
     )
-    return WorkerError(f"a process {how} while it wrote a shard{advice}", code=code)
+    return WorkerError(f"a process {how} while it ran a task{advice}", code=code)

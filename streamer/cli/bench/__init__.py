@@ -1,0 +1,1 @@
+"""The loader against emulated accelerators: the work of `streamer bench --like`."""

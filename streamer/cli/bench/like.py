@@ -1,0 +1,276 @@
+"""`streamer bench --like`: how many emulated accelerators this machine and this store can feed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamer.cli.bench.job import Job, Trial
+from streamer.cli.bench.search import next_count
+from streamer.cli.bench.workloads import WORKLOADS, Workload
+from streamer.cli.exit_codes import Exit
+from streamer.cli.options import size
+from streamer.cli.terminal import Terminal
+from streamer.config import counted, format_bytes
+from streamer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streamer.client.settings import ClientSettings
+
+PHASES = ("cold", "warm")
+# "Larger than memory", scaled down: of the data, this share fits into the cache of a cold run.
+_COLD_SHARE = 0.2
+_SECONDS = 10.0
+# The fewest steps of a measurement: what was fetched ahead during the first one must not last for all of it.
+_LEAST_STEPS = 40
+_ABOUT = """\
+  With --like NAME, how many accelerators can be fed. Each is a process that takes a batch and sleeps for the step;
+  utilisation is computing / total without the first step. Bytes arrive in host memory, undecoded. Cold runs begin with
+  an empty cache for 20 % of the data; in warm ones all of it is on the local disk, or in memory where it fits.
+"""
+_HEADERS = ("accelerators", "cache", "utilisation", "lowest", "samples/s", "MB/s", "fed")
+_NO_LIMIT_SECONDS = 1e9
+# An engine leaves 3 s after its last connection.
+_LEAVING_SECONDS = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of --like."""
+    group = parser.add_argument_group("emulated accelerators", _ABOUT)
+    group.add_argument(
+        "--like",
+        choices=WORKLOADS,
+        metavar="NAME",
+        help=f"{', '.join(WORKLOADS)}: sizes, batch, step and bar as public storage benchmarks define them. The "
+        "data is scaled and the rules are not theirs: a figure is like one of these benchmarks, not a result of it",
+    )
+    group.add_argument("--data", metavar="URL", help="read this; without it data is generated on the local disk")
+    group.add_argument("--objects", type=_count, metavar="N", help="generate so many (default: 2 to 9 GB of them)")
+    group.add_argument(
+        "--keep", type=Path, metavar="DIR", help="generate the data here, once, and leave it; caches go here, too"
+    )
+    group.add_argument(
+        "--accelerators", type=_count, nargs="+", metavar="N", help="try these numbers (default: search the largest)"
+    )
+    group.add_argument("--most", type=_count, default=64, metavar="N", help="search up to this number (default: 64)")
+    group.add_argument("--only", choices=PHASES, help="measure one of the two")
+    group.add_argument("--workers", type=_count, default=1, metavar="N", help="of each accelerator (default: 1)")
+    group.add_argument(
+        "--worker-type",
+        choices=("process", "thread"),
+        default="process",
+        help="thread: workers share the accelerator's process (default: process, as the loader has it)",
+    )
+    group.add_argument("--cold-cache", type=size, metavar="SIZE", help="of cold runs (default: 20%% of the data)")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of one phase.
+
+    Attributes:
+        phase: "cold" or "warm".
+        fed: the largest number of accelerators that were fed together; 0: not even one.
+        trials: in the order of measurement.
+    """
+
+    phase: str
+    fed: int
+    trials: tuple[Trial, ...]
+
+    @property
+    def stopped(self) -> Trial | None:
+        """The smallest number above `fed` that was tried."""
+        above = [trial for trial in self.trials if trial.accelerators > self.fed]
+        return min(above, key=lambda trial: trial.accelerators, default=None)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Measures, and prints a table and a sentence for each phase.
+
+    Raises:
+        ConfigError: a url that --like does not read, or torch is not installed.
+    """
+    if arguments.url is not None:
+        raise ConfigError(f"--like reads --data URL, not {arguments.url}", field="url")
+    chosen = WORKLOADS[arguments.like]
+    with _folder(arguments.keep) as place, _caches(place) as caches:
+        url = arguments.data or _generated(chosen, place, arguments.objects, terminal)
+        bench = _LikeBench(chosen, *_prepared(chosen, url, caches, arguments, terminal), arguments, terminal)
+        found = [bench.phase(phase) for phase in PHASES if arguments.only in (None, phase)]
+    terminal.line(f"like {chosen.name}: batches of {chosen.batch_size}, steps of {chosen.step_seconds:g} s, {url}")
+    terminal.table(_HEADERS, [_row(each, trial, chosen) for each in found for trial in each.trials], words=("cache",))
+    for each in found:
+        terminal.line(_sentence(each, chosen))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"like": asdict(chosen), "phases": list(map(asdict, found))}, indent=1))
+        terminal.line(f"figures: {arguments.json}")
+    return Exit.DONE
+
+
+class _LikeBench:
+    """The runs of one workload.
+
+    Args:
+        chosen: the workload.
+        whole: one accelerator, with all data in the cache.
+        cold_bytes: the limit of cold runs, each of which has a cache folder of its own.
+        arguments, terminal: of the command.
+    """
+
+    def __init__(
+        self, chosen: Workload, whole: Job, cold_bytes: int, arguments: argparse.Namespace, terminal: Terminal
+    ) -> None:
+        self._workload = chosen
+        self._whole = whole
+        self._cold_bytes = cold_bytes
+        self._arguments = arguments
+        self._terminal = terminal
+
+    def phase(self, phase: str) -> Found:
+        """All runs of one phase."""
+        trials: list[Trial] = []
+        if self._arguments.accelerators is not None:
+            trials += [self._trial(phase, count) for count in self._arguments.accelerators]
+        else:
+            while (count := next_count(self._fed(trials), self._arguments.most)) is not None:
+                trials.append(self._trial(phase, count))
+        best = max((count for count, enough in self._fed(trials).items() if enough), default=0)
+        return Found(phase, best, tuple(trials))
+
+    def _fed(self, trials: list[Trial]) -> dict[int, bool]:
+        return {trial.accelerators: trial.utilisation >= self._workload.bar for trial in trials}
+
+    def _trial(self, phase: str, count: int) -> Trial:
+        from streamer.cli.bench.trial import attempt
+
+        job = replace(self._whole, accelerators=count)
+        if phase == "cold":
+            folder = Path(tempfile.mkdtemp(prefix="cold-", dir=job.cache_dir.parent))
+            job = replace(job, cache_dir=folder, cache_bytes=self._cold_bytes)
+        trial = attempt(job)
+        self._terminal.note(f"{phase}, {counted(count, 'accelerators')}: {trial.utilisation:.1%}")
+        if phase == "cold":
+            _remove(job.cache_dir)
+        return trial
+
+
+def _prepared(
+    chosen: Workload, url: str, caches: Path, arguments: argparse.Namespace, terminal: Terminal
+) -> tuple[Job, int]:
+    """Finds what the data has and, for warm runs, makes it local; the job, and the limit of cold runs."""
+    from streamer.cli.bench.accelerator import has_one_shape
+    from streamer.cli.warming import Pace, Warming
+    from streamer.client.engine_client import EngineClient
+    from streamer.loader.rank.dataset_options import absolute
+    from streamer.manifest.table import Manifest
+    from streamer.wire.messages import GetManifest
+
+    settings = replace(_settings(caches / "warm"), storage_options=arguments.storage_options)
+    request = GetManifest(0, [absolute(url)], "auto", limit_seconds=_NO_LIMIT_SECONDS)
+    with EngineClient(settings) as client:
+        with terminal.progress("indexing", "bytes") as bar:
+            folder = client.manifest(request, lambda step: bar.update(step.done, step.total or None, step.text))
+        manifest = Manifest.open(folder)
+        if arguments.only != "cold":
+            with terminal.progress("warming", "bytes") as bar:
+                Warming(client, manifest, Pace(0), None).run(bar.update)
+    whole = Job(
+        url=url,
+        manifest=folder,
+        storage_options=arguments.storage_options,
+        cache_dir=settings.cache_dir,
+        cache_bytes=None,
+        batch_size=chosen.batch_size,
+        step_seconds=chosen.step_seconds,
+        stacks=chosen.batch_size == 1,
+        workers=arguments.workers,
+        worker_type=arguments.worker_type,
+        seconds=max(arguments.seconds or _SECONDS, _LEAST_STEPS * chosen.step_seconds),
+        accelerators=1,
+    )
+    whole = replace(whole, stacks=whole.stacks or has_one_shape(whole))
+    return whole, arguments.cold_cache or int(_COLD_SHARE * manifest.total_bytes)
+
+
+def _settings(cache_dir: Path) -> ClientSettings:
+    """An engine of this command's own, also where the environment names one."""
+    from streamer.client.settings import ClientSettings
+
+    return replace(ClientSettings.from_environment(), engine=None, cache_dir=cache_dir)
+
+
+def _remove(cache_dir: Path) -> None:
+    """Removes a cache when its engine has left; a running one would make it again."""
+    socket, latest = _settings(cache_dir).socket_path, time.monotonic() + _LEAVING_SECONDS
+    while socket.exists() and time.monotonic() < latest:
+        time.sleep(0.1)
+    shutil.rmtree(cache_dir, ignore_errors=True)
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    """A folder for generated data; a temporary one unless it is named."""
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="streamer-like-") as place:
+        yield Path(place)
+
+
+@contextmanager
+def _caches(place: Path) -> Iterator[Path]:
+    """A folder for caches; "warm" is one of them."""
+    folder = Path(tempfile.mkdtemp(prefix="caches-", dir=place))
+    try:
+        yield folder
+    finally:
+        _remove(folder / "warm")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _generated(chosen: Workload, place: Path, objects: int | None, terminal: Terminal) -> str:
+    """The url of generated data."""
+    from streamer.cli.bench.generate import generate
+
+    count = objects or chosen.objects
+    folder = place / f"like-{chosen.name}-{count}"
+    with terminal.progress("generating", "objects") as bar:
+        generate(chosen, folder, count, bar.update)
+    return str(folder)
+
+
+def _row(found: Found, trial: Trial, chosen: Workload) -> tuple[str, ...]:
+    return (
+        str(trial.accelerators),
+        found.phase,
+        f"{trial.utilisation:.1%}",
+        f"{trial.lowest:.1%}",
+        f"{trial.samples_per_second:,.0f}",
+        f"{trial.bytes_per_second / 1e6:,.0f}",
+        "yes" if trial.utilisation >= chosen.bar else "no",
+    )
+
+
+def _sentence(found: Found, chosen: Workload) -> str:
+    """How many are fed, what they read, and what stopped the next one."""
+    fed = f"{found.phase}: {counted(found.fed, 'accelerators')} fed at {chosen.bar:.0%} or more"
+    if found.fed:
+        fed += f", {format_bytes(found.fed * chosen.needed_bytes_per_second)}/s"
+    stopped = found.stopped
+    return fed if stopped is None else f"{fed}; what stops {stopped.accelerators}: {stopped.bottleneck}"
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return int(text)

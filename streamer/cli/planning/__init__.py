@@ -1,0 +1,1 @@
+"""`streamer plan`: what a job will fetch, cost and wait for."""

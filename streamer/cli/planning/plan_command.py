@@ -1,0 +1,188 @@
+"""`streamer plan`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamer.cli.exit_codes import Exit
+from streamer.cli.options import add_cache_dir, add_dataset, add_storage_options, check_places, size
+from streamer.cli.terminal import Terminal
+from streamer.config import MiB
+from streamer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streamer.cli.planning.report import Figures
+    from streamer.manifest.table import Manifest
+    from streamer.planning.model import Job, Link
+
+HELP = "predict what a job fetches, costs and waits for"
+
+DESCRIPTION = """\
+Simulates a job before it runs: the real order of the samples, and the engine's own scheduler and cache rule, on a
+simulated link and clock. For each epoch it prints the bytes and requests from the store, their price, the hits and the
+share of the time that the training waits; then the smallest cache and the slowest link with which it does not wait.
+Without --link, the link from this machine is measured for some seconds.
+"""
+
+EXAMPLES = """\
+examples:
+  streamer plan s3://bucket/train/ --cache-bytes 200GB --batch-size 256 --step-seconds 0.2
+  streamer plan s3://bucket/big/ --cache-bytes 2TB --nodes 4 --ranks 8 --batch-size 256 --step-seconds 0.2 --link 3GB/s
+  streamer plan s3://bucket/train/ --cache-bytes 200GB --batch-size 256 --step-seconds 0.2 --sample-seconds 0.004
+  streamer plan gs://bucket/train/ --cache-bytes 200GB --batch-size 256 --step-seconds 0.2 --price-per-gb 0.02
+"""
+
+_LATENCY_REQUESTS = 20
+_MEASURED_SECONDS = 2.0
+_MEASURED_RANGE_BYTES = 8 * MiB
+_MEASURED_CONNECTIONS = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    add_dataset(parser)
+    parser.add_argument("--cache-bytes", type=size, required=True, metavar="SIZE", help="of each node")
+    parser.add_argument("--batch-size", type=int, required=True, metavar="N", help="samples of a batch on one rank")
+    parser.add_argument(
+        "--step-seconds", type=float, required=True, metavar="S", help="a training step, when its batch is there"
+    )
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines, each with its cache (default: 1)")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="of each node (default: 1)")
+    parser.add_argument("--workers", type=int, default=4, metavar="N", help="of each rank (default: 4)")
+    parser.add_argument(
+        "--sample-seconds",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="a worker's time for one sample: reading, decoding, transform (default: 0; loader.stats() has it)",
+    )
+    parser.add_argument("--epochs", type=int, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--seed", type=int, default=17, metavar="N", help="of the order (default: 17)")
+    parser.add_argument("--link", type=_rate, metavar="SIZE/s", help="from the store to one node (default: measured)")
+    parser.add_argument(
+        "--first-byte", type=float, metavar="S", help="of a request (default: measured; with --link 0.03)"
+    )
+    parser.add_argument(
+        "--price-per-gb", type=float, default=0.0, metavar="USD", help="that leaves the store (default: 0)"
+    )
+    parser.add_argument(
+        "--price-per-million-gets", type=float, default=0.4, metavar="USD", help="default: 0.4, as S3 standard has it"
+    )
+    parser.add_argument("--no-search", action="store_true", help="leave out the smallest cache and link: much faster")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="write waiting over cache and link (needs matplotlib)"
+    )
+    add_storage_options(parser)
+    add_cache_dir(parser)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Plans, and says what follows.
+
+    Raises:
+        CacheFullError: the open chunks do not fit into the cache.
+    """
+    from streamer.cli.dataset import client_settings, open_manifest
+    from streamer.cli.planning.report import Figures
+    from streamer.client.engine_client import EngineClient
+    from streamer.planning.model import Prices, Setting
+    from streamer.planning.search import limits
+    from streamer.planning.simulate import simulate
+
+    check_places(arguments.plot, arguments.json)
+    if arguments.plot is not None and arguments.no_search:
+        raise ConfigError("--plot shows what --no-search leaves out", field="plot")
+    with EngineClient(client_settings(arguments)) as client:
+        manifest = open_manifest(client, arguments, terminal)
+    setting = Setting(job=_job(arguments), link=_link(manifest, arguments, terminal), cache_bytes=arguments.cache_bytes)
+    prices = Prices(per_gb=arguments.price_per_gb, per_million_gets=arguments.price_per_million_gets)
+    plan, found = simulate(manifest, setting), None
+    if not arguments.no_search:
+        with terminal.progress("searching", "simulations") as bar:
+            found = limits(manifest, setting, bar.update)
+    _show(Figures(manifest=manifest, setting=setting, prices=prices, plan=plan, limits=found), arguments, terminal)
+    return Exit.DONE
+
+
+def _show(figures: Figures, arguments: argparse.Namespace, terminal: Terminal) -> None:
+    from streamer.cli.planning import report
+
+    for line in report.assumptions(figures):
+        terminal.line(line)
+    terminal.line()
+    terminal.table(report.HEADERS, report.rows(figures))
+    terminal.line()
+    for line in report.conclusions(figures):
+        terminal.line(line)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(figures.plain(), indent=1))
+        terminal.line(f"figures: {arguments.json}")
+    if arguments.plot is not None:
+        report.save_plot(figures, arguments.plot)
+        terminal.line(f"curves: {arguments.plot}")
+
+
+def _job(arguments: argparse.Namespace) -> Job:
+    from streamer.planning.model import Job
+
+    return Job(
+        nodes=arguments.nodes,
+        ranks_per_node=arguments.ranks,
+        batch_size=arguments.batch_size,
+        step_seconds=arguments.step_seconds,
+        workers=arguments.workers,
+        sample_seconds=arguments.sample_seconds,
+        epochs=arguments.epochs,
+        seed=arguments.seed,
+        shuffle=not arguments.no_shuffle,
+    )
+
+
+def _link(manifest: Manifest, arguments: argparse.Namespace, terminal: Terminal) -> Link:
+    """As given, or as it is from this machine."""
+    import uvloop
+
+    from streamer.planning.model import Link
+
+    if arguments.link is None:
+        terminal.note(f"measuring the link for {2 * _MEASURED_SECONDS:g} s; --link says it instead")
+        return uvloop.run(_measured(manifest, arguments))
+    given = Link(bytes_per_second=arguments.link)
+    return given if arguments.first_byte is None else replace(given, first_byte_seconds=arguments.first_byte)
+
+
+async def _measured(manifest: Manifest, arguments: argparse.Namespace) -> Link:
+    from streamer.cli.link.meter import Ranges, measure_cell, measure_latency
+    from streamer.planning.model import Link
+    from streamer.store import open_store
+
+    objects = [manifest.object(number) for number in range(min(manifest.objects, 1000))]
+    store = open_store(objects[0].url, arguments.storage_options)
+    try:
+        latency = await measure_latency(store, objects, _LATENCY_REQUESTS)
+        one, many = [
+            await measure_cell(
+                store,
+                iter(Ranges(objects, _MEASURED_RANGE_BYTES)),
+                ("auto", connections, _MEASURED_RANGE_BYTES),
+                _MEASURED_SECONDS,
+            )
+            for connections in (1, _MEASURED_CONNECTIONS)
+        ]
+    finally:
+        await store.aclose()
+    first_byte = latency.median_seconds if arguments.first_byte is None else arguments.first_byte
+    return Link(
+        bytes_per_second=max(many.bytes_per_second, 1.0),
+        first_byte_seconds=first_byte,
+        connection_bytes_per_second=max(one.bytes_per_second, 1.0),
+    )
+
+
+def _rate(text: str) -> int:
+    return size(text.removesuffix("/s"))

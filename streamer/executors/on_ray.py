@@ -1,0 +1,50 @@
+"""An executor of the tasks of a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+import ray
+from ray.exceptions import RayTaskError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class RayExecutor(Executor):
+    """Runs each call as a Ray task of one core; Ray runs it again where its worker dies."""
+
+    def __init__(self) -> None:
+        self._call = ray.remote(_call)
+        self._running: dict[Future[Any], Any] = {}
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Runs a function that cloudpickle can pickle."""
+        future: Future[T] = Future()
+        reference = self._call.remote(fn, args, kwargs)
+        self._running[future] = reference
+        reference.future().add_done_callback(partial(self._ended, future))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Ends what still runs."""
+        for reference in list(self._running.values()):
+            ray.cancel(reference, force=True)
+
+    def _ended(self, future: Future[Any], answer: Future[Any]) -> None:
+        self._running.pop(future)
+        if not future.set_running_or_notify_cancel():
+            return
+        error = answer.exception()
+        if error is None:
+            future.set_result(answer.result())
+        else:
+            # Ray's own error says which worker it was; ours says what happened.
+            future.set_exception(error.cause if isinstance(error, RayTaskError) else error)
+
+
+def _call(function: Callable[..., T], arguments: tuple[Any, ...], named: dict[str, Any]) -> T:
+    return function(*arguments, **named)

@@ -1,0 +1,111 @@
+"""Containers indexed in tasks: each reads some of them, and says where their samples are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import TypeAlias
+
+import msgspec
+
+from streamer.config import FetchConfig
+from streamer.errors import ManifestError
+from streamer.executors.runner import Runner
+from streamer.executors.running import run_growing
+from streamer.fetch import Fetcher
+from streamer.indexing.stores import Opener, TaskReader
+from streamer.manifest.blocks import Block
+from streamer.manifest.builder.bounded_map import bounded_map
+from streamer.manifest.builder.build import BuildOptions
+from streamer.manifest.builder.containers import Budget, Container, index_container
+from streamer.manifest.packing import Cut
+from streamer.manifest.protocols import Indexer
+
+Found: TypeAlias = Cut | list[Block] | ManifestError
+
+# A task that dies costs as much again; one of 1 GB takes a second at 10 Gbit/s.
+_TASK_BYTES = 1 << 30
+_TASK_CONTAINERS = 256
+# So many tasks for each that runs, at least: the last ones end together.
+_SHARES = 4
+
+
+class ContainersTask(msgspec.Struct, frozen=True):
+    """The containers from number `first` on."""
+
+    first: int
+    containers: Sequence[Container]
+    indexer: Indexer
+    options: Mapping[str, object]
+
+
+class ContainersFound(msgspec.Struct, frozen=True):
+    """What was found in the containers from number `first` on."""
+
+    first: int
+    found: Sequence[Found]
+
+
+class IndexTasks(msgspec.Struct, frozen=True):
+    """Indexes containers on an executor; see `manifest.builder.build.Elsewhere`.
+
+    Attributes:
+        runner: of the tasks.
+        options: of the store, as fsspec takes them.
+    """
+
+    runner: Runner
+    options: Mapping[str, object]
+
+    async def __call__(
+        self, containers: Sequence[Container], indexer: Indexer
+    ) -> AsyncGenerator[tuple[int, Found], None]:
+        """Yields the place of a container and what was found in it, or why it is damaged."""
+        tasks = iter(
+            ContainersTask(first, containers[first:stop], indexer, self.options)
+            for first, stop in groups([each.record.size for each in containers], self.runner.most_tasks)
+        )
+        async with aclosing(run_growing(self.runner, index_containers, lambda: next(tasks, None))) as coming:
+            async for done in coming:
+                for place, found in enumerate(done.found, done.first):
+                    yield place, found
+
+
+def groups(sizes: Sequence[int], most_tasks: int) -> Iterator[tuple[int, int]]:
+    """Half-open ranges of containers of about the same bytes, one for each task; pure."""
+    limit = min(_TASK_BYTES, sum(sizes) // (_SHARES * most_tasks))
+    first = filled = 0
+    for number, size in enumerate(sizes):
+        if number > first and (filled + size > limit or number - first == _TASK_CONTAINERS):
+            yield first, number
+            first, filled = number, 0
+        filled += size
+    if sizes:
+        yield first, len(sizes)
+
+
+def index_containers(task: ContainersTask) -> ContainersFound:
+    """Indexes some containers; a damaged one is an error among the results.
+
+    Raises:
+        StoreError: they cannot be read.
+    """
+    return ContainersFound(task.first, asyncio.run(_index(task)))
+
+
+async def _index(task: ContainersTask) -> list[Found]:
+    bounds = BuildOptions()
+    budget = Budget.of(bounds.memory_bytes, bounds.concurrency, len(task.containers), 0)
+    async with Fetcher(FetchConfig(), Opener(task.options)) as fetcher:
+        reader = TaskReader(fetcher)
+
+        async def index(container: Container) -> Found:
+            try:
+                return await index_container(
+                    container, task.indexer, reader, ahead=budget.ahead, on_chunk=None, on_read=lambda need: None
+                )
+            except ManifestError as error:
+                return error
+
+        return await bounded_map(index, task.containers, budget.parallel_objects)

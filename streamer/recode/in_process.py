@@ -1,0 +1,68 @@
+"""Recodes in this process: for tasks, which run in processes of their own and may be repeated.
+
+An engine has recoders instead, because it must outlive what a damaged file does to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamer.errors import ConfigError, RecodeError, StreamerError
+from streamer.manifest.model import Chunk
+from streamer.manifest.protocols import Examine, Examined
+from streamer.recode.messages import Done, Job
+from streamer.recode.results import Recoded, checked, examining, failure
+from streamer.recode.shared import Buffer
+from streamer.recode.work import BlockError, Recoders, recode
+
+
+class _Records:
+    """Takes the records of a chunk, one after the other."""
+
+    def __init__(self) -> None:
+        self._content = bytearray()
+
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        for buffer in buffers:
+            self._content += buffer
+
+    def view(self, length: int) -> memoryview:
+        return memoryview(self._content)[:length]
+
+
+def recode_here(recoders: Recoders, job: Job, chunk: Chunk, content: memoryview) -> Recoded:
+    """Recodes a chunk.
+
+    Args:
+        recoders: of this process.
+        job: what to do.
+        chunk: where the bytes are from.
+        content: its fetched bytes.
+
+    Raises:
+        RecodeError: it cannot be decoded; names object, range, format and reason.
+        ConfigError: the format, or a library of it, is not installed here.
+    """
+    records = _Records()
+    try:
+        written, samples = recode(job, recoders.of(job), content, records.write)
+    except RecodeError as error:
+        raise failure(chunk, job, error.message, -1) from error
+    except BlockError as error:
+        cause = error.__cause__
+        if isinstance(cause, ConfigError):
+            raise cause from error
+        reason = cause.message if isinstance(cause, StreamerError) else repr(cause)
+        raise failure(chunk, job, reason, error.block) from cause
+    return checked(records, Done(written, samples, 0.0), job, chunk)
+
+
+def examine_here(recoders: Recoders, asked: Examine, content: bytes) -> Examined:
+    """Recodes an object as one block, and counts its samples.
+
+    Raises:
+        ManifestError: it cannot be decoded; with a "reason" among its details.
+        ConfigError: as `recode_here`.
+    """
+    with examining(asked) as chunk:
+        return recode_here(recoders, Job.examine(asked), chunk, memoryview(content)).examined

@@ -1,0 +1,186 @@
+"""The samples of a source, a batch at a time: read by large ranges; blocks are decoded in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+
+from streamer.fetch import Fetched, Fetcher
+from streamer.manifest.builder.bounded_map import plain_errors
+from streamer.manifest.model import Chunk, Extent, Facts, SampleName
+from streamer.recode import messages
+from streamer.recode.in_process import recode_here
+from streamer.recode.results import Recoded
+from streamer.recode.work import Recoders
+from streamer.shards.plan import Batch, RecodedBatch
+from streamer.store.local_store import read_files
+from streamer.store.urls import split
+
+# Between two samples that are read; a request costs as long as 3 MiB on one connection.
+_GAP_BYTES = 256 << 10
+_FILES_AT_ONCE = 8
+
+
+class Dataset(msgspec.Struct, frozen=True):
+    """What is known of all samples of a source.
+
+    Attributes:
+        format, options, facts: see `manifest.layout.Content`.
+    """
+
+    format: str
+    options: dict[str, Any]
+    facts: Facts
+
+
+class Read(NamedTuple):
+    """A sample: its number, the object that it is in, its bytes, and what is known of it besides these."""
+
+    ordinal: int
+    url: str
+    content: memoryview
+    name: SampleName
+
+
+class ReadBatch(Protocol):
+    """The bytes of a batch; closed when its samples are not needed any more."""
+
+    @abstractmethod
+    def samples(self) -> Iterator[Read]:
+        """Its samples, in order. Takes CPU: to be called in a thread.
+
+        Raises:
+            RecodeError: a block that cannot be decoded.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Gives the memory back."""
+
+
+class BatchReader:
+    """Reads batches.
+
+    Args:
+        fetcher: of the source.
+        dataset: that the batches are of.
+    """
+
+    def __init__(self, fetcher: Fetcher, dataset: Dataset) -> None:
+        self._fetcher, self._dataset = fetcher, dataset
+        self._recoders = Recoders()
+
+    async def read(self, batch: Batch | RecodedBatch) -> ReadBatch:
+        """The bytes of a batch.
+
+        Raises:
+            StoreError: they cannot be read.
+        """
+        if isinstance(batch, Batch):
+            return await self._read_ranges(batch)
+        # One after the other; the ranges of a chunk are read at the same time.
+        with ExitStack() as opened:
+            fetched = [opened.enter_context(await self._fetcher.fetch(chunk)) for chunk in batch.chunks]
+            return _Blocks(batch, fetched, opened.pop_all(), self._dataset, self._recoders)
+
+    async def _read_ranges(self, batch: Batch) -> ReadBatch:
+        extents, places = reads_of(batch)
+        length = sum(extent.length for extent in extents)
+        if extents and split(extents[0].object.url).scheme == "file":
+            return _Ranges(batch, places, await _read_here(extents, length))
+        chunk = Chunk(-1, b"", tuple(extents), -1, len(places), fetch_bytes=length, local_bytes=length)
+        fetched = await self._fetcher.fetch(chunk)
+        return _Ranges(batch, places, fetched.parts[0], fetched.close)
+
+
+async def _read_here(extents: Sequence[Extent], length: int) -> memoryview:
+    """Files of this machine, a few at the same time: what they are on may be a network."""
+    content = np.empty(length, np.uint8).data
+    edges = [0, *accumulate(extent.length for extent in extents)]
+    views = [content[start:stop] for start, stop in pairwise(edges)]
+    with plain_errors():
+        async with asyncio.TaskGroup() as group:
+            for first in range(_FILES_AT_ONCE):
+                some = slice(first, None, _FILES_AT_ONCE)
+                group.create_task(asyncio.to_thread(read_files, extents[some], views[some]))
+    return content
+
+
+class _Ranges(ReadBatch):
+    """A batch of samples that are ranges of objects."""
+
+    def __init__(
+        self, batch: Batch, places: list[int], content: memoryview, close: Callable[[], None] = lambda: None
+    ) -> None:
+        self._batch, self._places, self._content, self._close = batch, places, content, close
+
+    def samples(self) -> Iterator[Read]:
+        batch, content = self._batch, self._content
+        for i, (ordinal, place) in enumerate(zip(batch.ordinals, self._places, strict=True)):
+            piece = content[place : place + batch.stop[i] - batch.start[i]]
+            name = batch.names[i] if batch.names else SampleName()
+            yield Read(ordinal, batch.objects[batch.owner[i]].url, piece, name)
+
+    def close(self) -> None:
+        self._close()
+
+
+class _Blocks(ReadBatch):
+    """A batch of samples that are decoded together."""
+
+    def __init__(
+        self, batch: RecodedBatch, fetched: list[Fetched], opened: ExitStack, dataset: Dataset, recoders: Recoders
+    ) -> None:
+        self._batch, self._fetched, self._opened = batch, fetched, opened
+        self._dataset, self._recoders = dataset, recoders
+
+    def samples(self) -> Iterator[Read]:
+        recoded = [self._recoded(chunk, each) for chunk, each in zip(self._batch.chunks, self._fetched, strict=True)]
+        for ordinal, owner in zip(self._batch.ordinals, self._batch.owner, strict=True):
+            chunk, records = self._batch.chunks[owner], recoded[owner]
+            start, stop = records.offsets[ordinal - chunk.first_sample :][:2].tolist()
+            yield Read(ordinal, chunk.extents[0].object.url, records.content[start:stop], SampleName())
+
+    def _recoded(self, chunk: Chunk, fetched: Fetched) -> Recoded:
+        dataset = self._dataset
+        job = messages.Job(
+            format=dataset.format,
+            options=dataset.options,
+            facts=dataset.facts,
+            hint=chunk.hint,
+            samples=chunk.samples,
+            fetch_bytes=chunk.fetch_bytes,
+            planned_bytes=chunk.local_bytes,
+        )
+        with fetched:
+            return recode_here(self._recoders, job, chunk, fetched.parts[0])
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+def reads_of(batch: Batch) -> tuple[list[Extent], list[int]]:
+    """What is read for a batch, neighbours together; and where each sample begins in these bytes."""
+    extents: list[Extent] = []
+    places = [0] * len(batch.owner)
+    passed = 0
+    for i in sorted(range(len(places)), key=lambda i: (batch.owner[i], batch.start[i])):
+        record, start, stop = batch.objects[batch.owner[i]], batch.start[i], batch.stop[i]
+        if start == stop:
+            continue
+        last = extents[-1] if extents else None
+        if last is not None and last.object is record and start - last.stop <= _GAP_BYTES:
+            extents[-1] = Extent(record, last.start, max(last.stop, stop))
+            passed += extents[-1].stop - last.stop
+        else:
+            extents.append(Extent(record, start, stop))
+            passed += stop - start
+        places[i] = passed - (extents[-1].stop - start)
+    return extents, places

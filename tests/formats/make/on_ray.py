@@ -1,0 +1,68 @@
+"""Packs and indexes on a local Ray cluster, of which a worker is killed in the middle: `on_ray.py SOURCE FOLDER`.
+
+Writes result.json: the digests of what Ray packed and of an index of it on Ray, and how many workers were killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import ray
+
+import streamer
+from streamer.cli.main import main
+
+
+def ray_workers() -> list[int]:
+    """The processes of Ray that run a task."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            name = path.read_bytes()
+        except OSError:
+            continue
+        if name.startswith(b"ray::_call"):
+            found.append(int(path.parent.name))
+    return found
+
+
+def end_a_worker(folder: Path, ended: list[int]) -> None:
+    """Kills one that writes, once the first shard is there."""
+    while not ended:
+        if list(folder.glob("*.tar")) and (running := ray_workers()):
+            os.kill(running[0], signal.SIGKILL)
+            ended.append(running[0])
+        time.sleep(0.002)
+
+
+def run(source: Path, folder: Path) -> dict[str, object]:
+    """See above."""
+    here = streamer.pack(source, folder / "here", shard_bytes="50kB", on="processes:2")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ended: list[int] = []
+    thread = threading.Thread(target=end_a_worker, args=(folder / "there", ended))
+    thread.start()
+    there = streamer.pack(source, folder / "there", shard_bytes="50kB", on="ray:auto")
+    thread.join()
+    assert main(["index", f"{folder}/there/", "--out", f"{folder}/manifest", "--on", "ray:auto"]) == 0
+    root = json.loads((folder / "manifest/root.json").read_text())
+    connected = ray.is_initialized()
+    ray.shutdown()
+    return {
+        "samples": [here.samples, there.samples],
+        "packed": there.digest,
+        "indexed": root["digest"],
+        "killed": len(ended),
+        "connected": connected,
+    }
+
+
+if __name__ == "__main__":
+    result = run(Path(sys.argv[1]), Path(sys.argv[2]))
+    Path(sys.argv[2], "result.json").write_text(json.dumps(result))

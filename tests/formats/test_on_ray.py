@@ -1,0 +1,30 @@
+"""Packs and indexes on Ray itself, in an environment of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.formats.peer_environment import make, peer_python
+
+
+@pytest.mark.formats
+def test_a_ray_cluster_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Byte for byte as processes do, a worker that is killed in the middle costs its task; an index finds the same."""
+    for name, value in {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}.items():
+        monkeypatch.setenv(name, value)
+    numbers = np.random.default_rng(1)
+    for number in range(600):
+        path = tmp_path / "raw" / "ab"[number % 2] / f"{number:03d}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(numbers.bytes(10 * number))
+    make(peer_python("ray"), "on_ray.py", tmp_path / "raw", tmp_path / "out")
+    found = json.loads((tmp_path / "out/result.json").read_text())
+    assert (found["samples"], found["killed"], found["connected"]) == ([600, 600], 1, True)
+    assert found["indexed"] == found["packed"]
+    here, there = ({p.name: p.read_bytes() for p in (tmp_path / "out" / n).glob("*.tar")} for n in ("here", "there"))
+    assert len(here) > 50
+    assert here == there

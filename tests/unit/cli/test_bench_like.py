@@ -1,0 +1,71 @@
+"""`streamer bench --like`: which number of accelerators is tried next, what is reported, what is generated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from streamer.cli.bench.generate import generate
+from streamer.cli.bench.job import Fed, failed, joined
+from streamer.cli.bench.like import Found
+from streamer.cli.bench.search import next_count
+from streamer.cli.bench.workloads import WORKLOADS
+from streamer.cli.exit_codes import Exit
+from streamer.cli.main import main
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 64])
+def test_the_search_ends_at_the_largest_number_that_is_fed(most: int) -> None:
+    """For every number that a machine could feed, with about twice as many runs as its logarithm."""
+    for capable in range(most + 3):
+        fed: dict[int, bool] = {}
+        while (count := next_count(fed, most)) is not None:
+            assert count not in fed
+            fed[count] = count <= capable
+        assert max((count for count, enough in fed.items() if enough), default=0) == min(capable, most)
+        assert len(fed) <= 2 * most.bit_length() + 1
+
+
+def test_waiting_lowers_the_utilisation() -> None:
+    """Ten steps of 0.1 s in 1.25 s are 80 %; the slowest accelerator says what it waited for."""
+    fast = Fed(steps=10, seconds=1.0, samples=40, received_bytes=400, bottleneck="nothing")
+    slow = Fed(steps=10, seconds=1.5, samples=40, received_bytes=400, bottleneck="slow store")
+    trial = joined([fast, slow], 0.1)
+    assert trial.utilisation == pytest.approx(0.8)
+    assert trial.lowest == pytest.approx(2 / 3)
+    assert trial.bottleneck == "slow store"
+
+
+def test_the_next_number_says_what_stopped_it() -> None:
+    """Not a larger one, which was tried before."""
+    found = Found("cold", 2, tuple(failed(count, f"{count} failed") for count in (8, 4, 3)))
+    assert found.stopped is not None
+    assert found.stopped.bottleneck == "3 failed"
+
+
+@pytest.mark.parametrize("name", ["retinanet", "resnet50", "unet3d"])
+def test_data_is_generated_once_and_has_its_size(name: str, tmp_path: Path) -> None:
+    """Scaled by a thousand. A second call adds what is missing, and writes nothing anew."""
+    scaled = replace(
+        WORKLOADS[name],
+        sample_bytes=WORKLOADS[name].sample_bytes // 1000,
+        deviation_bytes=WORKLOADS[name].deviation_bytes // 1000,
+    )
+    generate(scaled, tmp_path, 2)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    generate(scaled, tmp_path, 3)
+    paths = sorted(tmp_path.iterdir())
+    assert len(paths) == 3
+    assert {path: path.stat().st_mtime_ns for path in paths[:2]} == before
+    mean = sum(path.stat().st_size for path in paths) / 3 / scaled.object_samples
+    assert mean == pytest.approx(scaled.sample_bytes, rel=0.7 if scaled.deviation_bytes else 0.6, abs=700)
+
+
+def test_an_url_and_a_workload_are_refused_together(capsys: pytest.CaptureFixture[str]) -> None:
+    """The url of a link is not the data of a workload; neither of them is nothing to measure."""
+    assert main(["bench", "s3://bucket/train/", "--like", "resnet50"]) == Exit.USAGE
+    assert "--data" in capsys.readouterr().err
+    assert main(["bench"]) == Exit.USAGE
+    assert "--like" in capsys.readouterr().err

@@ -1,0 +1,40 @@
+"""The search for the smallest value with which a job does not wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamer.planning.model import WAITING_BOUND
+from streamer.planning.search import smallest
+from streamer.planning.virtual_clock import VirtualClock
+
+
+def middle(low: float, high: float) -> float:
+    return (low + high) / 2
+
+
+@pytest.mark.parametrize("needed", [0.01, 0.3, 0.77, 0.999])
+def test_the_search_comes_close_from_above(needed: float) -> None:
+    """Whatever the threshold: the result does not wait, and a 64th of the range less does."""
+    found = smallest(lambda value: 0.0 if value >= needed else 0.5, 0.0, 1.0, middle)
+    assert found.least is not None
+    assert needed <= found.least <= needed + 1 / 64
+    assert [point.value for point in found.points] == sorted(point.value for point in found.points)
+
+
+def test_a_job_that_waits_for_something_else_has_no_least_value() -> None:
+    """One simulation shows it."""
+    found = smallest(lambda value: WAITING_BOUND + 0.001, 0.0, 1.0, middle)
+    assert found.least is None
+    assert len(found.points) == 1
+
+
+def test_events_come_in_order_of_time_and_of_making() -> None:
+    """Also those that an event makes."""
+    clock, seen = VirtualClock(), []
+    clock.call_later(2.0, lambda: seen.append(("late", clock.time())))
+    clock.call_later(1.0, lambda: clock.call_soon(seen.append, ("soon", clock.time())))
+    clock.call_later(1.0, lambda: seen.append(("second", clock.time())))
+    assert clock.run(lambda: len(seen) == 3)
+    assert seen == [("second", 1.0), ("soon", 1.0), ("late", 2.0)]
+    assert not clock.run(lambda: False)

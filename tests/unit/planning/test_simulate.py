@@ -1,0 +1,127 @@
+"""A simulated job: what follows from sizes, rates and times alone comes out exactly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from streamer.errors import CacheFullError, ConfigError
+from streamer.formats import detect
+from streamer.manifest.builder.build import build
+from streamer.manifest.model import Extent, ObjectRecord
+from streamer.manifest.table import Manifest
+from streamer.planning.model import EpochPlan, Job, Link, Prices, Setting
+from streamer.planning.simulate import simulate
+
+OBJECTS = 1600
+OBJECT_BYTES = 100_000
+DATA_BYTES = OBJECTS * OBJECT_BYTES
+# 6.4 MB in 0.05 s: 128 MB/s.
+JOB = Job(batch_size=64, step_seconds=0.05, workers=2, epochs=2)
+FAST = Link(bytes_per_second=1e9)
+
+
+class Listing:
+    """A store of raw objects that is only listed."""
+
+    async def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
+        yield [ObjectRecord(f"{url}{number:05}.jpg", OBJECT_BYTES, f"etag:{number:032x}") for number in range(OBJECTS)]
+
+    async def read(self, extent: Extent) -> bytes:
+        raise AssertionError("the listing is enough")
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    store, folder = Listing(), tmp_path_factory.mktemp("manifests")
+    return asyncio.run(build("s3://b/raw/", folder, lister=store, reader=store, choose_format=detect.chooser("auto")))
+
+
+def setting(job: Job = JOB, link: Link = FAST, share: float = 1.2) -> Setting:
+    return Setting(job=job, link=link, cache_bytes=int(share * DATA_BYTES))
+
+
+def test_what_fits_is_fetched_once(manifest: Manifest) -> None:
+    """A request for each object in the first epoch, and no byte afterwards; a fast link is not waited for."""
+    plan = simulate(manifest, setting())
+    cold, *warm = plan.epochs
+    assert (cold.fetched_bytes, cold.requests, cold.hit_share) == (DATA_BYTES, OBJECTS, 0.0)
+    assert [(epoch.fetched_bytes, epoch.requests, epoch.hit_share) for epoch in warm] == [(0, 0, 1.0)]
+    assert [epoch.waiting_share for epoch in warm] == [0.0]
+    assert warm[0].seconds == pytest.approx(-(-OBJECTS // 64) * 0.05)
+
+
+def test_a_cache_of_half_keeps_half_less_what_passes_through(manifest: Manifest) -> None:
+    """As the policy promises: the hits are between (C - S) / D and C / D."""
+    plan = simulate(manifest, setting(share=0.5))
+    for epoch in plan.epochs[1:]:
+        assert 0.40 < epoch.hit_share < 0.5
+        assert epoch.fetched_bytes == pytest.approx((1 - epoch.hit_share) * DATA_BYTES, rel=0.01)
+
+
+def test_a_slow_link_sets_the_time_of_the_epoch(manifest: Manifest) -> None:
+    """160 MB over 50 MB/s are 3.2 s, of which the steps take 1.25 s."""
+    cold = simulate(manifest, setting(link=Link(bytes_per_second=50e6))).epochs[0]
+    assert cold.seconds == pytest.approx(3.2, rel=0.1)
+    assert cold.waiting_share == pytest.approx(1 - 1.25 / 3.2, abs=0.05)
+
+
+def test_the_window_of_requests_limits_small_objects(manifest: Manifest) -> None:
+    """16 requests of 0.1 s each at a time are 160 objects per second, however wide the link."""
+    link = Link(bytes_per_second=10e9, first_byte_seconds=0.1, connection_bytes_per_second=1e12, requests=16)
+    cold = simulate(manifest, setting(link=link)).epochs[0]
+    assert cold.seconds == pytest.approx(OBJECTS / 160, rel=0.05)
+
+
+def test_slow_workers_set_the_time_of_the_epoch(manifest: Manifest) -> None:
+    """Two workers of 5 ms a sample make a batch of 64 every 0.16 s, with the data at hand, too."""
+    plan = simulate(manifest, setting(replace(JOB, sample_seconds=0.005)))
+    for epoch in plan.epochs[1:]:
+        assert epoch.seconds == pytest.approx(-(-OBJECTS // 64) * 0.16, rel=0.05)
+        assert epoch.waiting_share == pytest.approx(1 - 0.05 / 0.16, abs=0.03)
+
+
+def test_nodes_share_the_data(manifest: Manifest) -> None:
+    """Four nodes with a cache of a quarter each fetch it once; a chunk on the cut of two lanes twice."""
+    job = replace(JOB, nodes=4, ranks_per_node=2, batch_size=8)
+    plan = simulate(manifest, setting(job, share=0.32))
+    assert plan.epochs[0].fetched_bytes == pytest.approx(DATA_BYTES, rel=0.06)
+    assert plan.epochs[1].hit_share > 0.95
+
+
+def test_data_in_order_is_read_chunk_by_chunk(manifest: Manifest) -> None:
+    """A cache for a few chunks is enough for it, and too small for a shuffle."""
+    small = setting(share=0.052)
+    with pytest.raises(CacheFullError):
+        simulate(manifest, small)
+    plan = simulate(manifest, replace(small, job=replace(JOB, shuffle=False)))
+    assert plan.epochs[0].fetched_bytes == DATA_BYTES
+
+
+def test_many_epochs_are_counted(manifest: Manifest) -> None:
+    """Also those that the engine's own statistics have forgotten."""
+    plan = simulate(manifest, setting(replace(JOB, epochs=12, batch_size=400, step_seconds=0.3)))
+    assert [epoch.hit_share for epoch in plan.epochs] == [0.0] + [1.0] * 11
+
+
+def test_a_cache_below_the_open_chunks_is_refused(manifest: Manifest) -> None:
+    """As the engine refuses it."""
+    with pytest.raises(CacheFullError, match="cache limit"):
+        simulate(manifest, setting(share=0.01))
+
+
+@pytest.mark.parametrize("changes", [{"workers": 0}, {"batch_size": 0}, {"epochs": 0}, {"step_seconds": -1}])
+def test_impossible_numbers_are_refused(manifest: Manifest, changes: dict[str, int]) -> None:
+    """With their names."""
+    (name,) = changes
+    with pytest.raises(ConfigError, match=f"{name}={changes[name]}"):
+        simulate(manifest, setting(replace(JOB, **changes)))
+
+
+def test_the_price_is_of_bytes_and_requests() -> None:
+    """Two GB at 0.02 and half a million requests at 0.4 per million."""
+    epoch = EpochPlan(fetched_bytes=2 * 10**9, requests=500_000, hit_share=0.0, seconds=1.0, waiting_share=0.0)
+    assert epoch.price(Prices(per_gb=0.02, per_million_gets=0.4)) == pytest.approx(0.24)
