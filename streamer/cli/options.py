@@ -44,6 +44,15 @@ def storage_options(text: str) -> dict[str, object]:
     return _read(lambda: _storage_options(text))
 
 
+def url_or_mapping(text: str) -> str | dict[str, object]:
+    """A url, or JSON with it and options.
+
+    Raises:
+        argparse.ArgumentTypeError: not a JSON object.
+    """
+    return _read(lambda: _mapping(text, "annotations")) if text.startswith("{") else text
+
+
 def add_dataset(parser: argparse.ArgumentParser) -> None:
     """The urls of a dataset, and where its manifest is."""
     parser.add_argument("urls", nargs="+", metavar="URL", help="a prefix, an object, or a pattern")

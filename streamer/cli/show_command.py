@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_cache_dir, add_dataset, add_storage_options
+from streamer.cli.options import add_cache_dir, add_dataset, add_storage_options, url_or_mapping
 from streamer.cli.terminal import Terminal
 from streamer.config import format_bytes
 from streamer.errors import ConfigError
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from streamer.client.engine_client import EngineClient
     from streamer.loader.rank.single_reads import StreamedBytes
+    from streamer.loader.samples.joined import JoinRules
     from streamer.loader.samples.maker import SampleLocation, SampleMaker
     from streamer.manifest.table import Manifest
 
@@ -34,6 +36,8 @@ examples:
   streamer show s3://bucket/train/ --sample -1 --out last.png
   streamer show ./images/ --key dogs/0001.jpg
   streamer show s3://bucket/train/ --sample 17 --raw          names and sizes, nothing decoded
+  streamer show s3://bucket/train2017/ --sample 17 --annotations s3://bucket/instances_train2017.json
+  streamer show ./images/ --sample 17 --annotations '{"url": "labels.csv", "key": "image"}'
 """
 
 _TEXT_SHOWN = 200
@@ -49,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--sample", type=int, metavar="N", help="its number in the manifest; negative: from the end")
     which.add_argument("--key", metavar="KEY", help="the first one of this __key__ (reads tars from the start)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the picture there (.png, .jpg, ...)")
+    parser.add_argument(
+        "--annotations",
+        type=url_or_mapping,
+        metavar="URL",
+        help="a file with labels, boxes or texts; or JSON with url, key, fields, on",
+    )
     parser.add_argument("--raw", action="store_true", help="decode nothing: names and sizes of the fields")
     add_storage_options(parser)
     add_cache_dir(parser)
@@ -64,7 +74,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     with EngineClient(client_settings(arguments)) as client:
         manifest = open_manifest(client, arguments, terminal)
         content = StreamedBytes(lambda: client, manifest)
-        maker = SampleMaker(manifest, content, SampleRules(decode=None if arguments.raw else "auto"))
+        joined = _joined(arguments, manifest, client)
+        rules = SampleRules(decode=None if arguments.raw else "auto", joined=joined)
+        maker = SampleMaker(manifest, content, rules)
         place = _place(arguments, manifest, content, maker)
         sample = maker.decode(place, content.read(place))
     for line in described(sample, place, manifest):
@@ -97,6 +109,16 @@ def value_text(value: object) -> str:
             return f"{type(value).__name__} of {len(value)}: {_cut(repr(value))}"
         case _:
             return f"{type(value).__name__} {_cut(repr(value))}"
+
+
+def _joined(arguments: argparse.Namespace, manifest: Manifest, client: EngineClient) -> JoinRules | None:
+    """The annotations that are named, or beside the files."""
+    from streamer.loader.rank.annotations import Annotations
+    from streamer.loader.rank.joining import annotations_of, find_table
+    from streamer.loader.samples.joined import JoinRules
+
+    found = annotations_of(manifest, Annotations.of(arguments.annotations), arguments.urls)
+    return None if found is None else JoinRules(find_table(client, found), "empty", found.on)
 
 
 def _place(

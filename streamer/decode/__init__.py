@@ -20,5 +20,14 @@ Imports neither torch nor any decoder until a field needs it.
 from streamer.decode.arrays import ArrayDecoder
 from streamer.decode.dispatch import DecodeRule, FieldDecoder, SampleDecoder
 from streamer.decode.images import ImageDecoder, decode_image
+from streamer.decode.masks import coco_masks
 
-__all__ = ["ArrayDecoder", "DecodeRule", "FieldDecoder", "ImageDecoder", "SampleDecoder", "decode_image"]
+__all__ = [
+    "ArrayDecoder",
+    "DecodeRule",
+    "FieldDecoder",
+    "ImageDecoder",
+    "SampleDecoder",
+    "coco_masks",
+    "decode_image",
+]

@@ -9,7 +9,7 @@ import math
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import msgspec
 import numpy as np
@@ -89,9 +89,12 @@ class ArrayDecoder:
         Raises:
             ValueError: another number of bytes.
         """
-        kind = np.dtype(self.dtype)
-        shape = self._shape_of(len(content))
-        found = _numbers(content, kind, math.prod(shape), 0).reshape(shape)
+        (kind, known), count = self._layout, len(content)
+        if count and (count == known or (known and -1 in self.shape and not count % known)):
+            # numpy finds the open length sooner.
+            found = _usable(np.frombuffer(content, kind).reshape(self.shape))
+        else:
+            found = _numbers(content, kind, count // kind.itemsize, 0).reshape(self._shape_of(count))
         return found if kind.isnative else found.astype(kind.newbyteorder("="))
 
     def plain(self, count: int) -> PlainArray | None:
@@ -100,14 +103,19 @@ class ArrayDecoder:
         Raises:
             ValueError: another number of bytes.
         """
-        kind = np.dtype(self.dtype)
+        kind, _ = self._layout
         return PlainArray(b"", kind, self._shape_of(count)) if kind.isnative else None
 
+    @cached_property
+    def _layout(self) -> tuple[np.dtype[np.generic], int]:
+        """The type, and the bytes of the lengths that are known: once, not for each sample."""
+        kind = np.dtype(self.dtype)
+        return kind, kind.itemsize * math.prod(length for length in self.shape if length >= 0)
+
     def _shape_of(self, count: int) -> tuple[int, ...]:
-        numbers, rest = divmod(count, np.dtype(self.dtype).itemsize)
-        known = math.prod(length for length in self.shape if length >= 0)
-        free, more = divmod(numbers, known) if -1 in self.shape and known else (1, numbers - known)
-        if rest or more:
+        _, known = self._layout
+        free, rest = divmod(count, known) if known and -1 in self.shape else (1, count - known)
+        if rest:
             raise ValueError(f"{count} bytes are not {self.dtype} of shape {self.shape}")
         return tuple(free if length < 0 else length for length in self.shape)
 
@@ -231,5 +239,10 @@ def _numbers(content: Content, kind: np.dtype[np.generic], count: int, offset: i
             f"{count} x {kind} from byte {offset} need {offset + count * kind.itemsize} bytes, "
             f"there are {len(content)}: truncated"
         )
-    found = np.frombuffer(content, kind, count, offset)
-    return found if found.flags.writeable and found.flags.aligned else found.copy()
+    return _usable(np.frombuffer(content, kind, count, offset))
+
+
+def _usable(found: Array) -> Array:
+    """Writable and aligned."""
+    flags = found.flags
+    return found if flags.writeable and flags.aligned else found.copy()

@@ -108,7 +108,7 @@ class SampleDecoder:
         for field in fields:
             if (known := in_place.get(field.name)) is not None:
                 sample[field.name] = known
-            elif (reader := self._reader(field)) is bytes:
+            elif (reader := self.reader(field)) is bytes:
                 sample[field.name] = raw(field.content)
             else:
                 sample[field.name] = _value(key, field, reader, row.get(field.name))
@@ -121,7 +121,7 @@ class SampleDecoder:
             ConfigError: a pickle that is not allowed; names the field.
         """
         for spec in fields:
-            if self._reader(Field(spec.name, _NO_BYTES, spec.kind)) is arrays.refuse_pickle:
+            if self.reader(Field(spec.name, _NO_BYTES, spec.kind)) is arrays.refuse_pickle:
                 raise ConfigError(
                     f"field {spec.name!r} is a pickle, which runs code when it is read; pass allow_pickle=True if you "
                     f"wrote the data yourself, or decode={{{spec.name!r}: your_function}} (None: bytes)",
@@ -141,12 +141,17 @@ class SampleDecoder:
         Raises:
             ValueError: the bytes do not have the type of the field's name.
         """
-        reader = self._reader(field)
+        reader = self.reader(field)
         if type(reader) is ArrayDecoder:
             return reader.plain(len(field.content))
         return arrays.plain_npy(field.content) if reader is arrays.decode_npy else None
 
-    def _reader(self, field: Field) -> _Reader:
+    def reader(self, field: Field) -> Callable[[memoryview], object]:
+        """The decoder of a field, by its name and kind.
+
+        Raises:
+            DecodeError: its kind has none.
+        """
         name = field.name
         if field.kind == NULL:
             return nothing

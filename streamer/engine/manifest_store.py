@@ -53,10 +53,17 @@ class ManifestStore:
 
     def find(self, request: tuple[object, ...], listing: str) -> Manifest | None:
         """The manifest that the same listing has made; None: there is none here."""
-        with suppress(OSError, ManifestError, ValueError):
+        with suppress(ManifestError):
+            if (folder := self.folder(request, listing)) is not None:
+                return Manifest.open(folder)
+        return None
+
+    def folder(self, request: tuple[object, ...], listing: str) -> Path | None:
+        """The folder of what the same listing has made; None: there is none here."""
+        with suppress(OSError, ValueError):
             known, digest = self._source(request).read_text().partition("\n")[0].split()
-            if known == listing:
-                return Manifest.open(self._root / digest)
+            if known == listing and (self._root / digest).is_dir():
+                return self._root / digest
         return None
 
     def newest(self, request: tuple[object, ...]) -> Manifest | None:

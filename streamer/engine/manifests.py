@@ -24,7 +24,9 @@ from streamer.engine.manifest_store import ManifestStore
 from streamer.errors import CacheError, ConfigError, ManifestError, ObjectNotFoundError, StoreError
 from streamer.fetch import Fetcher
 from streamer.formats import chunkfile
+from streamer.formats.annotations.parsed import TableOptions
 from streamer.formats.registry import find_format
+from streamer.manifest.annotations import ANNOTATIONS
 from streamer.manifest.beside import BESIDE, is_beside
 from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent, ObjectRecord
@@ -38,7 +40,7 @@ logger = logging.getLogger(__name__)
 # Another node's manifest can only be polled for: no store reports that an object appeared.
 _LOOK_SECONDS = 2.0
 # Raised when other files become samples of the same listing: what was found before is not looked for.
-_FILE_RULES = "files 2"
+_FILE_RULES = "files 3"
 
 
 class ManifestRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,6 +184,9 @@ class Manifests:
     async def _find(self, request: ManifestRequest, report: Report) -> str:
         fetchers = self._fetchers
         options = fetchers.allowlist.options(request.urls, request.options)
+        if request.format == ANNOTATIONS:
+            async with fetchers.of(options) as fetcher:
+                return await self._annotations(request, fetcher, report)
         if not request.manifest:
             async with fetchers.of(options) as fetcher:
                 return await self._build(request, fetcher, report)
@@ -278,6 +283,25 @@ class Manifests:
         source = request.file_source if manifest.whole_objects else request.container_source
         self.store.remember(source, listing, manifest.digest, [f"{request.urls[0]}: {note}" for note in notes])
         return manifest.digest
+
+    async def _annotations(self, request: ManifestRequest, fetcher: Fetcher, report: Report) -> str:
+        """The table of a file of annotations, as its version is now."""
+        lister = _Recorder(fetcher)
+        await lister.record(request.urls[0])
+        if (count := len(lister.records)) != 1:
+            raise ConfigError(f"annotations={request.urls[0]!r}: {count} objects, not one file", field="annotations")
+        listing = lister.digest(request)
+        if (known := self.store.folder(request.container_source, listing)) is not None:
+            return known.name
+        # Only here: see `_build`.
+        from streamer.recode.annotations import build_table
+
+        report(f"read the annotations {request.urls[0]}", 0, lister.records[0].size)
+        options = msgspec.convert({"url": request.urls[0], **request.format_options}, TableOptions)
+        digest = await build_table(options, lister.records[0], self._root, fetcher, self.recoders)
+        self.written += 1
+        self.store.remember(request.container_source, listing, digest)
+        return digest
 
     async def _earlier(self, request: ManifestRequest, lister: _Recorder, fetcher: Fetcher) -> list[Manifest]:
         """Manifests with rows of objects that are still there: the last one built here, else those beside the data."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from streamer.errors import ConfigError
 from streamer.formats import tar_index
 from streamer.formats.base import Format
 from streamer.formats.built_in import AUTO
-from streamer.formats.folder import Folder, class_folders, counted
+from streamer.formats.folder import Folder, class_folders, counted, metadata_of
 from streamer.formats.foreign import special_format
 from streamer.formats.names import is_common, is_hidden
 from streamer.formats.registry import find_format
@@ -37,10 +39,12 @@ def chooser(
 
     def choose(keys: Iterable[str]) -> Format:
         names = list(keys)
+        metadata = metadata_of(names) if fixed is None else ""
+        names = [key for key in names if key != metadata] if metadata else names
         if extensions is not None:
-            return _named_files(names, Folder(extensions=frozenset(extensions)))
+            return _named_files(names, Folder(frozenset(extensions), metadata))
         found = fixed or find_format(detect(names))
-        return class_folders(names, on_note) if isinstance(found, Folder) else found
+        return replace(class_folders(names, on_note), metadata=metadata) if isinstance(found, Folder) else found
 
     return choose
 

@@ -15,20 +15,24 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         extensions: of the files that are samples, as `names.extension` gives them; None: all files.
+        metadata: the file of annotations among them, which is no sample; "": there is none.
     """
 
     name = "folder"
     whole_objects = True
     extensions: frozenset[str] | None = None
+    metadata: str = ""
 
     @property
     def options(self) -> dict[str, Any]:
-        """None: the listing of the manifest shows which files were chosen."""
-        return {}
+        """The file of annotations; the listing of the manifest shows which files were chosen."""
+        return {"metadata": self.metadata} if self.metadata else {}
 
     def accepts(self, key: str) -> bool:
-        """The files of these extensions, but hidden ones and the markers of empty folders."""
-        return not is_hidden(key) and (self.extensions is None or extension(key) in self.extensions)
+        """The files of these extensions, but hidden ones, the markers of empty folders, and the metadata."""
+        if is_hidden(key) or key == self.metadata:
+            return False
+        return self.extensions is None or extension(key) in self.extensions
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """The object is the sample; needs no byte of it."""
@@ -44,6 +48,14 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
 
 
 _MEDIA = (PICTURES, AUDIO, VIDEO)
+_METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+
+
+def metadata_of(keys: Sequence[str]) -> str:
+    """The file of annotations beside pictures, sounds or films, as Hugging Face has it; "" for none."""
+    found = [key for key in keys if key in _METADATA]
+    media = PICTURES | AUDIO | VIDEO
+    return found[0] if len(found) == 1 and any(extension(key) in media for key in keys) else ""
 
 
 def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder:

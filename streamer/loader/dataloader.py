@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +25,7 @@ from streamer.loader.options import (
     Pin,
     loader_side,
     no_batch,
+    ragged_of,
     ring_bytes_of,
     span_of,
     worker_config,
@@ -67,6 +68,8 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         device: the target of the batches; copies run on a separate stream, two batches ahead. None: no copies.
         device_transform: called with each batch on the device, e.g. `streamer.loader.device.Normalize`.
         collate_fn: list of samples -> batch; default: like `default_collate`. Runs in the workers.
+        ragged: fields that come as `Ragged`, all values one after the other: arrays of different lengths, as boxes, or
+            encoded files for decoders on the GPU, with `decode={"jpg": None}`.
         worker_type: "process", or "thread" for threads of the trainer's own process: only `rng` is then reproducible,
             because the threads share the global generators, which are not seeded; and they share one transform.
         worker_start: "forkserver": processes are forked in milliseconds from one that has imported the modules of your
@@ -97,6 +100,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         device: str | torch.device | None = None,
         device_transform: Callable[[object], object] | None = None,
         collate_fn: Collate | None = None,
+        ragged: Sequence[str] = (),
         worker_type: WorkerType = "process",
         worker_start: WorkerStart = "forkserver",
         prefetch_batches: int | None = None,
@@ -122,6 +126,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             device=check_device(device),
             device_transform=function("device_transform", device_transform),
             collate_fn=function("collate_fn", collate_fn),
+            ragged=ragged_of(ragged, collate_fn),
             span=span_of(prefetch_batches, workers),
             ring_bytes=ring_bytes_of(ring_bytes),
             timeout=seconds("timeout", timeout),

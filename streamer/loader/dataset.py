@@ -13,6 +13,7 @@ from streamer.decode.dispatch import DecodeRule
 from streamer.formats.base import Format
 from streamer.loader import checks
 from streamer.loader.epoch_dataset import EpochDataset
+from streamer.loader.rank.annotations import Annotations
 from streamer.loader.rank.dataset_options import DatasetOptions, FixedArguments, OnChange, OnDamage, as_urls
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.loader_side import DatasetSide
@@ -76,6 +77,8 @@ class StreamingDataset(FixedArguments, EpochDataset):
             epoch a changed object is still an error.
         growing: trains on what has arrived, each sample several times, over a link that is slower than the trainer; see
             `Growing`. For `StreamingDataLoader` and bare loops.
+        annotations: the url of a file with labels, boxes or texts of the samples, which are joined by key; with
+            options: `Annotations`. None: the metadata.csv, .jsonl or .parquet beside the files, as Hugging Face has it.
         manifest: rarely needed, as all that follow: url or path of a built manifest (`streamer index`); None: found or
             built at first use.
         index_limit: seconds; a manifest that would take longer is not built at first use.
@@ -115,6 +118,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         index_errors: OnDamage = "raise",
         on_change: OnChange = "raise",
         growing: Growing | None = None,
+        annotations: str | Annotations | Mapping[str, object] | None = None,
         manifest: Url | None = None,
         index_limit: float = 600.0,
         engine: str | None = None,
@@ -151,6 +155,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
             extensions=extensions,
             index_errors=index_errors,
             growing=growing,
+            annotations=Annotations.of(annotations),
         )
         # One job for this process and its workers, where torchrun or SLURM name none.
         self._start(Opening(options, (), f"pid-{os.getpid()}", EpochCell()))
@@ -179,6 +184,11 @@ class StreamingDataset(FixedArguments, EpochDataset):
     def class_to_idx(self) -> dict[str, int]:
         """Class name -> "label"."""
         return {name: number for number, name in enumerate(self.classes)}
+
+    @property
+    def annotation_classes(self) -> list[str]:
+        """Names of the categories of COCO, by "labels"; empty for other annotations."""
+        return self._opening.annotation_classes()
 
     def __getitem__(self, index: int) -> object:
         """Reads one sample by a small ranged read. For inspection, not for training: it bypasses the cache's plan.

@@ -66,4 +66,4 @@ class Headspace:
 
 def detached(batch: object) -> object:
     """A copy that holds no slot of the ring."""
-    return map_tensors(batch, lambda tensor: tensor.clone())
+    return map_tensors(batch, lambda tensor: tensor.clone(), encoded=True)

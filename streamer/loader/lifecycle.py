@@ -131,7 +131,9 @@ class SupplyOwner:
 
     def _build(self, prepared: PreparedStream) -> Supply:
         s = self.settings
-        rules = MakerRules(prepared.seed, s.collate_fn, s.skip_rules(prepared.skip_rules).on_error, s.own_generators)
+        rules = MakerRules(
+            prepared.seed, s.collate_fn, s.skip_rules(prepared.skip_rules).on_error, s.own_generators, s.ragged
+        )
         if s.workers is None:
             supply = InlineSupply(prepared, rules, s.span)
             self._own(supply.close)

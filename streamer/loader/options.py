@@ -39,6 +39,7 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         workers: number and kind; None: the trainer's thread makes the batches.
         span: batches begun and not yet taken.
+        ragged: fields that are joined, not stacked.
         poison: overwrite freed slots; for tests.
     """
 
@@ -55,6 +56,7 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
     on_error: OnError | None
     error_budget: int | None
     reports: ReportRules
+    ragged: tuple[str, ...] = ()
     poison: bool = False
 
     @property
@@ -111,6 +113,19 @@ def worker_config(
     if start == "spawn":
         return WorkerConfig("process", num_workers, "spawn")
     return WorkerConfig("process", num_workers, "forkserver", tuple(needed_modules(user_code)))
+
+
+def ragged_of(fields: Sequence[str], collate_fn: Collate | None) -> tuple[str, ...]:
+    """The fields that are joined, not stacked.
+
+    Raises:
+        ConfigError: no names, or a collate_fn, which makes the batch itself.
+    """
+    if isinstance(fields, str) or not all(isinstance(name, str) for name in fields):
+        raise ConfigError(f"ragged={fields!r}: give a sequence of names of fields, as ('jpg',)", field="ragged")
+    if fields and collate_fn is not None:
+        raise ConfigError("ragged= with collate_fn: one of them makes the batch", field="ragged")
+    return tuple(fields)
 
 
 def span_of(prefetch_batches: int | None, workers: WorkerConfig | None) -> int:

@@ -12,10 +12,14 @@ import os
 import secrets
 import shutil
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from streamer.errors import ManifestError
 from streamer.manifest.table import Manifest
+
+Opened = TypeVar("Opened")
 
 _PREFIX = ".removed-"
 
@@ -26,6 +30,15 @@ def open_held(path: Path) -> Manifest:
     Raises:
         ManifestError: as Manifest.open; also one that was just removed.
     """
+    return held(path, Manifest.open)
+
+
+def held(path: Path, open_folder: Callable[[Path], Opened]) -> Opened:
+    """Opens a folder that stays on the disk while the result lives. Holds one descriptor.
+
+    Raises:
+        ManifestError: as `open_folder`; also one that was just removed.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -35,13 +48,13 @@ def open_held(path: Path) -> Manifest:
         with contextlib.suppress(OSError):
             # Waits for a remover at most, which holds it for a moment. What it has removed is not there below.
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-        manifest = Manifest.open(path)
+        opened = open_folder(path)
     except BaseException:
         os.close(descriptor)
         raise
     # Not at exit: the kernel does it then, and threads may still read.
-    weakref.finalize(manifest, os.close, descriptor).atexit = False
-    return manifest
+    weakref.finalize(opened, os.close, descriptor).atexit = False
+    return opened
 
 
 def remove_unread(path: Path) -> bool:

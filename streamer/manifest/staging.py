@@ -12,7 +12,7 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from streamer.errors import ManifestError
@@ -45,19 +45,20 @@ def workplace(root: Path) -> Iterator[Path]:
         ) from error
 
 
-def settle(place: Path, target: Path, *, durable: bool = True) -> Path:
+def settle(place: Path, target: Path, *, durable: bool = True, check: Callable[[Path], object] = open_verified) -> Path:
     """Gives a finished folder its name; a good one under that name stays, a broken one is replaced.
 
     Args:
         place: its files.
         target: its folder then.
         durable: the disk is to have it all before it has its name.
+        check: raises a ManifestError for a folder that is not what its name says.
     """
     if durable:
         sync_all(place)
     if target.exists():
         with contextlib.suppress(ManifestError):
-            open_verified(target)
+            check(target)
             if durable:
                 sync_all(target)
             return target
@@ -67,7 +68,7 @@ def settle(place: Path, target: Path, *, durable: bool = True) -> Path:
         os.rename(place, target)
     except OSError:
         # Another writer was first: the digest says that its content is ours.
-        open_verified(target)
+        check(target)
     if durable:
         sync(target.parent)
     return target

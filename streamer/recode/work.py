@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.config import format_bytes
-from streamer.errors import RecodeError
+from streamer.errors import ConfigError, RecodeError
+from streamer.formats.annotations.parsed import TableOptions
 from streamer.formats.base import Recoder
 from streamer.formats.chunkfile import START_BYTES, encode_starts
 from streamer.formats.registry import find_format
+from streamer.manifest.annotations import ANNOTATIONS
 from streamer.manifest.blocks import BlockHint, decode_hints
 from streamer.recode.messages import Job
 from streamer.recode.shared import Buffer
@@ -44,9 +46,25 @@ class Recoders:
         """
         dataset = (job.format, job.options, job.facts)
         if self._recoder is None or self._dataset != dataset:
-            self._recoder = find_format(job.format, job.options).recoder(job.facts)
+            self._recoder = _open(job)
             self._dataset = dataset
         return self._recoder
+
+
+def _open(job: Job) -> Recoder:
+    if job.format == ANNOTATIONS:
+        return _open_annotations(msgspec.convert(job.options, TableOptions))
+    return find_format(job.format, job.options).recoder(job.facts)
+
+
+def _open_annotations(options: TableOptions) -> Recoder:
+    try:
+        from streamer.formats.annotations.recoder import AnnotationRecoder
+    except ImportError as error:
+        raise ConfigError(
+            f"annotations={options.url!r} needs pyarrow: pip install 'streamer-data[parquet]'", field="annotations"
+        ) from error
+    return AnnotationRecoder(options)
 
 
 def recode(job: Job, recoder: Recoder, content: memoryview, write: Write) -> tuple[int, int]:

@@ -56,7 +56,7 @@ class GetManifest(Message, tag=2, frozen=True):
     Attributes:
         request: number that the answers repeat.
         urls: prefixes or objects.
-        format: "auto", "folder" or "webdataset".
+        format: its name, or "auto"; "annotations": the table of one file of annotations, with its options.
         options: storage options as fsspec takes them, as JSON text (they may be secret: never logged).
         manifest: url or path of a built manifest; "" to list the urls.
         build: this node may build; otherwise it waits for `manifest` to appear.

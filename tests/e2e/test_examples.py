@@ -65,6 +65,15 @@ def test_scientific_arrays_finds_the_moments_of_the_data(run: Run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_coco_detection_finds_the_squares(run: Run) -> None:
+    """Every box in each epoch; a third of the cells is inside of one."""
+    lines = run("coco_detection").splitlines()
+    assert [line.partition(" of red, blue")[0] for line in lines] == [f"epoch {epoch}: 374 boxes" for epoch in range(4)]
+    assert float(lines[-1].rpartition("%")[0].rpartition(" ")[2]) > 95
+
+
+@pytest.mark.slow
 def test_slow_link_uses_blocks_equally(run: Run) -> None:
     """Every epoch has the same steps; after four epochs of as many blocks no use is more than reuse + 1 ahead."""
     arguments = ("--epochs", "4", "--reuse", "3", "--step-seconds", "0.002")

@@ -64,9 +64,11 @@ def test_without_torch_the_error_says_what_to_install():
 def test_the_names_are_these():
     """Frozen: a change here is a change for every user."""
     assert streamer.__all__ == [
+        "Annotations",
         "DevicePrefetcher",
         "Growing",
         "MixedDataset",
+        "Ragged",
         "StreamingDataLoader",
         "StreamingDataset",
         "__version__",
@@ -108,6 +110,7 @@ def test_the_dataset_takes_these_arguments():
         "stream": "",
         "on_change": "raise",
         "extensions": None,
+        "annotations": None,
         "index_errors": "raise",
         "growing": None,
     }
@@ -122,6 +125,7 @@ def test_the_dataset_has_these_methods():
         name for kind in classes[: classes.index(IterableDataset)] for name in vars(kind) if not name.startswith("_")
     }
     assert own == {
+        "annotation_classes",
         "class_to_idx",
         "classes",
         "close",

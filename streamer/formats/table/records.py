@@ -53,19 +53,17 @@ class TableOpener:
         self._count = len(fields)
         self._null_bytes = at = null_bytes(fields)
         dtypes = [fixed_dtype(field.kind) for field in fields]
-        self._variable = [
-            (number, field.name, field.kind)
-            for number, (field, dtype) in enumerate(zip(fields, dtypes, strict=True))
-            if dtype is None
-        ]
+        self._variable = [number for number, dtype in enumerate(dtypes) if dtype is None]
         self._lengths = Struct(f"<{len(self._variable)}I")
         at += self._lengths.size
-        self._fixed: list[tuple[int, str, str, int, int]] = []
-        for number, (field, dtype) in enumerate(zip(fields, dtypes, strict=True)):
+        self._fixed: list[tuple[int, int, int]] = []
+        for number, dtype in enumerate(dtypes):
             if dtype is not None:
-                self._fixed.append((number, field.name, field.kind, at, at + dtype.itemsize))
+                self._fixed.append((number, at, at + dtype.itemsize))
                 at += dtype.itemsize
         self._head_bytes = at
+        self._names, self._kinds = [field.name for field in fields], [field.kind for field in fields]
+        self._unknown = [number for number, kind in enumerate(self._kinds) if not kind]
         keys = [number for number, field in enumerate(fields) if (field.name, field.kind) == (_KEY, "txt")]
         self._key = keys[0] if keys else None
 
@@ -75,25 +73,35 @@ class TableOpener:
         Raises:
             DecodeError: another length than its head says, or a key that is no UTF-8.
         """
-        at = self._head_bytes
-        if len(content) < at:
-            raise DecodeError(f"a record of {len(content)} bytes; its head alone has {at}", bytes=len(content))
-        found: list[Field] = [None] * self._count  # type: ignore[list-item]
-        for number, field, kind, start, stop in self._fixed:
-            found[number] = Field(field, content[start:stop], kind)
-        lengths = self._lengths.unpack_from(content, self._null_bytes)
-        for (number, field, kind), length in zip(self._variable, lengths, strict=True):
-            value = content[at : at + length]
-            found[number] = Field(field, value, kind or kind_of_bytes(value))
-            at += length
-        if at != len(content):
-            raise DecodeError(f"a record of {len(content)} bytes; its head says {at}", bytes=len(content))
-        if nulls := int.from_bytes(content[: self._null_bytes], "little"):
+        values, nulls = self.values(content)
+        found = list(map(Field, self._names, values, self._kinds))
+        for number in self._unknown:
+            found[number] = Field(self._names[number], values[number], kind_of_bytes(values[number]))
+        if nulls:
             found = [
                 Field(field.name, _NO_BYTES, _NULL) if nulls >> number & 1 else field
                 for number, field in enumerate(found)
             ]
         return (None, found) if self._key is None else _keyed(found, self._key)
+
+    def values(self, content: memoryview) -> tuple[list[memoryview], int]:
+        """The bytes of each field, and bits of those that have no value.
+
+        Raises:
+            DecodeError: another length than its head says.
+        """
+        at = self._head_bytes
+        if len(content) < at:
+            raise DecodeError(f"a record of {len(content)} bytes; its head alone has {at}", bytes=len(content))
+        found = [_NO_BYTES] * self._count
+        for number, start, stop in self._fixed:
+            found[number] = content[start:stop]
+        for number, length in zip(self._variable, self._lengths.unpack_from(content, self._null_bytes), strict=True):
+            found[number] = content[at : at + length]
+            at += length
+        if at != len(content):
+            raise DecodeError(f"a record of {len(content)} bytes; its head says {at}", bytes=len(content))
+        return found, int.from_bytes(content[: self._null_bytes], "little")
 
 
 def _keyed(fields: list[Field], key: int) -> tuple[str | None, Sequence[Field]]:

@@ -111,6 +111,32 @@ class StackBuffer:
         np.concatenate(self.rows, out=joined)
 
 
+class JoinedBuffer:
+    """Arrays of one dtype, joined along their first axis directly in the slot.
+
+    Attributes:
+        parts: the arrays.
+    """
+
+    def __init__(self, parts: Sequence[npt.NDArray[np.generic]]) -> None:
+        self.parts = parts
+        self._shape = (sum(map(len, parts)), *parts[0].shape[1:])
+        self._dtype = parts[0].dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Size in the slot, in bytes."""
+        return sum(part.nbytes for part in self.parts)
+
+    def pid(self, offset: int) -> Pid:
+        """Its entry in the description."""
+        return TENSOR, self._dtype.str, self._shape, "", offset
+
+    def write(self, memory: Bytes) -> None:
+        """See `Buffer`."""
+        np.concatenate(self.parts, out=np.ndarray(self._shape, self._dtype, buffer=memory))
+
+
 class StringsBuffer:
     """A list or tuple of `str` or of bytes: a table of half-open ranges, relative to its own start; then the bytes.
 

@@ -26,6 +26,7 @@ from streamer.loader.batch.buffers import (
     ArrayBuffer,
     Buffer,
     Bytes,
+    JoinedBuffer,
     Pid,
     StackBuffer,
     StringsBuffer,
@@ -36,6 +37,9 @@ from streamer.loader.batch.placement import Key, Rows
 
 if TYPE_CHECKING:
     import torch
+
+
+_BUFFERS = (ArrayBuffer, JoinedBuffer, StackBuffer, StringsBuffer)
 
 
 class _Finder:
@@ -56,14 +60,22 @@ class _Finder:
     def persistent_id(self, item: object) -> Pid | None:
         if known := self._known.get(id(item)):
             return known[1]
-        buffer = item if isinstance(item, (ArrayBuffer, StackBuffer, StringsBuffer)) else _buffer_of(item)
+        buffer = item if isinstance(item, _BUFFERS) else _buffer_of(item)
         if buffer is None:
             return None
         if isinstance(buffer, StringsBuffer) and self._rows is not None:
             buffer = self._rows.in_place(buffer) or buffer
-        pid = buffer.pid(self._in_place(buffer) if isinstance(buffer, StackBuffer) else self._behind(buffer))
+        pid = buffer.pid(self._place(buffer))
         self._known[id(item)] = item, pid
         return pid
+
+    def _place(self, buffer: Buffer) -> int:
+        """The offset of a buffer that is in place, else a new one."""
+        if isinstance(buffer, StackBuffer):
+            return self._in_place(buffer)
+        joined = isinstance(buffer, JoinedBuffer) and self._rows is not None
+        found = self._rows.joined(buffer) if joined else None  # type: ignore[union-attr, arg-type]
+        return self._behind(buffer) if found is None else found
 
     def _in_place(self, buffer: StackBuffer) -> int:
         """The offset of a stack that is in place, for its first use; else a new one: two tensors never share memory."""

@@ -13,7 +13,15 @@ import msgspec
 import numpy as np
 
 from streamer.decode.arrays import Array, Row
-from streamer.loader.batch.buffers import Bytes, InPlaceStringsBuffer, StackBuffer, StringsBuffer, address, aligned
+from streamer.loader.batch.buffers import (
+    Bytes,
+    InPlaceStringsBuffer,
+    JoinedBuffer,
+    StackBuffer,
+    StringsBuffer,
+    address,
+    aligned,
+)
 
 # A field's name in a dict, its number in a tuple or list.
 Key = str | int
@@ -101,6 +109,16 @@ class Rows:
             return None
         addresses = np.array([address(part) if len(part) else start for part in buffer.parts], np.int64)  # type: ignore[arg-type]
         return InPlaceStringsBuffer(buffer, addresses) if start <= addresses.min() <= addresses.max() < stop else None
+
+    def joined(self, buffer: JoinedBuffer) -> int | None:
+        """The offset of arrays that follow each other in the reserved memory already; None: they do not."""
+        start, stop = self._reserved
+        parts = [part for part in buffer.parts if part.nbytes]
+        if start == stop or not parts or not start <= address(parts[0].data) < stop:
+            return None
+        addresses = np.array([address(part.data) for part in parts])
+        ends = addresses + np.array([part.nbytes for part in parts])
+        return int(addresses[0]) - address(self._memory) if (addresses[1:] == ends[:-1]).all() else None
 
 
 class PredictedLayout:

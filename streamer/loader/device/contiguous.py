@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import msgspec
 import torch
 
 from streamer.loader.batch.buffers import Bytes
+from streamer.loader.batch.ragged import Ragged
 from streamer.loader.delivery import Delivery
 
 # Below it, copying the bytes between the tensors (strings) costs more than separate copies.
@@ -83,19 +85,22 @@ def _place(tensor: torch.Tensor, memory: Bytes) -> tuple[int, int] | None:
     return (first, first + tensor.nbytes) if inside else None
 
 
-def map_tensors(batch: object, change: Callable[[torch.Tensor], torch.Tensor]) -> object:
-    """The same structure with every tensor changed."""
+def map_tensors(batch: object, change: Callable[[torch.Tensor], torch.Tensor], *, encoded: bool = False) -> object:
+    """The same structure with every tensor changed; those of encoded files, which stay on the CPU, if `encoded`."""
+    again = partial(map_tensors, change=change, encoded=encoded)
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, Delivery):
-        return batch.with_content(map_tensors(batch.content, change))
+        return batch.with_content(again(batch.content))
     if isinstance(batch, Mapping):
-        return _like(batch, {key: map_tensors(value, change) for key, value in batch.items()})
+        return _like(batch, {key: again(value) for key, value in batch.items()})
+    if isinstance(batch, Ragged) and batch.encoded and not encoded:
+        return batch
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         kind: Callable[..., object] = type(batch)
-        return kind(*(map_tensors(value, change) for value in batch))
+        return kind(*map(again, batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)([map_tensors(value, change) for value in batch])
+        return type(batch)(map(again, batch))
     return batch
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from streamer.errors import IntegrityError
 from streamer.loader.batch.buffers import Bytes
 from streamer.loader.batch.packing import BatchReader
+from streamer.loader.batch.ragged import join_ragged
 from streamer.loader.contracts import REREADS, ChunkUnreadableError, PreparedStream, RoundedSession, StepSession
 from streamer.loader.delivery import Delivery
 from streamer.loader.feed.counters import FeedCounters
@@ -192,7 +193,8 @@ class InlineSupply:
         self._prepared = prepared
         self._ahead = ahead
         self._source = prepared.recipe().open()
-        collate_fn = rules.collate_fn or default_collate
+        own = partial(join_ragged, fields=rules.ragged) if rules.ragged else default_collate
+        collate_fn = rules.collate_fn or own
         self._maker = BatchMaker(self._source, msgspec.structs.replace(rules, collate_fn=collate_fn))
         self._session: StepSession | None = None
         self._notice = Notice(logger, who(prepared))

@@ -18,6 +18,7 @@ from streamer.loader.mix.samples import MixMaker, MixRecipe
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.rank_stream import Identity, RankStream, SavedPlace
 from streamer.loader.rank.step_session import Share
+from streamer.loader.samples.joined import table_digest
 from streamer.loader.samples.maker import sample_key
 from streamer.loader.skipping import Skipped
 from streamer.order.mix import MixRequest, MixSource, MixSpec, MixState, SampleCodes, adopt
@@ -130,6 +131,7 @@ class MixPrepared(RankStream):
             "world_size": self.rank_config.world_size,
             "global_batch": self.global_batch,
             "last_batch": self.last_batch,
+            "annotations": " ".join(str(table_digest(member.rules.joined)) for member in self._recipe.members),
         }
 
     def recipe(self) -> MixRecipe:

@@ -20,6 +20,7 @@ from streamer.formats.built_in import AUTO
 from streamer.formats.names import field_name
 from streamer.formats.registry import find_format
 from streamer.loader import checks
+from streamer.loader.rank.annotations import Annotations
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError
 from streamer.order.growing import Growing
@@ -79,6 +80,7 @@ class DatasetOptions:
     extensions: str | Sequence[str] | None = None
     index_errors: OnDamage = "raise"
     growing: Growing | None = None
+    annotations: Annotations | None = None
 
     def __post_init__(self) -> None:
         _check_urls(self.urls)

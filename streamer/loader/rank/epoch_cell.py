@@ -35,7 +35,8 @@ _ENTRIES = 64
 # torch warns at far fewer workers.
 _MAX_WORKERS = 4096
 _ENTRY = np.dtype([("seed", "<i8"), ("round", "<i8"), ("epoch", "<i8"), ("joined", "u1", (_MAX_WORKERS // 8,))])
-_TABLE = np.dtype([("next_epoch", "<i8"), ("manifest", "S32"), ("iterations", "<i8"), ("entries", _ENTRY, (_ENTRIES,))])
+_DIGESTS = [("manifest", "S32"), ("annotations", "S32")]
+_TABLE = np.dtype([("next_epoch", "<i8"), *_DIGESTS, ("iterations", "<i8"), ("entries", _ENTRY, (_ENTRIES,))])
 
 
 class WorkerTicket(msgspec.Struct, frozen=True):
@@ -58,14 +59,15 @@ class EpochCell:
     Args:
         first: the epoch of the first `begin`.
         manifest: digest of the manifest, if it is known.
+        annotations: digest of the table of annotations, if it is known.
     """
 
-    def __init__(self, first: int = 0, manifest: str = "") -> None:
+    def __init__(self, first: int = 0, manifest: str = "", annotations: str = "") -> None:
         self._attach(os.memfd_create("streamer-epoch", os.MFD_CLOEXEC))
         os.ftruncate(self._descriptor, _TABLE.itemsize)
         self._map()
         self.set(first)
-        self._table["manifest"] = manifest.encode()
+        self._table["manifest"], self._table["annotations"] = manifest.encode(), annotations.encode()
 
     def __repr__(self) -> str:
         return f"EpochCell(next={self.next_epoch}, manifest={self.manifest or None})"
@@ -80,6 +82,11 @@ class EpochCell:
         """Digest of the manifest that all processes use; "" until one of them has found it."""
         return bytes(self._table["manifest"].item()).decode()
 
+    @property
+    def annotations(self) -> str:
+        """Digest of the table of annotations that all processes use; "" until one of them has found it."""
+        return bytes(self._table["annotations"].item()).decode()
+
     def settle_manifest(self, digest: str) -> str:
         """Records the manifest, unless another process was faster; returns the recorded one."""
         with self._locked():
@@ -87,10 +94,17 @@ class EpochCell:
                 self._table["manifest"] = digest.encode()
             return self.manifest
 
-    def replace_manifest(self, digest: str) -> None:
-        """Records another manifest, after a change between two epochs."""
+    def settle_annotations(self, digest: str) -> str:
+        """As `settle_manifest`, for the table of annotations."""
         with self._locked():
-            self._table["manifest"] = digest.encode()
+            if not self.annotations:
+                self._table["annotations"] = digest.encode()
+            return self.annotations
+
+    def replace(self, manifest: str, annotations: str) -> None:
+        """Records others, after a change between two epochs."""
+        with self._locked():
+            self._table["manifest"], self._table["annotations"] = manifest.encode(), annotations.encode()
 
     def set(self, epoch: int) -> None:
         """Sets the epoch of the next `begin` in any process; the one after it gets `epoch + 1`."""
@@ -161,7 +175,7 @@ class EpochCell:
     def __reduce__(self) -> tuple[Callable[..., EpochCell], tuple[object, ...]]:
         """For a process that is being started: the same memory. Otherwise: a copy with its own number."""
         if context.get_spawning_popen() is None:
-            return EpochCell, (self.next_epoch, self.manifest)
+            return EpochCell, (self.next_epoch, self.manifest, self.annotations)
         return _shared, (reduction.DupFd(self._descriptor),)
 
 

@@ -20,19 +20,23 @@ from streamer.decode.transforms import as_transform
 from streamer.errors import ConfigError, StreamerError
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.rank.agreement import agree, compared, detect, gather_for
+from streamer.loader.rank.annotations import Annotations
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.dataset_options import DatasetOptions
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.growing.prepared import GrowingPrepared
+from streamer.loader.rank.joining import annotations_of, both_digests, find_table, kept
 from streamer.loader.rank.prepared import Prepared
 from streamer.loader.rank.rank_stream import Identity, RankStream, StreamNames
 from streamer.loader.rank.selections import Choice, choose
 from streamer.loader.rank.single_reads import StreamedBytes, find_key
+from streamer.loader.samples.joined import JoinRules, table_digest
 from streamer.loader.samples.maker import SampleMaker, SampleRules
 from streamer.loader.samples.opened import OpenedDataset
 from streamer.loader.samples.recipe import SampleRecipe
 from streamer.loader.skipping import SkipRules
 from streamer.loader.waiting import NOTICE_SECONDS, watched
+from streamer.manifest.annotations import AnnotationTable
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
 from streamer.order.plan import LastBatch, check_last_batch
@@ -78,7 +82,8 @@ class Opening:
     def part(self, choice: Choice | None, options: DatasetOptions) -> Opening:
         """The opening of a part of this dataset, which shares what is known of it; None: of all of it."""
         choices = self.choices if choice is None else (*self.choices, choice)
-        return Opening(options, choices, self.job, EpochCell(manifest=self.shared.manifest))
+        known = EpochCell(manifest=self.shared.manifest, annotations=self.shared.annotations)
+        return Opening(options, choices, self.job, known)
 
     def settings(self) -> tuple[DatasetOptions, tuple[Choice, ...], str]:
         """The arguments for the same opening in another process, which cannot detect its rank."""
@@ -104,10 +109,12 @@ class Opening:
         if self._opened is None:
             with watched(logger, self._waited_for):
                 manifest = self._settled() or self._found()
+                joined = self._join(manifest)
+                choices = (*kept(manifest, joined), *self.choices)
             with self.connections.for_requests() as connection:
                 place = connection.settings.runtime_dir / "selections"
             SampleDecoder(self.options.decode, allow_pickle=self.options.allow_pickle).check(manifest.facts.fields)
-            self._opened = OpenedDataset(manifest, choose(manifest, self.choices, place))
+            self._opened = OpenedDataset(manifest, choose(manifest, choices, place), joined)
         return self._opened
 
     def prepare(self, batch_size: int, last_batch: LastBatch | None, *, plain: bool = False) -> RankStream:
@@ -196,13 +203,14 @@ class Opening:
         try:
             # A rank that has not opened the manifest takes part too: another one may have opened it for len().
             with watched(logger, self._waited_for):
-                digest = self.manifest.digest if self._opened is None else self._listed().name
+                digest = self._digests() if self._opened is None else self._current()
         except StreamerError as error:
             failure = error
         digest = self._common(digest, failure)
-        if digest in ("", self.manifest.digest):
+        if digest in ("", self._digests()):
             return False
-        self.shared.replace_manifest(digest)
+        manifest, _, annotations = digest.partition("+")
+        self.shared.replace(manifest, annotations)
         self._opened = None
         logger.info("%s changed: %d samples now", self.options.place, self.samples)
         return True
@@ -258,6 +266,37 @@ class Opening:
         """Requests the manifest from the engine; if another process was faster, its result counts."""
         path = self._listed()
         return open_held(path.parent / self.shared.settle_manifest(path.name))
+
+    def _digests(self) -> str:
+        """Of the manifest and of the annotations in use."""
+        return both_digests(self.manifest.digest, table_digest(self.opened.joined))
+
+    def _current(self) -> str:
+        """The same of what is there now."""
+        path = self._listed()
+        given = annotations_of(Manifest.open(path), self.options.annotations, self.options.urls)
+        return both_digests(path.name, None if given is None else self._table(given).name)
+
+    def _join(self, manifest: Manifest) -> JoinRules | None:
+        """What is joined to samples."""
+        given = annotations_of(manifest, self.options.annotations, self.options.urls)
+        if given is None:
+            return None
+        folder = manifest.path.parent / self.shared.annotations
+        if not self.shared.annotations or not folder.is_dir():
+            table = self._table(given)
+            folder = table.with_name(self.shared.settle_annotations(table.name))
+        return JoinRules(folder, given.missing, given.on)
+
+    def _table(self, annotations: Annotations) -> Path:
+        """The folder of the current table."""
+        with self.connections.for_requests() as connection:
+            return find_table(connection, annotations, self._announcer)
+
+    def annotation_classes(self) -> list[str]:
+        """Names of the labels of the annotations."""
+        joined = self.opened.joined
+        return [] if joined is None else list(AnnotationTable.open(joined.table).head.classes)
 
     def _listed(self) -> Path:
         """The folder of the current manifest."""
@@ -321,6 +360,7 @@ class Opening:
             transform=as_transform(options.transform),
             allow_pickle=options.allow_pickle,
             seed=options.seed,
+            joined=self.opened.joined,
         )
 
     @contextmanager

@@ -11,6 +11,7 @@ from streamer.errors import ConfigError, Detail
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.rank_stream import Identity, RankStream, SavedPlace
 from streamer.loader.rank.step_session import Integers, Share, open_bytes
+from streamer.loader.samples.joined import table_digest
 from streamer.loader.samples.maker import CachedBytes, SampleMaker, sample_key
 from streamer.loader.samples.opened import OpenedDataset
 from streamer.loader.samples.recipe import Plans, SampleRecipe
@@ -77,6 +78,7 @@ class Prepared(RankStream):
             "world_size": self.rank_config.world_size,
             "global_batch": self.global_batch,
             "last_batch": self.last_batch,
+            "annotations": table_digest(self._recipe.rules.joined),
         }
 
     def recipe(self) -> SampleRecipe:

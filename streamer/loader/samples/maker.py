@@ -20,6 +20,7 @@ from streamer.errors import DecodeError, IntegrityError, WorkerError
 from streamer.formats.base import Field, SampleName
 from streamer.formats.registry import open_format
 from streamer.loader.contracts import ChunkUnreadableError
+from streamer.loader.samples.joined import Joiner, JoinRules
 from streamer.loader.samples.seeding import SampleDraws, SeededCode, sample_seeds
 from streamer.manifest.table import Manifest
 
@@ -125,6 +126,7 @@ class SampleRules(msgspec.Struct, frozen=True, kw_only=True):
         seed: of each sample's `rng`, together with epoch and ordinal.
         member: name of the dataset in a mix, for messages; "" outside one.
         source_key: the field of a sample with that name; None: not added.
+        joined: annotations.
     """
 
     decode: DecodeRule = "auto"
@@ -133,6 +135,7 @@ class SampleRules(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     member: str = ""
     source_key: str | None = None
+    joined: JoinRules | None = None
 
 
 class SampleMaker:
@@ -154,6 +157,7 @@ class SampleMaker:
         self._rules = rules
         self._opener = open_format(manifest)
         self._decode = SampleDecoder(rules.decode, allow_pickle=rules.allow_pickle)
+        self._joiner = Joiner(rules.joined, rules.decode) if rules.joined is not None else None
         self._draws = SampleDraws(rules.seed) if takes(rules.transform, "rng") else None
         self._takes_out = takes(rules.transform, "out")
         self._named: tuple[int, SampleName] = (-1, SampleName())
@@ -297,6 +301,8 @@ class SampleMaker:
         sample = self._decode(key, fields, row, in_place, raw=raw)
         if (label := self._name(place.ordinal).label) >= 0:
             sample["label"] = label
+        if self._joiner is not None:
+            sample |= self._joiner.values(key, fields)
         if self._rules.source_key is not None:
             sample[self._rules.source_key] = self._rules.member
         return sample

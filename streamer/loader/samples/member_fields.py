@@ -12,12 +12,13 @@ from streamer.errors import ConfigError
 _CURE = "make the transforms agree, pass collate_fn, or batching='homogeneous'"
 
 
-def check_fields(samples: Sequence[object], members: Sequence[str]) -> None:
+def check_fields(samples: Sequence[object], members: Sequence[str], ragged: Sequence[str] = ()) -> None:
     """Checks that the first samples of each member in a batch have the same fields, types and shapes.
 
     Args:
         samples: of a batch.
         members: the name of the member of each.
+        ragged: fields that may have different shapes.
 
     Raises:
         ConfigError: names two members, the field and both shapes.
@@ -27,19 +28,19 @@ def check_fields(samples: Sequence[object], members: Sequence[str]) -> None:
         first.setdefault(name, sample)
     (name, sample), *others = first.items()
     for other_name, other in others:
-        found = _difference(sample, other)
+        found = _difference(sample, other, ragged)
         if found:
             raise ConfigError(f"members {name} and {other_name} differ in {found}: {_CURE}", field="transform")
 
 
-def _difference(first: object, other: object) -> str:
+def _difference(first: object, other: object, ragged: Sequence[str]) -> str:
     if not isinstance(first, Mapping) or not isinstance(other, Mapping):
         return _values("", first, other)
     if first.keys() != other.keys():
         names = [sorted(map(str, one.keys() - two.keys())) for one, two in ((first, other), (other, first))]
         only = [", ".join(each) or "none" for each in names]
         return f"their fields (only in the first: {only[0]}; only in the second: {only[1]})"
-    different = (key for key in first if not _alike(first[key], other[key]))
+    different = (key for key in first if key not in ragged and not _alike(first[key], other[key]))
     return next(filter(None, (_values(f"field {key!r}", first[key], other[key]) for key in different)), "")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import numpy.typing as npt
 
+from streamer.loader.samples.joined import JoinRules
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
 
@@ -27,11 +28,13 @@ class OpenedDataset:
     Args:
         manifest: of the dataset.
         selection: the selected samples; None: all.
+        joined: their annotations.
     """
 
-    def __init__(self, manifest: Manifest, selection: Selection | None) -> None:
+    def __init__(self, manifest: Manifest, selection: Selection | None, joined: JoinRules | None = None) -> None:
         self.manifest = manifest
         self.selection = selection
+        self.joined = joined
 
     @classmethod
     def open(cls, path: Path, selection_file: tuple[str, Path] | None) -> Self:

@@ -14,12 +14,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamer.errors import WorkerError
+from streamer.errors import ConfigError, WorkerError
 from streamer.loader.batch.buffers import Bytes
 from streamer.loader.batch.collate import collate as collate_samples
 from streamer.loader.batch.mismatch import explain
 from streamer.loader.batch.packing import PackedBatch
 from streamer.loader.batch.placement import PredictedLayout, Rows
+from streamer.loader.batch.ragged import collate_ragged
 from streamer.loader.contracts import (
     BatchedSource,
     BatchSource,
@@ -50,6 +51,7 @@ class MakerRules(msgspec.Struct, frozen=True):
         seed: of the dataset.
         collate_fn: the user's, or None for torch's rules.
         on_error: "raise": a failed sample fails its batch; "skip": another sample of the batch replaces it.
+        ragged: fields that are joined, not stacked.
         seed_globals: whether the global generators are seeded for user code; false where threads share them.
     """
 
@@ -57,12 +59,13 @@ class MakerRules(msgspec.Struct, frozen=True):
     collate_fn: Collate | None = None
     on_error: OnError = "raise"
     seed_globals: bool = True
+    ragged: tuple[str, ...] = ()
 
     @property
     def own_collate(self) -> bool:
         """Whether batches are collated by a function of the user."""
         module = getattr(self.collate_fn, "__module__", "")
-        return self.collate_fn is not None and module != "torch.utils.data._utils.collate"
+        return self.collate_fn is not None and not self.ragged and module != "torch.utils.data._utils.collate"
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -172,10 +175,12 @@ class BatchMaker:
             ConfigError: torch's rules make no batch of these samples; names field and samples.
         """
         if self._mixed is not None and not self._rules.own_collate:
-            check_fields(loaded.samples, self._mixed.members(loaded.job.ordinals))
+            check_fields(loaded.samples, self._mixed.members(loaded.job.ordinals), self._rules.ragged)
         try:
             return self._collate(loaded)
         except Exception as error:
+            if isinstance(error, ConfigError) and error.details.get("field") == "ragged":
+                raise
             torch = sys.modules.get("torch")
             rules = (None,) if torch is None else (None, torch.utils.data.default_collate)
             cause = explain(loaded.samples) if self._rules.collate_fn in rules else None
@@ -188,7 +193,8 @@ class BatchMaker:
     def _collate(self, loaded: Loaded) -> object:
         collate_fn, job = self._rules.collate_fn, loaded.job
         if collate_fn is None:
-            return collate_samples(loaded.samples)
+            ragged = self._rules.ragged
+            return collate_ragged(loaded.samples, ragged) if ragged else collate_samples(loaded.samples)
         if not self._rules.seed_globals:
             return collate_fn(loaded.samples)
         seed = collate_seed(self._rules.seed, job.epoch, int(job.ordinals[0]))

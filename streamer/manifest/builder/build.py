@@ -149,7 +149,8 @@ async def _whole_objects(listed: Listed, options: BuildOptions) -> Rows:
 def _pack(listing: Listing, chosen: Indexer, chunk_bytes: int, in_key_order: bool) -> Rows:
     pack = pack_in_order if in_key_order else pack_objects
     order, first = pack(hash_keys(listing.keys), listing.sizes, chunk_bytes)
-    return rows_of_objects(listing, chosen.name, chunk_bytes, order, first)
+    rows = rows_of_objects(listing, chosen.name, chunk_bytes, order, first)
+    return msgspec.structs.replace(rows, indexer=chosen)
 
 
 async def _containers(listed: Listed, reader: RangeReader, options: BuildOptions) -> Rows:

@@ -47,7 +47,7 @@ class Rows(msgspec.Struct, frozen=True):
         local_bytes: int64, shape (M,); of recoded chunks as planned.
         sample_start: uint32, shape (n,); empty for recoded chunks.
         extent_object: uint32, number of each extent's object; empty for whole objects.
-        indexer: the format of containers.
+        indexer: the format.
         facts: of containers.
         fetch_bytes: int64, shape (M,), of recoded chunks; None: as `local_bytes`.
         hints: of recoded chunks.

@@ -22,6 +22,7 @@ from streamer.loader.rank.growing.session import Admissions, GrowingSession, Roo
 from streamer.loader.rank.rank_stream import Identity, RankStream, SavedPlace
 from streamer.loader.rank.step_session import Integers, Share
 from streamer.loader.samples.growing import GrowingMaker, GrowingPlans, GrowingRecipe, SampleNumbers
+from streamer.loader.samples.joined import table_digest
 from streamer.loader.samples.maker import CachedBytes, SampleMaker, sample_key
 from streamer.loader.samples.opened import OpenedDataset
 from streamer.loader.samples.recipe import SampleRecipe
@@ -131,6 +132,7 @@ class GrowingPrepared(RankStream):
             "world_size": self.rank_config.world_size,
             "global_batch": self.global_batch,
             "last_batch": self.last_batch,
+            "annotations": table_digest(self._recipe.base.rules.joined),
             "reuse": self._growing.reuse,
             "epoch_samples": self._recipe.epoch_samples,
             "grow": self._growing.grow_bytes(),

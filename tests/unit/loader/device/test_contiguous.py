@@ -10,8 +10,9 @@ import torch
 
 from streamer.loader.batch.collate import collate
 from streamer.loader.batch.packing import BatchReader, PackedBatch
+from streamer.loader.batch.ragged import Ragged
 from streamer.loader.delivery import Delivery
-from streamer.loader.device.contiguous import Packed
+from streamer.loader.device.contiguous import Packed, map_tensors
 
 SAMPLES = [
     {"jpg": np.full((30, 40, 3), n, np.uint8), "x": np.full((40, 10), n, np.float64), "cls": n} for n in range(8)
@@ -42,6 +43,20 @@ def test_one_copy_for_all_tensors():
     assert moved.content["jpg"].data_ptr() in inside
     assert moved.content["x"].data_ptr() in inside
     assert moved.content["cls"].data_ptr() not in inside, "who keeps labels must not keep pictures"
+
+
+def test_encoded_files_stay_where_they_are():
+    """Decoders on a GPU take them from the CPU; arrays of different lengths are copied like all others."""
+    jpegs = Ragged(torch.arange(5, dtype=torch.uint8), torch.tensor([0, 2, 5]), True)
+    boxes = Ragged(torch.zeros(3, 4), torch.tensor([0, 3, 3]), False)
+    batch = {"jpg": jpegs, "boxes": boxes, "label": torch.tensor([1, 2])}
+    moved = map_tensors(batch, lambda tensor: tensor.to("meta"))
+    assert moved["jpg"] is jpegs
+    assert [moved["boxes"].values.device.type, moved["label"].device.type] == ["meta", "meta"]
+    assert [view.tolist() for view in jpegs.views()] == [[0, 1], [2, 3, 4]]
+    copied = map_tensors(batch, torch.clone, encoded=True)["jpg"]
+    assert copied.values is not jpegs.values
+    assert copied.encoded
 
 
 def test_what_is_not_one_run_is_copied_tensor_by_tensor():

@@ -1,0 +1,250 @@
+"""COCO's JSON: instances, keypoints, captions.
+
+| field | |
+| --- | --- |
+| boxes | float32 (n, 4): x1, y1, x2, y2 in pixels |
+| labels | int64 (n,): 0 to classes - 1, in the order of the category ids |
+| area | float32 (n,) |
+| iscrowd | uint8 (n,) |
+| image_id, height, width | numbers of the image |
+| category_ids | int64 (n,): as the file has them |
+| keypoints | float32 (n, k, 3): x, y, visibility |
+| segmentation | a list: polygons or run lengths of each object, as the file has them |
+| captions | a list of texts |
+
+The objects of an image are in the order of the file. Decoding all of them at once takes eight times the memory of the
+file; therefore they are taken apart first (`msgspec.Raw`, views of the file) and decoded some thousand at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.errors import ConfigError, RecodeError
+from streamer.formats.annotations.parsed import USUAL_KEY, Parsed, TableOptions, chosen_fields
+from streamer.formats.base import FieldSpec
+from streamer.formats.table.writer import Column
+
+_Item = TypeVar("_Item")
+
+_BATCH_ITEMS = 10_000
+_QUOTED = 200
+
+_OF_IMAGES = ("image_id", "height", "width")
+_INSTANCES = ("boxes", "labels", "area", "iscrowd", *_OF_IMAGES)
+_CAPTIONS = ("captions", *_OF_IMAGES)
+_KNOWN = (*_INSTANCES, "category_ids", "keypoints", "segmentation", "captions")
+
+
+class _File(msgspec.Struct):
+    images: msgspec.Raw
+    annotations: msgspec.Raw = msgspec.Raw(b"[]")
+    categories: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+class _Image(msgspec.Struct):
+    id: int | str
+    file_name: str
+    height: int = 0
+    width: int = 0
+
+
+class _Category(msgspec.Struct):
+    id: int
+    name: str = ""
+    keypoints: list[str] = []
+
+
+class _Object(msgspec.Struct):
+    image_id: int | str
+    category_id: int = -1
+    bbox: tuple[float, float, float, float] | None = None
+    area: float = 0.0
+    iscrowd: int = 0
+    keypoints: list[float] = []
+    segmentation: msgspec.Raw = msgspec.Raw(b"[]")
+    caption: str = ""
+
+
+class _Objects:
+    """The columns of all objects, filled some thousand at a time."""
+
+    def __init__(self, fields: Sequence[str], images: dict[int | str, int], categories: Sequence[_Category]) -> None:
+        self._images = images
+        self._labels = {category.id: number for number, category in enumerate(categories)}
+        self._points = max((len(category.keypoints) for category in categories), default=0)
+        makers: dict[str, Callable[[Sequence[_Object]], object]] = {
+            "boxes": self._boxes,
+            "labels": self._numbers,
+            "area": lambda some: np.array([each.area for each in some], np.float32),
+            "iscrowd": lambda some: np.array([each.iscrowd for each in some], np.uint8),
+            "category_ids": lambda some: np.array([each.category_id for each in some], np.int64),
+            "keypoints": self._keypoints,
+            "segmentation": lambda some: [bytes(each.segmentation) for each in some],
+            "captions": lambda some: [msgspec.json.encode(each.caption) for each in some],
+        }
+        self._makers = {name: makers[name] for name in fields if name in makers}
+        self._found: dict[str, list[object]] = {name: [] for name in self._makers}
+        self._image: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+
+    def add(self, some: Sequence[_Object]) -> None:
+        """Takes objects."""
+        try:
+            numbers = [self._images[each.image_id] for each in some]
+        except KeyError as error:
+            raise RecodeError(
+                f"an annotation is of image_id {error.args[0]!r}, which no image has; is the file cut, or made of two?"
+            ) from error
+        self._image.append(np.array(numbers, np.int64))
+        for name, make in self._makers.items():
+            self._found[name].append(make(some))
+
+    def columns(self) -> dict[str, tuple[str, Column]]:
+        """Kind and column of each field."""
+        image = np.concatenate(self._image)
+        order = np.argsort(image, kind="stable")
+        counts = np.bincount(image, minlength=len(self._images)).astype(np.int64)
+        return {name: self._column(name, order, counts) for name in self._makers}
+
+    def _column(self, name: str, order: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[str, Column]:
+        found = self._found.pop(name)
+        if name in {"segmentation", "captions"}:
+            return "json", _lists(list(chain.from_iterable(found)), order, counts)  # type: ignore[arg-type]
+        kind, dtype, shape = self._kinds[name]
+        values = np.concatenate([np.empty((0, *shape), dtype), *found])[order]
+        size = int(values.itemsize * np.prod(shape, dtype=np.int64))
+        return kind, Column(np.ascontiguousarray(values).reshape(-1).view(np.uint8), counts * size)
+
+    @property
+    def _kinds(self) -> dict[str, tuple[str, str, tuple[int, ...]]]:
+        points = self._points
+        return {
+            "boxes": ("<f4[-1,4]", "<f4", (4,)),
+            "labels": ("<i8[]", "<i8", ()),
+            "area": ("<f4[]", "<f4", ()),
+            "iscrowd": ("u1[]", "u1", ()),
+            "category_ids": ("<i8[]", "<i8", ()),
+            "keypoints": (f"<f4[-1,{points},3]", "<f4", (points, 3)),
+        }
+
+    def _boxes(self, some: Sequence[_Object]) -> NDArray[np.float32]:
+        if any(each.bbox is None for each in some):
+            example = next(each for each in some if each.bbox is None)
+            raise RecodeError(f"an object of image {example.image_id!r} has no bbox; fields= takes what the file has")
+        boxes = np.array([each.bbox for each in some], np.float64).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        return boxes.astype(np.float32)
+
+    def _numbers(self, some: Sequence[_Object]) -> NDArray[np.int64]:
+        try:
+            return np.array([self._labels[each.category_id] for each in some], np.int64)
+        except KeyError as error:
+            raise RecodeError(
+                f"an object is of category_id {error.args[0]}, which is none of the file's {len(self._labels)} "
+                "categories"
+            ) from error
+
+    def _keypoints(self, some: Sequence[_Object]) -> NDArray[np.float32]:
+        if wrong := [each for each in some if len(each.keypoints) != 3 * self._points]:
+            raise RecodeError(
+                f"an object of image {wrong[0].image_id!r} has {len(wrong[0].keypoints)} numbers as keypoints; the "
+                f"file's categories have {self._points} points, with 3 numbers each"
+            )
+        return np.array([each.keypoints for each in some], np.float32).reshape(-1, self._points, 3)
+
+
+def parse_coco(content: memoryview, options: TableOptions) -> Parsed:
+    """The images of a file, with what it says of their objects.
+
+    Raises:
+        RecodeError: not COCO's JSON, or it contradicts itself.
+        ConfigError: a field that it does not have, or key=.
+    """
+    if options.key not in {None, USUAL_KEY}:
+        raise ConfigError(f"key={options.key!r}: images of COCO are named by {USUAL_KEY!r}", field="key")
+    try:
+        file = msgspec.json.decode(content, type=_File)
+    except msgspec.MsgspecError as error:
+        raise RecodeError(f"not COCO's JSON, an object with images, annotations and categories: {error}") from error
+    images = [image for some in _decoded(file.images, _Image, "image") for image in some]
+    categories = sorted(
+        (category for some in _decoded(file.categories, _Category, "category") for category in some),
+        key=lambda category: category.id,
+    )
+    numbers = {image.id: number for number, image in enumerate(images)}
+    if len(numbers) < len(images):
+        raise RecodeError(f"{len(images)} images have {len(numbers)} ids: two of them have the same id")
+    fields = chosen_fields(options, _KNOWN, _usual(file.annotations))
+    objects = _Objects(fields, numbers, categories)
+    for some in _decoded(file.annotations, _Object, "annotation"):
+        objects.add(some)
+    known = {**objects.columns(), **_image_columns(images)}
+    return Parsed(
+        keys=[image.file_name for image in images],
+        fields=[FieldSpec(name, known[name][0]) for name in fields],
+        columns=[known[name][1] for name in fields],
+        classes=tuple(category.name for category in categories),
+    )
+
+
+def _usual(annotations: msgspec.Raw) -> Sequence[str]:
+    first = bytes(memoryview(annotations)[:1_000_000]).partition(b"}")[0]
+    return _CAPTIONS if b'"caption"' in first and b'"bbox"' not in first else _INSTANCES
+
+
+def _decoded(raw: msgspec.Raw, kind: type[_Item], what: str) -> Iterator[Sequence[_Item]]:
+    """The items of a list, some thousand at a time.
+
+    Raises:
+        RecodeError: one that is not what it should be; quotes it.
+    """
+    try:
+        items = msgspec.json.decode(raw, type=list[msgspec.Raw])
+    except msgspec.MsgspecError as error:
+        raise RecodeError(f"its list of {what}s: {error}") from error
+    decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
+    for first in range(0, len(items), _BATCH_ITEMS):
+        some = items[first : first + _BATCH_ITEMS]
+        try:
+            yield decoder.decode(b"[%b]" % b",".join(some))
+        except msgspec.MsgspecError as error:
+            _refuse(some, first, kind, what)
+            raise RecodeError(f"its {what}s from number {first} on: {error}") from error
+
+
+def _refuse(items: Sequence[msgspec.Raw], first: int, kind: type, what: str) -> None:
+    """Names the first item that cannot be decoded."""
+    for number, item in enumerate(items, first):
+        try:
+            msgspec.json.decode(item, type=kind)
+        except msgspec.MsgspecError as error:
+            quoted = bytes(memoryview(item)[:_QUOTED]).decode(errors="replace")
+            raise RecodeError(f"{what} number {number} is not as COCO has it: {error}: {quoted}") from error
+
+
+def _image_columns(images: Sequence[_Image]) -> dict[str, tuple[str, Column]]:
+    ids = [image.id for image in images]
+    sizes = {
+        name: ("<i4", Column(np.array([getattr(image, name) for image in images], np.int32)))
+        for name in ("height", "width")
+    }
+    if all(isinstance(found, int) for found in ids):
+        return {"image_id": ("<i8", Column(np.array(ids, np.int64))), **sizes}
+    texts = [str(found).encode() for found in ids]
+    lengths = np.array(list(map(len, texts)), np.int64)
+    return {"image_id": ("txt", Column(np.frombuffer(b"".join(texts), np.uint8), lengths)), **sizes}
+
+
+def _lists(values: Sequence[bytes], order: NDArray[np.int64], counts: NDArray[np.int64]) -> Column:
+    """The JSON values of each image, as a JSON list."""
+    rows, at, placed = [], 0, order.tolist()
+    for count in counts.tolist():
+        rows.append(b"[%b]" % b",".join([values[place] for place in placed[at : at + count]]))
+        at += count
+    return Column(np.frombuffer(b"".join(rows), np.uint8), np.array(list(map(len, rows)), np.int64))

@@ -1,0 +1,128 @@
+"""A file of annotations to a table (see `manifest.annotations`), in a recoder: the engine parses nothing of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NoReturn
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from streamer.errors import RecodeError, StreamerError
+from streamer.formats.annotations.parsed import Parsed, TableOptions, ending_of
+from streamer.formats.base import Records
+from streamer.formats.table.writer import write_records
+from streamer.manifest.annotations import MOST_ENDINGS, Head, hash_of
+
+# "jpg", "jpeg2000": more is no extension.
+_LONGEST_ENDING = 8
+_MAX_INT32 = 2**31 - 1
+
+
+class AnnotationRecoder:
+    """Makes the columns of a table, and its head: six records.
+
+    Args:
+        options: where it is from, and what is wanted of it.
+    """
+
+    def __init__(self, options: TableOptions) -> None:
+        self._options = options
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """Parses the whole file.
+
+        Raises:
+            RecodeError: it is not what its name says, contradicts itself, or two rows have one key.
+            ConfigError: a key or a field that it does not have.
+        """
+        try:
+            return _table(self._options.url, self._parse(content))
+        except (StreamerError, MemoryError):
+            raise
+        except Exception as error:  # pyarrow has its own, and OSError, and those of Python
+            raise RecodeError(f"cannot be read: {type(error).__name__}: {error}") from error
+
+    def _parse(self, content: memoryview) -> Parsed:
+        ending = ending_of(self._options.url)
+        if ending == "json" and bytes(content[:1000]).lstrip().startswith(b"{"):
+            from streamer.formats.annotations.coco import parse_coco
+
+            return parse_coco(content, self._options)
+        from streamer.formats.annotations.rows import parse_rows
+
+        return parse_rows(content, ending, self._options)
+
+
+def _table(url: str, parsed: Parsed) -> Records:
+    if not parsed.keys:
+        raise RecodeError("it has no rows")
+    keys = [key.removeprefix("./") for key in parsed.keys]
+    folders = {key.rpartition("/")[0] for key in keys}
+    names = [key.encode("utf-8", "surrogateescape") for key in keys]
+    hashes = np.fromiter(map(hash_of, names), np.int64, len(names))
+    order = np.argsort(hashes, kind="stable")
+    _refuse_doubles(hashes, order, keys)
+    records = write_records(parsed.fields, parsed.columns, len(names))
+    lengths = np.fromiter(map(len, names), np.int64, len(names))
+    columns = [_taken(lengths, b"".join(names), order), _taken(records.lengths, records.parts[0], order)]
+    head = Head(
+        url=url,
+        fields=tuple(parsed.fields),
+        classes=parsed.classes,
+        in_folders=folders != {""},
+        folder=folders.pop() if len(folders) == 1 else "",
+        endings=_endings(keys),
+    )
+    # The wide numbers first: each buffer is where its dtype may be.
+    arrays = [hashes[order], *(offsets for offsets, _ in columns), *(content for _, content in columns)]
+    parts: list[NDArray[np.uint8] | bytes] = [*(array.view(np.uint8) for array in arrays), msgspec.json.encode(head)]
+    return Records(parts, np.array(list(map(len, parts)), np.int64))
+
+
+def _refuse_doubles(hashes: NDArray[np.int64], order: NDArray[np.int64], keys: Sequence[str]) -> None:
+    """Stops at two rows of one key."""
+    same = np.flatnonzero(np.diff(hashes[order]) == 0)
+    suspects = Counter(keys[place] for place in {*order[same].tolist(), *order[same + 1].tolist()})
+    doubled = sorted(key for key, count in suspects.items() if count > 1)
+    if doubled:
+        first = [place for place, key in enumerate(keys) if key == doubled[0]]
+        _double(doubled, first)
+
+
+def _double(doubled: Sequence[str], places: Sequence[int]) -> NoReturn:
+    others = f" ({len(doubled)} keys have several)" if len(doubled) > 1 else ""
+    raise RecodeError(
+        f"rows {places[0]} and {places[1]} have the same key {doubled[0]!r}{others}; each sample has one row: join the "
+        "rows of one key into lists, or take the doubled ones out",
+        key=doubled[0],
+        keys=len(doubled),
+    )
+
+
+def _endings(keys: Sequence[str]) -> tuple[str, ...]:
+    """The extensions of the keys, the commonest first; none where keys are ambiguous without them."""
+    stems, endings = set[str](), Counter[str]()
+    for key in keys:
+        stem, dot, ending = key.rpartition(".")
+        if dot and "/" not in ending and len(ending) <= _LONGEST_ENDING:
+            endings[f".{ending}"] += 1
+            stems.add(stem)
+    if len(endings) > MOST_ENDINGS or len(stems) < endings.total():
+        return ()
+    return tuple(sorted(endings, key=lambda ending: (-endings[ending], ending)))
+
+
+def _taken(
+    lengths: NDArray[np.int64], content: object, order: NDArray[np.int64]
+) -> tuple[NDArray[np.int32] | NDArray[np.int64], NDArray[np.uint8]]:
+    """Byte strings in another order: offsets and content."""
+    edges = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    strings = pa.Array.from_buffers(pa.large_binary(), len(lengths), [None, pa.py_buffer(edges), pa.py_buffer(content)])
+    _, offsets, taken = strings.take(pa.array(order)).buffers()
+    found = np.frombuffer(offsets, np.int64)[: len(lengths) + 1]
+    data = np.frombuffer(taken, np.uint8)[: int(found[-1])] if taken is not None else np.empty(0, np.uint8)
+    return (found.astype(np.int32) if found[-1] <= _MAX_INT32 else found), data

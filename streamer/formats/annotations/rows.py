@@ -1,0 +1,190 @@
+"""Tables with one row per sample: CSV, TSV, JSON lines, JSON, Parquet; read by pyarrow.
+
+| column | field |
+| --- | --- |
+| number, boolean | number |
+| text, date, time | text |
+| bytes | bytes; a picture where they begin like one |
+| list of numbers | array |
+| everything else | JSON |
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from streamer.errors import ConfigError, RecodeError
+from streamer.formats.annotations.parsed import USUAL_KEY, Parsed, TableOptions, chosen_fields
+from streamer.formats.base import FieldSpec
+from streamer.formats.table.writer import Column
+
+# An object of JSON lines may have this many bytes, and so may a line of CSV.
+_LONGEST_ROW = 64 << 20
+_LONGEST_HEAD = 1 << 20
+_DTYPES = {
+    pa.bool_(): "?",
+    pa.int8(): "i1",
+    pa.uint8(): "u1",
+    pa.int16(): "<i2",
+    pa.uint16(): "<u2",
+    pa.int32(): "<i4",
+    pa.uint32(): "<u4",
+    pa.int64(): "<i8",
+    pa.uint64(): "<u8",
+    pa.float16(): "<f2",
+    pa.float32(): "<f4",
+    pa.float64(): "<f8",
+}
+
+
+def parse_rows(content: memoryview, ending: str, options: TableOptions) -> Parsed:
+    """The rows of a table.
+
+    Raises:
+        RecodeError: not a table of this kind, or a row without key.
+        ConfigError: a column that it does not have.
+    """
+    read = {"csv": _read_csv, "tsv": _read_csv, "parquet": _read_parquet, "pq": _read_parquet, "json": _read_json}
+    table = read.get(ending, _read_lines)(content, options)
+    key, wanted = _wanted(table.column_names, options)
+    fields = wanted if key in (options.fields or ()) else wanted[1:]
+    kinds = [_column(name, _whole(table, name)) for name in fields]
+    return Parsed(
+        keys=_keys(_whole(table, key), key),
+        fields=[FieldSpec(name, kind) for name, (kind, _) in zip(fields, kinds, strict=True)],
+        columns=[column for _, column in kinds],
+    )
+
+
+def _wanted(columns: Sequence[str], options: TableOptions) -> tuple[str, list[str]]:
+    """The column with the keys; it and those of the fields, each once."""
+    key = options.key or USUAL_KEY
+    if key not in columns:
+        raise ConfigError(
+            f"annotations={options.url!r} has no column {key!r}; key= names the column with the keys of the samples, "
+            f"one of {', '.join(columns)}",
+            field="key",
+        )
+    fields = chosen_fields(options, columns, [name for name in columns if name != key])
+    return key, list(dict.fromkeys([key, *fields]))
+
+
+def _read_csv(content: memoryview, options: TableOptions, texts: Sequence[str] = ()) -> pa.Table:
+    from pyarrow import csv as arrow_csv
+
+    delimiter = "\t" if options.url.lower().endswith(".tsv") else ","
+    head = bytes(content[:_LONGEST_HEAD]).partition(b"\n")[0].decode("utf-8-sig", "replace")
+    columns = next(csv.reader([head.rstrip("\r")], delimiter=delimiter), [])
+    key, wanted = _wanted(columns, options)
+    table = arrow_csv.read_csv(
+        pa.BufferReader(pa.py_buffer(content)),
+        read_options=arrow_csv.ReadOptions(use_threads=False, block_size=_block_bytes(content)),
+        parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        # The key, too: "0139" is a name, not a number.
+        convert_options=arrow_csv.ConvertOptions(
+            column_types=dict.fromkeys([key, *texts], pa.string()), include_columns=wanted
+        ),
+    )
+    return _read_csv(content, options, dates) if (dates := _dates(table)) else table
+
+
+def _read_lines(content: memoryview, options: TableOptions, texts: Sequence[str] = ()) -> pa.Table:
+    from pyarrow import json as arrow_json
+
+    table = arrow_json.read_json(
+        pa.BufferReader(pa.py_buffer(content)),
+        read_options=arrow_json.ReadOptions(use_threads=False, block_size=_block_bytes(content)),
+        parse_options=arrow_json.ParseOptions(explicit_schema=pa.schema([(name, pa.string()) for name in texts])),
+    )
+    return _read_lines(content, options, dates) if (dates := _dates(table)) else table
+
+
+def _dates(table: pa.Table) -> list[str]:
+    """The columns that are to be read again as the texts that they are."""
+    return [field.name for field in table.schema if pa.types.is_temporal(field.type)]
+
+
+def _read_json(content: memoryview, options: TableOptions) -> pa.Table:
+    """A list of objects."""
+    rows = msgspec.json.decode(content, type=list[dict[str, object]])
+    return pa.Table.from_pylist(rows)
+
+
+def _read_parquet(content: memoryview, options: TableOptions) -> pa.Table:
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(content)))
+    _, wanted = _wanted(file.schema_arrow.names, options)
+    return file.read(columns=wanted, use_threads=False)
+
+
+def _block_bytes(content: memoryview) -> int:
+    return min(len(content) + 1, _LONGEST_ROW)
+
+
+def _whole(table: pa.Table, name: str) -> pa.Array:
+    found = table.column(name).combine_chunks()
+    found = pa.concat_arrays(found.chunks) if isinstance(found, pa.ChunkedArray) else found
+    return found.dictionary_decode() if pa.types.is_dictionary(found.type) else found
+
+
+def _keys(values: pa.Array, key: str) -> list[str]:
+    if values.null_count:
+        row = pc.index(values.is_null(), True).as_py()
+        raise RecodeError(f"row {row} has no {key!r}, the key of its sample ({values.null_count} rows have none)")
+    keys: list[str] = values.cast(pa.string()).to_pylist()
+    return keys
+
+
+def _column(name: str, values: pa.Array) -> tuple[str, Column]:
+    """Kind and column of a field."""
+    kind = values.type
+    nulls = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
+    if pa.types.is_decimal(kind):
+        values, kind = values.cast(pa.float64()), pa.float64()
+    if kind in _DTYPES:
+        return _DTYPES[kind], Column(_numbers(values, 0), nulls=nulls)
+    if pa.types.is_null(kind):
+        return "null", Column(np.empty(0, np.uint8), np.zeros(len(values), np.int64), nulls)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_temporal(kind):
+        return "txt", _bytes(values.cast(pa.string()).cast(pa.large_binary()), nulls)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        return "", _bytes(values.cast(pa.large_binary()), nulls)
+    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and kind.value_type in _DTYPES:
+        items = values.flatten()
+        # NaN where there is none; whole numbers have no such value.
+        if not items.null_count or pa.types.is_floating(kind.value_type):
+            return f"{_DTYPES[kind.value_type]}[]", _arrays(values, items, nulls)
+    return "json", _json(values, nulls)
+
+
+def _numbers(values: pa.Array, missing: float) -> NDArray[np.generic]:
+    if values.null_count:
+        values = values.fill_null(False if pa.types.is_boolean(values.type) else missing)
+    found: NDArray[np.generic] = values.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _bytes(values: pa.Array, nulls: NDArray[np.bool_] | None) -> Column:
+    _, offsets, content = values.fill_null(b"").buffers()
+    edges = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
+    found = np.empty(0, np.uint8) if content is None else np.frombuffer(content, np.uint8)[edges[0] : edges[-1]]
+    return Column(found, np.diff(edges), nulls)
+
+
+def _arrays(values: pa.Array, items: pa.Array, nulls: NDArray[np.bool_] | None) -> Column:
+    numbers = np.ascontiguousarray(_numbers(items, float("nan")))
+    counts = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return Column(numbers.view(np.uint8), counts * numbers.itemsize, nulls)
+
+
+def _json(values: pa.Array, nulls: NDArray[np.bool_] | None) -> Column:
+    found = [b"" if value is None else msgspec.json.encode(value) for value in values.to_pylist()]
+    return Column(np.frombuffer(b"".join(found), np.uint8), np.array(list(map(len, found)), np.int64), nulls)

@@ -1,0 +1,58 @@
+"""Batches of a loader as DALI's `external_source` takes them: data from the store, in this order, with resume.
+
+loader = StreamingDataLoader(dataset, 256, num_workers=4, ragged=("jpg",))
+
+@pipeline_def(batch_size=256, num_threads=4, device_id=0)
+def pipeline():
+jpegs, labels = fn.external_source(source=DaliSource(loader, ("jpg", "cls")), num_outputs=2, no_copy=True)
+return fn.decoders.image(jpegs, device="mixed"), labels
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.loader.batch.ragged import Ragged
+
+Output = npt.NDArray[np.generic] | list[npt.NDArray[np.generic]]
+
+
+class DaliSource:
+    """The source of an `external_source` with `no_copy=True`: nothing is copied before the pipeline reads it.
+
+    Each iteration is one epoch of the loader. At its end the pipeline raises StopIteration; after `pipeline.reset()` it
+    goes on with the next one. Imports no DALI.
+
+    Args:
+        loader: of batches that are dicts.
+        fields: the outputs, in order: lists of arrays of `Ragged`, arrays of tensors.
+        held: batches whose memory stays: those in the queue of the pipeline (`prefetch_queue_depth`, 2), and one more.
+    """
+
+    def __init__(self, loader: Iterable[object], fields: Sequence[str], held: int = 3) -> None:
+        self._loader = loader
+        self._fields = tuple(fields)
+        # Not those of one epoch: the pipeline still reads the last batches when it has ended.
+        self._held: deque[object] = deque(maxlen=held)
+
+    def __repr__(self) -> str:
+        return f"DaliSource({self._loader!r}, {self._fields})"
+
+    def __iter__(self) -> Iterator[tuple[Output, ...]]:
+        """The outputs of each batch of the next epoch."""
+        for batch in self._loader:
+            assert isinstance(batch, Mapping), "only samples that are dicts have fields"
+            self._held.append(batch)
+            yield tuple(_output(batch[field]) for field in self._fields)
+
+
+def _output(value: object) -> Output:
+    if isinstance(value, Ragged):
+        return [view.numpy() for view in value.views()]
+    array: npt.NDArray[np.generic] = np.asarray(value)
+    # A number of each sample is an array of one number there.
+    return array.reshape(-1, 1) if array.ndim == 1 else array

@@ -1,0 +1,64 @@
+"""Annotations of a dataset, as the user says them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from streamer.errors import ConfigError
+from streamer.formats.annotations.parsed import ending_of
+from streamer.loader import checks
+from streamer.loader.samples.joined import Missing
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """A file with labels, boxes or texts for the samples of a dataset, joined by key.
+
+        StreamingDataset("s3://b/images/", annotations=Annotations("s3://b/labels.csv", key="file", fields=["label"]))
+
+    COCO's JSON (instances, keypoints, captions), CSV, TSV, JSON lines, a JSON list of objects, or Parquet. A sample and
+    a row belong together if the name in the row is that of the sample: its path below the dataset's url, or the last
+    part of it, where the names in the rows are in no folder. Samples of tars have names without extension, and so may
+    the rows.
+
+    Args:
+        url: of the file; read with the storage options of the dataset.
+        key: the column of a table with the names of the samples; None: "file_name".
+        fields: the columns that samples get; None: all of a table; of COCO "boxes", "labels", "area", "iscrowd",
+            "image_id", "height", "width", or "captions". Others of COCO: "segmentation", "keypoints", "category_ids".
+        missing: a sample without a row is an "error", has "empty" arrays and None for numbers and texts, or is left out
+            ("drop", for datasets of files).
+        on: the field of the sample with its name, for records whose "__key__" is only a number; None: "__key__".
+
+    Raises:
+        ConfigError: an invalid argument.
+    """
+
+    url: str
+    key: str | None = None
+    fields: Sequence[str] | None = None
+    missing: Missing = "error"
+    on: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", checks.path("annotations", self.url))
+        ending_of(self.url)
+        checks.one_of("missing", self.missing, get_args(Missing))
+        if isinstance(self.fields, str) or not all(isinstance(name, str) for name in self.fields or ()):
+            raise ConfigError(f"fields={self.fields!r}: give a sequence of names", field="fields")
+
+    @classmethod
+    def of(cls, given: object) -> Annotations | None:
+        """As the user gives them: a url, with options, or options by name, as a file of a mix has them.
+
+        Raises:
+            ConfigError: something else.
+        """
+        if given is None or isinstance(given, cls):
+            return given
+        try:
+            return cls(**given) if isinstance(given, Mapping) else cls(given)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise ConfigError(f"annotations={given!r}: {error}", field="annotations") from error

@@ -1,0 +1,123 @@
+"""Joins annotations to samples by key, in the process that makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from streamer.decode.dispatch import DecodeRule, SampleDecoder
+from streamer.decode.kinds import NULL
+from streamer.errors import DecodeError
+from streamer.formats.base import Field, FieldSpec
+from streamer.formats.table.records import TableOpener, fixed_dtype
+from streamer.manifest.annotations import AnnotationTable
+from streamer.manifest.model import SampleName
+
+# What becomes of a sample without annotations.
+Missing = Literal["error", "empty", "drop"]
+
+_NO_BYTES = memoryview(b"")
+_NO_NAME = SampleName()
+
+
+class JoinRules(msgspec.Struct, frozen=True):
+    """What is joined.
+
+    Attributes:
+        table: its folder.
+        missing: what becomes of a sample without a row.
+        on: the field of the sample with its key; None: "__key__".
+    """
+
+    table: Path
+    missing: Missing = "error"
+    on: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """The identity of the table."""
+        return self.table.name
+
+
+def table_digest(rules: JoinRules | None) -> str | None:
+    """The identity of what is joined; None: nothing is."""
+    return None if rules is None else rules.digest
+
+
+class Joiner:
+    """Finds the annotations of samples. Used by one thread.
+
+    Args:
+        rules: which.
+        decode: the dataset's rule; it concerns annotations that it names.
+
+    Raises:
+        ManifestError: there is no table.
+    """
+
+    def __init__(self, rules: JoinRules, decode: DecodeRule) -> None:
+        self.table = AnnotationTable.open(rules.table)
+        self._rules = rules
+        self._opener = TableOpener(self.table.head.fields)
+        self._decode = SampleDecoder(decode if isinstance(decode, Mapping) else "auto")
+        self._empty = [_empty(field) for field in self.table.head.fields]
+        # Chosen once, because all rows have the same fields: to choose takes as long as to decode.
+        specs = [Field(spec.name, _NO_BYTES, spec.kind) for spec in self.table.head.fields]
+        self._readers = [(field.name, self._decode.reader(field)) for field in specs]
+        self._kinds_known = all(field.kind for field in specs)
+
+    def __repr__(self) -> str:
+        return f"Joiner({self.table!r})"
+
+    def values(self, key: str, fields: Sequence[Field]) -> dict[str, object]:
+        """The annotations of a sample, decoded.
+
+        Args:
+            key: the sample's.
+            fields: its own, undecoded.
+
+        Raises:
+            DecodeError: it has none, or no key, or one cannot be decoded.
+        """
+        name = key if self._rules.on is None else self._key_in(fields)
+        if (row := self.table.find(name)) < 0:
+            if self._rules.missing == "empty":
+                return self._decode(key, self._empty)
+            raise DecodeError(no_row(self.table, name), sample=key)
+        record = memoryview(self.table.row(row))
+        values, nulls = self._opener.values(record)
+        if self._kinds_known and not nulls:
+            try:
+                return {name: read(value) for (name, read), value in zip(self._readers, values, strict=True)}
+            except Exception:  # noqa: BLE001 - raised again below, with the name of the field
+                pass
+        return self._decode(key, self._opener.open(record, _NO_NAME)[1])
+
+    def _key_in(self, fields: Sequence[Field]) -> str:
+        found = [field for field in fields if field.name == self._rules.on]
+        if not found:
+            raise DecodeError(
+                f"no field {self._rules.on!r}, by which annotations are joined (on=); it has "
+                f"{', '.join(field.name for field in fields)}"
+            )
+        value = self._decode("", found)[found[0].name]
+        return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def no_row(table: AnnotationTable, key: str) -> str:
+    """The message for a sample without annotations."""
+    shown = ", ".join(repr(table.key(row)) for row in range(min(2, len(table))))
+    return (
+        f"no annotations for {key!r} among the {len(table):,} rows of {table.head.url}, whose keys are like {shown}; "
+        "missing='empty' gives such samples empty ones, missing='drop' leaves them out (files only), key= and on= name "
+        "other columns and fields"
+    )
+
+
+def _empty(field: FieldSpec) -> Field:
+    """What a sample without annotations has: an array of no items, else None."""
+    array = "[" in field.kind and fixed_dtype(field.kind) is None
+    return Field(field.name, _NO_BYTES, field.kind if array else NULL)

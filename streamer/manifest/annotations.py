@@ -1,0 +1,167 @@
+"""A table of annotations as its readers see it: rows by key, in files that all processes of a machine map.
+
+    manifests/<digest>/annotations.json    the fields of every row, the classes, and how keys are written
+    manifests/<digest>/rows.arrows         hash, key, row                     by hash, then by key
+
+A row is a record (see `formats.table.records`). A lookup is a binary search for the hash of the key and a comparison of
+the keys: no index is held in memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from hashlib import blake2b
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from streamer.errors import ManifestCorruptError, ManifestError
+from streamer.manifest.arrow_ipc.reader import map_table
+from streamer.manifest.columns import BinaryColumn, Schema, Table, digest_of
+from streamer.manifest.model import FieldSpec
+from streamer.manifest.reader_lock import held
+
+# The format of a manifest request that asks for a table, not for a dataset.
+ANNOTATIONS = "annotations"
+HEAD_NAME, ROWS_NAME = "annotations.json", "rows.arrows"
+ROWS: Schema = {"hash": "int64", "key": "binary", "row": "binary"}
+
+# The largest prime below 2^63: the tables of manifests have int64.
+_PRIME = 2**63 - 25
+# Names are compared with that many endings at most; keys with more of them have dots of their own.
+MOST_ENDINGS = 8
+
+
+class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is known of all rows.
+
+    Attributes:
+        url: the file.
+        fields: of every row.
+        classes: names of the labels; empty: unknown.
+        in_folders: keys have folders.
+        folder: the one that all keys are in, which the names of samples may lack; "": there is none.
+        endings: what keys end in, as ".jpg"; empty: they have no extensions.
+    """
+
+    url: str
+    fields: tuple[FieldSpec, ...]
+    classes: tuple[str, ...] = ()
+    in_folders: bool = False
+    folder: str = ""
+    endings: tuple[str, ...] = ()
+
+    def digest(self, rows: Table) -> str:
+        """The identity of a table: 32 hex characters. The place of the file is no part of it."""
+        content = msgspec.json.encode([ANNOTATIONS, msgspec.structs.replace(self, url=""), digest_of(rows)])
+        return blake2b(content, digest_size=16).hexdigest()
+
+    def name(self, key: str) -> str:
+        """The key of a sample, with folders as the keys of the table have them: tables without any name files alone."""
+        if not self.in_folders:
+            return key.rpartition("/")[2]
+        return f"{self.folder}/{key}" if self.folder and "/" not in key else key
+
+    def spellings(self, name: str) -> list[str]:
+        """How a name may be written: tars name samples without an extension, tables files with one, or vice versa."""
+        return [name, *(name + ending for ending in self.endings)] if self.endings else [name, name.rpartition(".")[0]]
+
+
+class AnnotationTable:
+    """Rows by key. Immutable, safe to use from any thread; costs no memory per row.
+
+    Attributes:
+        path: the folder.
+        head: what is known of all rows.
+    """
+
+    def __init__(self, path: Path, head: Head, rows: Table) -> None:
+        self.path, self.head = path, head
+        hashes = rows["hash"]
+        assert isinstance(hashes, np.ndarray)
+        # A memoryview gives Python's integers, which `bisect` compares faster than numpy's.
+        self._hashes = hashes.view(np.int64).data
+        self._keys, self._rows = _Strings(rows["key"]), _Strings(rows["row"])
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Opens the table in a folder, which stays on the disk while the result lives.
+
+        Raises:
+            ManifestError: there is none.
+            ManifestCorruptError: a file is missing, or not what it should be.
+        """
+        return held(path, cls._mapped)
+
+    @classmethod
+    def open_verified(cls, path: Path) -> Self:
+        """Opens a table and compares its content with its digest (1 GB/s).
+
+        Raises:
+            ManifestError: as `open`.
+            ManifestCorruptError: it has another content.
+        """
+        table = cls.open(path)
+        if (found := table.head.digest(map_table(path / ROWS_NAME, ROWS))) != path.name:
+            raise ManifestCorruptError(f"{path}: content has digest {found}", path=str(path))
+        return table
+
+    @classmethod
+    def _mapped(cls, path: Path) -> Self:
+        try:
+            head = msgspec.json.decode((path / HEAD_NAME).read_bytes(), type=Head)
+        except OSError as error:
+            raise ManifestError(f"no annotations at {path}: {error.strerror}", path=str(path)) from error
+        except msgspec.MsgspecError as error:
+            raise ManifestCorruptError(f"{path / HEAD_NAME}: {error}", path=str(path)) from error
+        return cls(path, head, map_table(path / ROWS_NAME, ROWS))
+
+    def __repr__(self) -> str:
+        return f"AnnotationTable({self.head.url}, {len(self)} rows)"
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def key(self, row: int) -> str:
+        """The key of a row, 0..len-1."""
+        return str(self._keys[row], "utf-8", "surrogateescape")
+
+    def row(self, row: int) -> bytearray:
+        """The record of a row, in memory of its own."""
+        return bytearray(self._rows[row])
+
+    def find(self, key: str) -> int:
+        """The row of a sample's key; -1: there is none."""
+        name = self.head.name(key)
+        likeliest = name if "." in name or not self.head.endings else name + self.head.endings[0]
+        if (row := self._row_of(likeliest)) >= 0:
+            return row
+        return next((row for other in self.head.spellings(name) if (row := self._row_of(other)) >= 0), -1)
+
+    def _row_of(self, text: str) -> int:
+        name, hashes = text.encode("utf-8", "surrogateescape"), self._hashes
+        wanted = hash_of(name)
+        row = bisect_left(hashes, wanted)
+        while row < len(hashes) and hashes[row] == wanted:
+            if self._keys[row] == name:
+                return row
+            row += 1
+        return -1
+
+
+class _Strings:
+    """Views of the strings of a column; 0.2 us each."""
+
+    def __init__(self, column: object) -> None:
+        assert isinstance(column, BinaryColumn)
+        self._offsets, self._content = column.offsets.data, column.content.data
+
+    def __getitem__(self, row: int) -> memoryview:
+        return self._content[self._offsets[row] : self._offsets[row + 1]]
+
+
+def hash_of(name: bytes) -> int:
+    """A number below 2^63 for a name: the bytes as one number, modulo a prime."""
+    return int.from_bytes(name, "little") % _PRIME

@@ -1,0 +1,124 @@
+"""COCO's JSON as pycocotools reads it: every box, label, area and mask; and what a table of it costs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pycocotools import mask
+from pycocotools.coco import COCO
+
+from streamer.decode import coco_masks
+from tests.annotations.test_parsing import table
+
+CATEGORIES = [{"id": number, "name": f"c{number}", "supercategory": "x"} for number in range(1, 91) if number % 7]
+
+
+def instances(images: int, objects: int) -> dict[str, Any]:
+    """Random boxes; a tenth of the objects are crowds, with run lengths, of which half are packed."""
+    drawn = np.random.default_rng(images)
+    found = []
+    for number in range(objects):
+        crowd = number % 10 == 0
+        points = np.round(drawn.random(2 * int(drawn.integers(3, 30))) * 40, 2).tolist()
+        runs: dict[str, Any] = {"size": [40, 40], "counts": [100, 50, 1450]}
+        if number % 20 == 0:
+            runs = mask.frPyObjects(runs, 40, 40)
+            runs["counts"] = runs["counts"].decode()
+        found.append(
+            {
+                "id": number,
+                "image_id": int(drawn.integers(images)) * 3,
+                "category_id": CATEGORIES[int(drawn.integers(len(CATEGORIES)))]["id"],
+                "bbox": np.round(drawn.random(4) * 300, 2).tolist(),
+                "area": float(np.round(drawn.random() * 1e4, 4)),
+                "iscrowd": int(crowd),
+                "segmentation": runs if crowd else [points],
+            }
+        )
+    names = [{"id": 3 * n, "file_name": f"{n:012}.jpg", "height": 40, "width": 40, "license": 1} for n in range(images)]
+    return {"info": {}, "images": names, "annotations": found, "categories": CATEGORIES[::-1]}
+
+
+def read_by_peer(path: Path) -> COCO:
+    with contextlib.redirect_stdout(io.StringIO()):
+        return COCO(path)
+
+
+@pytest.mark.parametrize(("images", "objects"), [(30, 200), pytest.param(30_000, 215_000, marks=[pytest.mark.formats])])
+def test_every_object_is_that_of_pycocotools(tmp_path: Path, images: int, objects: int) -> None:
+    """Point 18: all boxes and labels; at most 10 CPU seconds and 300 bytes an image."""
+    path = tmp_path / "instances.json"
+    path.write_text(json.dumps(instances(images, objects)))
+    content = path.read_bytes()
+    begun = time.process_time()
+    joiner = table(tmp_path, str(path), content)
+    seconds = time.process_time() - begun
+    size = sum(file.stat().st_size for file in joiner.table.path.iterdir())
+    peer = read_by_peer(path)
+    categories = sorted(peer.cats)
+    for image in peer.imgs.values():
+        found: dict[str, Any] = joiner.values(image["file_name"], ())
+        wanted = peer.loadAnns(peer.getAnnIds(imgIds=[image["id"]]))
+        boxes = np.array([each["bbox"] for each in wanted], np.float64).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        assert np.array_equal(found["boxes"], boxes.astype(np.float32))
+        assert found["labels"].tolist() == [categories.index(each["category_id"]) for each in wanted]
+        assert found["iscrowd"].tolist() == [each["iscrowd"] for each in wanted]
+        assert np.array_equal(found["area"], np.array([each["area"] for each in wanted], np.float32))
+        assert (found["image_id"], found["height"], found["width"]) == (image["id"], 40, 40)
+    print(f"{seconds:.1f} CPU s, {size / images:.0f} bytes an image")
+    if images > 1000:  # of a few, the list of classes is most of it
+        assert seconds < 10
+        assert size < 300 * images
+
+
+# Of pycocotools 2.0.11 itself, with numpy 2.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_masks_are_those_of_pycocotools(tmp_path: Path) -> None:
+    """Polygons, run lengths as numbers, and packed ones."""
+    path = tmp_path / "instances.json"
+    path.write_text(json.dumps(instances(20, 100)))
+    joiner = table(tmp_path, str(path), path.read_bytes(), fields=("segmentation", "height", "width"))
+    peer, compared = read_by_peer(path), 0
+    for image in peer.imgs.values():
+        found = coco_masks(joiner.values(image["file_name"], ()))
+        wanted = [peer.annToMask(each) for each in peer.loadAnns(peer.getAnnIds(imgIds=[image["id"]]))]
+        assert np.array_equal(found, np.array(wanted, np.uint8).reshape(-1, 40, 40))
+        compared += len(wanted)
+    assert compared == 100
+
+
+def test_a_segmentation_without_area_is_an_empty_mask() -> None:
+    """A polygon of two points, which pycocotools refuses; an image without objects."""
+    sample = {"segmentation": [[[1, 1, 2, 2]]], "height": 3, "width": 4}
+    assert not coco_masks(sample).any()
+    assert coco_masks(sample | {"segmentation": []}).shape == (0, 3, 4)
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_reader_does_not_grow_with_the_table(tmp_path: Path) -> None:
+    """A million rows, a tenth of them read: what the process has for itself grows by less than a megabyte."""
+    rows = "".join(f"c{n % 1000}/{n:09}.jpg,{n},a caption of some length, number {n}\n" for n in range(1_000_000))
+    joiner = table(tmp_path, "x.csv", b"file_name,label,caption,number\n" + rows.encode())
+    joiner.values("c0/000000000.jpg", ())
+    before = anonymous_bytes()
+    for number in range(0, 1_000_000, 10):
+        assert joiner.values(f"c{number % 1000}/{number:09}.jpg", ())["label"] == number
+    grown = anonymous_bytes() - before
+    print(f"{grown} bytes of {sum(file.stat().st_size for file in joiner.table.path.iterdir())}")
+    assert grown < 1 << 20
+
+
+def anonymous_bytes() -> int:
+    """Memory that is no page of a file."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Anonymous:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no such line")

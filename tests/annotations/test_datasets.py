@@ -1,0 +1,256 @@
+"""Datasets with annotations, through an engine: folders, tars and records; and what is said where keys do not fit."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing.resource_tracker
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from streamer import Annotations, MixedDataset, StreamingDataLoader, StreamingDataset
+from streamer.client.engine_client import EngineClient
+from streamer.client.settings import ClientSettings
+from streamer.errors import ConfigError, DecodeError, ManifestError
+from tests.tars import tar_of
+
+COUNT = 24
+Open = Callable[..., StreamingDataset]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One for all tests, kept alive by a client of its own."""
+    folder = tmp_path_factory.mktemp("engine")
+    multiprocessing.resource_tracker.ensure_running()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STREAMER_RUNTIME_DIR", str(folder / "run"))
+        patch.setenv("STREAMER_CACHE_DIR", str(folder / "cache"))
+        with EngineClient(ClientSettings.from_environment()) as client:
+            client.roots()
+            yield
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    """Opens datasets, and closes them after the test."""
+    made: list[StreamingDataset] = []
+
+    def take(*arguments: Any, **options: Any) -> StreamingDataset:
+        made.append(StreamingDataset(*arguments, **options))
+        return made[-1]
+
+    yield take
+    while made:
+        made.pop().close()
+
+
+def name(number: int) -> str:
+    return f"{number:04}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Files of which each has its number."""
+    for number in range(COUNT):
+        path = tmp_path / "data" / "deep" / f"{name(number)}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, np.array([number]))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def tars(folder: Path, tmp_path: Path) -> Path:
+    """The same in two tars."""
+    out = tmp_path / "tars"
+    out.mkdir()
+    files = sorted((folder / "deep").iterdir())
+    for number, some in enumerate((files[:10], files[10:])):
+        (out / f"{number}.tar").write_bytes(tar_of((file.name, file.read_bytes()) for file in some))
+    return out
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    """The same as JSON lines, whose keys are only numbers."""
+    path = tmp_path / "records.jsonl"
+    path.write_text("".join(json.dumps({"image": f"{name(n)}.npy", "npy_number": n}) + "\n" for n in range(COUNT)))
+    return path
+
+
+def labels_in(folder: Path, numbers: range = range(COUNT), **more: str) -> Path:
+    """A table in which the label is three times the number."""
+    path = folder / "labels.csv"
+    rows = "".join(f"{name(n)}.npy,{3 * n}\n" for n in numbers)
+    path.write_text(f"file_name,tag\n{rows}{''.join(f'{key},{value}' + chr(10) for key, value in more.items())}")
+    return path
+
+
+def coco_in(folder: Path) -> Path:
+    """Number n has n % 3 boxes."""
+    images = [{"id": n, "file_name": f"{name(n)}.npy", "height": 9, "width": 9} for n in range(COUNT)]
+    objects = [
+        {"image_id": n, "category_id": 5 + k, "bbox": [n, k, 1, 2], "area": 2, "iscrowd": 0}
+        for n in range(COUNT)
+        for k in range(n % 3)
+    ]
+    path = folder / "instances.json"
+    categories = [{"id": 5, "name": "a"}, {"id": 6, "name": "b"}]
+    path.write_text(json.dumps({"images": images, "annotations": objects, "categories": categories}))
+    return path
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("data", ["folder", "tars"])
+def test_every_sample_has_its_objects(
+    request: pytest.FixtureRequest, opened: Open, tmp_path: Path, data: str, workers: int
+) -> None:
+    """In files and tars, in the loader's workers and without; the order is that of the dataset without annotations."""
+    url = request.getfixturevalue(data)
+    dataset = opened(url, annotations=coco_in(tmp_path))
+    plain = opened(url)
+    found = []
+    with StreamingDataLoader(dataset, batch_size=5, num_workers=workers, collate_fn=list) as loader:
+        for sample in (sample for batch in loader for sample in batch):
+            number = int(sample["npy"][0])
+            found.append(number)
+            assert sample["image_id"] == number
+            assert sample["boxes"].tolist() == [[number, k, number + 1, k + 2] for k in range(number % 3)]
+            assert sample["labels"].tolist() == list(range(number % 3))
+    assert sorted(set(found)) == list(range(COUNT))
+    assert found[:COUNT] == [int(sample["npy"][0]) for sample in plain][:COUNT]
+    assert dataset.annotation_classes == ["a", "b"]
+    assert dataset[3]["image_id"] == int(dataset[3]["npy"][0])
+
+
+def test_records_are_joined_on_a_field(opened: Open, records: Path, tmp_path: Path) -> None:
+    """Their keys are only numbers."""
+    dataset = opened(records, annotations=Annotations(str(labels_in(tmp_path)), on="image"))
+    assert sorted((s["npy_number"], s["tag"]) for s in dataset) == [(n, 3 * n) for n in range(COUNT)]
+    wrong = opened(records, annotations=Annotations(str(tmp_path / "labels.csv"), on="picture"))
+    with pytest.raises(DecodeError, match=r"no field 'picture'.*image, npy_number"):
+        wrong[0]
+
+
+def test_a_missing_row_is_an_error_empty_or_drops_the_sample(opened: Open, folder: Path, tmp_path: Path) -> None:
+    """Files are compared when the dataset is opened; a row without a sample does no harm."""
+    table = str(labels_in(tmp_path, range(4, COUNT), **{"more.npy": "1"}))
+    with pytest.raises(ManifestError, match=r"4 of 24 samples have none: no annotations for 'deep/000\d.npy'"):
+        len(opened(folder, annotations=table))
+    empty = opened(folder, annotations=Annotations(table, missing="empty"))
+    assert sorted((int(s["npy"][0]), s["tag"]) for s in empty) == [(n, None if n < 4 else 3 * n) for n in range(COUNT)]
+    dropped = opened(folder, annotations=Annotations(table, missing="drop"))
+    assert sorted(int(s["npy"][0]) for s in dropped) == list(range(4, COUNT))
+    assert len(dropped.select(fraction=(0, 0.5))) + len(dropped.select(fraction=(0.5, 1))) == COUNT - 4
+
+
+def test_a_missing_row_of_a_tar_is_found_when_it_is_read(opened: Open, tars: Path, tmp_path: Path) -> None:
+    """The keys are in the archives only."""
+    table = str(labels_in(tmp_path, range(COUNT - 1)))
+    with pytest.raises(DecodeError, match=r"no annotations for '0023'.*keys are like '00\d\d.npy'"):
+        list(opened(tars, annotations=table))
+    with pytest.raises(ConfigError, match="missing='drop' is for datasets of files"):
+        len(opened(tars, annotations=Annotations(table, missing="drop")))
+    assert [s["tag"] for s in opened(tars, annotations=Annotations(table, missing="empty"))].count(None) == 1
+
+
+def test_keys_that_fit_nothing_or_two_files_are_refused(opened: Open, folder: Path, tmp_path: Path) -> None:
+    """Also where missing rows are allowed: a table of other names would give nothing but empty samples."""
+    other = tmp_path / "other.csv"
+    other.write_text("file_name,tag\nx.npy,1\ny.npy,2\n")
+    with pytest.raises(ManifestError, match=r"24 of 24 samples have none.*keys are like '[xy].npy', '[xy].npy'"):
+        len(opened(folder, annotations=Annotations(str(other), missing="empty")))
+    (folder / "twin").mkdir()
+    np.save(folder / "twin" / "0003.npy", np.array([3]))
+    with pytest.raises(ManifestError, match=r"'\w+/0003.npy' and '\w+/0003.npy' would both have the row '0003.npy'"):
+        len(opened(folder, annotations=str(labels_in(tmp_path))))
+
+
+def test_a_bad_file_names_itself_and_the_reason(opened: Open, folder: Path, tmp_path: Path) -> None:
+    """The recoder's reason, with the url."""
+    table = labels_in(tmp_path, **{"0003.npy": "4"})
+    with pytest.raises(ManifestError, match=r"labels.csv: rows 3 and 24 have the same key '0003.npy'"):
+        len(opened(folder, annotations=str(table)))
+    with pytest.raises(ConfigError, match="has no column 'image'"):
+        len(opened(folder, annotations=Annotations(str(table), key="image")))
+    with (tmp_path / "large.json").open("wb") as file:
+        file.truncate(5 << 30)
+    with pytest.raises(ConfigError, match=r"large.json' has 5\.4 GB; up to 2\.0 GB are read"):
+        len(opened(folder, annotations=str(tmp_path / "large.json")))
+    with pytest.raises(ConfigError, match=r"the name says the kind; \.json, \.csv"):
+        Annotations("labels.xlsx")
+    with pytest.raises(ConfigError, match="missing='ignore' is none of"):
+        Annotations("labels.csv", missing="ignore")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_metadata_beside_pictures_is_found(opened: Open, tmp_path: Path, kind: str) -> None:
+    """As Hugging Face has it: it is no sample; the name of the format leaves it out."""
+    data = tmp_path / "pictures"
+    data.mkdir()
+    for number in range(6):
+        (data / f"{number}.png").write_bytes(b"not decoded")
+    rows = [{"file_name": f"{n}.png", "text": f"picture {n}", "label": n + 10} for n in range(6)]
+    text = "file_name,text,label\n" + "".join(f"{row['file_name']},{row['text']},{row['label']}\n" for row in rows)
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (data / f"metadata.{kind}").write_text(text if kind == "csv" else lines)
+    dataset = opened(data, decode=None)
+    assert sorted((s["__key__"], s["text"], s["label"]) for s in dataset) == [
+        (f"{n}.png", f"picture {n}", n + 10) for n in range(6)
+    ]
+    assert len(opened(data, decode=None, format="folder")) == 7
+
+
+def test_a_changed_table_is_used_after_a_refresh(opened: Open, folder: Path, tmp_path: Path) -> None:
+    """The dataset keeps the one that it was opened with until then, in other processes, too."""
+    table = labels_in(tmp_path)
+    dataset = opened(folder, annotations=str(table), shuffle=False)
+    assert dataset[1]["tag"] == 3
+    table.write_text(table.read_text().replace("0001.npy,3\n", "0001.npy,33\n"))
+    tags = [sample["tag"] for sample in DataLoader(dataset, num_workers=1, batch_size=None)]
+    assert tags[1] == 3
+    assert dataset.refresh()
+    assert dataset[1]["tag"] == 33
+    assert not dataset.refresh()
+
+
+def test_ranks_compare_their_tables(opened: Open, folder: Path, tmp_path: Path) -> None:
+    """The digest is that of the content: not of the place, nor of the order of the rows."""
+    first = labels_in(tmp_path)
+    rows = first.read_text().splitlines()
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "labels.csv").write_text("\n".join([rows[0], *reversed(rows[1:])]))
+    (tmp_path / "other.csv").write_text(first.read_text().replace(",3\n", ",4\n"))
+    digests = [
+        opened(folder, annotations=str(table))._opening.prepare(4, None).facts()["annotations"]
+        for table in (first, tmp_path / "copy" / "labels.csv", tmp_path / "other.csv")
+    ]
+    assert digests[0] == digests[1] != digests[2]
+    assert opened(folder)._opening.prepare(4, None).facts()["annotations"] is None
+
+
+def test_members_of_a_mix_have_their_own(opened: Open, folder: Path, tars: Path, tmp_path: Path) -> None:
+    """Each sample has the annotations of its member."""
+    boxes = opened(folder, annotations=coco_in(tmp_path))
+    tags = opened(tars, annotations={"url": str(labels_in(tmp_path)), "fields": ["tag"]})
+    mix = MixedDataset({"boxes": boxes, "tags": tags})
+    found = list(mix)
+    mix.close()
+    assert {"boxes" if "boxes" in sample else "tags" for sample in found} == {"boxes", "tags"}
+    assert all(sample["tag"] == 3 * int(sample["npy"][0]) for sample in found if "tag" in sample)
+
+
+def test_show_prints_them(folder: Path, tmp_path: Path) -> None:
+    """The fields of the row, after those of the sample."""
+    command = [sys.executable, "-m", "streamer", "show", str(folder), "--key", "deep/0004.npy"]
+    done = subprocess.run(
+        [*command, "--annotations", str(coco_in(tmp_path))], capture_output=True, text=True, check=True
+    )
+    assert "boxes" in done.stdout
+    assert "image_id  int 4" in done.stdout

@@ -1,0 +1,236 @@
+"""What a recoder makes of files of annotations: every row, every field; and what it says of bad ones."""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streamer.errors import ConfigError, RecodeError
+from streamer.formats.annotations.parsed import TableOptions
+from streamer.formats.annotations.recoder import AnnotationRecoder
+from streamer.loader.samples.joined import Joiner, JoinRules
+from streamer.manifest.annotations import AnnotationTable, Head, hash_of
+from streamer.manifest.columns import BinaryColumn
+from streamer.recode.annotations import publish
+from streamer.recode.results import Recoded
+from tests.formats.mutations import mutated
+
+ROWS = [
+    {"file_name": "a/0001.jpg", "label": 3, "score": 0.5, "caption": "a dog,\na cat", "when": "2020-01-02"},
+    {"file_name": "a/0002.jpg", "label": 4, "score": None, "caption": "", "when": "2020-01-03"},
+    {"file_name": "b/0001.jpg", "label": -1, "score": 1.5, "caption": "ü", "when": "2021-12-31"},
+]
+CSV = (
+    'file_name,label,score,caption,when\r\na/0001.jpg,3,0.5,"a dog,\na cat",2020-01-02\r\n'
+    "a/0002.jpg,4,,,2020-01-03\r\nb/0001.jpg,-1,1.5,ü,2021-12-31\r\n"
+).encode()
+COCO: dict[str, Any] = {
+    "images": [
+        {"id": 7, "file_name": "0001.jpg", "height": 4, "width": 6},
+        {"id": 5, "file_name": "0002.jpg", "height": 8, "width": 9},
+    ],
+    "annotations": [
+        {"id": 1, "image_id": 5, "category_id": 20, "bbox": [1, 2, 3, 4], "area": 12, "iscrowd": 0},
+        {"id": 2, "image_id": 5, "category_id": 10, "bbox": [0.5, 0.25, 1, 1], "area": 1.5, "iscrowd": 1},
+    ],
+    "categories": [{"id": 20, "name": "cat"}, {"id": 10, "name": "ant"}],
+}
+
+
+def lines(rows: list[dict[str, Any]]) -> bytes:
+    return b"\n".join(map(msgspec.json.encode, rows))
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows), sink)
+    return sink.getvalue().to_pybytes()
+
+
+def table(tmp_path: Path, name: str, content: bytes, **options: Any) -> Joiner:
+    """The table of a file, as an engine publishes it and a worker opens it."""
+    made = AnnotationRecoder(TableOptions(name, **options)).recode(memoryview(content), -1, b"")
+    joined = b"".join(bytes(part) for part in made.parts)
+    edges = np.concatenate([[0], np.cumsum(made.lengths), [len(joined)]]).astype(np.int64)
+    place = tmp_path / "place"
+    place.mkdir(exist_ok=True)
+    return Joiner(JoinRules(tmp_path / publish(Recoded(memoryview(joined), edges), place, tmp_path)), "auto")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.csv", CSV),
+        ("x.csv", b"\xef\xbb\xbf" + CSV),
+        ("x.TSV", CSV.replace(b'"a dog,', b'"a dog;').replace(b",", b"\t").replace(b"dog;", b"dog,")),
+        ("x.jsonl", lines(ROWS)),
+        ("x.json", json.dumps(ROWS, indent=1).encode()),
+        ("x.parquet", parquet(ROWS)),
+    ],
+    ids=["csv", "csv with mark", "tsv", "jsonl", "json", "parquet"],
+)
+def test_every_kind_of_table_has_the_same_rows(tmp_path: Path, name: str, content: bytes) -> None:
+    """Types are those of the values; a missing number is None, dates are texts."""
+    joiner = table(tmp_path, name, content)
+    for row in ROWS:
+        wanted = {column: value for column, value in row.items() if column != "file_name"}
+        found = {column: value for column, value in joiner.values(row["file_name"], ()).items() if column in wanted}
+        assert found == wanted
+        assert type(found["label"]) is int
+
+
+def test_lists_are_arrays_and_nested_values_json(tmp_path: Path) -> None:
+    """Numbers of a list are writable, and in memory of their own."""
+    rows = [
+        {"file_name": "1.png", "boxes": [1.5, 2], "tags": ["a"], "objects": {"id": [1, 2]}},
+        {"file_name": "2.png", "boxes": [], "tags": [], "objects": None},
+    ]
+    joiner = table(tmp_path, "x.jsonl", lines(rows))
+    found = joiner.values("1.png", ())
+    boxes = found["boxes"]
+    assert isinstance(boxes, np.ndarray)
+    assert boxes.tolist() == [1.5, 2]
+    boxes[:] = 0
+    again = joiner.values("1.png", ())["boxes"]
+    assert isinstance(again, np.ndarray)
+    assert again.tolist() == [1.5, 2]
+    assert (found["tags"], found["objects"]) == (["a"], {"id": [1, 2]})
+    assert joiner.values("2.png", ())["objects"] is None
+
+
+def test_only_named_fields_are_kept_and_numbers_are_keys_as_written(tmp_path: Path) -> None:
+    """ "0139" stays a name in CSV; whole numbers are names, too."""
+    joiner = table(tmp_path, "x.csv", b"id,label,more\n0139,1,x\n0140,2,y\n", key="id", fields=("label",))
+    assert joiner.values("0139", ()) == {"label": 1}
+    joiner = table(tmp_path, "x.jsonl", b'{"id": 139, "label": 1}', key="id")
+    assert joiner.values("139.jpg", ()) == {"label": 1}
+
+
+def test_objects_of_coco_are_those_of_their_image(tmp_path: Path) -> None:
+    """Boxes by their corners, labels in the order of the category ids, in the order of the file."""
+    joiner = table(tmp_path, "x.json", json.dumps(COCO).encode())
+    found = joiner.values("0002", ())
+    assert joiner.table.head.classes == ("ant", "cat")
+    assert {name: getattr(value, "tolist", lambda value=value: value)() for name, value in found.items()} == {
+        "boxes": [[1, 2, 4, 6], [0.5, 0.25, 1.5, 1.25]],
+        "labels": [1, 0],
+        "area": [12, 1.5],
+        "iscrowd": [0, 1],
+        "image_id": 5,
+        "height": 8,
+        "width": 9,
+    }
+    without = joiner.values("0001.jpg", ())
+    assert [getattr(without[name], "shape", None) for name in ("boxes", "labels")] == [(0, 4), (0,)]
+
+
+def test_coco_has_captions_keypoints_and_segmentation_on_demand(tmp_path: Path) -> None:
+    """Captions are the usual field where there are no boxes."""
+    captions = COCO | {"annotations": [{"image_id": 7, "caption": text} for text in ("one", "two")]}
+    assert table(tmp_path, "x.json", json.dumps(captions).encode()).values("0001.jpg", ())["captions"] == ["one", "two"]
+    points = {"keypoints": [1, 2, 2, 3, 4, 0], "segmentation": [[1, 1, 2, 2, 1, 2]]}
+    people = COCO | {
+        "annotations": [COCO["annotations"][0] | points],
+        "categories": [{"id": 20, "name": "cat", "keypoints": ["nose", "tail"]}],
+    }
+    fields = ("keypoints", "segmentation", "category_ids")
+    found = table(tmp_path, "x.json", json.dumps(people).encode(), fields=fields).values("0002.jpg", ())
+    assert [getattr(found[name], "tolist", list)() for name in ("keypoints", "category_ids")] == [
+        [[[1, 2, 2], [3, 4, 0]]],
+        [20],
+    ]
+    assert found["segmentation"] == [points["segmentation"]]
+
+
+def changed(**parts: Any) -> bytes:
+    return json.dumps(COCO | parts).encode()
+
+
+def first_object(**parts: Any) -> bytes:
+    return changed(annotations=[COCO["annotations"][0] | parts])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "message"),
+    [
+        ("x.csv", CSV + b"a/0002.jpg,1,1,x,2020-01-01\r\n", {}, "rows 1 and 3 have the same key 'a/0002.jpg'"),
+        ("x.csv", CSV, {"key": "image"}, "no column 'image'.*one of file_name, label, score, caption, when"),
+        ("x.csv", CSV, {"fields": ("labels",)}, "no field 'labels'; it has file_name, label"),
+        ("x.csv", b"file_name,label\n", {}, "it has no rows"),
+        ("x.csv", b"", {}, "no column 'file_name'"),
+        ("x.csv", b"file_name,a\nx.jpg,1,2\n", {}, "Expected 2 columns, got 3"),
+        ("x.jsonl", b'{"file_name": "a.jpg"}\n{"file": "b.jpg"}', {}, "row 1 has no 'file_name'"),
+        ("x.jsonl", b'{"file_name": "a.jpg"}\n{"file_name": ', {}, "cannot be read"),
+        ("x.parquet", parquet(ROWS)[:-9], {}, "cannot be read"),
+        ("x.json", b'{"a": 1}', {}, "not COCO's JSON.*images"),
+        ("x.json", b'{"images": NaN}', {}, "not COCO's JSON"),
+        ("x.json", first_object(bbox=[1, 2, 3]), {}, r"annotation number 0.*length 4.*\"bbox\": \[1, 2, 3\]"),
+        ("x.json", first_object(bbox=None), {}, "image 5 has no bbox"),
+        ("x.json", first_object(category_id=3), {}, "category_id 3, which is none of the file's 2"),
+        ("x.json", first_object(image_id=3), {}, "image_id 3, which no image has"),
+        ("x.json", first_object(keypoints=[1, 2]), {"fields": ("keypoints",)}, "2 numbers as keypoints"),
+        ("x.json", changed(images=[COCO["images"][0]] * 2), {}, "2 images have 1 ids"),
+        ("x.json", changed(images=[COCO["images"][0], COCO["images"][0] | {"id": 5}]), {}, "same key '0001.jpg'"),
+        ("x.json", changed(), {"key": "id"}, "named by 'file_name'"),
+    ],
+)
+def test_bad_files_are_refused_with_a_reason(
+    tmp_path: Path, name: str, content: bytes, options: dict[str, Any], message: str
+) -> None:
+    """The reason names the row, the key, or the column, and what there is."""
+    with pytest.raises((RecodeError, ConfigError), match=message):
+        table(tmp_path, name, content, **options)
+
+
+@pytest.mark.parametrize("several", [60, pytest.param(2000, marks=pytest.mark.formats)])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("x.json", changed()), ("x.csv", CSV), ("x.jsonl", lines(ROWS)), ("x.parquet", parquet(ROWS))],
+    ids=["coco", "csv", "jsonl", "parquet"],
+)
+def test_damaged_files_are_read_or_refused(name: str, content: bytes, several: int) -> None:
+    """No other error, whatever the bytes are."""
+    drawn = random.Random(several)
+    for _ in range(several):
+        with suppress(RecodeError, ConfigError):
+            AnnotationRecoder(TableOptions(name)).recode(memoryview(mutated(content, drawn)), -1, b"")
+
+
+def test_rows_of_one_hash_are_told_apart(tmp_path: Path) -> None:
+    """The second of three rows that claim the hash of its key."""
+    hashes = np.full(3, hash_of(b"b"), np.int64)
+    keys = BinaryColumn.of([b"a", b"b", b"c"])
+    rows = AnnotationTable(tmp_path, Head("x", ()), {"hash": hashes, "key": keys, "row": keys})
+    assert [rows.find(key) for key in "abc"] == [-1, 1, -1]
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "found"),
+    [
+        (["a/1.jpg", "b/1.jpg"], "b/1.jpg", 1),
+        (["a/1.jpg", "b/1.jpg"], "b/1", 1),
+        (["a/1.jpg", "b/1.jpg"], "1.jpg", -1),
+        (["x/1.jpg", "x/2.jpg"], "2.jpg", 1),
+        (["x/1.jpg", "x/2.jpg"], "x/2", 1),
+        (["x/1.jpg", "x/2.jpg"], "y/2.jpg", -1),
+        (["./1.jpg", "2.png"], "2", 1),
+        (["1", "2"], "a/2.jpg", 1),
+        (["1.2.840.1", "1.2.840.2"], "1.2.840.2.dcm", 1),
+        (["1.jpg", "1.png"], "1", -1),
+        (["1.jpg", "1.png"], "1.png", 1),
+    ],
+)
+def test_keys_are_compared_as_far_as_they_are_written(tmp_path: Path, keys: list[str], key: str, found: int) -> None:
+    """Folders and extensions count where both sides have them; what is ambiguous without them is not found."""
+    joiner = table(tmp_path, "x.jsonl", lines([{"file_name": each, "n": n} for n, each in enumerate(keys)]))
+    row = joiner.table.find(key)
+    assert (joiner.values(key, ())["n"] if row >= 0 else -1) == found
