@@ -11,6 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from streamer.formats.arrays.hdf5.format import HDF5 as HDF5
+    from streamer.formats.arrays.rows import Npy as Npy
+    from streamer.formats.arrays.rows import RawArrays as RawArrays
+    from streamer.formats.arrays.zarr.format import Zarr as Zarr
     from streamer.formats.base import Format as Format
     from streamer.formats.folder import Folder as Folder
     from streamer.formats.json_lines import JsonLines as JsonLines
@@ -18,28 +22,29 @@ if TYPE_CHECKING:
     from streamer.formats.peers.litdata import LitData as LitData
     from streamer.formats.peers.mds import Mds as Mds
     from streamer.formats.recordio import RecordIO as RecordIO
-    from streamer.formats.rows import Npy as Npy
-    from streamer.formats.rows import RawArrays as RawArrays
     from streamer.formats.tfrecord.format import TFRecord as TFRecord
     from streamer.formats.webdataset import WebDataset as WebDataset
 
 _HOMES = {
     "Folder": "folder",
     "Format": "base",
+    "HDF5": "arrays.hdf5.format",
     "JsonLines": "json_lines",
     "LitData": "peers.litdata",
     "Mds": "peers.mds",
-    "Npy": "rows",
+    "Npy": "arrays.rows",
     "Parquet": "parquet.format",
-    "RawArrays": "rows",
+    "RawArrays": "arrays.rows",
     "RecordIO": "recordio",
     "TFRecord": "tfrecord.format",
     "WebDataset": "webdataset",
+    "Zarr": "arrays.zarr.format",
 }
 
 __all__ = [
     "Folder",
     "Format",
+    "HDF5",
     "JsonLines",
     "LitData",
     "Mds",
@@ -49,6 +54,7 @@ __all__ = [
     "RecordIO",
     "TFRecord",
     "WebDataset",
+    "Zarr",
 ]
 
 

@@ -12,7 +12,9 @@ BUILT_IN = {
     "tfrecord": "streamer.formats.tfrecord.format:TFRecord",
     "recordio": "streamer.formats.recordio:RecordIO",
     "jsonl": "streamer.formats.json_lines:JsonLines",
-    "npy": "streamer.formats.rows:Npy",
+    "npy": "streamer.formats.arrays.rows:Npy",
+    "hdf5": "streamer.formats.arrays.hdf5.format:HDF5",
     "parquet": "streamer.formats.parquet.format:Parquet",
-    "raw": "streamer.formats.rows:RawArrays",
+    "zarr": "streamer.formats.arrays.zarr.format:Zarr",
+    "raw": "streamer.formats.arrays.rows:RawArrays",
 }

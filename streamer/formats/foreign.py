@@ -33,15 +33,18 @@ _ENDINGS = {
 }
 # Those that are read, by the name of their format (see built_in.py).
 _READ = {
+    "HDF5": "hdf5",
     "JSON lines": "jsonl",
     "LitData": "litdata",
     "MDS (MosaicML Streaming)": "mds",
     "Parquet": "parquet",
     "RecordIO (MXNet)": "recordio",
     "TFRecord": "tfrecord",
+    "zarr": "zarr",
 }
 # They accompany other data, too.
 _COMPANIONS_OF_OTHERS = frozenset(["JSON lines"])
+_ZARR_CHUNK = re.compile(r"(?:c\.)?\d+(?:\.\d+)*")
 _PACKED = re.compile(r"\.(zstd|zst|gz|snappy|br|bz2|lz4|xz)$")
 _LITDATA = re.compile(r"chunk-\d+-\d+(\.[\w:]+)?\.bin")
 # "train.tfrecord-00000-of-00010", and "train-00000-of-01024" as TensorFlow's ImageNet has it.
@@ -59,7 +62,7 @@ def special_format(keys: Sequence[str]) -> str:
     found: Counter[str] = Counter()
     example: dict[str, str] = {}
     odd = [key for key in keys if not is_common(key)]
-    others, marked = len(keys) - len(odd), ""
+    others, chunks, marked = len(keys) - len(odd), 0, ""
     for key in odd:
         name = base_name(key).lower()
         kind = _MARKS.get(name) or _kind(name)
@@ -67,8 +70,11 @@ def special_format(keys: Sequence[str]) -> str:
             found[kind] += 1
             example.setdefault(kind, key)
             marked = marked or (kind if name in _MARKS else "")
+        elif _ZARR_CHUNK.fullmatch(name):
+            chunks += "." in name
         elif not is_hidden(key) and "." in name and name.rpartition(".")[2] not in COMPANIONS:
             others += 1
+    others += chunks if marked != "zarr" else 0
     kind = marked or max(found, key=found.__getitem__, default="")
     if not kind or (not marked and found[kind] <= others) or (others and kind in _COMPANIONS_OF_OTHERS):
         return ""

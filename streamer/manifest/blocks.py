@@ -23,19 +23,21 @@ MOST_RECORD_BYTES = 1 << 30
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Bytes of one object that can only be decoded together (a row group, a compressed shard).
+    """Bytes that can only be decoded together (a row group, a compressed shard).
 
     Attributes:
         ranges: half-open byte ranges of the object, in the order in which the recoder gets them.
         samples: how many.
         record_bytes: of the samples' records together, as well as the index can know.
         hint: what the recoder needs besides the bytes and the facts; at most `LONGEST_HINT` bytes.
+        objects: of each range, where they are of several: sources of the survey. Empty: that which is indexed.
     """
 
     ranges: tuple[tuple[int, int], ...]
     samples: int
     record_bytes: int
     hint: bytes = b""
+    objects: tuple[ObjectRecord, ...] = ()
 
     @property
     def fetch_bytes(self) -> int:
@@ -101,4 +103,6 @@ def recoded_chunk_key(
     state.update(json.dumps(head, sort_keys=True).encode())
     for block in blocks:
         state.update(msgspec.msgpack.encode([block.ranges, block.samples, block.hint]))
+        if block.objects:
+            state.update(json.dumps([(each.url, each.version) for each in block.objects]).encode())
     return state.digest()

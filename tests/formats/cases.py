@@ -100,7 +100,8 @@ class Found:
     Attributes:
         survey: None for whole objects.
         items: of each source, its spans or blocks.
-        needs: of each source, each ask of its index as a tuple; a need has the object that it was answered from.
+        needs: of each source, each ask of its index as a tuple; a need has the object that it was answered from, but
+            for those of a walk through the source.
         survey_needs: likewise, of the survey.
     """
 
@@ -164,7 +165,8 @@ def run(
         if isinstance(item, Need | tuple):
             needs = item if isinstance(item, tuple) else (item,)
             named = tuple(Need(need.start, need.stop, need.object or target) for need in needs)
-            asked.append(named)
+            # One without an object goes on in a walk through the indexed one.
+            asked.append(needs if item is needs[0] and needs[0].object is None else named)
             contents = tuple(_bytes_of(need, objects) for need in named)
             answer = contents if isinstance(item, tuple) else contents[0]
         elif isinstance(item, Examine):
@@ -202,13 +204,15 @@ def contents_of(chosen: Format, found: Found, objects: Mapping[str, bytes]) -> l
             if isinstance(item, Span):
                 contents.append((whole[item.start : item.stop], name))
             else:
-                contents += [(record, name) for record in recode(chosen, found, item, block_bytes(item, whole))]
+                content = block_bytes(item, whole, objects)
+                contents += [(record, name) for record in recode(chosen, found, item, content)]
     return contents
 
 
-def block_bytes(block: Block, whole: bytes) -> bytes:
-    """What the recoder gets."""
-    return b"".join(whole[start:stop] for start, stop in block.ranges)
+def block_bytes(block: Block, whole: bytes, objects: Mapping[str, bytes] | None = None) -> bytes:
+    """What the recoder gets: bytes of the object that was indexed, or of others, too."""
+    owners = [(objects or {})[owner.url.removeprefix(URL)] for owner in block.objects] or [whole] * len(block.ranges)
+    return b"".join(owner[start:stop] for owner, (start, stop) in zip(owners, block.ranges, strict=True))
 
 
 def recode(chosen: Format, found: Found, block: Block, content: bytes) -> list[bytes]:

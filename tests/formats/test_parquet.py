@@ -63,12 +63,13 @@ class TestParquet(FormatContract):
             assert min(blocks) > 3, blocks
 
 
-def test_pyarrow_stays_out_of_trainers_and_engines():
-    """Only a recoder imports it: not the class, its index or its opener."""
+def test_libraries_stay_out_of_trainers_and_engines():
+    """Only a recoder imports those of columns and arrays: not the classes, their indexes or their openers."""
     program = (
-        "import sys; import streamer.service.server, streamer.loader.dataset; from streamer.formats import Parquet;"
-        "from streamer.formats.base import Facts; Parquet().opener(Facts());"
-        "assert not {'pyarrow', 'cramjam'} & {*sys.modules}, 'imported'"
+        "import sys; import streamer.service.server, streamer.loader.dataset;"
+        "from streamer.formats import HDF5, Parquet, Zarr; from streamer.formats.base import Facts;"
+        "[kind().opener(Facts()) for kind in (HDF5, Parquet, Zarr)];"
+        "assert not {'pyarrow', 'cramjam', 'h5py', 'hdf5plugin', 'numcodecs'} & {*sys.modules}, 'imported'"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 

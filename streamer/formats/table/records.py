@@ -42,6 +42,14 @@ def head_bytes(fields: Sequence[FieldSpec]) -> int:
     return null_bytes(fields) + 4 * variable
 
 
+def head_dtype(fields: Sequence[FieldSpec]) -> np.dtype[np.void]:
+    """A record without its variable fields: "nulls", "lengths", and the fixed fields by their numbers ("0", "2")."""
+    dtypes = [fixed_dtype(field.kind) for field in fields]
+    fixed = [(str(number), dtype) for number, dtype in enumerate(dtypes) if dtype is not None]
+    variable = len(fields) - len(fixed)
+    return np.dtype([("nulls", "u1", (null_bytes(fields),)), ("lengths", "<u4", (variable,)), *fixed])
+
+
 class TableOpener:
     """Opens records.
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from streamer.formats.base import FieldSpec, Records
-from streamer.formats.table.records import fixed_dtype, null_bytes
+from streamer.formats.table.records import head_dtype
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ def write_records(fields: Sequence[FieldSpec], columns: Sequence[Column], rows: 
     Raises:
         ValueError: a column of another length, or a value of 4 GiB.
     """
-    heads = np.zeros(rows, _head_dtype(fields))
+    heads = np.zeros(rows, head_dtype(fields))
     for number, (field, column) in enumerate(zip(fields, columns, strict=True)):
         if column.nulls is not None:
             heads["nulls"][column.nulls, number // 8] |= np.uint8(1 << number % 8)
@@ -54,13 +54,6 @@ def write_records(fields: Sequence[FieldSpec], columns: Sequence[Column], rows: 
         heads["lengths"][:, place] = lengths
     parts = [(heads.view(np.uint8).reshape(-1), np.full(rows, heads.dtype.itemsize, np.int64)), *variable]
     return Records([_joined(parts)], np.sum([lengths for _, lengths in parts], axis=0, dtype=np.int64))
-
-
-def _head_dtype(fields: Sequence[FieldSpec]) -> np.dtype[np.void]:
-    dtypes = [fixed_dtype(field.kind) for field in fields]
-    fixed = [(str(number), dtype) for number, dtype in enumerate(dtypes) if dtype is not None]
-    variable = len(fields) - len(fixed)
-    return np.dtype([("nulls", "u1", (null_bytes(fields),)), ("lengths", "<u4", (variable,)), *fixed])
 
 
 def _joined(parts: Sequence[tuple[NDArray[np.generic], NDArray[np.int64]]]) -> NDArray[np.uint8]:

@@ -96,7 +96,7 @@ class Rows(msgspec.Struct, frozen=True):
         if self.whole_objects:
             return int(self.first_sample[chunk])
         # An object that goes on in the next part belongs to the part in which it begins.
-        return int(self.extent_object[self.first_extent[chunk] - 1]) + 1
+        return int(self.extent_object[: self.first_extent[chunk]].max()) + 1
 
     def _part(self, chunk: int, stop: int, objects: int, objects_stop: int) -> PartRows:
         samples = slice(int(self.first_sample[chunk]), int(self.first_sample[stop]))
@@ -218,7 +218,7 @@ class Contained(msgspec.Struct, frozen=True):
         for number, members in chunks:
             for block in members:
                 self._check(number, block)
-        ranges = [(number, *span) for number, members in chunks for block in members for span in block.ranges]
+        ranges = self._ranges(chunks)
         owner, start, stop = np.array(ranges, np.int64).reshape(-1, 3).T
         samples = np.array([sum(block.samples for block in members) for _, members in chunks], np.int64)
         return Rows(
@@ -239,6 +239,24 @@ class Contained(msgspec.Struct, frozen=True):
             fetch_bytes=np.array([sum(block.fetch_bytes for block in members) for _, members in chunks], np.int64),
             hints=[encode_hints(members) for _, members in chunks],
         )
+
+    def _ranges(self, chunks: Sequence[tuple[int, list[Block]]]) -> list[tuple[int, int, int]]:
+        """The number of its object, start and stop of each range."""
+        of_several = any(block.objects for _, members in chunks for block in members)
+        numbers = {self.listing.url(i): i for i in range(len(self.listing))} if of_several else {}
+        ranges = []
+        for number, members in chunks:
+            for block in members:
+                owners = [numbers.get(_bytes(record.url), -1) for record in block.objects]
+                if -1 in owners:
+                    raise ManifestError(
+                        f"a block of format {self.indexer.name!r} has bytes of {block.objects[owners.index(-1)].url}, "
+                        "which is no source of its survey",
+                        url=block.objects[owners.index(-1)].url,
+                    )
+                pairs = zip(owners or [number] * len(block.ranges), block.ranges, strict=True)
+                ranges += [(owner, *span) for owner, span in pairs]
+        return ranges
 
     def _block_keys(self, chunks: Sequence[tuple[int, list[Block]]]) -> NDArray[np.uint8]:
         indexer, options = self.indexer, self.indexer.options
@@ -284,6 +302,10 @@ def _cut_keys(listing: Listing, number: int, cut: Cut, format_name: str) -> Iter
         mine = slice(extents[i], extents[i + 1])
         starts = cut.sample_start[samples[i] : samples[i + 1]]
         yield chunk_key(format_name, [name] * (mine.stop - mine.start), ranges[mine], starts)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _edges(counts: Sequence[int] | Int64Array) -> Int64Array:

@@ -29,6 +29,10 @@ from streamer.formats.registry import find_format
         (["README.md", "dataset_infos.json", ".gitattributes", "data/train-00000-of-00002.parquet"], "parquet"),
         (["_SUCCESS", "part-00000-aaaa.snappy.parquet"], "parquet"),
         (["a.jpg", "train.jsonl", "test.jsonl"], "folder"),
+        ([".zgroup", "x/.zarray", "x/.zattrs", "x/0.0", "x/0.1", "x/1.0", "x/1.1", "README.md"], "zarr"),
+        (["zarr.json", "x/zarr.json", "x/c/0/0", "x/c/0/1", "x/c/1/0"], "zarr"),
+        (["a.HDF5", "b.hdf5", "c.h5", "LICENSE"], "hdf5"),
+        (["log.1", "log.2", "1.0", "x.h5"], "folder"),
     ],
 )
 def test_detect(keys, name):
@@ -42,10 +46,6 @@ def test_detect(keys, name):
     [
         ("Arrow", ["dataset_info.json", "state.json", "data-00000-of-00001.arrow"]),
         ("LMDB", ["data.mdb", "lock.mdb"]),
-        ("zarr", [".zgroup", "x/.zarray", "x/0.0", "x/0.1", "x/1.0", "x/1.1", "y.jpg", "z.jpg"]),
-        ("zarr", ["zarr.json", "x/zarr.json", "x/c/0/0", "x/c/0/1", "x/c/1/0"]),
-        ("HDF5", ["train.h5"]),
-        ("HDF5", ["a.HDF5", "b.hdf5", "LICENSE"]),
         ("NetCDF", ["era5-2020.nc"]),
         ("Lance", ["_versions/1.manifest", "data/a.lance", "data/b.lance"]),
         ("FFCV", ["train.beton"]),
@@ -84,6 +84,8 @@ def test_a_mixture_says_what_was_found():
 
 def test_other_files_among_those_of_a_format():
     """Are a question for the user."""
+    with pytest.raises(ConfigError, match=r"zarr \(1 such objects, the first is \.zarray\) and 1 other files"):
+        detect([".zarray", "0.0", "0.1", "a.jpg"])
     with pytest.raises(ConfigError, match=r"TFRecord \(3 such objects, the first is a\.tfrecord\) and 1 other files"):
         detect(["a.tfrecord", "b.tfrecord", "c.tfrecord", "a.jpg"])
 
@@ -95,7 +97,7 @@ def test_a_named_format_is_taken_as_given():
 
 def test_an_unknown_format_lists_the_known():
     """A misspelt name is answered with the choice."""
-    with pytest.raises(ConfigError, match=r"folder, .*webdataset, auto, and those of packages with an entry point"):
+    with pytest.raises(ConfigError, match=r"folder, .*webdataset, .*auto, and those of packages with an entry point"):
         find_format("tfrecords")
     with pytest.raises(ConfigError, match="tfrecords"):
         chooser("tfrecords")

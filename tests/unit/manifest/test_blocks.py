@@ -12,8 +12,10 @@ from streamer.errors import ManifestError
 from streamer.formats.base import Facts, FieldSpec, Format, Need, Source, Span, Survey
 from streamer.manifest.blocks import MOST_FETCH_BYTES, Block, cut_blocks, decode_hints
 from streamer.manifest.builder.build import BuildOptions, build
-from streamer.manifest.model import Codec
+from streamer.manifest.builder.rows import Rows
+from streamer.manifest.model import Codec, ObjectRecord
 from streamer.manifest.transfer import export_files, install_files
+from streamer.manifest.validation import verify
 
 PREFIX = "s3://b/packed/"
 
@@ -181,3 +183,44 @@ async def test_blocks_and_samples_do_not_mix(store, tmp_path):
 
     with pytest.raises(ManifestError, match="name them as two datasets"):
         await built(store, shards(2, 1), tmp_path, Mixed())
+
+
+class Joined(Packed, frozen=True):
+    """Each shard but the last one is decoded with the beginning of the next one."""
+
+    def survey(self, accepted, others):
+        yield from ()
+        notes = [msgspec.json.encode(record) for record in accepted[1:]]
+        return Survey([Source(record, note) for record, note in zip(accepted, [*notes, b""], strict=True)])
+
+    def index(self, source, facts, start=0):
+        if source.notes:
+            following = msgspec.json.decode(source.notes, type=ObjectRecord)
+            yield Block(((0, 100), (0, 50)), 10, 300, b"", (source.record, following))
+
+
+async def test_blocks_of_several_objects(store, tmp_path, monkeypatch):
+    """Their ranges name these, their keys follow from all of them; the parts of a manifest have each object once."""
+    monkeypatch.setattr(Rows.parts, "__defaults__", (10,))
+    objects = {f"{PREFIX}{number}.packed": bytes(100 + number) for number in range(4)}
+    manifest, _ = await built(store, objects, tmp_path / "0", Joined())
+    verify(manifest)
+    assert (manifest.objects, len(manifest.content.parts)) == (4, 3)
+    for number in range(3):
+        extents = manifest.chunk(number).extents
+        places = [(extent.object.url.removeprefix(PREFIX), extent.start, extent.stop) for extent in extents]
+        assert places == [(f"{number}.packed", 0, 100), (f"{number + 1}.packed", 0, 50)]
+    after, _ = await built(store, {**objects, f"{PREFIX}3.packed": bytes(200)}, tmp_path / "1", Joined())
+    assert [manifest.chunk(i).key == after.chunk(i).key for i in range(3)] == [True, True, False]
+
+
+async def test_a_block_of_an_object_that_is_no_source(store, tmp_path):
+    """Is an error of the format."""
+
+    class Wrong(Packed, frozen=True):
+        def index(self, source, facts, start=0):
+            record = msgspec.structs.replace(source.record, url="file:///etc/passwd")
+            yield Block(((0, 100),), 10, 300, b"", (record,))
+
+    with pytest.raises(ManifestError, match="'packed' has bytes of file:///etc/passwd, which is no source"):
+        await built(store, shards(1, 1), tmp_path, Wrong())

@@ -179,23 +179,24 @@ class RowOpener:
 
     Args:
         kind: of the field.
+        name: of the field.
     """
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
+    def __init__(self, kind: str, name: str = FIELD) -> None:
+        self._kind, self._name = kind, name
         dtype, _, shape = kind.partition("[")
         lengths = map(int, shape.rstrip("]").split(",")) if shape else ()
         self._row_bytes = np.dtype(dtype).itemsize * math.prod(lengths)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
-        """One field, "array".
+        """One field.
 
         Raises:
             DecodeError: another number of bytes.
         """
         if len(content) != self._row_bytes:
             raise DecodeError(f"{len(content)} bytes are no row of {self._kind}, {self._row_bytes} bytes", offset=0)
-        return None, [Field(FIELD, content, self._kind)]
+        return None, [Field(self._name, content, self._kind)]
 
 
 def kind_of_rows(dtype: np.dtype[np.generic], shape: Sequence[int]) -> str:

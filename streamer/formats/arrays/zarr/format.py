@@ -1,0 +1,233 @@
+"""Zarr of versions 2 and 3: rows of arrays are samples, the index is the metadata, and the indexes of shards.
+
+Rows of one array without codecs, in chunks of whole rows, are read where they lie. All others are put together once,
+before the cache: the chunks of a run of rows, which are many objects.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+
+import msgspec
+
+from streamer.errors import ManifestError
+from streamer.formats.arrays.recode import TileRecoder
+from streamer.formats.arrays.rows import FIELD, Rows
+from streamer.formats.arrays.tiles import ArraysError, blocks_of, common_rows, facts_of_columns, opener_of
+from streamer.formats.arrays.zarr.codecs import ChunkDecoder
+from streamer.formats.arrays.zarr.metadata import CHUNK_NAME, NAMES, ZarrArray, nodes_of, read_metadata
+from streamer.formats.arrays.zarr.shards import Stored
+from streamer.formats.base import (
+    Answer,
+    Facts,
+    Format,
+    Indexing,
+    Need,
+    ObjectRecord,
+    Opener,
+    Recoder,
+    Source,
+    Survey,
+    Surveying,
+)
+from streamer.formats.failures import refused
+from streamer.formats.names import base_name
+
+_CHOOSE = 'name the arrays that you want: Zarr(arrays={"image": "images"})'
+_MOST_METADATA_BYTES = 16 << 20
+# Objects of the longest array that are indexed together.
+_TOGETHER = 1024
+
+
+class _Notes(msgspec.Struct, frozen=True):
+    """What the survey says of an object.
+
+    Attributes:
+        plain: its rows, where they lie.
+        rows: first and last row that are found here; the objects of other sources are among those of `stored`.
+        stored: where these rows are, by field.
+    """
+
+    plain: Rows | None = None
+    rows: tuple[int, int] = (0, 0)
+    stored: dict[str, Stored] = msgspec.field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """As JSON of the standard library: a url may have bytes that are no UTF-8."""
+        return json.dumps(msgspec.to_builtins(self)).encode()
+
+
+class Zarr(Format, frozen=True, forbid_unknown_fields=True):
+    """Zarr stores: a sample is a row along axis 0 of one array, or of several ones of a group, of the same length.
+
+    Attributes:
+        arrays: paths in the group by the name of their field, {"image": "images"}; empty: all arrays of the group but
+            scalars, by their names. Of a store that is one array, the rows are the field "array".
+    """
+
+    name = "zarr"
+    arrays: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def accepts(self, key: str) -> bool:
+        """Objects with names of chunks."""
+        return CHUNK_NAME.fullmatch(base_name(key)) is not None
+
+    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """Reads the metadata; the listing says which chunks there are.
+
+        Raises:
+            ManifestError: metadata that are missing, damaged, or of arrays that are not read.
+        """
+        nodes = nodes_of(others)
+        if not nodes:
+            raise ManifestError(
+                f"there is no zarr store: none of {', '.join(NAMES)} is among the objects", objects=len(accepted)
+            )
+        objects = sorted(accepted, key=_url)
+        sources: list[Source] = []
+        facts, read_bytes = Facts(), 0
+        for root in _roots(nodes):
+            sidecar = others[root + nodes[root]]
+            with _errors_of(sidecar):
+                found = yield from self._arrays(root, nodes, others)
+                stored = {name: _stored(objects, node, array) for name, (node, array) in found.items()}
+                own = facts_of_columns({name: each.column() for name, each in stored.items()})
+                if sources and own != facts:
+                    raise ArraysError(f"it has rows of {own.fields}, a store before it of {facts.fields}")
+                facts = own
+                sources += _sources(stored, sidecar)
+            # The shards of other arrays than the longest may be read in two places.
+            read_bytes += 2 * sum(each.index_bytes for each in stored.values())
+        return Survey(sources, facts, read_bytes=read_bytes)
+
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+        """Finds the rows whose first object this is.
+
+        Raises:
+            ManifestError: the index of a shard is damaged, or chunks have another length.
+        """
+        if not source.notes:
+            return
+        notes = msgspec.convert(json.loads(source.notes), _Notes)
+        if notes.plain:
+            yield from notes.plain.spans(start)
+            return
+        with _errors_of(source.record):
+            columns = {}
+            for name, stored in notes.stored.items():
+                columns[name] = stored.column((yield from stored.chunks()))
+            yield from blocks_of(columns, notes.rows, source.chunk_bytes)
+
+    def opener(self, facts: Facts) -> Opener:
+        """Opens rows."""
+        return opener_of(facts)
+
+    def recoder(self, facts: Facts) -> Recoder:
+        """Unpacks chunks."""
+        return TileRecoder(facts, ChunkDecoder)
+
+    def _arrays(
+        self, root: str, nodes: Mapping[str, str], others: Mapping[str, ObjectRecord]
+    ) -> Generator[tuple[Need, ...], Answer, dict[str, tuple[str, ZarrArray]]]:
+        """The wanted arrays of a store, each with the address of its node, by the name of their field."""
+        if self.arrays:
+            wanted = {name: f"{root}{path.strip('/')}/" for name, path in self.arrays.items()}
+        else:
+            inside = {node[len(root) : -1]: node for node in sorted(nodes) if node.startswith(root)}
+            wanted = {name or FIELD: node for name, node in inside.items() if "/" not in name}
+        if missing := next((node for node in wanted.values() if node not in nodes), None):
+            there = ", ".join(
+                sorted(node[len(root) :] for node in nodes if node.startswith(root) and node != root)[:20]
+            )
+            raise ArraysError(f"it has no array {missing[len(root) :]!r}, but {there}")
+        records = [others[node + nodes[node]] for node in wanted.values()]
+        if large := next((record for record in records if not 0 < record.size <= _MOST_METADATA_BYTES), None):
+            raise refused(large, f"has {large.size} bytes; metadata have up to {_MOST_METADATA_BYTES}")
+        answers = yield tuple(Need(0, record.size, record) for record in records)
+        assert isinstance(answers, tuple)
+        found = {}
+        for (name, node), record, content in zip(wanted.items(), records, answers, strict=True):
+            with _errors_of(record):
+                array = read_metadata(nodes[node], content)
+            if array is not None and (array.shape or self.arrays):
+                found[name] = (node, array)
+        if not found:
+            raise ArraysError("it has no arrays but in groups of its own")
+        return found
+
+
+def _url(record: ObjectRecord) -> str:
+    return record.url
+
+
+def _roots(nodes: Mapping[str, str]) -> list[str]:
+    """The nodes that are in no other one."""
+    roots: list[str] = []
+    for node in sorted(nodes):
+        if not roots or not node.startswith(roots[-1]):
+            roots.append(node)
+    return roots
+
+
+def _stored(objects: Sequence[ObjectRecord], node: str, array: ZarrArray) -> Stored:
+    """The objects of an array, in the order of their first items."""
+    below = objects[bisect_left(objects, node, key=_url) : bisect_left(objects, node[:-1] + "0", key=_url)]
+    found = [(origin, record) for record in below if (origin := array.origin(record.url[len(node) :])) is not None]
+    found.sort(key=lambda pair: pair[0])
+    return Stored(array, [origin for origin, _ in found], [record for _, record in found])
+
+
+def _sources(stored: Mapping[str, Stored], sidecar: ObjectRecord) -> list[Source]:
+    """The objects: those with which runs of rows are indexed, in the order of the rows, and the others."""
+    columns = {name: each.column() for name, each in stored.items()}
+    rows = common_rows(columns)
+    longest = max(stored.values(), key=lambda each: each.column().row_bytes)
+    if len(stored) == 1 and not longest.array.shard:
+        runs = longest.column(longest.tiles()).plain_rows()
+        if runs is not None:
+            pairs = zip(longest.objects, runs, strict=True)
+            return [Source(record, _Notes(run).encode(), sidecar) for record, run in pairs]
+    if not longest.objects:
+        raise ArraysError("its chunks were never written")
+    firsts: list[int] = []
+    before = -1
+    for place, origin in enumerate(longest.origins):
+        if origin[0] != before and (not firsts or place - firsts[-1] >= _TOGETHER):
+            firsts.append(place)
+        before = origin[0]
+    tops = {name: [origin[0] for origin in each.origins] for name, each in stored.items()}
+    edges = [0, *(longest.origins[place][0] for place in firsts[1:]), rows]
+    sources = [
+        Source(longest.objects[place], _Notes(None, span, _between(stored, tops, *span)).encode(), sidecar)
+        for place, span in zip(firsts, pairwise(edges), strict=True)
+    ]
+    named = {source.record.url for source in sources}
+    return sources + [
+        Source(record, sidecar=sidecar)
+        for each in stored.values()
+        for record in each.objects
+        if record.url not in named
+    ]
+
+
+def _between(stored: Mapping[str, Stored], tops: Mapping[str, list[int]], first: int, stop: int) -> dict[str, Stored]:
+    """The objects that have a part of these rows, of which `tops` has the first ones."""
+    found = {}
+    for name, each in stored.items():
+        begin = first - each.array.object_shape[0] + 1
+        among = slice(bisect_left(tops[name], begin), bisect_left(tops[name], stop))
+        found[name] = Stored(each.array, each.origins[among], each.objects[among])
+    return found
+
+
+@contextmanager
+def _errors_of(record: ObjectRecord) -> Iterator[None]:
+    """Says of which object an error is."""
+    try:
+        yield
+    except ArraysError as error:
+        raise refused(record, f"cannot be read by rows: {error}; {_CHOOSE}") from error

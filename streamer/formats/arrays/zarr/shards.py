@@ -1,0 +1,116 @@
+"""Where the chunks of zarr arrays are: each an object, or in a shard, which has an index of its chunks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.formats.arrays.tiles import NO_TILES, Column, Tiles
+from streamer.formats.arrays.zarr.codecs import checksum_of
+from streamer.formats.arrays.zarr.metadata import ZarrArray
+from streamer.formats.base import Answer, Need, ObjectRecord
+from streamer.formats.failures import damaged
+
+_UNWRITTEN = (1 << 64) - 1
+_CHECKSUM_BYTES = 4
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """The objects of an array, or of some of its rows.
+
+    Attributes:
+        array: the array.
+        origins: the first item of each object; sorted.
+        objects: as many.
+    """
+
+    array: ZarrArray
+    origins: list[tuple[int, ...]]
+    objects: list[ObjectRecord]
+
+    def column(self, tiles: Tiles = NO_TILES) -> Column:
+        """The rows of the array."""
+        array = self.array
+        codecs = msgspec.to_builtins(array.codecs)
+        return Column(np.dtype(array.dtype), array.shape, array.tile, tiles, codecs=codecs, fill=array.fill)
+
+    @property
+    def index_bytes(self) -> int:
+        """Of the indexes of all shards."""
+        return self.array.index_bytes * len(self.objects)
+
+    def tiles(self) -> Tiles:
+        """The chunks, each an object.
+
+        Raises:
+            ManifestError: an object that is not as long as a chunk.
+        """
+        array, sizes = self.array, [record.size for record in self.objects]
+        expected = math.prod(array.tile) * np.dtype(array.dtype).itemsize
+        wrong = (record for record in self.objects if not record.size or (not array.codecs and record.size != expected))
+        if record := next(wrong, None):
+            raise damaged(record, f"a chunk of shape {array.tile} and type {array.dtype} has {expected} bytes", 0)
+        lengths = np.array(sizes, np.int64)
+        none = np.zeros_like(lengths)
+        return Tiles(_origins(self.origins, len(array.shape)), none, lengths, none, self.objects)
+
+    def chunks(self) -> Generator[Need | tuple[Need, ...], Answer, Tiles]:
+        """The chunks; of shards, the indexes are read, all at once.
+
+        Raises:
+            ManifestError: an index that is damaged, or a chunk of another length.
+        """
+        shard = self.array.shard
+        if shard is None or not self.objects:
+            return self.tiles()
+        length = self.array.index_bytes
+        for record in self.objects:
+            if record.size < length:
+                raise damaged(record, f"the index of a shard of this array has {length} bytes", 0)
+        starts = [record.size - length if shard.at_end else 0 for record in self.objects]
+        answers = yield tuple(
+            Need(start, start + length, record) for start, record in zip(starts, self.objects, strict=True)
+        )
+        assert isinstance(answers, tuple)
+        found = [
+            self._in_shard(place, content, start)
+            for place, (content, start) in enumerate(zip(answers, starts, strict=True))
+        ]
+        origins, places, owners = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        order = np.lexsort(origins.T[::-1])
+        starts_of, lengths = places[order].T
+        objects = [self.objects[owner] for owner in owners[order].tolist()]
+        return Tiles(origins[order], starts_of, lengths, np.zeros_like(lengths), objects)
+
+    def _in_shard(
+        self, place: int, index: memoryview, at: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """The chunks of one shard that were written: first item, start and length, number of the object."""
+        array, record = self.array, self.objects[place]
+        assert array.shard is not None
+        if array.shard.has_checksum:
+            index, checksum = index[:-_CHECKSUM_BYTES], index[-_CHECKSUM_BYTES:]
+            if checksum_of(index) != int.from_bytes(checksum, "little"):
+                raise damaged(record, "the checksum of the index of its chunks is wrong", at)
+        entries = np.frombuffer(index, "<u8").reshape(-1, 2)
+        grid = tuple(size // step for size, step in zip(array.object_shape, array.tile, strict=True))
+        origins = np.stack(np.unravel_index(np.arange(len(entries)), grid), axis=1) * np.array(array.tile)
+        origins += np.array(self.origins[place])
+        written = (entries != _UNWRITTEN).any(axis=1) & (origins < np.array(array.shape)).all(axis=1)
+        starts, lengths = entries[written].T
+        size = np.uint64(record.size)
+        if ((starts > size) | (lengths > size - np.minimum(starts, size)) | (lengths == 0)).any():
+            raise damaged(record, "its index says that chunks are outside of it", at)
+        if not array.codecs:
+            expected = math.prod(array.tile) * np.dtype(array.dtype).itemsize
+            if (lengths != expected).any():
+                raise damaged(record, f"its index says that chunks do not have {expected} bytes", at)
+        return origins[written], entries[written].astype(np.int64), np.full(len(starts), place)
+
+
+def _origins(found: Sequence[tuple[int, ...]], axes: int) -> NDArray[np.int64]:
+    return np.array(found, np.int64).reshape(-1, axes)

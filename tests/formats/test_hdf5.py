@@ -1,0 +1,232 @@
+"""HDF5 meets the contract of the formats; filters by h5py; and what must be said of files that are not read."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import h5py
+import hdf5plugin
+import numpy as np
+import pytest
+
+from streamer.errors import ManifestError, RecodeError
+from streamer.formats.arrays.hdf5.filters import fletcher32
+from streamer.formats.arrays.hdf5.format import HDF5
+from streamer.formats.base import Block
+from tests.formats.cases import Case, block_bytes, find, read_case, recode
+from tests.formats.contract import FormatContract, samples_of
+from tests.formats.summary import summary
+
+NAMES = ("fields_of_several", "rows_of_one", "packed", "grown")
+IMAGES = np.random.default_rng(3).integers(0, 50, (24, 8, 6), np.uint16)
+
+
+class TestHDF5(FormatContract):
+    @classmethod
+    def cases(cls) -> list[Case]:
+        return [read_case(HDF5(), f"hdf5/{name}") for name in NAMES]
+
+
+def written(fill: Callable[[h5py.File], object], **options: object) -> bytes:
+    """A file."""
+    sink = io.BytesIO()
+    with h5py.File(sink, "w", **options) as file:
+        fill(file)
+    return sink.getvalue()
+
+
+def dataset(array: np.ndarray = IMAGES, version: str = "earliest", **options: object) -> bytes:
+    """A file of one dataset, "x"."""
+    return written(lambda file: file.create_dataset("x", data=array, **options), libver=version)
+
+
+def values(content: bytes, **datasets: str) -> list[object]:
+    """The samples of a file."""
+    return samples_of(Case("a file", HDF5(datasets=datasets), {"a.h5": content}, []))
+
+
+@pytest.mark.parametrize("version", ["earliest", "v108", "v110", "latest"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"chunks": (5, 8, 6)},
+        {"chunks": (5, 3, 6), "compression": "gzip", "shuffle": True, "fletcher32": True},
+        {"chunks": (24, 8, 6), "compression": "lzf"},
+        {"chunks": (1, 8, 6), "maxshape": (None, 8, 6)},
+        {"chunks": (1, 8, 6), "maxshape": (None, 8, 6), "compression": "gzip"},
+        {"chunks": (2, 8, 6), "scaleoffset": 0},
+        {"chunks": (2, 8, 6), **hdf5plugin.Blosc(cname="zstd")},
+        {"chunks": (2, 8, 6), **hdf5plugin.Bitshuffle()},
+    ],
+    ids=["contiguous", "rows", "tiles", "one", "grows", "grows-gzip", "scaleoffset", "blosc", "bitshuffle"],
+)
+def test_layouts_and_filters(version: str, options: dict[str, object]):
+    """Of each version of the library."""
+    assert values(dataset(version=version, **options)) == [{"x": summary(row)} for row in IMAGES]
+
+
+@pytest.mark.parametrize("version", ["earliest", "latest"])
+@pytest.mark.parametrize("maxshape", [(3000, 2), (None, 2)])
+@pytest.mark.parametrize("filters", [{}, {"shuffle": True}])
+def test_many_chunks(version: str, maxshape: tuple[int | None, int], filters: dict[str, object]):
+    """Trees of two levels, arrays of pages, blocks of blocks; a level is asked for at once."""
+    array = np.arange(6000, dtype="<u4").reshape(3000, 2)
+    content = dataset(array, version, chunks=(1, 2), maxshape=maxshape, **filters)
+    found = find(HDF5(), {"a.h5": content})
+    [(_, items)] = found.items
+    if filters:
+        parts = [recode(HDF5(), found, block, block_bytes(block, content)) for block in items]
+        rows = [row for part in parts for row in part]
+    else:
+        rows = [content[span.start : span.stop] for span in items]
+    assert rows == [row.tobytes() for row in array]
+    assert all(len(asks) <= 4 for asks in found.needs.values())
+
+
+def test_an_index_reads_little():
+    """Rows of 128 KB, in the older layout with a chunk for each: headers, and the nodes of a tree."""
+    array = np.zeros((400, 256, 256), "<u2")
+    content = dataset(array, chunks=(1, 256, 256))
+    needs = [need for asks in find(HDF5(), {"a.h5": content}).needs.values() for ask in asks for need in ask]
+    assert len(needs) <= 10
+    assert sum(need.stop - need.start for need in needs) <= len(content) // 100
+
+
+def test_datasets_by_path():
+    """In groups; others do not matter."""
+
+    def fill(file: h5py.File) -> None:
+        file["train/images"] = IMAGES
+        file["train/names"] = np.array(["a"] * 24, h5py.string_dtype())
+        file["few"] = IMAGES[:3]
+
+    expected = [{"image": summary(row)} for row in IMAGES]
+    for version in ("earliest", "latest"):
+        assert values(written(fill, libver=version), image="/train/images") == expected
+    with pytest.raises(ManifestError, match=r"no dataset '/train/image': at 'image' there is only images, names"):
+        values(written(fill), image="/train/image")
+    with pytest.raises(ManifestError, match=r"at '/train' no dataset, but a group"):
+        values(written(fill), image="/train")
+
+
+def _unwritten(file: h5py.File) -> None:
+    file.create_dataset("x", (1 << 20, 200), "u1", chunks=(1, 200))[:3] = 1
+
+
+def _virtual(file: h5py.File) -> None:
+    layout = h5py.VirtualLayout((3, 2), "u1")
+    layout[:] = h5py.VirtualSource("other.h5", "x", (3, 2))
+    file.create_virtual_dataset("x", layout)
+
+
+def _many(file: h5py.File) -> None:
+    for number in range(20):
+        file[f"{number}"] = np.arange(3)
+
+
+def _compact(file: h5py.File) -> None:
+    settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    settings.set_layout(h5py.h5d.COMPACT)
+    space = h5py.h5s.create_simple((3, 2))
+    h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_UINT8, space, settings)
+
+
+def _external(file: h5py.File) -> None:
+    file.create_dataset("x", (3, 2), "u1", external=[("/dev/null", 0, 6)])
+
+
+def _typed(file: h5py.File) -> None:
+    file["type"] = np.dtype("<u2")
+    file.create_dataset("x", (3, 2), file["type"])
+
+
+GOOD = dataset()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (dataset(np.array(["a"], h5py.string_dtype())), "dataset 'x' with values of type vlen"),
+        (dataset(np.array([b"abc"])), "values of type string"),
+        (dataset(np.zeros(3, [("a", "u1"), ("b", "u1"), ("c", "u1")])), "compounds of 3 members"),
+        (dataset(np.zeros((3, 0))), "no rows of a byte"),
+        (dataset(np.zeros(())), "no arrays, but the groups"),
+        (written(lambda file: file.create_group("g")), r"no arrays, but the groups g"),
+        (written(lambda file: file.update({"a": IMAGES, "b": IMAGES[:3]})), "'a' has 24 rows, array 'b' 3"),
+        (written(lambda file: file.create_dataset("x", (3, 2), "f4")), "24 bytes of it were never written"),
+        (written(_unwritten), "1048573 rows from row 3 on, 209714600 bytes, were never written"),
+        (written(_virtual), "data in other datasets"),
+        (written(_compact), "data in its header"),
+        (written(_external), "data in other files"),
+        (written(_typed), "committed datatype"),
+        (written(_many, libver="latest"), "dense links"),
+        (dataset(version="latest", chunks=(2, 8, 6), maxshape=(None, None, 6)), "grow along several axes"),
+        (b"", "is damaged"),
+        (GOOD[:-1], "so it is cut off"),
+        (GOOD[:100], "is damaged"),
+        (b"PK" + GOOD[2:], "does not begin as HDF5 does"),
+    ],
+)
+def test_files_that_have_no_rows(content: bytes, reason: str):
+    """Are refused by name, with what to do."""
+    with pytest.raises(ManifestError, match=reason) as caught:
+        find(HDF5(), {"a.h5": content})
+    assert "a.h5" in str(caught.value)
+
+
+def test_a_layout_of_2004():
+    """As libraries before 1.6.3 wrote it: the message of today's is made an older one, which is as long."""
+    numbers = np.arange(6, dtype="<f8").reshape(3, 2)
+    content = dataset(numbers)
+    with h5py.File(io.BytesIO(content)) as file:
+        place = file["x"].id.get_offset().to_bytes(8, "little")
+    newer = b"\x03\x01" + place + numbers.nbytes.to_bytes(8, "little")
+    older = b"\x02\x02\x01" + bytes(5) + place + b"\x03\0\0\0\x02\0\0\0"
+    assert content.count(newer) == 1
+    start = content.index(newer)
+    old = content[:start] + older + content[start + len(older) :]
+    assert values(old) == [{"x": summary(row)} for row in numbers]
+
+
+def test_files_of_two_kinds():
+    """Both are named."""
+    with pytest.raises(ManifestError, match=r"b\.h5 has rows of .*u1\[2\].*the first file of .*u2\[8,6\]"):
+        find(HDF5(), {"a.h5": GOOD, "b.h5": dataset(np.zeros((3, 2), "u1"))})
+
+
+def test_a_checksum_that_is_wrong():
+    """Of the chunk, as Fletcher32 gives it."""
+    content = dataset(chunks=(24, 8, 6), fletcher32=True)
+    found = find(HDF5(), {"a.h5": content})
+    [(_, [block])] = found.items
+    assert isinstance(block, Block)
+    damaged = bytearray(block_bytes(block, content))
+    damaged[100] ^= 1
+    with pytest.raises(RecodeError, match="checksum of a chunk is wrong"):
+        recode(HDF5(), found, block, bytes(damaged))
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\x00", b"\xff\xff" * 70_000, bytes(range(255)) * 3, b"\x01\x02\x03"])
+def test_fletcher32_is_that_of_hdf5(content: bytes):
+    """Of an odd length, too."""
+    if content:
+        sink = dataset(np.frombuffer(content, "u1"), chunks=(len(content),), fletcher32=True)
+        with h5py.File(io.BytesIO(sink)) as file:
+            stored = file["x"].id.read_direct_chunk((0,))[1]
+        assert fletcher32(memoryview(content)) == int.from_bytes(stored[-4:], "little")
+    else:
+        assert fletcher32(memoryview(content)) == 0
+
+
+def test_a_chunk_that_unpacks_to_more():
+    """A bomb is not unpacked: a chunk has as many bytes as its shape says."""
+    import zlib
+
+    content = dataset(chunks=(24, 8, 6), compression="gzip")
+    found = find(HDF5(), {"a.h5": content})
+    [(_, [block])] = found.items
+    bomb = zlib.compress(bytes(8 << 20))
+    with pytest.raises(RecodeError, match=r"tile has|chunk has"):
+        recode(HDF5(), found, block, bomb[: block.fetch_bytes].ljust(block.fetch_bytes, b"\0"))
