@@ -10,10 +10,11 @@ PYTEST := $(BIN)/python -m pytest -q
 AUDIT_URL := https://api.osv.dev/
 AUDIT := $(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --vulnerability-service osv
 AUDITED := $(VENV)/.audited
-.PHONY: help demo unit test check fmt bench audit audit-when-reachable test-faults test-clouds test-pages test-docker test-formats test-gpu
+.PHONY: help demo demo-fleet unit test check fmt bench audit audit-when-reachable test-faults test-clouds test-pages test-docker test-formats test-gpu
 
 help:
 	@echo "make demo         train on a bucket, through the cache, in under 3 minutes; table and curves at the end"
+	@echo "make demo-fleet   two jobs on four nodes whose caches act as one; a node is lost; under 3 minutes; table and picture"
 	@echo "make unit         the unit tests that start no process and no server, in under a minute; no checks"
 	@echo "make test         check, then every test that is neither slow nor needs a cloud or Docker"
 	@echo "make check        formatting, lint, types, the layers of the rooms; advisories, once a day, where they can be had"
@@ -36,6 +37,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/streamer demo
+
+demo-fleet: $(STAMP)
+	$(BIN)/streamer demo --peers
 
 unit: $(STAMP)
 	$(PYTEST) -n 2 --dist loadfile -m "not process and not slow and not gpu" $(or $(TESTS),tests/unit)

@@ -143,6 +143,7 @@ class EngineConfig:
     # What a service serves and with which credentials; empty: any url, with the options that the client sends.
     datasets: tuple[DatasetConfig, ...] = ()
     service: ServiceConfig = field(default_factory=lambda: ServiceConfig())
+    peers: PeersConfig = field(default_factory=lambda: PeersConfig())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +168,25 @@ class ServiceConfig:
     drain_seconds: float = 20.0
     # 512 ranks of 8 worker processes; each idle connection costs 3 KB (CPython 3.11, 2026-11-20).
     max_connections: int = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeersConfig:
+    """The engines whose caches act as one. All of them have equal settings here, and one token."""
+
+    # "off", "dns:name:port" (each address of a name), or "host:port,host:port".
+    members: str = "off"
+    # host:port of the peer server.
+    listen: str = "0.0.0.0:7070"
+    # A file whose content a peer must show; required where `members` is set.
+    token_file: Path | None = None
+    # Chunks that are sent at once.
+    sends: int = 16
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there are peers."""
+        return self.members not in ("", "off")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +251,7 @@ _COMMON = frozenset(["CACHE_DIR", "RUNTIME_DIR", "ENGINE", "LOG", "LOG_FORMAT", 
 SERVICE_VARIABLES = (
     *("CONFIG", "SOCKET", "HTTP", "CACHE_BYTES", "MEMORY_BYTES"),
     *("GROUP", "ALLOW_UIDS", "DRAIN_SECONDS", "MAX_CONNECTIONS"),
+    *("PEERS", "PEERS_LISTEN", "PEERS_TOKEN_FILE"),
 )
 # Kubernetes puts these into every container when a Service is called "streamer".
 _KUBERNETES = re.compile(r"STREAMER_(\w+_)?(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d+_\w+)")

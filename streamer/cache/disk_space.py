@@ -15,6 +15,9 @@ from streamer.errors import CacheFullError
 FIXED_BYTES = 512 << 10
 # The default limit: this share of the free space and of what the cache holds already.
 DEFAULT_SHARE = 0.8
+# For what is being sent to peers.
+SEND_SHARE = 1 / 32
+MOST_SEND_BYTES = 512 << 20
 # The free-space floor is at most this share of the filesystem.
 FLOOR_SHARE = 0.02
 
@@ -34,6 +37,7 @@ class DiskSpace:
         overhead_bytes: what manifests, catalog and folders take of it, as of the last `measure`.
         refused: the disk has refused a write since the last `measure`, or is read-only.
         was_refused: it has, since the start.
+        serves_peers: deleted files may still be open, because they are being sent.
         leftover_bytes: of the charged bytes, those of files that could not be removed.
     """
 
@@ -42,6 +46,7 @@ class DiskSpace:
         self.refused = False
         self.was_refused = False
         self.leftover_bytes = 0
+        self.serves_peers = False
         self._path = path
         self._floor_bytes = floor_bytes
         self._unlinks: set[asyncio.Event] = set()
@@ -57,8 +62,13 @@ class DiskSpace:
 
     @property
     def hard_limit_bytes(self) -> int:
-        """The limit that is never exceeded: the whole limit less manifests and catalog."""
-        return max(0, self.whole_limit_bytes - self.overhead_bytes)
+        """The limit that is never exceeded: the whole limit less manifests, catalog and what is set aside."""
+        return max(0, self.whole_limit_bytes - self.overhead_bytes - self.send_bytes)
+
+    @property
+    def send_bytes(self) -> int:
+        """What is set aside for files that are being sent to peers: deleted ones take their bytes until then."""
+        return min(int(SEND_SHARE * self.whole_limit_bytes), MOST_SEND_BYTES) if self.serves_peers else 0
 
     def limit_bytes(self, memory_bytes: int) -> int:
         """The present limit of chunk files.

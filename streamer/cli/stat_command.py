@@ -7,7 +7,7 @@ import json
 
 from streamer.cli.connect import add_socket, engine_client
 from streamer.cli.exit_codes import Exit
-from streamer.cli.status_view import DATASET_HEADERS, MEMBER_HEADERS, SESSION_HEADERS, WORDS, StatusView
+from streamer.cli.status_view import DATASET_HEADERS, MEMBER_HEADERS, PEER_HEADERS, SESSION_HEADERS, WORDS, StatusView
 from streamer.cli.terminal import Terminal
 
 HELP = "what an engine does, once"
@@ -45,11 +45,12 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def show(picture: StatusView, terminal: Terminal) -> None:
-    """The figures, then tables of datasets, members of mixes and sessions where there are any."""
+    """The figures, then tables of datasets, peers, members of mixes and sessions where there are any."""
     for what, text in picture.lines():
         terminal.line(f"{what:<10}  {text}")
     tables = (
         (DATASET_HEADERS, picture.dataset_rows()),
+        (PEER_HEADERS, picture.peer_rows()),
         (MEMBER_HEADERS, picture.member_rows()),
         (SESSION_HEADERS, picture.session_rows()),
     )

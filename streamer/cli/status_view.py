@@ -14,8 +14,9 @@ Row = tuple[str, ...]
 DATASET_HEADERS = ("dataset", "url", "samples", "size", "sessions")
 MEMBER_HEADERS = ("member", "job", "read", "fetched", "hits", "at most")
 SESSION_HEADERS = ("consumer", "job", "epoch", "step", "waiting", "hits", "loader", "bottleneck")
+PEER_HEADERS = ("peer", "state", "received", "first byte p95", "late", "failed", "wrong")
 # Columns of words: everything else but the first two is a number.
-WORDS = ("job", "url", "bottleneck")
+WORDS = ("job", "url", "bottleneck", "state")
 _DIGEST_LETTERS = 8
 _URL_LETTERS = 48
 
@@ -116,6 +117,7 @@ class StatusView:
             ("hits", self._hits()),
             ("fill", f"{format_bytes(taken)} of {amount(now, 'limit_bytes')} ({self.fill:.0%})"),
             ("tail", f"{count(now, 'hedges')} hedges, {count(now, 'hedge_wins')} of them first"),
+            *self._peer_lines(),
             ("trouble", self._trouble()),
         ]
 
@@ -130,6 +132,21 @@ class StatusView:
                 count(entry, "sessions"),
             )
             for entry in entries(self.now, "datasets")
+        ]
+
+    def peer_rows(self) -> list[Row]:
+        """For `PEER_HEADERS`: since the engine started."""
+        return [
+            (
+                printable(str(entry.get("address", ""))),
+                str(entry.get("state", "")),
+                amount(entry, "peer_received_bytes"),
+                milliseconds(entry, "first_byte_p95_seconds"),
+                count(entry, "peer_hedges"),
+                count(entry, "peer_failures"),
+                count(entry, "peer_wrong"),
+            )
+            for entry in entries(self.now, "peers")
         ]
 
     def member_rows(self, most: int | None = None) -> list[Row]:
@@ -190,6 +207,18 @@ class StatusView:
     @property
     def _p99(self) -> str:
         return milliseconds(self.now, "first_byte_p99_seconds")
+
+    def _peer_lines(self) -> list[tuple[str, str]]:
+        """Of an engine among peers."""
+        if "peer_members" not in self.now:
+            return []
+        seconds = max(1e-9, self._since("uptime_seconds"))
+        came, went = (format_bytes(self._since(name) / seconds) for name in ("peer_received_bytes", "served_bytes"))
+        up = number(self.now, "peer_members") - number(self.now, "peer_members_down")
+        return [
+            ("peers", f"{up:.0f} of {count(self.now, 'peer_members')} up, {came}/s from them, {went}/s to them"),
+            ("homes", f"{number(self.now, 'home_share'):.1%} of the chunks are kept here"),
+        ]
 
     def _hits(self) -> str:
         """Share of the needed bytes that were there: of the running epochs; of the engine's life between jobs."""

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from streamer.cli.connect import add_socket, engine_client
 from streamer.cli.exit_codes import Exit
-from streamer.cli.status_view import DATASET_HEADERS, MEMBER_HEADERS, SESSION_HEADERS, WORDS, Row, StatusView
+from streamer.cli.status_view import (
+    DATASET_HEADERS,
+    MEMBER_HEADERS,
+    PEER_HEADERS,
+    SESSION_HEADERS,
+    WORDS,
+    Row,
+    StatusView,
+)
 from streamer.cli.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -110,6 +118,7 @@ def render(picture: StatusView, columns: int, lines: int) -> RenderableType:
     parts: list[RenderableType] = [figures]
     tables = (
         (DATASET_HEADERS, shown.datasets),
+        (PEER_HEADERS, shown.peers),
         (MEMBER_HEADERS, shown.members),
         (SESSION_HEADERS, shown.sessions),
     )
@@ -125,27 +134,31 @@ class Shown(NamedTuple):
 
     figures: list[Row]
     datasets: list[Row]
+    peers: list[Row]
     members: list[Row]
     sessions: list[Row]
     remarks: list[str]
 
     def height(self, columns: int) -> int:
         """Lines that it takes."""
-        tables = sum(2 + len(rows) for rows in (self.datasets, self.members, self.sessions) if rows)
+        tables = sum(2 + len(rows) for rows in (self.datasets, self.peers, self.members, self.sessions) if rows)
         return len(self.figures) + tables + sum(-(-len(remark) // columns) for remark in self.remarks)
 
 
 def fitting(picture: StatusView, columns: int, lines: int) -> Shown:
-    """As much as has room: less important figures go first, then datasets, members, and sessions that wait least."""
+    """As much as has room: less important figures go first, then the tables, and sessions that wait least."""
     sessions = picture.session_rows()
     # Where the last column is cut, what the first of them has to say stands below.
     advice = [text] if _width(SESSION_HEADERS, sessions) > columns and (text := picture.worst_advice()) else []
-    shown = Shown(list(picture.lines()), picture.dataset_rows(), picture.member_rows(_MOST_MEMBERS), sessions, advice)
+    tables = picture.dataset_rows(), picture.peer_rows(), picture.member_rows(_MOST_MEMBERS)
+    shown = Shown(list(picture.lines()), *tables, sessions, advice)
     for what in _LEAST_IMPORTANT:
         if shown.height(columns) > lines:
             shown = shown._replace(figures=[row for row in shown.figures if row[0] != what])
     if shown.height(columns) > lines:
         shown = shown._replace(datasets=[])
+    if shown.height(columns) > lines:
+        shown = shown._replace(peers=[])
     if shown.height(columns) > lines:
         shown = shown._replace(members=[])
     if (missing := shown.height(columns) - lines) <= 0:

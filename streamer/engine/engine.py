@@ -9,8 +9,8 @@ index_cost.py         what an index costs                  page_cache.py        
 corruption_reports.py chunks that readers found wrong
 maintenance.py        what happens over time               settling.py          the pause after a start
 datasets.py           opened manifests                     statistics.py        counters and levels
-too_small.py          advice for a cache that is too small
-url_allowlist.py      which urls clients may name
+url_allowlist.py      which urls clients may name          too_small.py         advice for a cache that is too small
+peers/                other engines: chunks from them and for them
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,7 @@ class Engine:
         self.sessions: dict[str, EngineSession] = {}
         # Errors that reached a consumer, by kind.
         self.errors: Counter[str] = Counter()
+        self.peer_statistics: Callable[[], dict[str, Any]] | None = None
         self._stack = AsyncExitStack()
         self._numbers = itertools.count(1)
         # Of `manifests.written`.
@@ -88,9 +89,8 @@ class Engine:
             self.datasets = Datasets(self.cache.root, self.fetchers.allowlist)
             self.policy = CachePolicy(self.cache.limit_bytes, settling=True)
             self.scheduler = Scheduler(self.policy, self.sessions, PageCache(self.cache, tasks), self._loop)
-            self.in_flight = self.scheduler.in_flight = InFlight(
-                self.cache, self.fetchers, self.recoders, tasks, self.scheduler
-            )
+            in_flight = InFlight(self.cache, self.fetchers, self.recoders, tasks, self.scheduler)
+            self.in_flight = self.scheduler.in_flight = in_flight
             self.manifests = Manifests(self.cache.root / "manifests", self.fetchers, self, self.recoders)
             self.corruption_reports = CorruptionReports(
                 self.cache, self._forget, self.wake, self.now, tasks, warn=self.warn

@@ -53,6 +53,9 @@ class Fetchers:
         config: of each.
         allowlist: which urls are read, with which options.
         notify: called with the key of the options and a sentence, when a store has served nothing for a while.
+
+    Attributes:
+        memory: for the bytes of all of them.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Fetchers:
         self.allowlist = allowlist
         self._config = config
         self._notify = notify
-        self._memory = MemoryBudget(config)
+        self.memory = MemoryBudget(config)
         self._open: dict[str, _Pooled] = {}
         self._past: Counter[str] = Counter()
 
@@ -87,7 +90,7 @@ class Fetchers:
         key = options_key(options)
         if key not in self._open:
             opener, notify = partial(_open, options, self._config), partial(self._notify, key)
-            self._open[key] = _Pooled(Fetcher(self._config, opener, self._memory, notify))
+            self._open[key] = _Pooled(Fetcher(self._config, opener, self.memory, notify))
             await self._open[key].fetcher.__aenter__()
         pooled = self._open[key]
         pooled.users += 1
@@ -124,7 +127,7 @@ class Fetchers:
             for name, value in asdict(pooled.fetcher.statistics()).items():
                 total[name] = max(total[name], value) if name.endswith(_NOT_SUMMED) else total[name] + value
         # Each counts the requests that wait for the shared memory.
-        total["waiting"] -= self._memory.gate.waiting * max(0, len(self._open) - 1)
+        total["waiting"] -= self.memory.gate.waiting * max(0, len(self._open) - 1)
         return total
 
     def _close(self, key: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 import msgspec
@@ -39,6 +39,7 @@ class Fetch(msgspec.Struct):
 
     Attributes:
         chunk: its number in the dataset.
+        peer_due: when the first peer that waits for it needs it, on the loop's clock.
         limit_bytes: the cache's new limit, where publishing changed it.
     """
 
@@ -47,6 +48,7 @@ class Fetch(msgspec.Struct):
     chunk: int
     waiters: list[Waiter] = msgspec.field(default_factory=list)
     task: asyncio.Task[None] | None = None
+    peer_due: float = math.inf
     limit_bytes: int | None = None
 
     def owner(self) -> str:
@@ -56,7 +58,7 @@ class Fetch(msgspec.Struct):
 
     def due(self) -> float:
         """When the first of its waiters needs it, on the loop's clock; infinity without waiters."""
-        return min((waiter.session.due_at(waiter.step) for waiter in self.waiters), default=math.inf)
+        return min((waiter.session.due_at(waiter.step) for waiter in self.waiters), default=self.peer_due)
 
 
 class FetchListener(Protocol):
@@ -80,6 +82,9 @@ class InFlight:
         recoders: for the chunks of blocked formats.
         tasks: runs the fetches.
         listener: the scheduler.
+
+    Attributes:
+        bring: brings the chunk of a fetch; from the store, unless peers take this over.
     """
 
     def __init__(
@@ -97,6 +102,7 @@ class InFlight:
         self._listener = listener
         self._fetches: dict[bytes, Fetch] = {}
         self._unlinking: set[asyncio.Task[None]] = set()
+        self.bring: Callable[[Fetch], Awaitable[None]] = self.bring_from_store
 
     def __len__(self) -> int:
         return len(self._fetches)
@@ -105,9 +111,20 @@ class InFlight:
         """Starts the fetch of a chunk; the files of `victims` are removed before it is published."""
         self.unlink(victims)
         part, chunk = waiter.session.collection.locate(waiter.chunk)
-        fetch = Fetch(key, waiter.session.collection.datasets[part], chunk, [waiter])
-        self._fetches[key] = fetch
-        fetch.task = self._tasks.create_task(self._run(fetch), name=f"fetch {key.hex()}")
+        self._begin(Fetch(key, waiter.session.collection.datasets[part], chunk, [waiter]))
+
+    def start_for_peer(self, fetch: Fetch, victims: Iterable[bytes] = ()) -> None:
+        """As `start`, for a chunk that no session of this engine waits for."""
+        self.unlink(victims)
+        self._begin(fetch)
+
+    def find(self, key: bytes) -> Fetch | None:
+        """The running fetch of a chunk."""
+        return self._fetches.get(key)
+
+    def _begin(self, fetch: Fetch) -> None:
+        self._fetches[fetch.key] = fetch
+        fetch.task = self._tasks.create_task(self._run(fetch), name=f"fetch {fetch.key.hex()}")
 
     def join(self, key: bytes, waiter: Waiter) -> bool:
         """Adds a waiter to a running fetch; False: there is none."""
@@ -149,7 +166,7 @@ class InFlight:
     async def _run(self, fetch: Fetch) -> None:
         error: StreamerError | None = None
         try:
-            await self._fetch(fetch)
+            await self.bring(fetch)
         except StreamerError as failure:
             error = failure
         except Exception as failure:
@@ -159,16 +176,32 @@ class InFlight:
             del self._fetches[fetch.key]
         self._listener.fetch_finished(fetch, error)
 
-    async def _fetch(self, fetch: Fetch) -> None:
+    async def bring_from_store(self, fetch: Fetch) -> None:
+        """Fetches a chunk from its store and publishes it."""
+        with await self.from_store(fetch) as fetched:
+            await self.take(fetch, fetched)
+
+    async def from_store(self, fetch: Fetch) -> Fetched:
+        """The bytes of a chunk as its store has them."""
+        chunk = fetch.dataset.manifest.chunk(fetch.chunk)
+        async with self._fetchers.of_chunk(chunk, fetch.dataset.options) as fetcher:
+            return await fetcher.fetch(chunk, due=fetch.due, owner=fetch.owner)
+
+    async def take(self, fetch: Fetch, fetched: Fetched) -> None:
+        """Publishes what its store sent, recoded where the format needs it."""
         manifest = fetch.dataset.manifest
         chunk = manifest.chunk(fetch.chunk)
-        async with self._fetchers.of_chunk(chunk, fetch.dataset.options) as fetcher:
-            fetched = await fetcher.fetch(chunk, due=fetch.due, owner=fetch.owner)
-        with fetched:
-            if manifest.recoded:
-                await self._recode(fetch, chunk, fetched)
-            else:
-                await self._publish(fetch, chunk, fetched.parts, manifest.sample_offsets(fetch.chunk))
+        if manifest.recoded:
+            await self._recode(fetch, chunk, fetched)
+        else:
+            await self._publish(fetch, chunk, fetched.parts, manifest.sample_offsets(fetch.chunk))
+
+    async def take_ready(self, fetch: Fetch, content: memoryview, offsets: NDArray[np.int64]) -> None:
+        """Publishes what a chunk file of a peer contained: samples as they are stored, and their boundaries."""
+        chunk = fetch.dataset.manifest.chunk(fetch.chunk)
+        if fetch.dataset.manifest.recoded:
+            self._listener.chunk_resized(fetch.key, chunkfile.file_bytes(len(content), chunk.samples + 1))
+        await self._publish(fetch, chunk, [content], offsets)
 
     async def _recode(self, fetch: Fetch, chunk: Chunk, fetched: Fetched) -> None:
         job = Job.of(fetch.dataset.manifest, chunk)

@@ -16,6 +16,7 @@ recoded_chunks, recoded_bytes, record_bytes   chunks of blocks that were recoded
 recode_cpu_seconds, recode_busy_seconds       CPU time of the recoders; time that they had a job
 recode_failures, recode_waiting               tries without records; chunks that wait for a recoder now
 recoders, most_recoders                       recoders that run now; how many there may be
+peer_chunks, peer_bytes                       chunks that peers sent, and bytes of their samples; not in store_bytes
 errors, error_kinds                           errors that reached a consumer
 draining                                      the engine is leaving: it starts no fetches any more
 datasets                                      one entry per dataset in use in the last minutes: url, sizes, sessions
@@ -85,6 +86,7 @@ def engine_statistics(engine: Engine) -> Values:
             islice((row for one in engine.sessions.values() for row in _members(engine, one)), _SHOWN_MEMBERS)
         ),
         **_store(engine, fetch),
+        **(engine.peer_statistics() if engine.peer_statistics is not None else {}),
     }
 
 

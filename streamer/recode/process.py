@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import subprocess
@@ -13,12 +12,11 @@ from collections.abc import Sequence
 import msgspec
 
 from streamer.cache.file_jobs import in_thread
+from streamer.child_environment import child_environment
 from streamer.fork_lock import unforked
 from streamer.recode.messages import MOST_ANSWER_BYTES, Answer, Job, Start, decode_answer, encode
 from streamer.recode.shared import Buffer, SharedMemory
 
-# What a recoder gets of the environment: how programs and libraries are found. Credentials have other names.
-_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONHOME", "VIRTUAL_ENV")
 # One thread each, because there are several recoders; and no allocator that reserves address space in advance, which
 # counts for the limit of it.
 _SETTINGS = {
@@ -104,7 +102,7 @@ class RecoderProcess:
                     pass_fds=descriptors,
                     cwd="/",
                     start_new_session=True,
-                    env=_environment(),
+                    env=child_environment(_SETTINGS),
                 )
         except BaseException:
             ours.close()
@@ -135,10 +133,3 @@ class RecoderProcess:
         await self.end()
         for each in self.memory:
             each.close()
-
-
-def _environment() -> dict[str, str]:
-    found = {name: value for name, value in os.environ.items() if name in _VARIABLES}
-    # It imports the same streamer, and the same packages of formats, as the engine.
-    paths = dict.fromkeys(os.path.abspath(entry) for entry in sys.path)
-    return {**found, **_SETTINGS, "PYTHONPATH": os.pathsep.join(paths)}

@@ -4,6 +4,7 @@
     [fetch]     memory_bytes window_max range_bytes ...
     [engine]    socket_path lookahead_bytes silent_seconds ...
     [service]   http allow_uids token_file drain_seconds max_connections
+    [peers]     members listen token_file sends
     [[datasets]]  url, storage_options or storage_options_file (JSON)
 
 Every name is a field of the dataclass of that section in `streamer.config`; a name that is none is refused.
@@ -26,6 +27,7 @@ from streamer.config import (
     EngineConfig,
     Environment,
     FetchConfig,
+    PeersConfig,
     ServiceConfig,
     known_fields,
     parse_bytes,
@@ -38,9 +40,10 @@ _SECTIONS: dict[str, type[object]] = {
     "fetch": FetchConfig,
     "engine": EngineConfig,
     "service": ServiceConfig,
+    "peers": PeersConfig,
 }
 # Fields of EngineConfig that have a section of their own, or no meaning for a service.
-_ELSEWHERE = frozenset(["cache", "fetch", "datasets", "service", "grace_seconds"])
+_ELSEWHERE = frozenset(["cache", "fetch", "datasets", "service", "peers", "grace_seconds"])
 # Where a variable of `Environment.service`, or an option of the command line, belongs.
 _PLACES = {
     "cache_dir": ("cache", "directory"),
@@ -53,6 +56,9 @@ _PLACES = {
     "token_file": ("service", "token_file"),
     "drain_seconds": ("service", "drain_seconds"),
     "max_connections": ("service", "max_connections"),
+    "peers": ("peers", "members"),
+    "peers_listen": ("peers", "listen"),
+    "peers_token_file": ("peers", "token_file"),
 }
 # Loopback; 9464 is the customary port of exporters (prometheus/prometheus wiki, default port allocations).
 DEFAULT_HTTP = "127.0.0.1:9464"
@@ -95,6 +101,7 @@ def _assembled(tables: _Tables, datasets: tuple[DatasetConfig, ...]) -> EngineCo
         socket_path=Path(os.path.abspath(engine.socket_path or "")),
         fetch=_section(FetchConfig, tables["fetch"], "[fetch]"),
         service=_section(ServiceConfig, tables["service"], "[service]"),
+        peers=_section(PeersConfig, tables["peers"], "[peers]"),
         datasets=datasets,
         grace_seconds=None,
     )

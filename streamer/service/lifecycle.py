@@ -91,7 +91,7 @@ class Life:
             os.umask(0o022)
         with recent_warnings() as warnings, _only_engine(config.cache.directory, self._lock_seconds):
             self._timing.end("lock")
-            async with Engine(config) as engine, maintained(engine), asyncio.TaskGroup() as tasks:
+            async with Engine(config) as engine, maintained(engine), _among_peers(engine), asyncio.TaskGroup() as tasks:
                 self._timing.end("cache")
                 server = Server(config, engine, tasks, self._leave.set, warnings=warnings.entries)
                 async with serving(config.service.http, server.statistics, self._not_ready):
@@ -219,6 +219,14 @@ def _only_error(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
+
+
+def _among_peers(engine: Engine) -> contextlib.AbstractAsyncContextManager[None]:
+    if not engine.config.peers.enabled:
+        return contextlib.nullcontext()
+    from streamer.engine.peers.joined import joined  # Only here: without peers nothing of it is imported.
+
+    return joined(engine)
 
 
 # ---------------------------------------------------------------- the folder

@@ -100,6 +100,27 @@ _SINGLE = (
     ("open_descriptors", "open_descriptors", "Open files and sockets."),
     ("draining", "draining", "1 while the service is stopping."),
 )
+# Of an engine that shares its cache.
+_OF_PEERS = (
+    ("peers", "peer_members", "Other engines that share their caches with this one."),
+    ("down_peers", "peer_members_down", "Those of them that do not answer now."),
+    ("home_ratio", "home_share", "Share of all chunks that this engine is to keep."),
+    ("peer_requests_total", "peer_requests", "Requests for chunks sent to peers."),
+    ("peer_received_bytes_total", "peer_received_bytes", "Bytes that came from peers."),
+    ("peer_chunks_total", "peer_chunks", "Chunks that came from peers."),
+    ("peer_chunk_bytes_total", "peer_bytes", "Bytes of their samples."),
+    ("peer_hedges_total", "peer_hedges", "Requests to peers that were late, so that the store was asked as well."),
+    ("peer_hedge_losses_total", "peer_hedge_losses", "Late requests for which the store was sooner."),
+    ("peer_failures_total", "peer_failures", "Connections to peers that failed or broke."),
+    ("peer_refused_requests_total", "peer_refused", "Requests that found a peer busy."),
+    ("peer_wrong_requests_total", "peer_wrong", "Requests whose answer was not the chunk."),
+    ("served_requests_total", "served_requests", "Chunks sent to peers."),
+    ("served_bytes_total", "served_bytes", "Bytes of them."),
+    ("served_refused_requests_total", "served_refused", "Requests of peers that found this engine busy."),
+    ("served_unauthorized_requests_total", "served_unauthorized", "Requests without the token of the peers."),
+    ("served_chunks", "sends", "Chunks that are being sent to peers."),
+    ("fetched_for_peers_bytes_total", "fetched_for_peers_bytes", "Bytes of chunk files fetched because a peer asked."),
+)
 _OF_ERRORS = (("errors_total", "count", "Errors that ended a session."),)
 _OF_DATASETS = (
     ("dataset_samples", "samples", "Samples of the dataset."),
@@ -127,6 +148,7 @@ _OF_MEMBERS = (
 _OF_BOTTLENECKS = (("session_bottleneck_info", "", "1: what the loader of the session last said holds it up."),)
 _TABLES: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, str, str], ...]], ...] = (
     ("", (), _SINGLE),
+    ("", (), _OF_PEERS),
     ("error_kinds", ("kind",), _OF_ERRORS),
     ("datasets", ("dataset",), _OF_DATASETS),
     ("sessions", ("job", "consumer", "dataset"), _OF_SESSIONS),
@@ -136,6 +158,7 @@ _TABLES: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, str, str], ...]], ..
 _NOT_SUMMED = ("_ratio", "_info")
 _EXPERIMENTAL = frozenset(
     [
+        *(name for name, _, _ in _OF_PEERS),
         "store_stalled_total",
         "store_requests_window",
         "store_first_byte_p50_seconds",
@@ -196,9 +219,12 @@ class _Collected:
 
 
 def series(definition: Definition, values: Values) -> list[tuple[tuple[str, ...], float]]:
-    """The series of one metric: (labels, value); equal labels are summed, of shares the largest is taken."""
+    """The series of one metric: (labels, value); equal labels are summed, of shares the largest is taken.
+
+    What is no statistic of this engine has no series: those of peers, where there are none.
+    """
     if not definition.table:
-        return [((), _number(values.get(definition.source)))]
+        return [((), _number(values[definition.source]))] if definition.source in values else []
     entries = values.get(definition.table, [])
     found: dict[tuple[str, ...], float] = {}
     for labels, entry in _labelled(definition, entries if isinstance(entries, list) else []):

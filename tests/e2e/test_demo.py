@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from streamer.demo import report
+from streamer.demo.fleet import report as fleet_report
+from streamer.demo.fleet.run import FleetOptions, run_fleet
 from streamer.demo.measured import Measured
 from streamer.demo.run import DemoOptions, run_demo
 from streamer.demo.server import Link
@@ -51,6 +53,27 @@ def _check(measured: Measured, options: DemoOptions) -> None:
     assert {(step.rank, step.epoch) for step in measured.steps} == {
         (rank, epoch) for rank in range(options.ranks) for epoch in range(options.epochs)
     }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_demo_of_shared_caches_loses_a_node(temporary: Path, tmp_path: Path) -> None:
+    """Two epochs alone, six with peers: every sample of the ranks that live, the data sent once, not twice."""
+    options = FleetOptions(images=512, cache_share=1.0, link=Link(0.0, 0))
+    measured = run_fleet(options, _Screen())
+    samples = 2 * options.images
+    lost = options.images // 2
+    assert [row.samples for row in measured.rows] == [*[samples] * 4, samples - lost, *[samples] * 3]
+    stored = [row.store_bytes / measured.dataset_bytes for row in measured.rows]
+    assert stored[0] >= 1.9
+    assert stored[2] <= 1.3
+    assert stored[3] <= 0.1
+    assert measured.rows[2].used.peer_bytes > 0.5 * measured.dataset_bytes
+    assert measured.rows[0].used.peer_bytes == 0
+    assert len(fleet_report.table(measured)) == 8
+    results, picture = fleet_report.save(measured, tmp_path / "out")
+    assert results.stat().st_size > 500
+    assert picture.stat().st_size > 5000
 
 
 @pytest.mark.timeout(120)

@@ -18,15 +18,22 @@ from streamer.config import (
     EngineConfig,
     Environment,
     FetchConfig,
+    PeersConfig,
     ServiceConfig,
     check_variables,
 )
 from streamer.service.configuration import engine_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
-SECTIONS = {"cache": CacheConfig, "fetch": FetchConfig, "engine": EngineConfig, "service": ServiceConfig}
+SECTIONS = {
+    "cache": CacheConfig,
+    "fetch": FetchConfig,
+    "engine": EngineConfig,
+    "service": ServiceConfig,
+    "peers": PeersConfig,
+}
 # Sections of their own, and what only an engine that a trainer starts has.
-NO_SETTINGS = {"cache", "fetch", "service", "datasets", "grace_seconds"}
+NO_SETTINGS = {"cache", "fetch", "service", "peers", "datasets", "grace_seconds"}
 # Their defaults come from the environment.
 PLACES = {"directory", "socket_path"}
 TYPES = {

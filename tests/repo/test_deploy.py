@@ -74,6 +74,32 @@ def test_kustomize_adds_the_monitoring(tmp_path):
         assert made["PrometheusRule"]["spec"] == yaml.safe_load(ALERTS.read_text())
 
 
+def test_kustomize_makes_peers_of_the_engines(tmp_path):
+    """The name that they look up is a headless Service with their label and port; a policy admits no others to it."""
+    shutil.copytree(KUBERNETES_FOLDER, tmp_path / "kubernetes")
+    overlay = tmp_path / "kubernetes" / "overlays" / "daemonset"
+    with (overlay / "kustomization.yaml").open("a") as file:
+        file.write("components: [../../components/peers]\n")
+    made = {one["kind"]: one for one in kustomized(overlay)}
+    for found in made.values():
+        kubernetes_validate.validate(found, KUBERNETES, strict=True)
+    template, service, policy = made["DaemonSet"]["spec"]["template"], made["Service"], made["NetworkPolicy"]["spec"]
+    (container,) = template["spec"]["containers"]
+    variables = {entry["name"]: entry["value"] for entry in container["env"]}
+    check_variables(variables)
+    (port,) = service["spec"]["ports"]
+    assert variables["STREAMER_PEERS"] == f"dns:{service['metadata']['name']}:{port['port']}"
+    listens = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert variables["STREAMER_PEERS_LISTEN"] == f"0.0.0.0:{listens[port['targetPort']]}"
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == policy["podSelector"]["matchLabels"] == {"streamer-peers": "true"}
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    rules = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["ingress"]}
+    assert rules == {"peers": [{"podSelector": policy["podSelector"]}], "metrics": None}
+    folder = str(Path(variables["STREAMER_PEERS_TOKEN_FILE"]).parent)
+    assert folder in {mount["mountPath"] for mount in container["volumeMounts"]}
+
+
 def kustomized(path: Path) -> list[dict]:
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl, which has kustomize")

@@ -119,6 +119,8 @@ class Admission:
         )
 
     def _record(self, row: int, session: Session, answer: Answer) -> None:
+        if not session.counted:
+            return
         cost = int(self._table.cost[row])
         if isinstance(answer, Admit):
             self._count.admitted_bytes += cost

@@ -17,7 +17,8 @@ the rule for several: how they share the kept part, and S; what follows then hol
 2. *This rule gets (C - S)/D.* Once the kept part is full, only a blocking request can shrink it: a kept chunk is
    evicted only when it is evictable, and only for a chunk that takes its place (same bytes). Evictable means: used in
    this epoch, or not needed in it. (A kept chunk that is not selected, not scheduled, and referenced makes room as
-   well: a flag moves it to transit, and it is unlinked after the use for which it is referenced.) So every chunk that
+   well: a flag moves it to transit, and it is unlinked after the use for which it is referenced. Among engines that
+   share their caches, so does one that another engine keeps, for one that this engine keeps.) So every chunk that
    is kept when the epoch begins is still there at its use, and each such use is a hit: C - S bytes of D. The
    look-ahead may extend past the end of the epoch: it protects chunks (referenced), it never evicts a kept one.
 3. *The hits are spread evenly, and what stays is written once.* While there is room, every fetched chunk is kept (a
@@ -64,7 +65,7 @@ from streamer.cache.policy.answers import Answer, Freed, PolicyStatistics
 from streamer.cache.policy.partitions import Outcome, Partitions
 from streamer.cache.policy.quotas import hit_bound, join_pools
 from streamer.cache.policy.sessions import Opening, Session, apply_values, refuse_if_too_large, take, windows
-from streamer.cache.policy.table import VACANT, Group, State, as_keys
+from streamer.cache.policy.table import VACANT, Places, State, as_keys
 from streamer.config import format_bytes
 from streamer.errors import CacheError
 from streamer.unique import unique
@@ -88,11 +89,9 @@ class CachePolicy:
         self._admission = Admission(self._partitions, self._sessions)
 
     def __repr__(self) -> str:
-        kept, transit = self._partitions.kept_bytes, self._partitions.transit_bytes
-        return (
-            f"CachePolicy(kept {format_bytes(kept)} + transit"
-            f" {format_bytes(transit)} of {format_bytes(self.limit_bytes)}, {len(self._sessions)} sessions)"
-        )
+        sums = self._partitions.kept_bytes, self._partitions.transit_bytes, self.limit_bytes
+        kept, transit, limit = map(format_bytes, sums)
+        return f"CachePolicy(kept {kept} + transit {transit} of {limit}, {len(self._sessions)} sessions)"
 
     # --- what exists -----------------------------------------------------------------------------------------
 
@@ -105,7 +104,7 @@ class CachePolicy:
             dataset_id: whose they are, as the catalog says; call in order of last use, oldest first.
         """
         group = self._table.group(dataset_id)
-        self._end_of_use(group)
+        self._partitions.end_use(group)
         rows = unique(self._table.rows_of(keys, file_bytes, group))
         for row in rows[self._table.state[rows] == State.ABSENT].tolist():
             self._partitions.enter(row, State.KEPT)
@@ -185,6 +184,17 @@ class CachePolicy:
         row = self._table.find(key)
         return row is not None and self._table.is_local(row)
 
+    def is_selected(self, key: bytes) -> bool:
+        """True: a chunk of a live dataset that stays once it is here."""
+        row = self._table.find(key)
+        return row is not None and self._table.is_selected(row)
+
+    def place(self, places: Places | None) -> Freed:
+        """Ranks chunks anew by what they are to this engine among its peers. O(chunks)."""
+        self._table.place(places)
+        self._plan()
+        return self._trimmed(Outcome())
+
     def forget(self, key: bytes) -> bool:
         """The file is wrong or gone: drops it; sessions that reference it must `need` it again.
 
@@ -209,13 +219,7 @@ class CachePolicy:
         if self._jobs[job]:
             return
         del self._jobs[job]
-        ended = [group for group in self._table.groups if job in group.jobs]
-        for group in ended:
-            group.jobs.discard(job)
-            self._end_of_use(group)
-            if not group.jobs:
-                group.leave_pool()
-        self._partitions.adopt()
+        self._partitions.end_job(job)
         self._plan()
 
     def open_session(self, session: str, job: str, dataset_id: str, open_bytes: int, lookahead_bytes: int) -> Freed:
@@ -372,10 +376,6 @@ class CachePolicy:
         return self._admission.statistics()
 
     # --- inside ----------------------------------------------------------------------------------------------
-
-    def _end_of_use(self, group: Group) -> None:
-        self._partitions.tick += 1
-        group.last_used = self._partitions.tick
 
     def _plan(self) -> None:
         apply_values(self._sessions.values())

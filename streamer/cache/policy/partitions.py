@@ -184,7 +184,7 @@ class Partitions:
 
     def _in_place_of_others(self, row: int, needed: int) -> list[int] | None:
         """Room in kept for a selected chunk, in place of unselected ones: evictable, or referenced ones by demotion."""
-        victims = self._victims.collect(needed, self._victims.outranked(row))
+        victims = self._victims.collect(needed, chain(self._victims.outranked(row), self._victims.kept_by_peers(row)))
         if victims is None and self.total_bytes + int(self.table.cost[row]) <= self.limit_bytes:
             held = self._victims.collect(needed, self._victims.referenced_unselected(row))
             if held is not None and self.transit_bytes + self._cost_of(held) <= self.staging_bytes:
@@ -282,6 +282,20 @@ class Partitions:
                 self.table.owner[group.rows[unowned]] = group.index
         for index in changed:
             self.table.rebuild(groups[index])
+
+    def end_job(self, job: str) -> None:
+        """The datasets of a job are not its any more; those without another one are finished. `plan` afterwards."""
+        for group in [one for one in self.table.groups if job in one.jobs]:
+            group.jobs.discard(job)
+            self.end_use(group)
+            if not group.jobs:
+                group.leave_pool()
+        self.adopt()
+
+    def end_use(self, group: Group) -> None:
+        """No other dataset was used later."""
+        self.tick += 1
+        group.last_used = self.tick
 
     def disown(self, gone: list[Group]) -> None:
         """Datasets without a manifest: their chunks go to other datasets that have them, else to no one ("").

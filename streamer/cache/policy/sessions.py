@@ -24,6 +24,7 @@ class Opening(msgspec.Struct, frozen=True, eq=False):
         lookahead_bytes: what it asks for beyond that.
         value: what a kept byte of this dataset saves, beside those of the consumer's other ones.
         ahead: chunks that it will ask for at once: those that are here stay, whatever else must go.
+        counted: its needs are in the statistics; those of peers are not.
     """
 
     session: str
@@ -32,13 +33,14 @@ class Opening(msgspec.Struct, frozen=True, eq=False):
     lookahead_bytes: int
     value: float = 1.0
     ahead: NDArray[np.uint32] = msgspec.field(default_factory=lambda: np.empty(0, np.uint32))
+    counted: bool = True
 
 
 class Session(msgspec.Struct):
     """One consumer: what it has ahead in this epoch, in look-ahead (in order of use) and open; uses counted by row.
 
     Attributes:
-        value: see `Opening`.
+        value, counted: see `Opening`.
         answered: of the uses in look-ahead, those whose need was answered: each counts once, however often it is asked.
     """
 
@@ -53,12 +55,13 @@ class Session(msgspec.Struct):
     answered: dict[int, int] = msgspec.field(default_factory=dict)
     silent: bool = False
     value: float = 1.0
+    counted: bool = True
 
     @classmethod
     def of(cls, job: str, opening: Opening, group: Group) -> Session:
         """A session that has begun nothing."""
         sums, scheduled = (opening.open_bytes, opening.lookahead_bytes), np.zeros(len(group.rows), np.bool_)
-        return cls(opening.session, job, group, *sums, scheduled, value=opening.value)
+        return cls(opening.session, job, group, *sums, scheduled, value=opening.value, counted=opening.counted)
 
     @property
     def window_bytes(self) -> int:

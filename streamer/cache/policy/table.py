@@ -8,14 +8,14 @@ cleaned lazily, so that each decision costs a few microseconds whatever the numb
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from streamer.splitmix import GAMMA, fold_each
+from streamer.splitmix import GAMMA, Words, fold_each
 from streamer.unique import unique, unique_inverse
 
 KEY_BYTES = 16
@@ -24,6 +24,8 @@ BLOCK_BYTES = 4096
 # extent tree (ext4, 4 KiB): measured on ext4 with 2,000 files of 64 KiB, 2026-11-20; rounded up.
 CHUNK_ALLOWANCE_BYTES = 1024
 RANK_BITS = 31
+# Of the rank, what a chunk is to this engine among peers comes first: see `placement.homes.Place`.
+PLACE_BITS = 2
 # How finely `ChunkTable.select` looks at ranks: a sum over a million chunks takes 10 ms, a sort 120 (2026-11-20).
 SELECTION_BITS = 16
 ROW_BITS = 32
@@ -33,6 +35,8 @@ VACANT = "-"
 
 Keys = NDArray[np.bytes_]
 Rows = NDArray[np.int32]
+# What chunks are to this engine (`placement.homes.Place`), by the first words of their keys.
+Places = Callable[[Words], NDArray[np.int64]]
 
 
 class State:
@@ -69,11 +73,14 @@ def as_keys(raw: ArrayLike) -> Keys:
     return plain.view(np.uint8).reshape(-1, KEY_BYTES).view(f"S{KEY_BYTES}").reshape(-1)
 
 
-def draw_ranks(keys: Keys) -> NDArray[np.int64]:
-    """A uniform 31-bit number per key, the same in every run."""
+def draw_ranks(keys: Keys, places: Places | None = None) -> NDArray[np.int64]:
+    """A 31-bit number per key, the same in every run; uniform, among peers within each place."""
     words = np.ascontiguousarray(keys).view("<u8").reshape(-1, 2)
     hashes = fold_each(words[:, 1] * GAMMA, words[:, 0])
-    return (hashes >> np.uint64(64 - RANK_BITS)).astype(np.int64)
+    ranks = (hashes >> np.uint64(64 - RANK_BITS)).astype(np.int64)
+    if places is None:
+        return ranks
+    return places(words[:, 0]) << (RANK_BITS - PLACE_BITS) | ranks >> PLACE_BITS
 
 
 class Group(msgspec.Struct):
@@ -134,6 +141,7 @@ class ChunkTable:
         self._order = np.empty(0, np.int32)
         # Rows of absent chunks that no dataset has any more; reused before the columns grow.
         self._spare: Rows = np.empty(0, np.int32)
+        self._places_of: Places | None = None
         self.groups: list[Group] = []
         # Sparse: only chunks that sessions reference now.
         self.referenced: dict[int, int] = {}
@@ -223,7 +231,7 @@ class ChunkTable:
         self._grow(int(rows.max(initial=-1)) + 1 - len(self))
         self.keys[rows] = keys
         self.cost[rows] = cost
-        self.rank[rows] = draw_ranks(keys)
+        self.rank[rows] = draw_ranks(keys, self._places_of)
         self.owner[rows] = owner
         self._queued[rows] = False
         self._order = np.argsort(self.keys, kind="stable").astype(np.int32)
@@ -233,6 +241,13 @@ class ChunkTable:
         for name in ("keys", "cost", "rank", "owner", "state", "scheduled", "_queued") if count > 0 else ():
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros(count, column.dtype)]))
+
+    def place(self, places: Places | None) -> None:
+        """Ranks chunks by what they are to this engine among peers, those that come later as well; None: no peers."""
+        self._places_of = places
+        self.rank = draw_ranks(self.keys, places)
+        for group in self.groups:
+            self.rebuild(group)
 
     def price(self, rows: Rows, cost: NDArray[np.int64]) -> None:
         """Sets the cost of chunks known only from a read-only layer: they may have to be fetched later."""
@@ -255,6 +270,11 @@ class ChunkTable:
         from_above = np.cumsum(cost[::-1])
         fitting = int(np.searchsorted(from_above, group.quota_bytes, side="right"))
         group.least_rank = ((1 << SELECTION_BITS) - fitting) << step
+
+    def is_home(self, row: int) -> bool:
+        """Among peers, this engine keeps the chunk for all (`placement.homes.Place.HOME`)."""
+        place = int(self.rank[row]) >> (RANK_BITS - PLACE_BITS)
+        return self._places_of is not None and place == (1 << PLACE_BITS) - 1
 
     def is_selected(self, row: int) -> bool:
         """Its rank is among those that the quota of its dataset has room for."""

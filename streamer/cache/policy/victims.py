@@ -88,6 +88,19 @@ class Victims:
             if same and not table.scheduled[other] and not table.is_selected(other):
                 yield other
 
+    def kept_by_peers(self, row: int) -> Iterator[int]:
+        """For a chunk whose home is here: kept ones of the same dataset that are at home elsewhere, used later or not.
+
+        A running epoch may still have them ahead; then they come from their homes, not from the store.
+        """
+        table = self._table
+        if table.is_home(row):
+            for other in self._last_resort.scheduled_kept():
+                if table.is_home(other):
+                    return
+                if table.owner[other] == table.owner[row]:
+                    yield other
+
     def least_harm_first(self, queues: Queues) -> Iterator[int]:
         """Every chunk that is not open, the least harmful to evict first; never the next use of a session."""
         yield from self.finished()

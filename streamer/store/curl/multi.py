@@ -66,13 +66,21 @@ class Multi:
             pycurl.error: it failed.
             asyncio.CancelledError: also when all were closed.
         """
+        try:
+            await self.start(easy)
+        finally:
+            self.remove(easy)
+
+    def start(self, easy: pycurl.Curl) -> asyncio.Future[None]:
+        """Starts one transfer; the future is its end, as of `perform`. Its owner calls `remove` in the end."""
         self._multi.add_handle(easy)
         ended = self._pending[easy] = self._loop.create_future()
-        try:
-            await ended
-        finally:
-            if easy in self._pending:
-                self._take_out(easy)
+        return ended
+
+    def remove(self, easy: pycurl.Curl) -> None:
+        """Removes a transfer that has not ended; idempotent."""
+        if easy in self._pending:
+            self._take_out(easy).cancel()
 
     async def close(self) -> None:
         """Cancels what is pending and closes all connections; idempotent."""

@@ -1,0 +1,1 @@
+"""The demonstration of engines whose caches act as one: `streamer demo --peers`."""

@@ -1,0 +1,123 @@
+"""An engine among its peers, from start to end: its homes follow the members, its counters join the engine's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from streamer.cache.file_jobs import in_thread
+from streamer.engine.engine import Engine
+from streamer.engine.peers.lending import IDLE_SECONDS, Lending
+from streamer.engine.peers.sources import Sources
+from streamer.peers.base import Peers
+from streamer.peers.opened import open_peers
+from streamer.placement.homes import Homes
+from streamer.placement.members import Member
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.asynccontextmanager
+async def joined(engine: Engine) -> AsyncIterator[None]:
+    """Asks peers before the store, and answers them, until the end of the block. Starts with those that answer now.
+
+    Args:
+        engine: running, with `config.peers` enabled.
+
+    Raises:
+        ConfigError: `listen`, `members` or the token cannot be used.
+    """
+    space = engine.cache.space
+    space.serves_peers = True
+    engine.limit_changed(engine.cache.limit_bytes)
+    me = Member(engine.cache.folder.root_id, engine.config.peers.listen, space.whole_limit_bytes)
+    lending = Lending(engine)
+    opening = open_peers(
+        engine.config.peers,
+        me=me,
+        chunks_folder=engine.cache.folder.path,
+        lender=lending,
+        memory=engine.fetchers.memory,
+        send_bytes=space.send_bytes,
+    )
+    async with opening as peers:
+        neighbours = Neighbours(engine, peers, lending, me)
+        async with asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(neighbours.follow(), name="follow the members")
+            closing = tasks.create_task(_close_idle(lending), name="forget what peers asked for")
+            await neighbours.known.wait()
+            engine.in_flight.bring, engine.peer_statistics = neighbours.sources.bring, neighbours.statistics
+            try:
+                yield
+            finally:
+                engine.in_flight.bring, engine.peer_statistics = engine.in_flight.bring_from_store, None
+                following.cancel()
+                closing.cancel()
+                lending.close()
+
+
+async def _close_idle(lending: Lending) -> None:
+    while True:
+        await asyncio.sleep(IDLE_SECONDS)
+        lending.close_idle()
+
+
+class Neighbours:
+    """The members as this engine sees them, and what follows from them.
+
+    Args:
+        engine: keeps the chunks whose home is here.
+        peers: who they are, and what they send.
+        lending: what is fetched for them.
+        me: this engine.
+
+    Attributes:
+        known: set when all members were asked once.
+    """
+
+    def __init__(self, engine: Engine, peers: Peers, lending: Lending, me: Member) -> None:
+        self.known = asyncio.Event()
+        self._engine = engine
+        self._peers = peers
+        self._lending = lending
+        self._homes = Homes(me, ())
+        self.sources = Sources(engine.in_flight, peers.client, self._homes)
+
+    def __repr__(self) -> str:
+        return f"Neighbours({self._homes!r})"
+
+    async def follow(self) -> None:
+        """Moves the homes when the members change, until it is cancelled."""
+        async for others in self._peers.members():
+            homes = await in_thread(None, Homes, self._homes.me, others)
+            if homes.digest != self._homes.digest:
+                logger.info("%d engines share their caches; %.1f %% of the chunks are kept here", *_shown(homes))
+                self._engine.scheduler.freed(self._engine.policy.place(homes.places if others else None))
+            self._homes = homes
+            self.sources.use(homes)
+            self.known.set()
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters and levels, and one row for each member in `peers`."""
+        client = self._peers.client
+        others = [member for member in self._homes.members if member.id != self._homes.me.id]
+        return {
+            **self._peers.statistics(),
+            **msgspec.structs.asdict(self.sources.count),
+            "fetched_for_peers": self._lending.fetched_chunks,
+            "fetched_for_peers_bytes": self._lending.fetched_bytes,
+            "peer_members": len(others),
+            "peer_members_down": sum(not client.is_up(member) for member in others),
+            "home_share": round(self._homes.share, 6),
+            "members_digest": self._homes.digest,
+            "peers": client.table(),
+        }
+
+
+def _shown(homes: Homes) -> tuple[int, float]:
+    return len(homes.members), 100 * homes.share

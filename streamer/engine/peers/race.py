@@ -1,0 +1,62 @@
+"""A peer that is late against the store: the first whole chunk wins, the other request is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+
+class Closable(Protocol):
+    """Bytes in a buffer that is given back."""
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        ...
+
+
+P = TypeVar("P", bound=Closable)
+S = TypeVar("S", bound=Closable)
+
+
+async def race(
+    peer: Coroutine[Any, Any, P | None], late: asyncio.Event, store: Callable[[], Coroutine[Any, Any, S]]
+) -> P | S:
+    """What the peer brings; what the store brings, if it is sooner than a late peer or the peer brings nothing.
+
+    Args:
+        peer: asks it; None: it brings nothing. It raises nothing.
+        late: set when the store is to be asked as well.
+        store: asks the store; called at most once.
+
+    Raises:
+        StreamerError: the peer brought nothing and the store failed.
+    """
+    asked, is_late = asyncio.create_task(peer), asyncio.create_task(late.wait())
+    fetched: asyncio.Task[S] | None = None
+    winner: asyncio.Task[P | None] | asyncio.Task[S] | None = None
+    try:
+        await asyncio.wait({asked, is_late}, return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done():
+            fetched = asyncio.create_task(store())
+            await asyncio.wait({asked, fetched}, return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done() and fetched.exception() is None:
+                winner = fetched
+                return fetched.result()
+        winner = asked
+        if (received := await asked) is not None:
+            return received
+        winner = fetched = fetched or asyncio.create_task(store())
+        return await fetched
+    finally:
+        is_late.cancel()
+        await _end([task for task in (asked, fetched) if task is not None and task is not winner])
+
+
+async def _end(losers: list[asyncio.Task[Any]]) -> None:
+    """Cancels those that run; gives back what others have brought."""
+    for task in losers:
+        task.cancel()
+    for result in await asyncio.gather(*losers, return_exceptions=True):
+        if result is not None and not isinstance(result, BaseException):
+            result.close()

@@ -1,0 +1,61 @@
+"""Checks a chunk file that a peer sent: nothing else of it is used. Synchronous; runs in a thread."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.cache.writer import sample_checksums
+from streamer.engine.datasets import Dataset
+from streamer.errors import IntegrityError
+from streamer.formats.chunkfile import HEADER_BYTES, START_BYTES, ChunkHeader, decode_starts
+
+
+class Payload(msgspec.Struct, frozen=True):
+    """What a chunk file contains.
+
+    Attributes:
+        content: the chunk's bytes as they are stored.
+        offsets: int64, (entries + 1,): the boundaries of its samples; of a recoded chunk also of the table of starts.
+    """
+
+    content: memoryview
+    offsets: NDArray[np.int64]
+
+
+def checked(file: memoryview, dataset: Dataset, chunk: int, where: str) -> Payload:
+    """The content of a chunk file, if it is that of the chunk.
+
+    Raises:
+        IntegrityError: another chunk, other lengths, or bytes that differ from their checksums; says which.
+    """
+    wanted = dataset.manifest.chunk(chunk)
+    header = ChunkHeader.decode(bytes(file[:HEADER_BYTES]), where)
+    entries = wanted.samples + int(dataset.manifest.recoded)
+    _same(where, "key", wanted.key.hex(), header.key.hex())
+    _same(where, "codec", int(wanted.codec), header.codec)
+    _same(where, "number of samples", entries, header.samples)
+    _same(where, "length", header.file_bytes, len(file))
+    content = file[HEADER_BYTES : HEADER_BYTES + header.local_bytes]
+    offsets = _offsets(content, dataset, chunk, where)
+    table = np.frombuffer(file, "<u4", offset=HEADER_BYTES + header.local_bytes)
+    if not np.array_equal(sample_checksums([content], offsets), table):
+        raise IntegrityError(f"{where}: samples of chunk {wanted.key.hex()} differ from their checksums", where=where)
+    return Payload(content, offsets)
+
+
+def _offsets(content: memoryview, dataset: Dataset, chunk: int, where: str) -> NDArray[np.int64]:
+    if not dataset.manifest.recoded:
+        offsets = dataset.manifest.sample_offsets(chunk)
+    else:
+        table_bytes = START_BYTES * dataset.manifest.chunk(chunk).samples
+        offsets = decode_starts(content[max(0, len(content) - table_bytes) :], len(content))
+    if offsets[0] != 0 or offsets[-1] != len(content) or (np.diff(offsets) < 0).any():
+        raise IntegrityError(f"{where}: {len(content)} bytes are not those of the chunk's samples", where=where)
+    return offsets
+
+
+def _same(where: str, what: str, expected: str | int, actual: str | int) -> None:
+    if expected != actual:
+        raise IntegrityError(f"{where}: {what} is {actual}, expected {expected}", where=where)

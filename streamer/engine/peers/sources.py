@@ -1,0 +1,128 @@
+"""Brings chunks from peers, or from the store. On the engine's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from streamer.cache.file_jobs import in_thread
+from streamer.engine.in_flight import Fetch, InFlight
+from streamer.engine.peers.race import race
+from streamer.engine.peers.received import Payload, checked
+from streamer.engine.peers.routes import Ask, Found, whom_to_ask
+from streamer.errors import IntegrityError
+from streamer.peers.base import Asked, PeerClient, Received, Refusal
+from streamer.placement.homes import Homes
+
+logger = logging.getLogger(__name__)
+
+
+class SourceCounts(msgspec.Struct):
+    """Since the start.
+
+    Attributes:
+        peer_chunks: chunks that came from peers.
+        peer_bytes: of their samples.
+        peer_hedge_losses: late requests for which the store was asked as well, and was sooner.
+    """
+
+    peer_chunks: int = 0
+    peer_bytes: int = 0
+    peer_hedge_losses: int = 0
+
+
+class _FromPeer(msgspec.Struct, frozen=True):
+    payload: Payload
+    file: Received
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class Sources:
+    """Takes over `InFlight.bring`.
+
+    Args:
+        in_flight: publishes what was brought.
+        client: asks peers.
+        homes: of the members that this engine knows now.
+    """
+
+    def __init__(self, in_flight: InFlight, client: PeerClient, homes: Homes) -> None:
+        self.count = SourceCounts()
+        self._in_flight = in_flight
+        self._client = client
+        self.use(homes)
+
+    def __repr__(self) -> str:
+        return f"Sources({self._homes!r}, {self.count!r})"
+
+    def use(self, homes: Homes) -> None:
+        """There are other members: chunks may be where their homes were."""
+        self._homes = homes
+        self._found = Found()
+
+    async def bring(self, fetch: Fetch) -> None:
+        """Brings and publishes one chunk.
+
+        Raises:
+            StreamerError: the store cannot be read, or the cache not be written.
+        """
+        ask = self._route(fetch)
+        if ask is None:
+            await self._in_flight.bring_from_store(fetch)
+            return
+        late = asyncio.Event()
+        brought = await race(self._ask(fetch, ask, late.set), late, lambda: self._in_flight.from_store(fetch))
+        try:
+            if isinstance(brought, _FromPeer):
+                await self._in_flight.take_ready(fetch, brought.payload.content, brought.payload.offsets)
+                self.count.peer_chunks += 1
+                self.count.peer_bytes += len(brought.payload.content)
+            else:
+                self.count.peer_hedge_losses += late.is_set()
+                await self._in_flight.take(fetch, brought)
+        finally:
+            brought.close()
+
+    def _route(self, fetch: Fetch) -> Ask | None:
+        digest, found = fetch.dataset.manifest.digest, self._found
+        return whom_to_ask(
+            self._homes.order(fetch.key),
+            self._homes.me,
+            self._client.is_up,
+            lambda member: found.may_have(member, digest),
+            for_peer=not fetch.waiters,
+        )
+
+    async def _ask(self, fetch: Fetch, ask: Ask, on_late: Callable[[], None]) -> _FromPeer | None:
+        digest, found = fetch.dataset.manifest.digest, self._found
+        asked = Asked(
+            key=fetch.key,
+            dataset=digest,
+            length=int(fetch.dataset.file_bytes[fetch.chunk]),
+            exact=not fetch.dataset.manifest.recoded,
+            fetch=ask.fetch,
+            due=fetch.due,
+            owner=fetch.owner,
+        )
+        answer = await self._client.fetch_chunk(ask.member, asked, on_late)
+        if not ask.fetch:
+            found.record(ask.member, digest, not isinstance(answer, Refusal))
+        return None if isinstance(answer, Refusal) else await self._checked(fetch, ask, answer)
+
+    async def _checked(self, fetch: Fetch, ask: Ask, file: Received) -> _FromPeer | None:
+        where = f"chunk {fetch.chunk} from peer {ask.member.address}"
+        try:
+            payload = await in_thread(None, checked, file.content, fetch.dataset, fetch.chunk, where)
+        except BaseException as error:
+            file.close()
+            if not isinstance(error, IntegrityError):
+                raise
+            self._client.rejected(ask.member)
+            logger.warning("%s; it is read from the store", error)
+            return None
+        return _FromPeer(payload, file)

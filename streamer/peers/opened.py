@@ -1,0 +1,77 @@
+"""Server, client and membership of one engine, from start to end."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from streamer.config import PeersConfig, read_token
+from streamer.errors import ConfigError
+from streamer.fetch.memory_budget import MemoryBudget
+from streamer.peers.base import Lender
+from streamer.peers.client import PeerClient
+from streamer.peers.membership import Membership, parse_members
+from streamer.peers.messages import Start
+from streamer.peers.protocol import Facts
+from streamer.peers.server_process import PeerServerProcess
+from streamer.placement import PLACEMENT
+from streamer.placement.members import Member
+from streamer.version import VERSION
+
+
+class OpenedPeers:
+    """See `base.Peers`.
+
+    Args:
+        server: answers peers.
+        client: asks them.
+        membership: says who they are.
+    """
+
+    def __init__(self, server: PeerServerProcess, client: PeerClient, membership: Membership) -> None:
+        self.server = server
+        self.client = client
+        self._membership = membership
+
+    def __repr__(self) -> str:
+        return f"OpenedPeers({self.server}, {self._membership})"
+
+    def members(self) -> AsyncIterator[tuple[Member, ...]]:
+        """See `base.Peers`."""
+        return self._membership.members()
+
+    def statistics(self) -> dict[str, int]:
+        """See `base.Peers`."""
+        return {**self.client.statistics(), **self.server.statistics()}
+
+
+@asynccontextmanager
+async def open_peers(
+    config: PeersConfig, *, me: Member, chunks_folder: Path, lender: Lender, memory: MemoryBudget, send_bytes: int
+) -> AsyncIterator[OpenedPeers]:
+    """Starts the server process, and follows the members when asked to, until the end of the block.
+
+    Args:
+        config: with `members` set.
+        me: this engine.
+        chunks_folder: the cache folder.
+        lender: answers what peers ask for and is not there.
+        memory: of the engine's fetchers.
+        send_bytes: lengths of the files that may be sent at once.
+
+    Raises:
+        ConfigError: members, address or token cannot be used.
+    """
+    lookup = parse_members(config.members)
+    if config.token_file is None:
+        raise ConfigError(
+            "[peers] members needs token_file: a file with the same secret for all peers, who can read all chunks",
+            field="token_file",
+        )
+    token = read_token(config.token_file)
+    facts = Facts(me.id, secrets.token_hex(8), me.limit_bytes, PLACEMENT, VERSION)
+    start = Start(token, str(chunks_folder), facts, config.sends, send_bytes)
+    async with PeerServerProcess(config.listen, start, lender) as server, PeerClient(me.id, token, memory) as client:
+        yield OpenedPeers(server, client, Membership(lookup, client, facts))

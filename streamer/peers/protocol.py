@@ -1,0 +1,73 @@
+"""What peers say to each other over HTTP, version 1.
+
+    GET /v1/peer                                           200 Facts as JSON
+    GET /v1/chunks/<key>?dataset=<digest>[&wait=1][&held=1]
+        Streamer-Member: <id>    Streamer-Due-Ms: <milliseconds until a reader needs it>
+        200 the chunk file      202 it is being fetched: ask again with wait=1     404 fetch it yourself
+    always
+        400 not such a request   401 no token, or another one   405 another method   503 busy or leaving
+
+A chunk file is sent whole, as it is on the disk: its name stands for its content, its header has key and lengths, and
+its table the checksums of the samples. There are no ranges: a part of a chunk is of no use, and of a recoded chunk only
+the answer says the length.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+PROTOCOL: Final = 1
+PEER_PATH: Final = "/v1/peer"
+CHUNK_PATH: Final = "/v1/chunks/"
+MEMBER_HEADER: Final = "Streamer-Member"
+DUE_HEADER: Final = "Streamer-Due-Ms"
+BEARER: Final = "Bearer "
+
+_KEY = re.compile(r"[0-9a-f]{32}")
+_DIGEST = re.compile(r"[0-9a-f]{1,128}")
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a peer says of itself.
+
+    Attributes:
+        id: of its cache folder: an engine that comes back with its disk is the same member.
+        instance: of this run of its engine, which tells a copied disk from a second address.
+        limit_bytes: of its cache.
+        placement: version of the rule by which chunks have homes.
+        version: of streamer.
+        protocol: version of this protocol.
+    """
+
+    id: str
+    instance: str
+    limit_bytes: int
+    placement: int
+    version: str
+    protocol: int = PROTOCOL
+
+
+def chunk_path(key: bytes, dataset: str, *, wait: bool, held: bool) -> str:
+    """Path and query of a chunk.
+
+    Args:
+        key: 16 bytes.
+        dataset: digest of its manifest.
+        wait: answer when it is there, not that it is being fetched.
+        held: only if it is on the peer's disk.
+    """
+    return f"{CHUNK_PATH}{key.hex()}?dataset={dataset}" + "&wait=1" * wait + "&held=1" * held
+
+
+def parse_key(path: str) -> bytes | None:
+    """The key in a path; None: there is none."""
+    name = path.removeprefix(CHUNK_PATH)
+    return bytes.fromhex(name) if path.startswith(CHUNK_PATH) and _KEY.fullmatch(name) else None
+
+
+def is_digest(text: str) -> bool:
+    """Whether a text may be the digest of a manifest."""
+    return _DIGEST.fullmatch(text) is not None

@@ -1,0 +1,119 @@
+"""Which of the addresses are members, as a pure function of what was listed and what was answered.
+
+An address is a member from its first answer. It stays one while it is listed, up or down, and for a minute afterwards;
+longer while it answers. So an engine that is started again within a minute moves no chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from math import inf
+
+import msgspec
+
+from streamer.peers.protocol import Facts
+from streamer.placement.members import Member
+
+# An address that is not listed, and does not answer, is forgotten after this.
+GONE_SECONDS = 60.0
+# A member is asked this often whether it is still the same.
+ASK_SECONDS = 60.0
+
+
+class Address(msgspec.Struct):
+    """One address.
+
+    Attributes:
+        listed_at: when it was listed last.
+        asked_at: when it was asked last.
+        answered_at: when it answered last.
+        since: when it first answered as this instance.
+        facts: its last answer; None: it never answered.
+    """
+
+    listed_at: float
+    asked_at: float = -inf
+    answered_at: float = -inf
+    since: float = -inf
+    facts: Facts | None = None
+
+
+class Roster:
+    """The addresses, and who answers there. Times are of one clock.
+
+    Args:
+        me: what this engine says of itself.
+        warn: called with an address and a sentence.
+    """
+
+    def __init__(self, me: Facts, warn: Callable[[str, str], None]) -> None:
+        self._me = me
+        self._warn = warn
+        self._addresses: dict[str, Address] = {}
+
+    def __repr__(self) -> str:
+        return f"Roster({len(self._addresses)} addresses, {len(self.members())} members)"
+
+    @property
+    def has_unknown(self) -> bool:
+        """Whether an address has never answered."""
+        return any(address.facts is None for address in self._addresses.values())
+
+    def listed(self, addresses: Iterable[str], now: float) -> None:
+        """These addresses are listed now."""
+        for name in addresses:
+            self._addresses.setdefault(name, Address(now)).listed_at = now
+        for name, address in list(self._addresses.items()):
+            if now - max(address.listed_at, address.answered_at) > GONE_SECONDS:
+                del self._addresses[name]
+
+    def to_ask(self, now: float, is_down: Callable[[str], bool]) -> list[str]:
+        """The addresses that are to be asked now: unknown, unlisted, or not asked for a minute.
+
+        Args:
+            now: the time; they count as asked.
+            is_down: whether a member is down: then it is asked elsewhere.
+        """
+        asked = [name for name, address in self._addresses.items() if _is_due(address, now) and not is_down(name)]
+        for name in asked:
+            self._addresses[name].asked_at = now
+        return asked
+
+    def answered(self, name: str, facts: Facts, now: float) -> None:
+        """An address has said who it is."""
+        address = self._addresses.get(name)
+        if address is None:
+            return
+        if address.facts is None or address.facts.instance != facts.instance:
+            address.since = now
+        address.facts, address.answered_at = facts, now
+        # Not of an address that an engine has left: the older one must still answer.
+        newer = (other.facts for other in self._addresses.values() if other.since > address.since)
+        if any(_is_copy(facts, other) for other in (self._me, *newer) if other is not None):
+            self._warn(
+                name,
+                f"has the cache folder id {facts.id} of another peer, because its disk was copied from that one's: "
+                "one of the two is left out; remove the file root-id from one cache folder and restart its engine",
+            )
+
+    def members(self) -> tuple[Member, ...]:
+        """The other engines, by id."""
+        newest: dict[str, tuple[float, str, Facts]] = {}
+        for since, name, facts in sorted(self._instances()):
+            # The same engine at a second address keeps the first; another one with the same id has taken its place.
+            if facts.id not in newest or newest[facts.id][2].instance != facts.instance:
+                newest[facts.id] = since, name, facts
+        return tuple(sorted(Member(facts.id, name, facts.limit_bytes) for _, name, facts in newest.values()))
+
+    def _instances(self) -> Iterator[tuple[float, str, Facts]]:
+        for name, address in self._addresses.items():
+            if address.facts is not None and address.facts.id != self._me.id:
+                yield address.since, name, address.facts
+
+
+def _is_due(address: Address, now: float) -> bool:
+    return address.facts is None or now - address.asked_at >= ASK_SECONDS or address.listed_at < address.asked_at
+
+
+def _is_copy(facts: Facts, other: Facts) -> bool:
+    return facts.id == other.id and facts.instance != other.instance

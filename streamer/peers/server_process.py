@@ -1,0 +1,236 @@
+"""The peer server from the side of the engine: starts it, answers it, starts it again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import subprocess
+import sys
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from streamer.cache.file_jobs import in_thread
+from streamer.child_environment import child_environment
+from streamer.errors import ConfigError
+from streamer.fork_lock import unforked
+from streamer.peers.addresses import split_address
+from streamer.peers.base import Lender, Loan
+from streamer.peers.messages import (
+    MOST_MESSAGE_BYTES,
+    Counts,
+    Leave,
+    Lend,
+    Lent,
+    Opened,
+    Start,
+    ToEngine,
+    ToServer,
+    decode_to_engine,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 512
+# A server that ends at once is started again after 1 s, 2 s, ... 60 s.
+_PAUSE_SECONDS = 1.0
+_MOST_PAUSE_SECONDS = 60.0
+# After a Leave it sends what is under way for 5 s.
+_END_SECONDS = 6.0
+
+
+class PeerServerProcess:
+    """The process that answers peers. In an `async with` of the engine, on its loop.
+
+    The engine binds the socket: a port that is taken is its error, and peers can connect while a server that has ended
+    is started again.
+
+    Args:
+        listen: host:port; port 0 takes a free one.
+        start: what the server is told first.
+        lender: answers what it asks.
+
+    Attributes:
+        port: where it listens.
+        restarts: how often the process has ended by itself.
+    """
+
+    def __init__(self, listen: str, start: Start, lender: Lender) -> None:
+        self._listen = listen
+        self._first = start
+        self._lender = lender
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._loans: dict[int, Loan] = {}
+        self._answers: dict[int, asyncio.Task[None]] = {}
+        self._counts = self._past = Counts()
+        self.port = 0
+        self.restarts = 0
+
+    def __repr__(self) -> str:
+        return f"PeerServerProcess(port={self.port}, pid={self.pid})"
+
+    @property
+    def pid(self) -> int | None:
+        """None: it is not running."""
+        return None if self._process is None else self._process.pid
+
+    async def __aenter__(self) -> Self:
+        self._listener = _bound(self._listen)
+        self.port = self._listener.getsockname()[1]
+        self._tasks = asyncio.TaskGroup()
+        await self._tasks.__aenter__()
+        self._supervision = self._tasks.create_task(self._supervise(), name="peer server")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._supervision.cancel()
+        await asyncio.wait([self._supervision])
+        self._send(Leave())
+        self._listener.close()
+        await self._stop(_END_SECONDS)
+        await self._tasks.__aexit__(None, None, None)
+
+    def statistics(self) -> dict[str, int]:
+        """Counts of all server processes since the start, and the sends under way."""
+        counts = msgspec.structs.asdict(_added(self._past, self._counts))
+        return {**counts, "peer_server_restarts": self.restarts}
+
+    # ------------------------------------------------------------ the process
+
+    async def _supervise(self) -> None:
+        loop, pause = asyncio.get_running_loop(), _PAUSE_SECONDS
+        while True:
+            begun = loop.time()
+            try:
+                await in_thread(None, self._start)
+                await self._follow()
+            except (OSError, msgspec.MsgspecError) as error:
+                logger.warning("the peer server: %s", error)
+            self.restarts += 1
+            logger.warning("the peer server has ended (%s): starts again in %.0f s", await self._stop(0.0), pause)
+            if loop.time() - begun > _MOST_PAUSE_SECONDS:
+                pause = _PAUSE_SECONDS
+            await asyncio.sleep(pause)
+            pause = min(_MOST_PAUSE_SECONDS, 2 * pause)
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        descriptors = theirs.fileno(), self._listener.fileno()
+        try:
+            ours.setblocking(False)
+            with theirs, unforked():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "streamer.peers", *map(str, descriptors)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=descriptors,
+                    cwd="/",
+                    start_new_session=True,
+                    env=child_environment({}),
+                )
+        except BaseException:
+            ours.close()
+            raise
+        self._socket = ours
+        # The token is in no argument, variable or file.
+        self._send(self._first)
+
+    async def _stop(self, seconds: float) -> str:
+        """Waits so long for the end of the process, then kills it; says how it has ended. Idempotent."""
+        process, self._process = self._process, None
+        self._past = msgspec.structs.replace(_added(self._past, self._counts), sends=0)
+        self._counts = Counts()
+        code = None if process is None else await in_thread(None, _end, process, seconds)
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        for number in list(self._loans | self._answers):
+            self._opened(number)
+        return f"exit code {code}"
+
+    # ------------------------------------------------------------ what it asks
+
+    async def _follow(self) -> None:
+        """Answers until the server has ended."""
+        assert self._socket is not None, "started"
+        while raw := await asyncio.get_running_loop().sock_recv(self._socket, MOST_MESSAGE_BYTES):
+            self._take(decode_to_engine(raw))
+
+    def _take(self, message: ToEngine) -> None:
+        if isinstance(message, Lend):
+            self._answers[message.number] = self._tasks.create_task(self._lend(message))
+        elif isinstance(message, Opened):
+            self._opened(message.number)
+        else:
+            self._counts = message
+
+    async def _lend(self, asked: Lend) -> None:
+        try:
+            loan = await self._lender.lend(asked.key, asked.dataset, wait=asked.wait, due_seconds=asked.due_seconds)
+        finally:
+            del self._answers[asked.number]
+        self._loans[asked.number] = loan
+        self._send(Lent(asked.number, "there" if loan.there else "coming" if loan.coming else "no"))
+
+    def _opened(self, number: int) -> None:
+        if (task := self._answers.get(number)) is not None:
+            task.cancel()
+        if (loan := self._loans.pop(number, None)) is not None:
+            loan.close()
+
+    def _send(self, message: ToServer) -> None:
+        """Sends a message; that the server has ended is noticed by reading."""
+        if self._socket is not None:
+            try:
+                self._socket.send(encode(message))
+            except OSError as error:
+                logger.debug("the peer server was not told: %s", error)
+
+
+def _added(first: Counts, second: Counts) -> Counts:
+    names = first.__struct_fields__
+    return Counts(*(getattr(first, name) + getattr(second, name) for name in names))
+
+
+def _end(process: subprocess.Popen[bytes], seconds: float) -> int:
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _bound(listen: str) -> socket.socket:
+    """A socket that listens; who connects before the server runs waits for it.
+
+    Raises:
+        ConfigError: not host:port, or it is taken.
+    """
+    host, port = split_address(listen)
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )[0]
+        listener = socket.socket(family, kind)
+    except OSError as error:
+        raise _refused(listen, error) from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _refused(listen, error) from error
+    return listener
+
+
+def _refused(listen: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot answer peers at {listen}: {error.strerror or error}; choose another [peers] listen", field="listen"
+    )

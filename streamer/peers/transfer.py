@@ -1,0 +1,190 @@
+"""One GET from a peer by libcurl: what it waits for, what it may take, how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum
+
+import pycurl
+
+from streamer.store.curl.multi import Multi
+
+_BUFFER_BYTES = 512 * 1024
+_CONNECT_SECONDS = 1.0
+# No byte for this long ends a request that nothing else has ended; the store has been asked long before.
+_SILENT_SECONDS = 10
+# Of an answer that is no chunk.
+_MOST_BYTES = 4096
+_MOST_LINES = 64
+# Pieces are of 16 KiB; a call for each would be a tenth of what they cost.
+_REPORT_BYTES = 64 * 1024
+# What came was no HTTP, or a callback has refused it.
+_WRONG = (pycurl.E_UNSUPPORTED_PROTOCOL, pycurl.E_FTP_WEIRD_SERVER_REPLY, pycurl.E_WRITE_ERROR)
+
+# Returns the memory for a body of that length when there is some; raises WrongError for a length that cannot be.
+MakeRoom = Callable[[int], Awaitable[memoryview]]
+
+
+class Ending(Enum):
+    """How a request ended that got no answer."""
+
+    CUT_OFF = "cut off"  # no connection, or it broke
+    WRONG = "wrong"  # what came is not what the protocol allows
+
+
+class WrongError(Exception):
+    """An answer that the protocol does not allow."""
+
+
+class Transfer:
+    """A handle of libcurl, for one request at a time. On the engine's loop.
+
+    Attributes:
+        on_bytes: called with 0 for each line of a head, and with what has come of a body, not for each piece.
+        received: bytes of the body.
+        answer: the body where nothing made room for it.
+    """
+
+    def __init__(self) -> None:
+        self.on_bytes: Callable[[int], None] = _ignore
+        self._easy = _easy()
+        self._easy.setopt(pycurl.HEADERFUNCTION, self._take_line)
+        self._easy.setopt(pycurl.WRITEFUNCTION, self._take)
+        self._length: asyncio.Future[int | None] | None = None
+        self._body: memoryview | None = None
+        self._lines = 0
+        self._status = 0
+        self._announced = 0
+        self._reported = 0
+        self.received = 0
+        self.answer = b""
+
+    def close(self) -> None:
+        """Frees the handle."""
+        self._easy.close()
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether an answer has begun."""
+        return self._lines > 0
+
+    @property
+    def is_waiting_for_memory(self) -> bool:
+        """Whether the peer sends, and there is no room."""
+        return self._length is not None and self._length.done() and self._body is None
+
+    async def get(self, multi: Multi, url: str, lines: Sequence[str], make_room: MakeRoom) -> int | Ending:
+        """Asks for a body that is written to memory as it comes.
+
+        Args:
+            multi: runs it.
+            url: http://host:port/path.
+            lines: of the request's header.
+            make_room: called with the length of an answer 200; the transfer pauses until it returns.
+
+        Returns:
+            The status; after 200 the body is in the memory, whole.
+        """
+        length = self._length = asyncio.get_running_loop().create_future()
+        self._prepare(url, lines, 0.0)
+        ended = multi.start(self._easy)
+        ended.add_done_callback(lambda _: None if length.done() else length.set_result(None))
+        try:
+            if (count := await length) is not None and not ended.done():
+                self._body = await make_room(count)
+                if not ended.done():
+                    self._easy.pause(pycurl.PAUSE_CONT)
+            await ended
+            return self._status if count is None or self.received == count else Ending.CUT_OFF
+        except pycurl.error as error:
+            return Ending.WRONG if error.args[0] in _WRONG else Ending.CUT_OFF
+        except WrongError:
+            return Ending.WRONG
+        finally:
+            self.on_bytes = _ignore
+            multi.remove(self._easy)
+            if not ended.cancelled():
+                ended.exception()  # of a request that was cancelled, which nothing else asks for
+            self._length = self._body = None
+
+    async def get_small(self, multi: Multi, url: str, lines: Sequence[str], seconds: float) -> int | Ending:
+        """Asks for a body of at most 4 KiB, which is in `answer` then.
+
+        Args:
+            multi: as `get`.
+            url: as `get`.
+            lines: as `get`.
+            seconds: for all of it.
+        """
+        self._prepare(url, lines, seconds)
+        try:
+            await multi.perform(self._easy)
+        except pycurl.error as error:
+            return Ending.WRONG if error.args[0] in _WRONG else Ending.CUT_OFF
+        return self._status
+
+    def _prepare(self, url: str, lines: Sequence[str], seconds: float) -> None:
+        self._lines = self._status = self._announced = self._reported = self.received = 0
+        self.answer = b""
+        self._easy.setopt(pycurl.URL, url)
+        self._easy.setopt(pycurl.HTTPHEADER, list(lines))
+        self._easy.setopt(pycurl.TIMEOUT_MS, int(seconds * 1000))
+
+    # ------------------------------------------------------------ libcurl's callbacks
+
+    def _take_line(self, line: bytes) -> int | None:
+        self.on_bytes(0)
+        self._lines += 1
+        name, _, value = line.partition(b":")
+        if line.startswith(b"HTTP/") and line[9:12].isdigit():
+            self._status = int(line[9:12])
+        elif name.lower() == b"content-length" and value.strip().isdigit():
+            self._announced = int(value)
+        return -1 if self._lines > _MOST_LINES else None
+
+    def _take(self, piece: bytes) -> int | None:
+        """Returns another number than the length to end the transfer."""
+        if self._length is None or self._status != 200:
+            self.answer += piece
+            return None if len(self.answer) <= _MOST_BYTES else -1
+        if self._body is None:
+            return self._announce()
+        stop = self.received + len(piece)
+        if stop > len(self._body):
+            return -1
+        self._body[self.received : stop] = piece
+        self.received = stop
+        if stop - self._reported >= _REPORT_BYTES:
+            self.on_bytes(stop - self._reported)
+            self._reported = stop
+        return None
+
+    def _announce(self) -> int:
+        """Says how long the body is; the transfer continues when there is memory for it."""
+        assert self._length is not None, "of a request for a chunk"
+        if not self._announced or self._length.done():  # it has no length, or was just cancelled
+            return -1
+        self._length.set_result(self._announced)
+        return int(pycurl.WRITEFUNC_PAUSE)
+
+
+def _ignore(count: int) -> None:
+    """What a transfer without a request calls."""
+
+
+def _easy() -> pycurl.Curl:
+    easy = pycurl.Curl()
+    easy.setopt(pycurl.NOSIGNAL, 1)
+    easy.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
+    easy.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP)
+    # A proxy of the environment is for the store.
+    easy.setopt(pycurl.PROXY, "")
+    easy.setopt(pycurl.BUFFERSIZE, _BUFFER_BYTES)
+    easy.setopt(pycurl.TCP_KEEPALIVE, 1)
+    easy.setopt(pycurl.CONNECTTIMEOUT_MS, int(_CONNECT_SECONDS * 1000))
+    easy.setopt(pycurl.LOW_SPEED_LIMIT, 1)
+    easy.setopt(pycurl.LOW_SPEED_TIME, _SILENT_SECONDS)
+    easy.setopt(pycurl.USERAGENT, "streamer")
+    easy.setopt(pycurl.PATH_AS_IS, 1)
+    return easy

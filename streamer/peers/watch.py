@@ -1,0 +1,117 @@
+"""Says when the store is to be asked as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from streamer.fetch.presence_clock import Alarm, PresenceClock
+from streamer.peers.peer import Peer
+from streamer.peers.transfer import Transfer
+
+# Nothing for this long, and the store is asked as well: for half of the time that there is, between these bounds. Three
+# times a peer's p95, which is milliseconds, asked the store for 3 to 11 % of the chunks on nodes whose cores were all
+# busy (2 cores, load 12, 2026-11-23).
+_LATE_SECONDS = 0.25
+_MOST_LATE_SECONDS = 1.0
+# A body that comes more slowly is late, and a peer that sends less to all requests together is silent.
+_LEAST_BYTES_PER_SECOND = 1 << 20
+# A busy peer gets as much time before each of its late requests goes to the store as well.
+_MOST_LOOKS = 4
+
+
+class Watch:
+    """Watches one request from its start to `end`.
+
+    Args:
+        clock: stops while this process does not run.
+        peer: that is asked.
+        transfer: of the request.
+        on_late: called at most once.
+        due_seconds: until its first reader needs the chunk.
+        waits: seconds that the peer may take longer to answer.
+
+    Attributes:
+        asked_at: when the request began, on the loop's clock.
+    """
+
+    def __init__(
+        self,
+        clock: PresenceClock,
+        peer: Peer,
+        transfer: Transfer,
+        on_late: Callable[[], None],
+        *,
+        due_seconds: float,
+        waits: float,
+    ) -> None:
+        self._clock = clock
+        self._peer = peer
+        self._transfer = transfer
+        self._on_late = on_late
+        self._seconds = min(max(_LATE_SECONDS, due_seconds / 2), _MOST_LATE_SECONDS)
+        self._waits = waits
+        self._is_late = False
+        self._has_answer = False
+        self._looks = 0
+        self.asked_at = clock.loop.time()
+        clock.begin()
+        self._mark()
+        self._alarm = Alarm(clock, clock.time() + self._seconds + waits, self._look)
+
+    def received(self, count: int) -> None:
+        """The peer has sent a line of its answer's head, or so many bytes of the body."""
+        peer = self._peer
+        peer.sent_bytes += count
+        if not self._has_answer:
+            self._has_answer = True
+            peer.answers += 1
+            if not self._waits:
+                peer.first_byte.add(self._clock.loop.time() - self.asked_at)
+
+    def end(self, *, cancelled: bool) -> bool:
+        """The request has ended.
+
+        Args:
+            cancelled: the store was faster.
+
+        Returns:
+            Whether the peer is down now.
+        """
+        self._alarm.cancel()
+        self._clock.end()
+        if not cancelled and self._has_answer:
+            self._peer.breaker.answered()
+        lost = cancelled and self._is_late and self._is_silent()
+        return lost and self._peer.breaker.lost(self.asked_at, self._clock.loop.time())
+
+    def _look(self) -> None:
+        self._looks += 1
+        # What a peer that sends to others sends late is paid from a budget: to ask the store for all of it would
+        # double the work.
+        if not self._moves() and (self._is_silent() or self._looks >= _MOST_LOOKS or self._peer.budget.take(0)):
+            self._is_late = True
+            self._peer.count.peer_hedges += 1
+            self._on_late()
+        else:
+            self._mark()
+            self._alarm.move(self._clock.time() + self._seconds + self._waits * (not self._has_answer))
+
+    def _mark(self) -> None:
+        self._marked_at = self._clock.time()
+        self._marked_bytes, self._marked_peer_bytes = self._transfer.received, self._peer.sent_bytes
+        self._marked_answers = self._peer.answers
+        self._had_answer = self._has_answer
+
+    def _moves(self) -> bool:
+        """Whether an answer has begun since the last look, or its body comes."""
+        if self._has_answer and (not self._had_answer or self._transfer.is_waiting_for_memory):
+            return True
+        return self._is_enough(self._transfer.received - self._marked_bytes)
+
+    def _is_silent(self) -> bool:
+        """Whether the peer has begun no answer and sent next to nothing since the last look, to any request."""
+        sent = self._peer.sent_bytes - self._marked_peer_bytes
+        return self._peer.answers == self._marked_answers and not self._is_enough(sent)
+
+    def _is_enough(self, count: int) -> bool:
+        return count >= (self._clock.time() - self._marked_at) * _LEAST_BYTES_PER_SECOND

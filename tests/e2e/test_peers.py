@@ -1,0 +1,155 @@
+"""Engines that share their caches, in one process: who fetches what, and that without peers nothing is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.cli.status_view import StatusView
+from streamer.config import CacheConfig, EngineConfig, PeersConfig
+from streamer.engine.engine import Engine
+from streamer.engine.manifests import ManifestRequest
+from streamer.engine.peers.joined import joined
+from streamer.engine.session import EngineSession, SessionRequest
+from streamer.engine.statistics import engine_statistics
+from streamer.errors import StreamerError
+from streamer.formats.chunkfile import HEADER_BYTES
+from streamer.service import metrics
+from streamer.service.metrics import DEFINITIONS, series
+
+pytestmark = pytest.mark.process
+NAMED = {definition.name: definition for definition in DEFINITIONS}
+
+CHUNK_BYTES = 40_000
+FILES = 60
+
+
+class Reader:
+    """A session of one engine that reads all chunks, one a step."""
+
+    def __init__(self, engine: Engine, digest: str, job: str) -> None:
+        self.engine = engine
+        self.news = asyncio.Event()
+        self.errors: list[StreamerError] = []
+        request = SessionRequest(job=job, dataset=digest, consumer="rank 0")
+        self.session: EngineSession = engine.open_session(request, lambda *news: self.news.set(), self._failed)
+        self.manifest = self.session.collection.datasets[0].manifest
+
+    def _failed(self, error: StreamerError) -> None:
+        self.errors.append(error)
+        self.news.set()
+
+    async def read(self, seed: int) -> list[bytes]:
+        """The content of each chunk, by its number."""
+        order = np.random.default_rng(seed).permutation(self.manifest.chunks)
+        steps = np.arange(len(order))
+        self.session.extend(0, (order.astype(np.uint32), steps, steps), True)
+        found = [b""] * len(order)
+        for step, chunk in enumerate(order.tolist()):
+            self.session.advance(step, min(step + 8, len(order) - 1))
+            while self.session.progress.through() < step and not self.errors:
+                self.news.clear()
+                await asyncio.wait_for(self.news.wait(), 60)
+            assert self.errors == []
+            file = self.engine.cache.path(self.session.collection.key(chunk)).read_bytes()
+            length = int(self.manifest.chunk_local_bytes[chunk]) if not self.manifest.recoded else len(file)
+            found[chunk] = file[HEADER_BYTES : HEADER_BYTES + length]
+        self.session.advance(len(order), len(order) - 1)
+        return found
+
+
+@pytest.fixture
+async def engines(tmp_path: Path) -> AsyncIterator[list[Engine]]:
+    """Two that know each other."""
+    (tmp_path / "token").write_text("a token")
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    async with AsyncExitStack() as stack:
+        made = []
+        for number, address in enumerate(addresses):
+            peers = PeersConfig(members=",".join(addresses), listen=address, token_file=tmp_path / "token")
+            cache = CacheConfig(directory=tmp_path / f"cache{number}", limit_bytes=64 << 20, free_floor_bytes=0)
+            made.append(await stack.enter_async_context(Engine(EngineConfig(cache=cache, peers=peers))))
+            await stack.enter_async_context(joined(made[-1]))
+        for _ in range(1200):
+            if all(engine_statistics(engine)["peer_members"] for engine in made):
+                break
+            await asyncio.sleep(0.05)
+        yield made
+
+
+async def digests(engines: list[Engine], data: Path, **changes: object) -> set[str]:
+    """Each engine makes its manifest."""
+    request = ManifestRequest(urls=(str(data),), chunk_bytes=CHUNK_BYTES, **changes)
+    return {await engine.manifest(request, lambda text, done, total: None) for engine in engines}
+
+
+def total(engines: list[Engine], name: str) -> int:
+    return sum(int(engine_statistics(engine)[name]) for engine in engines)
+
+
+async def test_two_jobs_read_the_store_once(engines: list[Engine], tmp_path: Path) -> None:
+    """Each engine keeps what is its own, and sends it to the other; every metric of peers has a series."""
+    contents = [np.random.default_rng(number).bytes(CHUNK_BYTES) for number in range(FILES)]
+    (tmp_path / "data").mkdir()
+    for number, content in enumerate(contents):
+        (tmp_path / "data" / f"{number:03}.bin").write_bytes(content)
+    (digest,) = await digests(engines, tmp_path / "data")
+    readers = [Reader(engine, digest, f"job {number}") for number, engine in enumerate(engines)]
+    for found in await asyncio.gather(*(reader.read(seed) for seed, reader in enumerate(readers))):
+        assert sorted(found) == sorted(contents)
+    late = total(engines, "peer_hedge_losses")
+    assert total(engines, "store_bytes") - late * CHUNK_BYTES <= FILES * CHUNK_BYTES
+    assert total(engines, "peer_chunks") + late == FILES
+    # What came in is what was written.
+    written = total(engines, "written_bytes") - 2 * FILES * (HEADER_BYTES + 4)
+    assert written == 2 * FILES * CHUNK_BYTES == total(engines, "peer_bytes") + total(engines, "store_bytes")
+    values = engine_statistics(engines[0])
+    assert [name for name, *_ in metrics._OF_PEERS if not series(NAMED[f"streamer_{name}"], values)] == []
+    assert "peers" in dict(StatusView(values).lines())
+
+
+async def test_recoded_chunks_travel_as_records(engines: list[Engine], tmp_path: Path) -> None:
+    """The peer recodes them once; their length is known from the answer alone."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "data").mkdir()
+    for number in range(4):
+        rows = [np.random.default_rng([number, row]).bytes(2000) for row in range(200)]
+        parquet.write_table(pyarrow.table({"data": rows}), tmp_path / "data" / f"{number}.parquet", row_group_size=50)
+    (digest,) = await digests(engines, tmp_path / "data", format="parquet")
+    first, second = (Reader(engine, digest, f"job {number}") for number, engine in enumerate(engines))
+    chunks = await first.read(0)
+    fetched = total(engines, "recoded_chunks")
+    assert await second.read(1) == chunks
+    assert total(engines, "recoded_chunks") - fetched <= total(engines, "peer_hedge_losses")
+    assert total(engines, "peer_chunks") >= len(chunks) - 2
+
+
+def test_without_peers_nothing_of_them_is_imported(tmp_path: Path) -> None:
+    """Neither by a service nor by the engine of a trainer."""
+    program = (
+        "import asyncio, sys\n"
+        "from pathlib import Path\n"
+        "from streamer.config import CacheConfig, EngineConfig\n"
+        "from streamer.service.lifecycle import Life\n"
+        "def listening(): life._leave.set()\n"
+        "cache = CacheConfig(directory=Path(sys.argv[1]) / 'c', limit_bytes=1 << 24, free_floor_bytes=0)\n"
+        "life = Life(EngineConfig(cache=cache, socket_path=Path(sys.argv[1]) / 's'), listening)\n"
+        "asyncio.run(life.run())\n"
+        "print([name for name in sys.modules if 'peers' in name or 'placement' in name or 'aiohttp' in name])\n"
+    )
+    found = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n", found.stderr
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

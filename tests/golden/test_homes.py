@@ -1,0 +1,41 @@
+"""The homes of chunks: a change of a number here is another `PLACEMENT`, and engines of both versions are no peers."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from streamer.placement import PLACEMENT
+from streamer.placement.homes import Homes
+from streamer.placement.members import Member, members_digest
+from streamer.placement.rendezvous import cell, cells, first_members
+
+EQUAL = [Member(f"{number:032x}", f"10.0.0.{number}:7070", 100 << 30) for number in range(5)]
+UNEQUAL = [Member(member.id, member.address, (number + 1) << 30) for number, member in enumerate(EQUAL)]
+
+
+def test_the_cells_are_these() -> None:
+    """One at a time and many at once."""
+    keys = [bytes([number]) * 16 for number in range(4)]
+    words = np.frombuffer(b"".join(key[:8] for key in keys), "<u8")
+    assert [cell(key) for key in keys] == cells(words).tolist() == [136152, 138094, 10724, 39111]
+
+
+@pytest.mark.parametrize(
+    ("members", "digest"), [(EQUAL, "d5734630cc3516f3d6f72a4d3d9491e6"), (UNEQUAL, "6104cf44861d03d18bb09c7b28dba099")]
+)
+def test_the_homes_are_these(members: list[Member], digest: str) -> None:
+    """The first and the second member of all cells."""
+    found = first_members(members).astype("<u2").tobytes()
+    assert PLACEMENT == 1
+    assert hashlib.blake2b(found, digest_size=16).hexdigest() == digest
+
+
+def test_the_members_digest_is_this() -> None:
+    """Whatever their order and addresses."""
+    assert members_digest(EQUAL) == members_digest([Member(one.id, "", one.limit_bytes) for one in EQUAL[::-1]])
+    assert members_digest(EQUAL) == "1cd831df"
+    assert Homes(EQUAL[2], EQUAL).digest == members_digest(EQUAL)
+    assert members_digest(UNEQUAL) != members_digest(EQUAL)

@@ -1,0 +1,68 @@
+"""A peer that answers as a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from streamer.placement.members import Member
+
+Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+
+def head(status: int = 200, **headers: object) -> bytes:
+    lines = [f"HTTP/1.1 {status} X", *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def sends(*pieces: bytes) -> Answer:
+    """Sends these and closes."""
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        for piece in pieces:
+            writer.write(piece)
+        await writer.drain()
+
+    return answer
+
+
+def sends_for_ever(first: bytes, piece: bytes, pause: float = 0.0) -> Answer:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(first)
+        while True:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(pause)
+
+    return answer
+
+
+async def silent(writer: asyncio.StreamWriter) -> None:
+    """Keeps the connection and says nothing."""
+    await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def peer(answer: Answer) -> AsyncIterator[Member]:
+    """A member whose answers to all requests are these."""
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            await answer(writer)
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # a cancelled one is logged by asyncio's streams
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    tasks = asyncio.all_tasks()
+    try:
+        yield Member("hostile", f"127.0.0.1:{server.sockets[0].getsockname()[1]}", 1 << 30)
+    finally:
+        server.close()
+        left = [task for task in asyncio.all_tasks() - tasks if "connected" in repr(task)]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)

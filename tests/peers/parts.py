@@ -1,0 +1,133 @@
+"""A cache folder with chunks, and what an engine gives its peers, without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+
+from streamer.cache.folder import Folder, open_folder
+from streamer.cache.writer import ChunkBytes, write_chunk
+from streamer.config import FetchConfig, PeersConfig
+from streamer.fetch.memory_budget import MemoryBudget
+from streamer.peers.base import Asked
+from streamer.peers.client import PeerClient
+from streamer.peers.opened import OpenedPeers, open_peers
+from streamer.placement.members import Member
+
+TOKEN = "canary-7f3a9c-token"
+DATASET = "ab" * 32
+SEND_BYTES = 256 << 20
+_numbers = itertools.count()
+
+
+def key_of(number: int) -> bytes:
+    return hashlib.blake2b(str(number).encode(), digest_size=16).digest()
+
+
+def content_of(number: int, length: int) -> bytes:
+    return np.random.default_rng(number).bytes(length)
+
+
+def put_chunk(folder: Folder, number: int, length: int = 1 << 20) -> bytes:
+    """Writes a chunk of two samples; returns its file's bytes."""
+    content = content_of(number, length)
+    write_chunk(ChunkBytes(key_of(number), [content], np.array([0, length // 3, length])), folder)
+    return folder.chunk_path(key_of(number)).read_bytes()
+
+
+class Loan:
+    def __init__(self, answer: str) -> None:
+        self.there, self.coming = answer == "there", answer == "coming"
+        self.closed = asyncio.Event()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class Shelf:
+    """An engine's side of the server: answers by number of the chunk; writes it first where it says so."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self.answers: dict[bytes, str] = {}
+        self.arrives: dict[bytes, int] = {}
+        self.asked: list[tuple[bytes, str, bool, float]] = []
+        self.loans: list[Loan] = []
+
+    async def lend(self, key: bytes, dataset: str, *, wait: bool, due_seconds: float) -> Loan:
+        self.asked.append((key, dataset, wait, due_seconds))
+        if wait and key in self.arrives:
+            put_chunk(self.folder, self.arrives.pop(key))
+            self.answers[key] = "there"
+        self.loans.append(Loan(self.answers.get(key, "no")))
+        return self.loans[-1]
+
+
+class Asker:
+    """What asks peers, without a server of its own."""
+
+    def __init__(self, client: PeerClient, memory: MemoryBudget) -> None:
+        self.client, self.memory = client, memory
+
+
+@asynccontextmanager
+async def asker(token: str = TOKEN, memory_bytes: int = 64 << 20) -> AsyncIterator[Asker]:
+    memory = MemoryBudget(FetchConfig(memory_bytes=memory_bytes))
+    async with PeerClient(f"asker {next(_numbers)}", token, memory) as client:
+        yield Asker(client, memory)
+    assert memory.gate.used == 0
+
+
+class Node:
+    """One engine without an engine."""
+
+    def __init__(self, folder: Folder, shelf: Shelf, peers: OpenedPeers) -> None:
+        self.folder, self.shelf, self.peers = folder, shelf, peers
+        self.client, self.server = peers.client, peers.server
+        self.member = Member(folder.root_id, f"127.0.0.1:{peers.server.port}", 1 << 30)
+
+
+@asynccontextmanager
+async def node(
+    path: Path, members: str = "127.0.0.1:1", *, listen: str = "127.0.0.1:0", **changes
+) -> AsyncIterator[Node]:
+    folder = open_folder(path / "cache")
+    token, token_file = changes.pop("token", TOKEN), None
+    if token is not None:
+        token_file = path / "token"
+        token_file.write_text(token)
+    sends, send_bytes = changes.pop("sends", 16), changes.pop("send_bytes", SEND_BYTES)
+    config = PeersConfig(members=members, listen=listen, token_file=token_file, sends=sends)
+    shelf, memory = Shelf(folder), MemoryBudget(FetchConfig(memory_bytes=64 << 20))
+    opening = open_peers(
+        config,
+        me=Member(folder.root_id, listen, 1 << 30),
+        chunks_folder=folder.path,
+        lender=shelf,
+        memory=memory,
+        send_bytes=send_bytes,
+    )
+    async with opening as peers:
+        yield Node(folder, shelf, peers)
+
+
+def asked(number: int, length: int, *, fetch: bool = True, exact: bool = True, due_seconds: float = 0.0) -> Asked:
+    due = asyncio.get_running_loop().time() + due_seconds
+    return Asked(key_of(number), DATASET, length, exact, fetch, lambda: due, lambda: "job")
+
+
+async def fetch(of: Node | Asker, member: Member, asking: Asked, on_late=lambda: None) -> bytes | object:
+    """The bytes of a chunk file, or the refusal."""
+    answer = await of.client.fetch_chunk(member, asking, on_late)
+    if not hasattr(answer, "content"):
+        return answer
+    try:
+        return bytes(answer.content)
+    finally:
+        answer.close()

@@ -1,0 +1,149 @@
+"""A peer that dies, hangs or comes back: readers lose a hedge, and the peer is asked once in each pause."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import sys
+
+import pytest
+
+from streamer.peers.base import Refusal
+from streamer.placement.members import Member
+from tests.peers.parts import TOKEN, Asker, asked, asker, fetch, node, put_chunk
+
+pytestmark = [pytest.mark.process, pytest.mark.timing]  # about how long readers wait
+
+STORE_SECONDS = 0.03
+# Its own lateness is 25 to 250 ms; the rest is a machine on which other tests run.
+MOST_WAIT_SECONDS = 0.25 + STORE_SECONDS + 0.35
+
+
+class Readers:
+    """Read chunks one after the other: from the peer, from a store that takes 30 ms where it is late or refuses."""
+
+    def __init__(self, of: Asker, member, lengths: list[int]) -> None:
+        self.of, self.member, self.lengths = of, member, lengths
+        self.waits: list[float] = []
+        self.sources: list[str] = []
+
+    async def read(self, seconds: float) -> None:
+        end = asyncio.get_running_loop().time() + seconds
+        async with asyncio.TaskGroup() as group:
+            for number in range(4):
+                group.create_task(self._read(number, end))
+
+    async def _read(self, number: int, end: float) -> None:
+        loop = asyncio.get_running_loop()
+        while (begun := loop.time()) < end:
+            self.sources.append(await self._one(number % len(self.lengths)))
+            self.waits.append(loop.time() - begun)
+            await asyncio.sleep(0.01)
+
+    async def _one(self, number: int) -> str:
+        if not self.of.client.is_up(self.member):
+            await asyncio.sleep(STORE_SECONDS)
+            return "store"
+        late = asyncio.Event()
+        peer = asyncio.ensure_future(fetch(self.of, self.member, asked(number, self.lengths[number]), late.set))
+        is_late = asyncio.ensure_future(late.wait())
+        await asyncio.wait({peer, is_late}, return_when=asyncio.FIRST_COMPLETED)
+        is_late.cancel()
+        if not peer.done():
+            await asyncio.wait({peer}, timeout=STORE_SECONDS)
+        if peer.done() and isinstance(peer.result(), bytes):
+            return "peer"
+        if peer.done():
+            await asyncio.sleep(STORE_SECONDS)
+        else:
+            peer.cancel()
+            await asyncio.gather(peer, return_exceptions=True)
+        return "store"
+
+
+@pytest.mark.slow
+async def test_a_killed_server_costs_its_readers_nothing_but_the_store(tmp_path):
+    """kill -9: cut off, down, started again by its engine, asked again after a pause of a second."""
+    async with node(tmp_path / "a") as a, asker() as b:
+        lengths = [len(put_chunk(a.folder, number)) for number in range(4)]
+        readers = Readers(b, a.member, lengths)
+        await readers.read(1.0)
+        os.kill(a.server.pid, signal.SIGKILL)
+        await readers.read(6.0)
+        assert max(readers.waits) < MOST_WAIT_SECONDS
+        assert readers.sources[-1] == "peer"
+        assert "store" in readers.sources
+        assert a.server.restarts == 1
+
+
+@pytest.mark.slow
+async def test_a_stopped_server_is_down_after_a_second_of_lost_races(tmp_path):
+    """SIGSTOP in the middle: nothing refuses, nothing answers. Then one probe in each pause until SIGCONT."""
+    async with node(tmp_path / "a") as a, asker() as b:
+        lengths = [len(put_chunk(a.folder, number)) for number in range(4)]
+        readers = Readers(b, a.member, lengths)
+        await readers.read(1.0)
+        requests = b.client.statistics()["peer_requests"]
+        os.kill(a.server.pid, signal.SIGSTOP)
+        try:
+            await readers.read(4.0)
+            assert not b.client.is_up(a.member)
+            # Those under way when it was stopped, and those until it was known.
+            assert b.client.statistics()["peer_requests"] - requests <= 30
+        finally:
+            os.kill(a.server.pid, signal.SIGCONT)
+        await readers.read(5.0)
+        assert max(readers.waits) < MOST_WAIT_SECONDS
+        assert readers.sources[-1] == "peer"
+        assert readers.sources.count("store") > 20
+
+
+async def test_an_address_without_a_server_is_probed_once_in_each_pause():
+    """After 1, 2, 4 s and so on, up to one request a minute; never with a chunk."""
+    requests: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+    async def connected(reader, writer):
+        request = await reader.readuntil(b"\r\n\r\n")
+        requests.put_nowait((asyncio.get_running_loop().time(), request.split()[1]))
+        assert TOKEN.encode() in request
+        writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with asyncio.timeout(30), asker() as b:
+        member = Member("x", address)
+        found = await asyncio.gather(*(fetch(b, member, asked(number, 1000)) for number in range(8)))
+        assert set(found) == {Refusal.DOWN}
+        while not requests.empty():
+            assert requests.get_nowait()[1].startswith(b"/v1/chunks/")
+        (first, *paths), (second, *more) = await requests.get(), await requests.get()
+        assert await fetch(b, member, asked(1, 1000)) is Refusal.DOWN
+        assert requests.empty()
+    server.close()
+    assert [*paths, *more] == [b"/v1/peer", b"/v1/peer"]
+    assert second - first >= 1.9
+
+
+async def test_the_server_ends_with_its_engine(tmp_path):
+    """However that ends: kill -9 of an engine whose server has not even been told its token, and of one that serves."""
+    program = (
+        "import asyncio, os, sys; from pathlib import Path; from tests.peers.parts import node\n"
+        "async def main():\n"
+        "    async with node(Path(sys.argv[1])) as a:\n"
+        "        while a.server.pid is None: await asyncio.sleep(0.01)\n"
+        "        print(a.server.pid, flush=True); await asyncio.sleep(float(sys.argv[2])); os.kill(os.getpid(), 9)\n"
+        "asyncio.run(main())"
+    )
+    for number, seconds in enumerate((0.0, 2.0)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        engine = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, str(folder), str(seconds), stdout=asyncio.subprocess.PIPE
+        )
+        server = os.pidfd_open(int(await engine.stdout.readline()))
+        assert await engine.wait() == -signal.SIGKILL
+        ended, _, _ = await asyncio.to_thread(select.select, [server], [], [], 20)
+        os.close(server)
+        assert ended

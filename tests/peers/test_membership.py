@@ -1,0 +1,93 @@
+"""Who belongs: asked over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+
+import pytest
+
+from streamer.errors import ConfigError
+from streamer.peers.membership import parse_members
+from tests.peers.hostile import head, peer, sends
+from tests.peers.parts import node
+
+pytestmark = pytest.mark.process
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@pytest.mark.slow
+async def test_engines_find_each_other_and_one_that_comes_later(tmp_path):
+    """All have the same list; none is a member of its own; one that goes stays a member, and is the same afterwards."""
+    ports = free_ports(3)
+    listed = ",".join(f"127.0.0.1:{port}" for port in ports)
+    listens = [f"127.0.0.1:{port}" for port in ports]
+    async with asyncio.timeout(60), node(tmp_path / "a", listed, listen=listens[0]) as a:
+        views = a.peers.members()
+        async with node(tmp_path / "b", listed, listen=listens[1]) as b:
+            # The server process of b may have started after the first round.
+            while not (view := await anext(views)):
+                pass
+            assert view == (b.member,)
+            async with node(tmp_path / "c", listed, listen=listens[2]) as c:
+                assert set(await anext(views)) == {b.member, c.member}
+                assert c.member in await anext(b.peers.members())
+            assert await a.client.facts(c.member.address) is None
+        async with node(tmp_path / "c", listed, listen=listens[2]) as c:
+            facts = None
+            while facts is None:
+                facts = await a.client.facts(c.member.address)
+            assert (facts.id, c.member.address) == (c.member.id, listens[2])
+        await views.aclose()
+
+
+async def test_a_name_is_looked_up(tmp_path):
+    """dns: all addresses of a name, with one port."""
+    async with node(tmp_path / "b") as b:
+        port = b.server.port
+        assert f"127.0.0.1:{port}" in await parse_members(f"dns:localhost:{port}")()
+        async with node(tmp_path / "a", f"dns:localhost:{port}") as a:
+            while not (view := await anext(a.peers.members())):
+                pass
+            assert view == (b.member,)
+        with pytest.raises(OSError):
+            await parse_members("dns:no-such-name.invalid:7070")()
+
+
+@pytest.mark.parametrize("members", ["", "a", "a:b", "dns:name", "a:1,,b:2", "a:1,b", "a:99999", "::1:7070"])
+def test_what_is_no_list_of_members(members):
+    """The message says how one is written."""
+    with pytest.raises(ConfigError):
+        parse_members(members)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"placement": 2}, "update"),
+        ({"protocol": 2}, "update"),
+        ({"id": 1}, "another program"),
+        (None, "another program"),
+    ],
+)
+async def test_a_peer_of_another_version_is_no_member(tmp_path, caplog, changes, said):
+    """One line in the log; the training goes on with the store."""
+    facts = {"protocol": 1, "placement": 1, "id": "x", "instance": "1", "limit_bytes": 1, "version": "9.9"}
+    body = b"hello" if changes is None else json.dumps({**facts, **changes}).encode()
+    answer = sends(head(content_length=len(body)), body)
+    async with peer(answer) as member, node(tmp_path / "a", member.address) as a:
+        views = a.peers.members()
+        assert await anext(views) == ()
+        await views.aclose()
+        texts = [record.getMessage() for record in caplog.records if record.name.startswith("streamer.peers")]
+        assert len(texts) == 1
+        assert member.address in texts[0]
+        assert said in texts[0]

@@ -1,0 +1,134 @@
+"""Every status of the protocol, asked for by hand; and what is no request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+
+import aiohttp
+import pytest
+
+from streamer.peers.protocol import DUE_HEADER
+from tests.peers.parts import DATASET, TOKEN, key_of, node, put_chunk
+
+pytestmark = pytest.mark.process
+
+KEY = key_of(1).hex()
+PATH = f"/v1/chunks/{KEY}?dataset={DATASET}"
+SHOWN = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@contextlib.asynccontextmanager
+async def asking(of):
+    url = f"http://{of.member.address}"
+    async with aiohttp.ClientSession(url, headers=SHOWN, timeout=aiohttp.ClientTimeout(10)) as session:
+        yield session
+
+
+async def status(session, path, **more) -> int:
+    async with session.request(more.pop("method", "GET"), path, **more) as answer:
+        return answer.status
+
+
+async def test_each_status(tmp_path):
+    """200, 202, 404, 401, 405, 400: the table of the protocol."""
+    async with node(tmp_path / "a") as a, asking(a) as session:
+        assert await status(session, PATH) == 404
+        a.shelf.answers[key_of(1)] = "coming"
+        assert await status(session, PATH) == 202
+        assert await status(session, f"{PATH}&held=1") == 404, "the engine is not asked"
+        assert len(a.shelf.asked) == 2
+        file = put_chunk(a.folder, 1)
+        async with session.get(PATH) as answer:
+            assert (answer.status, await answer.read()) == (200, file)
+        assert await status(session, PATH, headers={"Authorization": "Bearer other"}) == 401
+        assert await status(session, PATH, headers={"Authorization": TOKEN}) == 401
+        for method in ("HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
+            assert await status(session, PATH, method=method) == 405
+        assert len(a.shelf.asked) == 2
+
+
+async def test_facts(tmp_path):
+    """Who it is: what membership needs, and nothing of what it has."""
+    async with node(tmp_path / "a") as a, asking(a) as session, session.get("/v1/peer") as answer:
+        facts = json.loads(await answer.read())
+    assert facts.pop("instance")
+    assert facts.pop("version")
+    assert facts == {"protocol": 1, "placement": 1, "id": a.member.id, "limit_bytes": 1 << 30}
+
+
+NO_KEYS = (
+    "/",
+    "/v1/peers",
+    "/v1/chunks/",
+    f"/v1/chunks/{KEY}",
+    f"/v1/chunks/{KEY}?dataset=",
+    f"/v1/chunks/{KEY}?dataset=../../etc",
+    f"/v1/chunks/{KEY[:-1]}?dataset={DATASET}",
+    f"/v1/chunks/{KEY}0?dataset={DATASET}",
+    f"/v1/chunks/{KEY.upper()}?dataset={DATASET}",
+    f"/v1/chunks/../../root-id?dataset={DATASET}",
+    f"/v1/chunks/%2e%2e%2f%2e%2e%2froot-id?dataset={DATASET}",
+    f"/v1/chunks/{KEY}/../../../streamer-cache?dataset={DATASET}",
+    f"/v1/chunks/{KEY}.chunk?dataset={DATASET}",
+)
+
+
+async def test_keys_that_are_no_keys(tmp_path):
+    """Nothing but a key leads to a file."""
+    async with node(tmp_path / "a") as a, asking(a) as session:
+        put_chunk(a.folder, 1)
+        assert {path: await status(session, path) for path in NO_KEYS} == dict.fromkeys(NO_KEYS, 400)
+        assert a.shelf.asked == []
+
+
+async def test_odd_requests(tmp_path):
+    """A body, a due time that is no number, garbage: refused; the server answers on."""
+    async with node(tmp_path / "a") as a, asking(a) as session:
+        put_chunk(a.folder, 1)
+        assert await status(session, PATH, data=b"x") == 400
+        assert await status(session, PATH, headers={DUE_HEADER: "soon"}) == 400
+        assert await status(session, PATH, headers={"X": "y" * 5000}) == 400
+        for garbage in (b"\0\1\2\3\r\n\r\n", b"GET\r\n\r\n", b"\x16\x03\x01" * 100, b"GET / HTTP/9.9\r\n\r\n"):
+            answer = await asyncio.to_thread(_send, a.member.address, garbage)
+            assert answer == b"" or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
+        assert await status(session, PATH) == 200
+
+
+def _send(address: str, raw: bytes) -> bytes:
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(raw)
+        found = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := connection.recv(4096):
+                found += piece
+    return found
+
+
+async def test_a_link_below_the_folder_is_not_followed(tmp_path):
+    """Only files that the engine has written."""
+    async with node(tmp_path / "a") as a, asking(a) as session:
+        a.folder.chunk_path(key_of(1)).symlink_to("/etc/hostname")
+        assert await status(session, PATH) == 404
+
+
+async def test_a_file_larger_than_what_may_be_sent_is_not(tmp_path):
+    """The cache keeps room for files that are evicted while they are sent, and no more."""
+    async with node(tmp_path / "a", send_bytes=1 << 20) as a, asking(a) as session:
+        put_chunk(a.folder, 1, 1 << 20)
+        assert await status(session, PATH) == 404
+
+
+async def test_a_leaving_server_sends_what_it_has_begun(tmp_path):
+    """The end of an engine is no broken chunk for its peers."""
+    async with contextlib.AsyncExitStack() as stack:
+        a = await stack.enter_async_context(node(tmp_path / "a"))
+        file = put_chunk(a.folder, 1, 16 << 20)
+        async with asking(a) as session, session.get(PATH) as answer:
+            start = await answer.content.readexactly(1024)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(stack.aclose())
+                assert start + await answer.read() == file

@@ -1,0 +1,97 @@
+"""What a client without the token gets: 401, no byte of a chunk, and no way to keep peers out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from streamer.errors import ConfigError
+from streamer.peers.base import Refusal
+from tests.peers.parts import TOKEN, asked, asker, fetch, node, put_chunk
+
+pytestmark = pytest.mark.process
+
+
+async def test_peers_with_another_token_get_nothing(tmp_path, caplog):
+    """401, said once in the log of the one who asks; it is not asked again for a minute."""
+    async with node(tmp_path / "a") as a, asker("canary-another") as b:
+        file = put_chunk(a.folder, 1)
+        assert await fetch(b, a.member, asked(1, len(file))) is Refusal.DOWN
+        assert not b.client.is_up(a.member)
+        assert await b.client.facts(a.member.address) is None
+        assert b.client.statistics()["peer_received_bytes"] == 0
+        assert [r.getMessage() for r in caplog.records if "token" in r.getMessage()] == [
+            f"peer {a.member.address} does not take the token of this engine; all of them need the same one"
+        ]
+
+
+@pytest.mark.parametrize("token", ["", None])
+async def test_no_peers_without_a_token(tmp_path, token):
+    """An open port that gives chunks to all is no default."""
+    with pytest.raises(ConfigError, match="token"):
+        async with node(tmp_path / "a", token=token):
+            pass
+
+
+async def test_the_token_is_nowhere(tmp_path, caplog, capfd):
+    """Not in arguments or environment of the process, logs, errors, statistics, or the cache folder."""
+    caplog.set_level(logging.DEBUG)
+    async with node(tmp_path / "a") as a, asker() as b:
+        file = put_chunk(a.folder, 1)
+        assert await fetch(b, a.member, asked(1, len(file))) == file
+        for garbage in (
+            b"GET /x\r\n",
+            b"\xff\xfe\r\n\r\n",
+            b"GET / HTTP/1.1\r\nAuthorization: " + b"z" * 5000 + b"\r\n",
+        ):
+            await asyncio.to_thread(_say, a.member.address, garbage + f"Authorization: Bearer {TOKEN}\r\n\r\n".encode())
+        process = Path(f"/proc/{a.server.pid}")
+        seen = process.joinpath("cmdline").read_bytes() + process.joinpath("environ").read_bytes()
+        assert b"streamer.peers" in seen
+        seen += repr([a.peers, a.server, b.client, a.peers.statistics(), b.client.table()]).encode()
+        seen += b"".join(path.read_bytes() for path in a.folder.path.rglob("*") if path.is_file())
+    seen += caplog.text.encode() + "".join(capfd.readouterr()).encode()
+    assert TOKEN.encode() not in seen
+
+
+def _say(address: str, raw: bytes) -> None:
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection, contextlib.suppress(OSError):
+        connection.sendall(raw)
+        while connection.recv(4096):
+            pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1_000, 8_000])
+async def test_slow_connections(tmp_path, count):
+    """Connections that say nothing, or a byte: closed after seconds; peers are answered all the while."""
+    async with node(tmp_path / "a") as a, asker() as b:
+        file = put_chunk(a.folder, 1)
+        assert await fetch(b, a.member, asked(1, len(file))) == file
+        host, _, port = a.member.address.rpartition(":")
+        connections, descriptors = [], 0
+        try:
+            for number in range(count):
+                connection = socket.create_connection((host, int(port)), timeout=20)
+                connections.append(connection)
+                with contextlib.suppress(OSError):
+                    connection.send(b"GET /v1/chunks/" if number % 2 else b"G")
+                if number % 100 == 0:
+                    assert await fetch(b, a.member, asked(1, len(file))) == file
+                    descriptors = max(descriptors, len(os.listdir(f"/proc/{a.server.pid}/fd")))
+            assert descriptors < 400
+            for connection in connections:
+                connection.settimeout(30)
+                with contextlib.suppress(ConnectionError):
+                    assert connection.recv(1) == b""
+        finally:
+            for connection in connections:
+                connection.close()
+        assert await fetch(b, a.member, asked(1, len(file))) == file

@@ -1,0 +1,60 @@
+"""A peer server and a client over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from streamer.peers.base import Refusal
+from tests.peers.parts import asked, asker, fetch, key_of, node, put_chunk
+
+pytestmark = pytest.mark.process
+
+
+async def test_a_chunk_is_sent_whole(tmp_path):
+    """What is on the disk of one is in the memory of the other."""
+    async with node(tmp_path / "a") as a, asker() as b:
+        file = put_chunk(a.folder, 1)
+        assert await fetch(b, a.member, asked(1, len(file))) == file
+        assert a.shelf.asked == []
+        assert await fetch(b, a.member, asked(2, len(file))) is Refusal.NOT_HERE
+        assert [key for key, *_ in a.shelf.asked] == [key_of(2)]
+
+
+async def test_a_chunk_that_is_coming_is_waited_for(tmp_path):
+    """202, then the chunk when the home has it; the loan ends when the file is open."""
+    async with node(tmp_path / "a") as a, asker() as b:
+        a.shelf.answers[key_of(3)] = "coming"
+        a.shelf.arrives[key_of(3)] = 3
+        found = await fetch(b, a.member, asked(3, 1 << 20, exact=False))
+        assert found == a.folder.chunk_path(key_of(3)).read_bytes()
+        assert [wait for _, _, wait, _ in a.shelf.asked] == [False, True]
+        async with asyncio.timeout(10):
+            for loan in a.shelf.loans:
+                await loan.closed.wait()
+
+
+async def test_the_end_of_a_server_waits_for_no_idle_connection(tmp_path):
+    """Peers keep their connections: 5 s for each end of a service (2026-11-23)."""
+    async with asker() as b:
+        async with node(tmp_path / "a") as a:
+            file = put_chunk(a.folder, 1)
+            assert await fetch(b, a.member, asked(1, len(file))) == file
+            begun = asyncio.get_running_loop().time()
+        assert asyncio.get_running_loop().time() - begun < 4.0
+
+
+async def test_a_cancelled_request_leaves_nothing(tmp_path, caplog):
+    """At any moment: no error in a callback, no future that nothing asks for, no memory."""
+    async with node(tmp_path / "a") as a, asker() as b:
+        file = put_chunk(a.folder, 1, 4 << 20)
+        for delay in range(30):
+            asking = asyncio.ensure_future(fetch(b, a.member, asked(1, len(file))))
+            await asyncio.sleep(delay * 0.0005)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        assert await fetch(b, a.member, asked(1, len(file))) == file
+        gc.collect()
+        assert caplog.records == []
