@@ -16,7 +16,7 @@ help:
 	@echo "make demo         train on a bucket, through the cache, in under 3 minutes; table and curves at the end"
 	@echo "make demo-fleet   two jobs on four nodes whose caches act as one; a node is lost; under 3 minutes; table and picture"
 	@echo "make unit         the unit tests that start no process and no server, in under a minute; no checks"
-	@echo "make test         check, then every test that is neither slow nor needs a cloud or Docker"
+	@echo "make test         check, and every test that is neither slow nor needs a cloud or Docker"
 	@echo "make check        formatting, lint, types, the layers of the rooms; advisories, once a day, where they can be had"
 	@echo "make fmt          format the code and mend what lint can mend"
 	@echo "make bench        the benchmarks, one after the other; results in benchmarks/results/"
@@ -44,10 +44,12 @@ demo-fleet: $(STAMP)
 unit: $(STAMP)
 	$(PYTEST) -n 2 --dist loadfile -m "not process and not slow and not gpu" $(or $(TESTS),tests/unit)
 
-# Three at a time on two cores: a third of the time a test waits for a pause, a deadline or a process. In the order of
-# the folders, in which the longest files are not the last ones.
-test: check
-	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder $(TESTS)
+# The checks beside the tests: mypy takes one core. Four tests at a time on two cores: a third of the time a test waits
+# for a pause, a deadline or a process. In the order of the folders, in which the longest files are not the last ones.
+test: $(STAMP)
+	@$(MAKE) --no-print-directory check > $(VENV)/check.txt 2>&1 & check=$$!; \
+	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder $(TESTS); tests=$$?; \
+	wait $$check; check=$$?; cat $(VENV)/check.txt; test $$tests = 0 -a $$check = 0
 
 check: $(STAMP)
 	$(BIN)/ruff format --check --quiet .

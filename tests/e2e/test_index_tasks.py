@@ -45,6 +45,7 @@ def tars(tmp_path: Path) -> Path:
     return tmp_path / "tars"
 
 
+@pytest.mark.slow
 def test_containers_in_tasks(tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal to the engine's by its digest; what is damaged is named, or left out."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
@@ -81,6 +82,7 @@ def test_only_new_containers_are_read(tars: Path, tmp_path: Path, where: str) ->
     assert (before.samples, Manifest.open(folder).samples) == (560, 580)
 
 
+@pytest.mark.slow
 def test_what_has_to_be_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Is unpacked in the tasks; beside the data engines find the manifest."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))

@@ -38,7 +38,7 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "table"
 
 
-@pytest.mark.parametrize("order", ["manifest", "shuffle"])
+@pytest.mark.parametrize("order", [pytest.param("manifest", marks=pytest.mark.slow), "shuffle"])
 def test_parquet_becomes_tars(table: Path, tmp_path: Path, order: str) -> None:
     """Every row, in shards of whole row groups; shuffled, the rows of those that are read together are mixed."""
     packed = streamer.pack(table, tmp_path / "tars", shard_bytes="400kB", order=order, seed=3, on="processes:2")  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ def test_constructing_does_no_io(fake_engine, tmp_path):
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        ({"format": "zip"}, "format"),
+        ({"format": "lance"}, "format"),
         ({"batch_size": 0}, "batch_size"),
         ({"lanes": 0}, "lanes"),
         ({"shuffle_window": -1}, "shuffle_window"),
