@@ -236,7 +236,7 @@ def test_what_cannot_be_packed_is_said(images: Path, tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "full") == ["notes.txt"]
     with pytest.raises(PackError, match="has no field 'png'; it has jpg, label"):
         streamer.pack(images, tmp_path / "fields", fields=["png"], on="processes:1")
-    with pytest.raises(PackError, match=r"sample 1 of the iterable: its key 'a' is that of sample 0 too"):
+    with pytest.raises(PackError, match=r"sample 1 of the iterable, key 'a': its key 'a' is that of sample 0 too"):
         streamer.pack([{"__key__": "a", "txt": "1"}, {"__key__": "a", "txt": "2"}], tmp_path / "double")
     with pytest.raises(PackError, match="no sample is left"):
         streamer.pack(images, tmp_path / "none", transform=lambda sample: None, on="processes:1")
