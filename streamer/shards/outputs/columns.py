@@ -134,7 +134,7 @@ def fitted(column: Column, value: object) -> object:
         return None
     found = _fitted(column, value)
     if found is None:
-        given = "None" if value is None else f"{_kind(column.name, value)} ({type(value).__name__})"
+        given = "None" if value is None else repr(_kind(column.name, value))
         raise PackError(
             f"field {column.name!r} is {given}, the column has {column.kind!r}, as the first samples do; make all "
             "samples alike in a transform, or write tars"
@@ -227,9 +227,10 @@ def _merged(name: str, samples: Sequence[Mapping[str, str]]) -> str:
         assert dtype is not None
         return f"{_spelled(name, dtype)}[{','.join(map(str, (-1, *lengths)))}]"
     if len(kinds) > 1:
+        found_kinds = " in one sample and ".join(map(repr, sorted(kinds)))
         raise PackError(
-            f"field {name!r} is {' in one sample and '.join(sorted(kinds))} in another, which no column can have; make "
-            "all samples alike in a transform, or write tars"
+            f"field {name!r} is {found_kinds} in another, which no column can have; make all samples alike in a "
+            "transform, or write tars"
         )
     return kinds.pop()
 
