@@ -159,7 +159,8 @@ def test_an_iterable_is_packed(tmp_path: Path) -> None:
     (tmp_path / "tars/shard-000001.tar").unlink()
     assert streamer.pack(made(500), tmp_path / "tars", shard_bytes="300kB").samples == packed.samples
     after = {path.name: path.stat().st_ino for path in (tmp_path / "tars").glob("*.tar")}
-    assert {name for name in before if before[name] == after[name]} == before.keys() - {"shard-000001.tar"}
+    # The number of the file that was removed may be given again.
+    assert {name for name in before if before[name] == after[name]} >= before.keys() - {"shard-000001.tar"}
 
 
 def test_an_iterable_that_fails_goes_on_the_next_time(tmp_path: Path) -> None:

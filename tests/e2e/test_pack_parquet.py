@@ -9,10 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -66,7 +66,8 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def read(url: Path, decode: Any = "auto") -> dict[str, dict[str, Any]]:
     """All samples by key, as training reads them."""
     dataset = StreamingDataset(f"{url}/", decode=decode)
-    found = {sample["__key__"]: {name: _plain(value) for name, value in sample.items()} for sample in dataset}
+    samples = cast("Iterable[dict[str, Any]]", dataset)
+    found = {sample["__key__"]: {name: _plain(value) for name, value in sample.items()} for sample in samples}
     dataset.close()
     return found
 
@@ -110,9 +111,10 @@ def test_what_a_program_makes_has_columns(folders: Path) -> None:
 
 def test_tars_become_parquet(images: Path, folders: Path) -> None:
     """Training reads the same fields; each set of processes writes the same bytes; packed again, the rows are equal."""
-    small: dict[str, Any] = {"shard_bytes": "100kB", "on": "processes:2"}
-    streamer.pack(images, folders / "tars", **small)
-    packed = streamer.pack(folders / "tars", folders / "table", format="parquet", **small)
+    small: dict[str, Any] = {"shard_bytes": "100kB"}
+    with ThreadPoolExecutor(1) as here:
+        streamer.pack(images, folders / "tars", on=here, **small)
+    packed = streamer.pack(folders / "tars", folders / "table", format="parquet", on="processes:2", **small)
     assert packed.shards == 10
     assert read(folders / "table", {"jpg": None}) == read(folders / "tars", {"jpg": None})
     one = ["pack", f"{folders}/tars", "--out", f"{folders}/one", "--format", "parquet", "--on", "processes:1"]
@@ -194,20 +196,24 @@ def test_verify_names_a_changed_row_group(folders: Path, capsys: pytest.CaptureF
 
 def test_a_sample_that_does_not_fit_is_named(images: Path, folders: Path) -> None:
     """Columns follow from the first samples; a later one with another type, shape or field is an error with its key."""
-    first = [{"__key__": f"k{i}", "n": i, "v": np.zeros(3)} for i in range(70)]
-    for sample, message in [
+    first: list[dict[str, Any]] = [{"__key__": f"k{i}", "n": i, "v": np.zeros(3)} for i in range(70)]
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"n": "many"}, r"sample 70 of the iterable, key 'odd': field 'n' is 'txt'.* the column has '<i8'"),
         ({"n": 0.5}, r"key 'odd': field 'n' is '<f8'"),
         ({"n": 1, "v": np.zeros(4)}, r"key 'odd': field 'v' is '<f8\[4\]'.* the column has '<f8\[3\]'"),
         ({"n": 1}, r"key 'odd': field 'v' is None"),
         ({"n": 1, "v": np.zeros(3), "w": 1}, r"key 'odd': it has a field 'w', the first samples have __key__, n, v"),
-    ]:
+    ]
+    for sample, message in cases:
         with pytest.raises(PackError, match=message):
             streamer.pack([*first, {"__key__": "odd", **sample}], folders / "odd", format="parquet")
     with pytest.raises(PackError, match=r"field 'n' is '<i8' in one sample and 'txt' in another"):
-        streamer.pack([{"n": 1}, {"n": "1"}], folders / "two", format="parquet")
-    with pytest.raises(PackError, match=r"key 'cat/.*': field 'label' is 'txt'"):
-        streamer.pack(images, folders / "late", transform=_texts_later, format="parquet", on="processes:1")
+        streamer.pack(({"n": value} for value in (1, "1")), folders / "two", format="parquet")
+    with (
+        ThreadPoolExecutor(1) as here,
+        pytest.raises(PackError, match=r"key 'cat/.*': field 'label' is 'txt'"),
+    ):
+        streamer.pack(images, folders / "late", transform=_texts_later, format="parquet", on=here)
     assert list(folders.rglob("*.spool")) == []
     with pytest.raises(ConfigError, match="source_format"):
         streamer.pack(images, folders / "none", format="webdataset")  # type: ignore[arg-type]

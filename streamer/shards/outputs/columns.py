@@ -86,7 +86,7 @@ def plain_values(sample: Sample) -> dict[str, object]:
             raise PackError(f"a field is named by {name!r}, which is no text")
         if name == KEY and not isinstance(value, str):
             raise PackError(f"{KEY} is {value!r}, which is no text")
-        if name == KEY or not name.startswith("__"):
+        if _is_column(name):
             found[name] = _plain(name, value)
     if not found.keys() - {KEY}:
         raise PackError("it has no fields")
@@ -112,7 +112,7 @@ def columns_of(kinds: Sequence[Mapping[str, str]], known: Mapping[str, str]) -> 
     Raises:
         PackError: values of one field that no column can have together.
     """
-    names = dict.fromkeys(name for sample in kinds for name in sample)
+    names = dict.fromkeys([*(name for sample in kinds for name in sample), *known])
     if not names:
         raise PackError("the first samples have no values, so that the columns are not known")
     return [Column(name, known.get(name) or _merged(name, kinds)) for name in names]
@@ -120,7 +120,7 @@ def columns_of(kinds: Sequence[Mapping[str, str]], known: Mapping[str, str]) -> 
 
 def known_kinds(kinds: Mapping[str, str]) -> dict[str, str]:
     """Those of a source's kinds that columns have, with lengths that vary as -1."""
-    found = {name: kind.replace("[]", "[-1]") for name, kind in kinds.items()}
+    found = {name: kind.replace("[]", "[-1]") for name, kind in kinds.items() if _is_column(name)}
     return {name: kind for name, kind in found.items() if kind in (IMAGE, TEXT, JSON) or _is_numeric(kind)}
 
 
@@ -135,6 +135,7 @@ def fitted(column: Column, value: object) -> object:
     found = _fitted(column, value)
     if found is None:
         given = "None" if value is None else repr(_kind(column.name, value))
+        given += f" ({value})" if isinstance(value, int | float | np.generic) else ""
         raise PackError(
             f"field {column.name!r} is {given}, the column has {column.kind!r}, as the first samples do; make all "
             "samples alike in a transform, or write tars"
@@ -170,6 +171,8 @@ def _feature_dtype(dtype: np.dtype[np.generic]) -> str:
 def _plain(name: str, value: object) -> object:
     if isinstance(value, JsonText):
         return value
+    if isinstance(value, str):
+        return _text(name, value)
     if isinstance(value, bytes | bytearray | memoryview):
         read = _BY_ENDING.get(name.rpartition(".")[2].lower())
         try:
@@ -178,6 +181,14 @@ def _plain(name: str, value: object) -> object:
             raise PackError(f"field {name!r} is not what its name says: {error}") from error
     if hasattr(value, "__array__") and not isinstance(value, np.generic):
         return np.asarray(value)
+    return value
+
+
+def _text(name: str, value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise PackError(f"field {name!r} is no text that UTF-8 has: {error}") from error
     return value
 
 
@@ -207,6 +218,10 @@ def _spelled(name: str, dtype: np.dtype[np.generic]) -> str:
     return _DTYPES.get(text, text)
 
 
+def _is_column(name: str) -> bool:
+    return name == KEY or not name.startswith("__")
+
+
 def _is_numeric(kind: str) -> bool:
     try:
         return np.dtype(kind.partition("[")[0]).kind in _NUMBER
@@ -227,10 +242,10 @@ def _merged(name: str, samples: Sequence[Mapping[str, str]]) -> str:
         assert dtype is not None
         return f"{_spelled(name, dtype)}[{','.join(map(str, (-1, *lengths)))}]"
     if len(kinds) > 1:
-        found_kinds = " in one sample and ".join(map(repr, sorted(kinds)))
+        one, other, *_ = sorted(kinds)
         raise PackError(
-            f"field {name!r} is {found_kinds} in another, which no column can have; make all samples alike in a "
-            "transform, or write tars"
+            f"field {name!r} is {one!r} in one sample and {other!r} in another, which no column can have; make all "
+            "samples alike in a transform, or write tars"
         )
     return kinds.pop()
 
@@ -255,6 +270,8 @@ def _fitted_numbers(column: Column, dtype: np.dtype[np.generic], given: NDArray[
     shape = column.shape
     if shape is None:
         if given.ndim or (given.dtype.kind == "b") != (dtype.kind == "b"):
+            return None
+        if given.dtype.kind not in _NUMBER or (given.dtype.kind == "f") > (dtype.kind == "f"):
             return None
         found = given.astype(dtype)
         return found.item() if dtype.kind == "f" or found == given else None

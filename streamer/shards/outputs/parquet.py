@@ -54,6 +54,9 @@ class ParquetShard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Otherwise it would write to a closed file when it is collected.
+        if self._writer is not None and self._writer.is_open:
+            self._writer.close()
         self._file.close()
 
     def add(self, sample: Sample, ordinal: int) -> None:
