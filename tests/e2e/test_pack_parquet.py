@@ -207,6 +207,8 @@ def test_a_sample_that_does_not_fit_is_named(images: Path, folders: Path) -> Non
     for sample, message in cases:
         with pytest.raises(PackError, match=message):
             streamer.pack([*first, {"__key__": "odd", **sample}], folders / "odd", format="parquet")
+    with pytest.raises(PackError, match="only the first length of an array can be 0"):
+        streamer.pack([{"v": np.zeros((2, 0))}], folders / "empty", format="parquet")
     with pytest.raises(PackError, match=r"field 'n' is '<i8' in one sample and 'txt' in another"):
         streamer.pack(({"n": value} for value in (1, "1")), folders / "two", format="parquet")
     with (

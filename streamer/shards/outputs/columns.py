@@ -202,6 +202,8 @@ def _kind(name: str, value: object) -> str:
     if isinstance(value, bool | int | float | np.generic):
         return _spelled(name, np.dtype(type(value)) if isinstance(value, bool | float) else _dtype_of(value))
     if isinstance(value, np.ndarray):
+        if 0 in value.shape[1:]:
+            raise PackError(f"field {name!r} has shape {value.shape}; only the first length of an array can be 0")
         shape = ",".join(map(str, value.shape))
         return _spelled(name, value.dtype) + (f"[{shape}]" if shape else "")
     return JSON
@@ -224,8 +226,11 @@ def _is_column(name: str) -> bool:
 
 def _is_numeric(kind: str) -> bool:
     try:
-        return np.dtype(kind.partition("[")[0]).kind in _NUMBER
-    except TypeError:
+        column = Column("", kind)
+        return (
+            column.dtype is not None and column.dtype.kind in _NUMBER and min((column.shape or ())[1:], default=1) > 0
+        )
+    except (TypeError, ValueError):
         return False
 
 
