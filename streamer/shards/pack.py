@@ -19,8 +19,8 @@ from streamer.indexing.source import Source
 from streamer.shards.destination import folder_url
 from streamer.shards.iterable import pack_iterable, take_sample
 from streamer.shards.job import Job, Transform
-from streamer.shards.outputs.columns import columns_of
-from streamer.shards.outputs.writer import FIRST_SAMPLES, KindFinder, Output, check_output
+from streamer.shards.outputs.columns import FIRST_SAMPLES, columns_of
+from streamer.shards.outputs.writer import KindFinder, Output, check_output
 from streamer.shards.plan import Order
 from streamer.shards.prepared import Writing, prepare, run
 from streamer.shards.progress import Callbacks, Follower, PackProgress

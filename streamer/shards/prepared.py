@@ -16,8 +16,8 @@ from streamer.manifest.model import Facts
 from streamer.manifest.table import Manifest
 from streamer.shards.destination import folder_url
 from streamer.shards.job import Job, Transform, transform_name
-from streamer.shards.outputs.columns import columns_of, known_kinds
-from streamer.shards.outputs.writer import FIRST_SAMPLES, Output, check_output
+from streamer.shards.outputs.columns import FIRST_SAMPLES, columns_of, known_kinds
+from streamer.shards.outputs.writer import Output, check_output
 from streamer.shards.plan import TAR_OVERHEAD, Order, Plan, batch_of, make_plan, refuse_double_keys
 from streamer.shards.progress import Callbacks, Follower
 from streamer.shards.reading import Dataset

@@ -15,6 +15,8 @@ from streamer.formats.base import Field
 from streamer.formats.magic import BYTES, IMAGE, kind_of_bytes
 from streamer.shards.values import KEY, Sample, json_of, value_of
 
+# The columns follow from so many; blocks are decoded as a whole.
+FIRST_SAMPLES = 64
 TEXT, JSON = "txt", "json"
 _PICTURES = (IMAGE, "jpg", "png", "webp")
 # How the manifest spells them.
@@ -114,7 +116,10 @@ def columns_of(kinds: Sequence[Mapping[str, str]], known: Mapping[str, str]) -> 
     """
     names = dict.fromkeys([*(name for sample in kinds for name in sample), *known])
     if not names:
-        raise PackError("the first samples have no values, so that the columns are not known")
+        raise PackError(
+            f"the first {FIRST_SAMPLES} samples have no values, or the transform leaves all of them out, so that the "
+            "columns are not known; pack in another order (order='shuffle')"
+        )
     return [Column(name, known.get(name) or _merged(name, kinds)) for name in names]
 
 

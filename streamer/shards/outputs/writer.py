@@ -16,8 +16,6 @@ from streamer.shards.receipts import Written
 from streamer.shards.values import Sample, value_of
 
 Output = Literal["tar", "parquet"]
-# The columns follow from so many; blocks are decoded as a whole.
-FIRST_SAMPLES = 64
 
 
 class SampleTaker(Protocol):
