@@ -60,9 +60,9 @@ def add_dataset(parser: argparse.ArgumentParser) -> None:
     add_sample_choice(parser)
 
 
-def add_format(parser: argparse.ArgumentParser) -> None:
+def add_format(parser: argparse.ArgumentParser, name: str = "--format") -> None:
     """What StreamingDataset calls format= and extensions=."""
-    parser.add_argument("--format", default=AUTO, metavar="NAME", help=f"{', '.join(BUILT_IN)} (default: by the names)")
+    parser.add_argument(name, default=AUTO, metavar="NAME", help=f"{', '.join(BUILT_IN)} (default: by the names)")
     parser.add_argument(
         "--format-options",
         type=_format_options,

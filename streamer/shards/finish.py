@@ -11,14 +11,17 @@ from streamer.errors import IntegrityError, ObjectChangedError
 from streamer.formats.base import Facts
 from streamer.formats.checksum import crc32
 from streamer.formats.detect import chooser
+from streamer.formats.parquet.format import Parquet
 from streamer.formats.webdataset import WebDataset
 from streamer.indexing.stores import FetchedLists
 from streamer.manifest.builder.bounded_map import bounded_map
+from streamer.manifest.builder.build import build
 from streamer.manifest.builder.listing import list_objects
 from streamer.manifest.builder.publish import publish
 from streamer.manifest.builder.rows import Contained
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.packing import choose_chunk_bytes, cut_object
+from streamer.manifest.protocols import ChooseFormat
 from streamer.manifest.table import Manifest
 from streamer.shards.destination import Destination
 from streamer.shards.job import Job
@@ -35,46 +38,47 @@ def agrees(receipt: Receipt | None, record: ObjectRecord | None) -> bool:
     )
 
 
-async def check_samples(destination: Destination, receipts: Sequence[Receipt], records: Sequence[ObjectRecord]) -> None:
-    """Reads one sample of each shard, any one, and compares it with its checksum.
+async def check_samples(destination: Destination, receipts: Sequence[Receipt], records: Sequence[ObjectRecord]) -> int:
+    """Reads one piece of each shard, any one, and compares it with its checksum; returns their samples.
 
     Raises:
         IntegrityError: they differ.
         StoreError: from the store.
     """
 
-    async def check(number: int) -> None:
+    async def check(number: int) -> int:
         receipt, record = receipts[number], records[number]
         if not receipt.samples:
-            return
-        sample, edges = random.randrange(receipt.samples), receipt.edges
-        start, stop = int(edges[sample]), int(edges[sample + 1])
+            return 0
+        piece, edges = random.randrange(receipt.pieces), receipt.edges
+        start, stop = int(edges[piece]), int(edges[piece + 1])
         content = await destination.fetcher.read(Extent(record, start, stop))
-        compare(receipt, record, sample, content)
+        compare(receipt, record, piece, content)
+        return receipt.samples_of(range(piece, piece + 1))
 
-    await bounded_map(check, range(len(receipts)), _READS_AT_ONCE)
+    return sum(await bounded_map(check, range(len(receipts)), _READS_AT_ONCE))
 
 
-def compare(receipt: Receipt, record: ObjectRecord, sample: int, content: bytes | memoryview) -> None:
-    """Compares the bytes of a sample with what was written.
+def compare(receipt: Receipt, record: ObjectRecord, piece: int, content: bytes | memoryview) -> None:
+    """Compares the bytes of a piece with what was written.
 
     Raises:
         IntegrityError: they differ.
     """
-    expected, actual = receipt.sum_of(sample), crc32(content)
+    expected, actual = receipt.sum_of(piece), crc32(content)
     if expected != actual:
-        start = int(receipt.edges[sample])
+        start, what = int(receipt.edges[piece]), "row group" if receipt.rows else "sample"
         raise IntegrityError(
-            f"{shown(record.url)}: sample {sample} (bytes {start} to {start + len(content)}) has CRC-32 {actual:08x}, "
+            f"{shown(record.url)}: {what} {piece} (bytes {start} to {start + len(content)}) has CRC-32 {actual:08x}, "
             f"{expected:08x} was written; delete the shard and pack again",
             url=shown(record.url),
-            sample=sample,
+            piece=piece,
             offset=start,
         )
 
 
 async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int, Receipt], folder: Path) -> Manifest:
-    """The manifest of the shards, as an index of the destination would find it, without reading them.
+    """The manifest of the shards, as an index of the destination would find it; of tars without reading them.
 
     Args:
         destination: where they are.
@@ -83,21 +87,24 @@ async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int,
         folder: where it is written on this machine.
 
     Raises:
-        IntegrityError: tars that are none of these are there.
+        IntegrityError: other such files are there, or their footers have other numbers of rows.
         ObjectChangedError: a shard is not the one of its receipt, or is gone.
     """
-    listed = await list_objects((destination.url,), FetchedLists(destination.fetcher), chooser(WebDataset.name), 1)
+    chosen = chooser(WebDataset.name if job.output == "tar" else Parquet.name)
+    listed = await list_objects((destination.url,), FetchedLists(destination.fetcher), chosen, 1)
     listing = listed.listing
     by_name = {job.shard_name(number): receipt for number, receipt in receipts.items()}
     found = {record.url[len(destination.url) :]: record for record in map(listing.record, range(len(listing)))}
     if odd := found.keys() - by_name.keys():
         raise IntegrityError(
-            f"{shown(destination.url)}{min(odd)} is no shard of this pack (one of {len(odd)} such tars): another "
+            f"{shown(destination.url)}{min(odd)} is no shard of this pack (one of {len(odd)} such files): another "
             "program writes there, or an earlier run made more shards; delete it and pack again",
             url=shown(destination.url),
         )
     for name, receipt in by_name.items():
         _require(destination, name, receipt, found.get(name))
+    if job.output != "tar":
+        return await _indexed(destination, chosen, receipts, folder)
     chunk_bytes = choose_chunk_bytes("auto", listing.sizes, False)
     cuts = [
         cut_object(edges[:-1], edges[1:], record.size, chunk_bytes)
@@ -105,6 +112,22 @@ async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int,
     ]
     rows = Contained(listing, WebDataset(), Facts(), chunk_bytes).rows(cuts)
     return Manifest.open(publish(rows, folder))
+
+
+async def _indexed(
+    destination: Destination, chosen: ChooseFormat, receipts: Mapping[int, Receipt], folder: Path
+) -> Manifest:
+    """Reads the footers: a request for each shard."""
+    fetcher = destination.fetcher
+    lister = FetchedLists(fetcher)
+    manifest = await build((destination.url,), folder, lister=lister, reader=fetcher, choose_format=chosen)
+    if manifest.samples != (written := sum(receipt.samples for receipt in receipts.values())):
+        raise IntegrityError(
+            f"the footers below {shown(destination.url)} have {manifest.samples} rows, {written} were written; pack to "
+            "another destination, and report this",
+            url=shown(destination.url),
+        )
+    return manifest
 
 
 async def put_manifest(destination: Destination, job: Job, receipts: Mapping[int, Receipt]) -> Manifest:

@@ -16,9 +16,9 @@ from streamer.executors.runner import Runner
 from streamer.executors.running import run_all
 from streamer.shards.destination import Destination
 from streamer.shards.job import Job
-from streamer.shards.receipts import Receipt, packed_numbers
+from streamer.shards.outputs.writer import SampleTaker, shard_writer
+from streamer.shards.receipts import Receipt, Written
 from streamer.shards.spool import spool_folder, spooled
-from streamer.shards.tar import TarWriter
 from streamer.shards.task import add_sample, receipt_there, upload
 
 # One is made meanwhile; each is a file in the folder for temporary files.
@@ -31,7 +31,7 @@ class _Made(msgspec.Struct, frozen=True):
     job: Job
     number: int
     path: Path
-    writer: TarWriter
+    written: Written
     options: Mapping[str, object]
 
 
@@ -87,17 +87,25 @@ def _made(
     following = next(numbered, None)
     while following is not None:
         path = opened(number).enter_context(spooled(spool_folder(job), number))
-        seen: dict[str, int] = {}
-        with TarWriter(path) as writer:
-            while following is not None and writer.size < shard_bytes:
+        with shard_writer(job, path) as writer:
+            while following is not None and writer.filled < shard_bytes:
                 ordinal, sample = following
-                if not isinstance(sample, Mapping):
-                    raise PackError(f"sample {ordinal} is a {type(sample).__name__}, not a dict of fields")
-                add_sample(writer, seen, sample, ordinal, f"sample {ordinal} of the iterable")
+                take_sample(writer, sample, ordinal)
                 following = next(numbered, None)
-            writer.finish()
-        yield _Made(job, number, path, writer, options)
+            written = writer.finish()
+        yield _Made(job, number, path, written, options)
         number += 1
+
+
+def take_sample(writer: SampleTaker, sample: Mapping[str, Any], ordinal: int) -> None:
+    """Gives a sample to a writer.
+
+    Raises:
+        PackError: it cannot be written, or is no dict.
+    """
+    if not isinstance(sample, Mapping):
+        raise PackError(f"sample {ordinal} is a {type(sample).__name__}, not a dict of fields")
+    add_sample(writer, sample, ordinal, f"sample {ordinal} of the iterable")
 
 
 def _upload(made: _Made) -> Receipt:
@@ -107,7 +115,6 @@ def _upload(made: _Made) -> Receipt:
 async def _uploaded(made: _Made) -> Receipt:
     async with Destination(made.job.url, made.options) as destination:
         there = await receipt_there(destination, made.job, made.number)
-        blocks, sums = packed_numbers(made.writer.blocks), packed_numbers(made.writer.sums)
-        if there is not None and (there.blocks, there.sums, there.size) == (blocks, sums, made.writer.size):
+        if there is not None and there.is_of(made.written):
             return there
-        return await upload(destination, made.job, made.number, made.writer, made.path)
+        return await upload(destination, made.job, made.number, made.written, made.path)

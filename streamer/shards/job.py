@@ -43,9 +43,14 @@ class Job(msgspec.Struct, frozen=True):
         """Of its receipts, below the destination."""
         return f"{FOLDER}{self.id}/"
 
+    @property
+    def output(self) -> str:
+        """What its shards are written as: "tar" or "parquet"; the ending of their names."""
+        return str(self.described.get("output", "tar"))
+
     def shard_name(self, number: int) -> str:
         """Below the destination."""
-        return f"{self.prefix}{number:06d}.tar"
+        return f"{self.prefix}{number:06d}.{self.output}"
 
     def receipt_name(self, number: int) -> str:
         """Below the destination."""

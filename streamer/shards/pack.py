@@ -1,4 +1,4 @@
-"""`streamer.pack`: any dataset, or what a program makes, as WebDataset tars with their manifest beside them."""
+"""`streamer.pack`: any dataset, or what a program makes, as tars or Parquet with a manifest beside them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
+
+import msgspec
 
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError
 from streamer.executors.runner import runner
 from streamer.indexing.source import Source
 from streamer.shards.destination import folder_url
-from streamer.shards.iterable import pack_iterable
+from streamer.shards.iterable import pack_iterable, take_sample
 from streamer.shards.job import Job, Transform
+from streamer.shards.outputs.columns import FIRST_SAMPLES, columns_of
+from streamer.shards.outputs.writer import KindFinder, Output, check_output
 from streamer.shards.plan import Order
 from streamer.shards.prepared import Writing, prepare, run
 from streamer.shards.progress import Callbacks, Follower, PackProgress
@@ -34,14 +39,15 @@ def pack(
     prefix: str = "shard-",
     storage_options: Mapping[str, object] | None = None,
     out_storage_options: Mapping[str, object] | None = None,
-    format: str = "auto",  # noqa: A002 - as StreamingDataset calls it
+    format: Output = "tar",  # noqa: A002 - as the command calls it
+    source_format: str = "auto",
     format_options: Mapping[str, object] | None = None,
     extensions: Sequence[str] | None = None,
     manifest: str | None = None,
     on: str | Executor = "processes",
     on_progress: Callable[[PackProgress], None] = lambda step: None,
 ) -> Packed:
-    """Writes samples as WebDataset tars, with their manifest beside them in `.streamer/`.
+    """Writes samples as WebDataset tars or Parquet, with their manifest beside them in `.streamer/`.
 
     A pack that was killed goes on where it stopped when it is called again with the same arguments, and ends with the
     same bytes. The manifest comes last: where it is, all shards are.
@@ -61,8 +67,9 @@ def pack(
         prefix: what the names of shards begin with.
         storage_options: of the source, as fsspec takes them.
         out_storage_options: of the destination; None: those of the source.
-        format: of the source; "auto": by the names of its objects.
-        format_options: of the format.
+        format: of the shards: "tar" or "parquet" (columns follow from the first 64 samples; docs/pack.md).
+        source_format: of the source; "auto": by the names of its objects.
+        format_options: of the source's format.
         extensions: of the raw files that are samples; None: in class folders the commonest, else all.
         manifest: of the source, where it was indexed to; None: it is indexed.
         on: "processes" (one for each core), "processes:8", "dask:tcp://scheduler:8786", "ray:auto", or an executor. An
@@ -83,19 +90,19 @@ def pack(
     if urls is None:
         if transform is not None or fields is not None:
             raise ConfigError("an iterable is packed as it is: change the samples where they are made", field="source")
-        samples, described = cast("Iterable[Mapping[str, Any]]", source), _described_iterable(prefix, size)
+        samples, described = _described(cast("Iterable[Mapping[str, Any]]", source), prefix, size, format)
         return _pack_samples(samples, Job(target, prefix, described), size, out_options, callbacks)
     with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder, runner(on) as running:
         prepared = prepare(
             Source(
                 urls=urls,
-                format=format,
+                format=source_format,
                 format_options=dict(format_options or {}),
                 extensions=None if extensions is None else tuple(extensions),
                 manifest=manifest,
                 options=dict(storage_options or {}),
             ),
-            Writing(target, prefix, size, order, seed, _renaming(fields), transform, out_options),
+            Writing(target, prefix, size, order, seed, _renaming(fields), transform, out_options, format),
             Path(folder),
             running,
             callbacks,
@@ -133,8 +140,20 @@ def absolute(url: str) -> str:
     return os.path.abspath(url).rstrip("/") + ("/" if url.endswith("/") else "")
 
 
-def _described_iterable(prefix: str, shard_bytes: int) -> dict[str, Any]:
-    return {"source": "an iterable", "prefix": prefix, "shard_bytes": shard_bytes}
+def _described(
+    samples: Iterable[Mapping[str, Any]], prefix: str, shard_bytes: int, output: Output
+) -> tuple[Iterable[Mapping[str, Any]], dict[str, Any]]:
+    """All samples, and what the bytes of their shards follow from."""
+    described = {"source": "an iterable", "prefix": prefix, "shard_bytes": shard_bytes}
+    check_output(output)
+    if output == "tar":
+        return samples, described
+    coming = iter(samples)
+    first, finder = list(islice(coming, FIRST_SAMPLES)), KindFinder()
+    for ordinal, sample in enumerate(first):
+        take_sample(finder, sample, ordinal)
+    columns = columns_of(finder.kinds, {}) if first else []
+    return chain(first, coming), {**described, "output": output, "columns": msgspec.to_builtins(columns)}
 
 
 def _renaming(fields: Mapping[str, str] | Sequence[str] | None) -> dict[str, str] | None:

@@ -25,7 +25,7 @@ BATCH_BYTES = 128 << 20
 # Shards are uploaded in at most 9,000 parts, and read by many at once.
 SHARD_BYTES_RANGE = (1 << 10, 64 << 30)
 # Of a sample in a tar: two headers, and half a block of padding after each content.
-_OVERHEAD_BYTES = 3 * BLOCK
+TAR_OVERHEAD = 3 * BLOCK
 # 64-bit words that keep the hashes of one use apart from those of another.
 _ORDER_WORD, _BATCH_WORD = 1, 2
 
@@ -93,7 +93,7 @@ class Batch(msgspec.Struct, frozen=True):
     names: list[SampleName]
 
 
-def make_plan(manifest: Manifest, order: Order, seed: int, shard_bytes: int) -> Plan:
+def make_plan(manifest: Manifest, order: Order, seed: int, shard_bytes: int, overhead: int = TAR_OVERHEAD) -> Plan:
     """Plans the shards of a dataset.
 
     Args:
@@ -101,12 +101,13 @@ def make_plan(manifest: Manifest, order: Order, seed: int, shard_bytes: int) -> 
         order: as the manifest has them; by name (raw files); or shuffled.
         seed: of the shuffle.
         shard_bytes: how large a shard is, about.
+        overhead: bytes that a sample takes in a shard besides its own.
 
     Raises:
         ConfigError: an order or a size that cannot be.
     """
     _check(manifest, order, shard_bytes)
-    sizes = _sizes(manifest)
+    sizes = _sizes(manifest) + overhead
     if order == "shuffle" and not manifest.whole_objects:
         return _shuffled_chunks(manifest.chunk_first, sizes, seed, shard_bytes)
     ordinals = np.arange(manifest.samples)
@@ -207,7 +208,7 @@ def _shuffled_chunks(chunk_first: Int64Array, sizes: Int64Array, seed: int, shar
 
 def _cut(ordinals: Int64Array, sizes: Int64Array, unit_first: Int64Array, shard_bytes: int) -> Plan:
     """Cuts shards of equal size, and each into equal batches, before units that stay whole."""
-    total = np.concatenate([[0], np.cumsum(sizes + _OVERHEAD_BYTES)]).astype(np.int64)[unit_first]
+    total = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)[unit_first]
     shards = _even(total, 0, len(unit_first) - 1, shard_bytes)
     batches: list[int] = []
     shard_first = [0]

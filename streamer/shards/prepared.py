@@ -12,15 +12,18 @@ from streamer.executors.runner import Runner
 from streamer.executors.running import run_all
 from streamer.indexing.source import Source, manifest_of_source
 from streamer.manifest.builder.build import BuildOptions
+from streamer.manifest.model import Facts
 from streamer.manifest.table import Manifest
 from streamer.shards.destination import folder_url
 from streamer.shards.job import Job, Transform, transform_name
-from streamer.shards.plan import Order, Plan, batch_of, make_plan, refuse_double_keys
+from streamer.shards.outputs.columns import FIRST_SAMPLES, columns_of, known_kinds
+from streamer.shards.outputs.writer import Output, check_output
+from streamer.shards.plan import TAR_OVERHEAD, Order, Plan, batch_of, make_plan, refuse_double_keys
 from streamer.shards.progress import Callbacks, Follower
 from streamer.shards.reading import Dataset
 from streamer.shards.receipts import Receipt
 from streamer.shards.settle import Packed, claim, settled, shards_there, waited
-from streamer.shards.task import Recipe, ShardTask, pack_shard
+from streamer.shards.task import Recipe, ShardTask, kinds_in_shard, pack_shard
 from streamer.store.urls import shown
 
 
@@ -35,6 +38,7 @@ class Writing(msgspec.Struct, frozen=True):
     fields: dict[str, str] | None
     transform: Transform | None
     options: dict[str, object]
+    output: Output = "tar"
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -57,11 +61,13 @@ def prepare(source: Source, writing: Writing, folder: Path, runner: Runner, call
     Raises:
         ConfigError, PackError, ManifestError, StoreError: as `pack`.
     """
+    check_output(writing.output)
     _refuse_same_place(source.urls, writing.url)
     options = BuildOptions(on_progress=callbacks.on_index)
     manifest = waited(manifest_of_source(source, folder, runner, options, callbacks.on_note))
-    plan = make_plan(manifest, writing.order, writing.seed, writing.shard_bytes)
-    if writing.transform is None:
+    overhead = TAR_OVERHEAD if writing.output == "tar" else 0
+    plan = make_plan(manifest, writing.order, writing.seed, writing.shard_bytes, overhead)
+    if writing.transform is None and writing.output == "tar":
         refuse_double_keys(manifest)
     content = manifest.content
     recipe = Recipe(
@@ -80,7 +86,26 @@ def prepare(source: Source, writing: Writing, folder: Path, runner: Runner, call
         "shard_bytes": writing.shard_bytes,
         "prefix": writing.prefix,
     }
-    return Prepared(manifest, plan, Job(writing.url, writing.prefix, described), recipe)
+    prepared = Prepared(manifest, plan, Job(writing.url, writing.prefix, described), recipe)
+    return prepared if writing.output == "tar" else _with_columns(prepared, writing, runner)
+
+
+def _with_columns(prepared: Prepared, writing: Writing, runner: Runner) -> Prepared:
+    """The columns follow from the first samples: all shards have the same ones, and another run finds them again."""
+    manifest, job = prepared.manifest, prepared.job
+    described = {**job.described, "output": writing.output}
+    ordinals = prepared.plan.ordinals[:FIRST_SAMPLES]
+    task = ShardTask(Job(job.url, job.prefix, described), prepared.recipe, 0, [batch_of(manifest, ordinals)])
+    (kinds,) = run_all(runner, kinds_in_shard, [task])
+    columns = columns_of(kinds, {} if writing.transform else _known_kinds(manifest.facts, writing.fields))
+    described = {**described, "columns": msgspec.to_builtins(columns)}
+    return msgspec.structs.replace(prepared, job=Job(job.url, job.prefix, described))
+
+
+def _known_kinds(facts: Facts, fields: dict[str, str] | None) -> dict[str, str]:
+    """What the source says of its fields, by their new names."""
+    kinds = {spec.name: spec.kind for spec in facts.fields}
+    return known_kinds(kinds if fields is None else {new: kinds.get(old, "") for old, new in fields.items()})
 
 
 def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> Packed:

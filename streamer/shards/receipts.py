@@ -11,37 +11,64 @@ from numpy.typing import NDArray
 from streamer.formats.tar import BLOCK
 
 
-class Receipt(msgspec.Struct, frozen=True):
-    """One shard, as it was written.
+class Written(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A file of samples in pieces: of a tar, its samples; of Parquet, its row groups, the last one with the footer.
 
     Attributes:
-        shard: its number.
         size: bytes.
-        version: as the store told it after the upload.
-        blocks: length of each sample in blocks of 512 bytes: uint32, little endian.
-        sums: CRC-32 of each sample's bytes in the tar: likewise.
+        blocks: length of each piece: uint32, little endian.
+        sums: CRC-32 of each piece: likewise.
+        unit: bytes of a block.
+        rows: samples of each piece: likewise; empty: one.
     """
 
-    shard: int
     size: int
-    version: str
     blocks: bytes
     sums: bytes
+    unit: int = BLOCK
+    rows: bytes = b""
 
     @property
-    def samples(self) -> int:
+    def pieces(self) -> int:
         """How many."""
         return len(self.blocks) // 4
 
     @property
-    def edges(self) -> NDArray[np.int64]:
-        """Sample i is `[edges[i], edges[i + 1])`: int64, shape (samples + 1,)."""
-        blocks = np.frombuffer(self.blocks, "<u4").astype(np.int64)
-        return np.concatenate([[0], np.cumsum(blocks * BLOCK)]).astype(np.int64)
+    def samples(self) -> int:
+        """How many."""
+        return self.samples_of(range(self.pieces))
 
-    def sum_of(self, sample: int) -> int:
-        """CRC-32 of one sample."""
-        return int.from_bytes(self.sums[4 * sample : 4 * sample + 4], "little")
+    @property
+    def edges(self) -> NDArray[np.int64]:
+        """Piece i is `[edges[i], edges[i + 1])`: int64, shape (pieces + 1,)."""
+        blocks = np.frombuffer(self.blocks, "<u4").astype(np.int64)
+        return np.concatenate([[0], np.cumsum(blocks * self.unit)]).astype(np.int64)
+
+    def samples_of(self, pieces: range) -> int:
+        """How many samples some pieces have."""
+        if not self.rows:
+            return len(pieces)
+        return int(np.frombuffer(self.rows, "<u4")[pieces.start : pieces.stop].sum())
+
+    def sum_of(self, piece: int) -> int:
+        """CRC-32 of one piece."""
+        return int.from_bytes(self.sums[4 * piece : 4 * piece + 4], "little")
+
+
+class Receipt(Written, frozen=True, kw_only=True, omit_defaults=True):
+    """One shard, as it was written.
+
+    Attributes:
+        shard: its number.
+        version: as the store told it after the upload.
+    """
+
+    shard: int
+    version: str
+
+    def is_of(self, written: Written) -> bool:
+        """Whether a file has the same content."""
+        return all(getattr(self, name) == getattr(written, name) for name in Written.__struct_fields__)
 
 
 def packed_numbers(numbers: Sequence[int]) -> bytes:

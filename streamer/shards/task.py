@@ -1,4 +1,4 @@
-"""One shard: reads its samples, writes the tar, uploads it, puts its receipt. Depends on nothing but its arguments."""
+"""One shard: reads its samples, writes its file, uploads it, puts its receipt. Depends on nothing but its arguments."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from streamer.manifest.builder.bounded_map import plain_errors
 from streamer.manifest.model import SampleName
 from streamer.shards.destination import Destination
 from streamer.shards.job import Job, Transform, transform_name
+from streamer.shards.outputs.writer import KindFinder, SampleTaker, field_value, shard_writer
 from streamer.shards.plan import Batch, RecodedBatch, key_of_file
 from streamer.shards.reading import BatchReader, Dataset, ReadBatch
-from streamer.shards.receipts import Receipt, packed_numbers
+from streamer.shards.receipts import Receipt, Written
 from streamer.shards.spool import spool_folder, spooled
-from streamer.shards.tar import TarWriter
-from streamer.shards.values import KEY, files_of, key_of, value_of
+from streamer.shards.values import KEY
 from streamer.store.urls import shown
 
 
@@ -66,6 +66,18 @@ def pack_shard(task: ShardTask) -> Receipt:
     return asyncio.run(_pack_shard(task))
 
 
+def kinds_in_shard(task: ShardTask) -> list[dict[str, str]]:
+    """The kinds of the fields of each sample of a shard, which is not written; raises as `pack_shard`."""
+    return asyncio.run(_kinds_in_shard(task))
+
+
+async def _kinds_in_shard(task: ShardTask) -> list[dict[str, str]]:
+    finder = KindFinder()
+    async with Fetcher(FetchConfig(), StoreOpener(task.recipe.storage_options)) as source:
+        await _write(task, finder, BatchReader(source, task.recipe.dataset))
+    return finder.kinds
+
+
 async def _pack_shard(task: ShardTask) -> Receipt:
     job, recipe = task.job, task.recipe
     async with (
@@ -76,18 +88,18 @@ async def _pack_shard(task: ShardTask) -> Receipt:
         if (done := await receipt_there(destination, job, task.number)) is not None:
             return done
         with spooled(spool_folder(job), task.number) as path:
-            with TarWriter(path) as writer:
+            with shard_writer(job, path) as writer:
                 await _write(task, writer, BatchReader(source, recipe.dataset))
-                await asyncio.to_thread(writer.finish)
-            return await upload(destination, job, task.number, writer, path)
+                written = await asyncio.to_thread(writer.finish)
+            return await upload(destination, job, task.number, written, path)
 
 
-async def upload(destination: Destination, job: Job, number: int, writer: TarWriter, path: Path) -> Receipt:
+async def upload(destination: Destination, job: Job, number: int, written: Written, path: Path) -> Receipt:
     """Uploads a shard that is written, then puts its receipt."""
     record = await destination.put_shard(job, number, path)
-    receipt = Receipt(number, record.size, record.version, packed_numbers(writer.blocks), packed_numbers(writer.sums))
-    if receipt.size != writer.size:
-        raise PackError(f"{shown(record.url)} has {record.size} bytes after its upload, not {writer.size}")
+    if record.size != written.size:
+        raise PackError(f"{shown(record.url)} has {record.size} bytes after its upload, not {written.size}")
+    receipt = Receipt(shard=number, version=record.version, **msgspec.structs.asdict(written))
     await destination.put_receipt(job, receipt)
     return receipt
 
@@ -106,9 +118,9 @@ async def receipt_there(destination: Destination, job: Job, number: int) -> Rece
     return receipt
 
 
-async def _write(task: ShardTask, writer: TarWriter, reader: BatchReader) -> None:
+async def _write(task: ShardTask, writer: SampleTaker, reader: BatchReader) -> None:
     """Writes a batch while the next one is on its way."""
-    making = _Making(task.recipe, writer)
+    making = _Making(task.recipe, task.job.output, writer)
     with plain_errors():
         async with asyncio.TaskGroup() as group:
             coming = [group.create_task(reader.read(batch)) for batch in task.batches[:1]]
@@ -121,26 +133,28 @@ async def _write(task: ShardTask, writer: TarWriter, reader: BatchReader) -> Non
 
 
 class _Making:
-    """Makes the files of samples and adds them to a tar; knows the keys that it has."""
+    """Opens and changes samples, and gives them to a writer."""
 
-    def __init__(self, recipe: Recipe, writer: TarWriter) -> None:
-        self._recipe, self._writer = recipe, writer
+    def __init__(self, recipe: Recipe, output: str, writer: SampleTaker) -> None:
+        self._recipe, self._output, self._writer = recipe, output, writer
         self._opener: Opener = find_format(recipe.dataset.format, recipe.dataset.options).opener(recipe.dataset.facts)
-        self._seen: dict[str, int] = {}
 
     def add(self, batch: ReadBatch) -> None:
         """Adds the samples of a batch, whose bytes are not needed afterwards."""
         for read in batch.samples():
             where = f"sample {read.ordinal} of {shown(read.url)}"
             sample = self._opened(read.content, read.name, where)
-            add_sample(self._writer, self._seen, self._changed(sample, where), read.ordinal, where)
+            add_sample(self._writer, self._changed(sample, where), read.ordinal, where)
         self._writer.flush()
 
     def _opened(self, content: memoryview, name: SampleName, where: str) -> dict[str, Any]:
         """The sample with the fields that are wanted."""
         try:
             key, fields = self._opener.open(content, name)
-            sample: dict[str, Any] = dict(map(value_of, self._wanted(fields, name, where)))
+            sample: dict[str, Any] = {}
+            for field in self._wanted(fields, name, where):
+                new, value = field_value(self._output, field)
+                sample[new] = value
         except (DecodeError, ValueError) as error:
             raise DecodeError(f"{where}: {error}") from error
         if name.object_key:
@@ -184,27 +198,22 @@ def _called(transform: Transform, sample: dict[str, Any], where: str) -> Mapping
     return changed
 
 
-def add_sample(
-    writer: TarWriter, seen: dict[str, int], sample: Mapping[str, Any] | None, ordinal: int, where: str
-) -> None:
-    """Adds one sample to a tar.
+def add_sample(writer: SampleTaker, sample: Mapping[str, Any] | None, ordinal: int, where: str) -> None:
+    """Adds one sample to a shard.
 
     Args:
-        writer: of the tar.
-        seen: the samples that it has, by key; takes this one.
+        writer: of the shard.
         sample: None: left out.
         ordinal: its number.
         where: what it is, for errors.
 
     Raises:
-        PackError: it cannot be written, or its key is there already.
+        PackError: it cannot be written; names it.
     """
     if sample is None:
         return
     try:
-        key, files = key_of(sample, ordinal), files_of(sample)
-        if (before := seen.setdefault(key, ordinal)) != ordinal:
-            raise PackError(f"its key {key!r} is that of sample {before} too; every sample of a shard needs its own")
+        writer.add(sample, ordinal)
     except PackError as error:
-        raise PackError(f"{where}: {error}", sample=str(sample.get(KEY))) from error
-    writer.add(key, files)
+        named = f"{where}, key {sample[KEY]!r}" if KEY in sample else where
+        raise PackError(f"{named}: {error}", sample=str(sample.get(KEY))) from error

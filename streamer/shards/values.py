@@ -78,7 +78,7 @@ def files_of(sample: Sample) -> Files:
         else:
             files.append(found)
     if others:
-        files.append(("json", _json("json", others["json"] if others.keys() == {"json"} else others)))
+        files.append(("json", json_of("json", others["json"] if others.keys() == {"json"} else others)))
     if not files:
         raise PackError("it has no fields")
     return _named_once(files)
@@ -114,7 +114,7 @@ def _file_of(name: str, value: object) -> tuple[str, Content] | None:
         return "cls", b"%d" % int(value)
     if isinstance(value, np.ndarray) or (hasattr(value, "__array__") and not isinstance(value, np.generic)):
         return (name if _has_ending(name, "npy") else f"{name}.npy"), _npy(name, np.asarray(value))
-    return (name, _json(name, value)) if name.endswith(".json") else None
+    return (name, json_of(name, value)) if name.endswith(".json") else None
 
 
 def _npy(name: str, array: NDArray[np.generic]) -> bytes:
@@ -126,7 +126,12 @@ def _npy(name: str, array: NDArray[np.generic]) -> bytes:
     return buffer.getvalue()
 
 
-def _json(name: str, value: object) -> bytes:
+def json_of(name: str, value: object) -> bytes:
+    """A value of a field as JSON.
+
+    Raises:
+        PackError: JSON cannot have it.
+    """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
         return text.encode()

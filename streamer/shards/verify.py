@@ -29,8 +29,8 @@ from streamer.store.urls import shown
 
 _RECEIPT = re.compile(r"\d{6,}\.json")
 # Read at once; two of them are in the memory of a task.
-_PIECE_BYTES = 32 << 20
-_PIECES_AT_ONCE = 2
+_READ_BYTES = 32 << 20
+_READS_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ async def verify(
         ordered = [receipts[number] for number in sorted(receipts)]
         objects = [records[job.shard_name(receipt.shard)] for receipt in ordered]
         if runner is None:
-            await check_samples(destination, ordered, objects)
+            read = await check_samples(destination, ordered, objects)
     if runner is not None:
         tasks = [CheckTask(*pair, url, options) for pair in zip(ordered, objects, strict=True)]
         await _check_all(runner, tasks, on_progress)
@@ -91,7 +91,7 @@ async def verify(
         len(ordered),
         samples,
         sum(receipt.size for receipt in ordered),
-        samples if runner else sum(receipt.samples > 0 for receipt in ordered),
+        samples if runner else read,
     )
 
 
@@ -163,21 +163,21 @@ async def _check(task: CheckTask) -> None:
     edges = task.receipt.edges
     async with Destination(task.url, task.options) as destination:
 
-        async def check(samples: range) -> None:
-            start, stop = int(edges[samples.start]), int(edges[samples.stop])
+        async def check(pieces: range) -> None:
+            start, stop = int(edges[pieces.start]), int(edges[pieces.stop])
             content = memoryview(await destination.fetcher.read(Extent(task.record, start, stop)))
-            for sample in samples:
-                piece = content[int(edges[sample]) - start : int(edges[sample + 1]) - start]
-                compare(task.receipt, task.record, sample, piece)
+            for piece in pieces:
+                part = content[int(edges[piece]) - start : int(edges[piece + 1]) - start]
+                compare(task.receipt, task.record, piece, part)
 
-        await bounded_map(check, list(_pieces(task.receipt)), _PIECES_AT_ONCE)
+        await bounded_map(check, list(_reads(task.receipt)), _READS_AT_ONCE)
 
 
-def _pieces(receipt: Receipt) -> Iterator[range]:
-    """Samples that are read at once."""
+def _reads(receipt: Receipt) -> Iterator[range]:
+    """Pieces that are read at once."""
     edges = receipt.edges
     first = 0
-    while first < receipt.samples:
-        stop = max(first + 1, int(np.searchsorted(edges, edges[first] + _PIECE_BYTES, side="right")) - 1)
+    while first < receipt.pieces:
+        stop = max(first + 1, int(np.searchsorted(edges, edges[first] + _READ_BYTES, side="right")) - 1)
         yield range(first, stop)
         first = stop

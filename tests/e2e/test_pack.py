@@ -159,7 +159,8 @@ def test_an_iterable_is_packed(tmp_path: Path) -> None:
     (tmp_path / "tars/shard-000001.tar").unlink()
     assert streamer.pack(made(500), tmp_path / "tars", shard_bytes="300kB").samples == packed.samples
     after = {path.name: path.stat().st_ino for path in (tmp_path / "tars").glob("*.tar")}
-    assert {name for name in before if before[name] == after[name]} == before.keys() - {"shard-000001.tar"}
+    # The number of the file that was removed may be given again.
+    assert {name for name in before if before[name] == after[name]} >= before.keys() - {"shard-000001.tar"}
 
 
 def test_an_iterable_that_fails_goes_on_the_next_time(tmp_path: Path) -> None:
@@ -236,7 +237,7 @@ def test_what_cannot_be_packed_is_said(images: Path, tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "full") == ["notes.txt"]
     with pytest.raises(PackError, match="has no field 'png'; it has jpg, label"):
         streamer.pack(images, tmp_path / "fields", fields=["png"], on="processes:1")
-    with pytest.raises(PackError, match=r"sample 1 of the iterable: its key 'a' is that of sample 0 too"):
+    with pytest.raises(PackError, match=r"sample 1 of the iterable, key 'a': its key 'a' is that of sample 0 too"):
         streamer.pack([{"__key__": "a", "txt": "1"}, {"__key__": "a", "txt": "2"}], tmp_path / "double")
     with pytest.raises(PackError, match="no sample is left"):
         streamer.pack(images, tmp_path / "none", transform=lambda sample: None, on="processes:1")

@@ -1,0 +1,1 @@
+"""What a shard is written as: `writer` chooses between `tars` and `parquet`, whose `columns` follow from samples."""

@@ -1,0 +1,289 @@
+"""The columns of Parquet shards: which there are, and what becomes of a value. Pure; without pyarrow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.decode import arrays, texts
+from streamer.errors import DecodeError, PackError
+from streamer.formats.base import Field
+from streamer.formats.magic import BYTES, IMAGE, kind_of_bytes
+from streamer.shards.values import KEY, Sample, json_of, value_of
+
+# The columns follow from so many; blocks are decoded as a whole.
+FIRST_SAMPLES = 64
+TEXT, JSON = "txt", "json"
+_PICTURES = (IMAGE, "jpg", "png", "webp")
+# How the manifest spells them.
+_DTYPES = {"|b1": "?", "|u1": "u1", "|i1": "i1"}
+_NUMBER = "biuf"
+
+
+class Column(msgspec.Struct, frozen=True, array_like=True):
+    """A column.
+
+    Attributes:
+        name: of the field.
+        kind: of its values: "image", "bytes", "txt", "json", "<i8", "<f4[2,3]", or "<f4[-1,3]" where the first length
+            varies; as the reader of Parquet calls them.
+    """
+
+    name: str
+    kind: str
+
+    @property
+    def dtype(self) -> np.dtype[np.generic] | None:
+        """Of numbers and arrays; None: it has neither."""
+        return None if self.kind in (IMAGE, BYTES, TEXT, JSON) else np.dtype(self.kind.partition("[")[0])
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Of arrays; None: it has none."""
+        _, bracket, lengths = self.kind.rstrip("]").partition("[")
+        return tuple(map(int, lengths.split(","))) if bracket else None
+
+
+class JsonText(bytes):
+    """A JSON document, as UTF-8."""
+
+
+def _json_text(content: memoryview) -> JsonText:
+    json.loads(bytes(content))
+    return JsonText(content)
+
+
+# Of bytes under these names; the loader decodes them in the same way.
+_BY_ENDING: dict[str, Callable[[memoryview], object]] = {
+    **dict.fromkeys(["cls", "cls2", "index", "inx", "id"], texts.decode_class),
+    **dict.fromkeys(["txt", "text", "transcript"], texts.decode_text),
+    **dict.fromkeys(["json", "jsn"], _json_text),
+    "jsonl": texts.decode_jsonl,
+    "npy": arrays.decode_npy,
+}
+
+
+def field_value(field: Field) -> tuple[str, object]:
+    """Name and value of a field of a source, by its kind; bytes where it has none."""
+    if field.kind == TEXT:
+        return field.name, str(field.content, "utf-8")
+    if field.kind == JSON:
+        return field.name, JsonText(field.content)
+    return (field.name, field.content) if field.kind in _PICTURES else value_of(field)
+
+
+def plain_values(sample: Sample) -> dict[str, object]:
+    """The values of a sample by column. Names that begin with two underscores are left out, except the key.
+
+    Raises:
+        PackError: a value that cannot be written, or no value at all.
+    """
+    found: dict[str, object] = {}
+    for name, value in sample.items():
+        if not isinstance(name, str):
+            raise PackError(f"a field is named by {name!r}, which is no text")
+        if name == KEY and not isinstance(value, str):
+            raise PackError(f"{KEY} is {value!r}, which is no text")
+        if _is_column(name):
+            found[name] = _plain(name, value)
+    if not found.keys() - {KEY}:
+        raise PackError("it has no fields")
+    return found
+
+
+def kinds_of(values: Mapping[str, object]) -> dict[str, str]:
+    """The kind of each value that is not None.
+
+    Raises:
+        PackError: one that cannot be in a column.
+    """
+    return {name: _kind(name, value) for name, value in values.items() if value is not None}
+
+
+def columns_of(kinds: Sequence[Mapping[str, str]], known: Mapping[str, str]) -> list[Column]:
+    """The columns for samples with these kinds.
+
+    Args:
+        kinds: of the first samples.
+        known: kinds by field, where the source says them for all samples.
+
+    Raises:
+        PackError: values of one field that no column can have together.
+    """
+    names = dict.fromkeys([*(name for sample in kinds for name in sample), *known])
+    if not names:
+        raise PackError(
+            f"the first {FIRST_SAMPLES} samples have no values, or the transform leaves all of them out, so that the "
+            "columns are not known; pack in another order (order='shuffle')"
+        )
+    return [Column(name, known.get(name) or _merged(name, kinds)) for name in names]
+
+
+def known_kinds(kinds: Mapping[str, str]) -> dict[str, str]:
+    """Those of a source's kinds that columns have, with lengths that vary as -1."""
+    found = {name: kind.replace("[]", "[-1]") for name, kind in kinds.items() if _is_column(name)}
+    return {name: kind for name, kind in found.items() if kind in (IMAGE, TEXT, JSON) or _is_numeric(kind)}
+
+
+def fitted(column: Column, value: object) -> object:
+    """The value as its column has it: bytes, a str, a number of Python, or an array.
+
+    Raises:
+        PackError: it does not fit.
+    """
+    if value is None and (column.shape is None or column.shape[0] < 0):
+        return None
+    found = _fitted(column, value)
+    if found is None:
+        given = "None" if value is None else repr(_kind(column.name, value))
+        given += f" ({value})" if isinstance(value, int | float | np.generic) else ""
+        raise PackError(
+            f"field {column.name!r} is {given}, the column has {column.kind!r}, as the first samples do; make all "
+            "samples alike in a transform, or write tars"
+        )
+    return found
+
+
+def stored_bytes(value: object) -> int:
+    """About how long a value is in a file, before compression."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    return len(value) if isinstance(value, bytes | str) else 8
+
+
+def features_of(columns: Sequence[Column]) -> bytes:
+    """Hugging Face's description of the columns whose types alone do not say it: pictures, and lengths of arrays."""
+    features: dict[str, object] = {}
+    for column in columns:
+        if column.kind == IMAGE:
+            features[column.name] = {"_type": "Image"}
+        elif column.shape is not None and column.dtype is not None:
+            feature: dict[str, object] = {"dtype": _feature_dtype(column.dtype), "_type": "Value"}
+            for length in reversed(column.shape):
+                feature = {"feature": feature, "length": length, "_type": "Sequence"}
+            features[column.name] = feature
+    return json.dumps({"info": {"features": features}}).encode()
+
+
+def _feature_dtype(dtype: np.dtype[np.generic]) -> str:
+    return "bool" if dtype.kind == "b" else dtype.name
+
+
+def _plain(name: str, value: object) -> object:
+    if isinstance(value, JsonText):
+        return value
+    if isinstance(value, str):
+        return _text(name, value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        read = _BY_ENDING.get(name.rpartition(".")[2].lower())
+        try:
+            return memoryview(value) if read is None else read(memoryview(value))
+        except (DecodeError, ValueError) as error:
+            raise PackError(f"field {name!r} is not what its name says: {error}") from error
+    if hasattr(value, "__array__") and not isinstance(value, np.generic):
+        return np.asarray(value)
+    return value
+
+
+def _text(name: str, value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise PackError(f"field {name!r} is no text that UTF-8 has: {error}") from error
+    return value
+
+
+def _kind(name: str, value: object) -> str:
+    if isinstance(value, JsonText):
+        return JSON
+    if isinstance(value, bytes | memoryview):
+        return kind_of_bytes(memoryview(value))
+    if isinstance(value, str):
+        return TEXT
+    if isinstance(value, bool | int | float | np.generic):
+        return _spelled(name, np.dtype(type(value)) if isinstance(value, bool | float) else _dtype_of(value))
+    if isinstance(value, np.ndarray):
+        if 0 in value.shape[1:]:
+            raise PackError(f"field {name!r} has shape {value.shape}; only the first length of an array can be 0")
+        shape = ",".join(map(str, value.shape))
+        return _spelled(name, value.dtype) + (f"[{shape}]" if shape else "")
+    return JSON
+
+
+def _dtype_of(value: int | np.generic) -> np.dtype[np.generic]:
+    return value.dtype if isinstance(value, np.generic) else np.dtype(np.int64)
+
+
+def _spelled(name: str, dtype: np.dtype[np.generic]) -> str:
+    if dtype.kind not in _NUMBER or dtype.itemsize > 8:
+        raise PackError(f"field {name!r} has numbers of type {dtype}, which Parquet does not have; convert them")
+    text = dtype.newbyteorder("<").str
+    return _DTYPES.get(text, text)
+
+
+def _is_column(name: str) -> bool:
+    return name == KEY or not name.startswith("__")
+
+
+def _is_numeric(kind: str) -> bool:
+    try:
+        column = Column("", kind)
+        return (
+            column.dtype is not None and column.dtype.kind in _NUMBER and min((column.shape or ())[1:], default=1) > 0
+        )
+    except (TypeError, ValueError):
+        return False
+
+
+def _merged(name: str, samples: Sequence[Mapping[str, str]]) -> str:
+    """The kind that all values of a field have."""
+    kinds = {sample[name].replace("[0", "[-1") for sample in samples if name in sample}
+    for wide, narrow in ((BYTES, {IMAGE, BYTES}), ("<f8", {"<i8", "<f8"})):
+        if kinds == narrow:
+            return wide
+    found = [Column(name, kind) for kind in kinds]
+    rest = {(column.dtype, column.shape[1:]) for column in found if column.shape}
+    if len(kinds) > 1 and len(rest) == 1 and all(column.shape for column in found):
+        dtype, lengths = rest.pop()
+        assert dtype is not None
+        return f"{_spelled(name, dtype)}[{','.join(map(str, (-1, *lengths)))}]"
+    if len(kinds) > 1:
+        one, other, *_ = sorted(kinds)
+        raise PackError(
+            f"field {name!r} is {one!r} in one sample and {other!r} in another, which no column can have; make all "
+            "samples alike in a transform, or write tars"
+        )
+    return kinds.pop()
+
+
+def _fitted(column: Column, value: object) -> object | None:
+    """None: it does not fit."""
+    if column.dtype is not None:
+        given = np.asarray(value) if isinstance(value, bool | int | float | np.generic | np.ndarray) else None
+        return None if given is None else _fitted_numbers(column, column.dtype, given)
+    if isinstance(value, JsonText):
+        return value.decode() if column.kind == JSON else None
+    if isinstance(value, bytes | memoryview):
+        return bytes(value) if column.kind in (IMAGE, BYTES) else None
+    if column.kind == TEXT:
+        return value if isinstance(value, str) else None
+    if column.kind == JSON and not isinstance(value, np.ndarray):
+        return json_of(column.name, value).decode()
+    return None
+
+
+def _fitted_numbers(column: Column, dtype: np.dtype[np.generic], given: NDArray[np.generic]) -> object | None:
+    shape = column.shape
+    if shape is None:
+        if given.ndim or (given.dtype.kind == "b") != (dtype.kind == "b"):
+            return None
+        if given.dtype.kind not in _NUMBER or (given.dtype.kind == "f") > (dtype.kind == "f"):
+            return None
+        found = given.astype(dtype)
+        return found.item() if dtype.kind == "f" or found == given else None
+    fits = given.ndim == len(shape) and all(b in (-1, a) for a, b in zip(given.shape, shape, strict=True))
+    return np.ascontiguousarray(given, dtype) if fits and given.dtype == dtype else None

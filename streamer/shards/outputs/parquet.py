@@ -1,0 +1,190 @@
+"""Shards as Parquet: row groups of 8 MiB before compression, and an index of their pages.
+
+The same samples give the same bytes with one version of pyarrow; the file names it.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from streamer.errors import ConfigError, PackError
+from streamer.formats.checksum import crc32
+from streamer.formats.magic import BYTES, IMAGE
+from streamer.shards.outputs.columns import JSON, TEXT, Column, features_of, fitted, plain_values, stored_bytes
+from streamer.shards.receipts import Written, packed_numbers
+from streamer.shards.values import Sample
+
+# A chunk of the reader is one or several of them.
+_GROUP_BYTES = 8 << 20
+_PAGE_BYTES = 1 << 20
+# pyarrow looks at the length of a page after so many rows; its own default, 1,024, makes pages of 100 MB of pictures.
+_MOST_BATCH_ROWS = 1024
+# A row group of one such sample can still be read (manifest.blocks.MOST_FETCH_BYTES).
+_MOST_SAMPLE_BYTES = 128 << 20
+
+
+class ParquetShard:
+    """A Parquet file of samples; see `writer.ShardWriter`.
+
+    Args:
+        path: of a file that is there already; it is overwritten.
+        columns: of all samples.
+    """
+
+    def __init__(self, path: Path, columns: list[Column]) -> None:
+        self._path, self._columns = path, columns
+        self._names = {column.name for column in columns}
+        self._file = path.open("wb")
+        self._writer: pq.ParquetWriter | None = None
+        self._rows: list[list[object]] = []
+        self._held_bytes = 0
+        self.filled = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Otherwise it would write to a closed file when it is collected.
+        if self._writer is not None and self._writer.is_open:
+            self._writer.close()
+        self._file.close()
+
+    def add(self, sample: Sample, ordinal: int) -> None:
+        """Adds a row; copies its values.
+
+        Raises:
+            PackError: one does not fit into its column.
+        """
+        values = plain_values(sample)
+        if extra := values.keys() - self._names:
+            raise PackError(
+                f"it has a field {min(extra)!r}, the first samples have {', '.join(sorted(self._names))}; leave it out "
+                "(fields=), or write tars"
+            )
+        row = [fitted(column, values.get(column.name)) for column in self._columns]
+        length = sum(map(stored_bytes, row))
+        if length > _MOST_SAMPLE_BYTES:
+            raise PackError(f"it has {length} bytes, a row at most {_MOST_SAMPLE_BYTES}; write tars")
+        self._rows.append(row)
+        self._held_bytes += length
+        self.filled += length
+        if self._held_bytes >= _GROUP_BYTES:
+            self._write_group()
+
+    def flush(self) -> None:
+        """Nothing: rows are copies."""
+
+    def finish(self) -> Written:
+        """Writes the last row group, the index of the pages, and the footer."""
+        if self._rows:
+            self._write_group()
+        self._opened().close()
+        self._file.close()
+        return _written(self._path)
+
+    def _write_group(self) -> None:
+        rows, writer = self._rows, self._opened()
+        values = zip(*rows, strict=True)
+        arrays = [_array(column, list(each)) for column, each in zip(self._columns, values, strict=True)]
+        writer.write_table(pa.Table.from_arrays(arrays, schema=writer.schema), row_group_size=len(rows))
+        self._rows, self._held_bytes = [], 0
+
+    def _opened(self) -> pq.ParquetWriter:
+        """The writer; its batches follow from the first row group."""
+        if self._writer is None:
+            row_bytes = max(1, self._held_bytes // max(1, len(self._rows)))
+            schema = pa.schema([(column.name, _type(column)) for column in self._columns])
+            numbers = [column.name for column in self._columns if column.dtype is not None and column.shape is None]
+            texts = [column.name for column in self._columns if column.kind == TEXT]
+            self._writer = pq.ParquetWriter(
+                self._file,
+                schema.with_metadata({"huggingface": features_of(self._columns)}),
+                compression="zstd",
+                use_dictionary=numbers + texts,
+                write_statistics=numbers,
+                write_page_index=True,
+                data_page_size=_PAGE_BYTES,
+                write_batch_size=min(_MOST_BATCH_ROWS, max(1, _PAGE_BYTES // 4 // row_bytes)),
+            )
+        return self._writer
+
+
+def _written(path: Path) -> Written:
+    """The row groups of a file. The first piece begins with the file, and the last one ends with it."""
+    footer = pq.read_metadata(path)
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    starts = [min(map(_start, map(group.column, range(group.num_columns)))) for group in groups]
+    size = path.stat().st_size
+    edges = [0, *starts[1:], size]
+    with path.open("rb") as file:
+        sums = [crc32(file.read(stop - start)) for start, stop in pairwise(edges)]
+    return Written(
+        size=size,
+        blocks=packed_numbers([stop - start for start, stop in pairwise(edges)]),
+        sums=packed_numbers(sums),
+        unit=1,
+        rows=packed_numbers([group.num_rows for group in groups] or [0]),
+    )
+
+
+def _start(chunk: pq.ColumnChunkMetaData) -> int:
+    return int(chunk.dictionary_page_offset or chunk.data_page_offset)
+
+
+def _type(column: Column) -> pa.DataType:
+    if column.dtype is not None:
+        found = pa.from_numpy_dtype(column.dtype)
+        for length in reversed(column.shape or ()):
+            found = pa.list_(found, length)
+        return found
+    if column.kind == JSON:
+        if not hasattr(pa, "json_"):
+            raise ConfigError(
+                f"field {column.name!r} is JSON, which pyarrow {pa.__version__} does not write: "
+                "pip install 'pyarrow>=19'",
+                field="format",
+            )
+        return pa.json_()
+    return {TEXT: pa.string(), BYTES: pa.binary(), IMAGE: _IMAGE}[column.kind]
+
+
+# As Hugging Face's datasets have it.
+_IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def _array(column: Column, values: list[object]) -> pa.Array:
+    missing = np.array([value is None for value in values])
+    if column.shape is not None:
+        return _lists(column, column.shape, values, missing)
+    if column.dtype is not None:
+        numbers = np.array([0 if value is None else value for value in values], column.dtype)
+        return pa.array(numbers, mask=missing)
+    if column.kind == IMAGE:
+        contents = pa.array(values, pa.binary())
+        paths = pa.nulls(len(values), pa.string())
+        return pa.StructArray.from_arrays([contents, paths], fields=list(_IMAGE), mask=pa.array(missing))
+    return pa.array(values, _type(column))
+
+
+def _lists(column: Column, shape: tuple[int, ...], values: list[object], missing: NDArray[np.bool_]) -> pa.Array:
+    """Arrays as nested lists, without a loop over their numbers."""
+    found = [value for value in values if isinstance(value, np.ndarray)]
+    flat = np.concatenate([value.reshape(-1) for value in found]) if found else np.zeros(0, column.dtype)
+    inner = pa.array(flat)
+    for length in reversed(shape[1:]):
+        inner = pa.FixedSizeListArray.from_arrays(inner, length)
+    if shape[0] >= 0:
+        return pa.FixedSizeListArray.from_arrays(inner, shape[0])
+    lengths = [0 if value is None else len(value) for value in values]  # type: ignore[arg-type]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), inner, mask=pa.array(missing))

@@ -1,0 +1,51 @@
+"""Shards as WebDataset tars."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from streamer.errors import PackError
+from streamer.shards.receipts import Written, packed_numbers
+from streamer.shards.tar import TarWriter
+from streamer.shards.values import Sample, files_of, key_of
+
+
+class TarShard:
+    """A tar of samples, each key once; see `writer.ShardWriter`."""
+
+    def __init__(self, path: Path) -> None:
+        self._tar = TarWriter(path)
+        self._seen: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._tar.__exit__(kind, error, trace)
+
+    @property
+    def filled(self) -> int:
+        """Bytes so far."""
+        return self._tar.size
+
+    def add(self, sample: Sample, ordinal: int) -> None:
+        """Adds a sample as files; its contents must stay as they are until `flush`."""
+        key, files = key_of(sample, ordinal), files_of(sample)
+        if (before := self._seen.setdefault(key, ordinal)) != ordinal:
+            raise PackError(f"its key {key!r} is that of sample {before} too; every sample of a shard needs its own")
+        self._tar.add(key, files)
+
+    def flush(self) -> None:
+        """Writes what is held."""
+        self._tar.flush()
+
+    def finish(self) -> Written:
+        """Writes the end mark."""
+        self._tar.finish()
+        return Written(
+            size=self._tar.size, blocks=packed_numbers(self._tar.blocks), sums=packed_numbers(self._tar.sums)
+        )
