@@ -228,6 +228,7 @@ def test_a_killed_engine_costs_no_sample(machine, data, truth):
     assert delivered([lines], 1) == truth
 
 
+@pytest.mark.slow
 def test_two_ranks_fetch_the_data_once(machine, data):
     """Store bytes of the first epoch of two ranks on one node: at most 1.02 of the data."""
     ranks = [machine.start(rank, 2, url=str(data / "folder"), batch_size=8) for rank in range(2)]

@@ -119,6 +119,7 @@ def fit(loader: object, root: Path, checkpoint: Path | None = None, **limits: in
     return module
 
 
+@pytest.mark.slow
 @kinds
 def test_lightning_trains_on_it(make: Make, tmp_path: Path, kind: str) -> None:
     """Two epochs; with our loader the batches of a bare loop, their tensors on the ring."""

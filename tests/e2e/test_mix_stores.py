@@ -66,6 +66,7 @@ def test_wrong_credentials_name_the_member(stores):
     assert stores.reads == []
 
 
+@pytest.mark.slow
 def test_a_store_that_asks_for_less_does_not_stop_the_other(stores, tmp_path, monkeypatch):
     """503 for all of b: the chunks of a arrive ahead; when b answers again the epoch goes on, in the same order."""
     data = mix(stores, batch_size=8)

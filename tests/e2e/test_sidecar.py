@@ -223,7 +223,10 @@ def test_one_service_for_one_folder(sidecar):
     assert result(sidecar.trainer(task_of(sidecar)))["samples"] == SAMPLES
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
+)
 def test_an_upgrade_in_mid_epoch_is_ridden_out(sidecar, number):
     """Killed or asked to go: the next one takes the cache over, the trainer goes on, the samples are the same."""
     sidecar.start()

@@ -65,6 +65,7 @@ def test_sixteen_mebibytes_of_dev_shm(tmp_path):
     assert run([*namespace, mount, sys.executable, str(script)], tmp_path) == "16 trained"
 
 
+@pytest.mark.slow
 def test_code_from_stdin(tmp_path):
     """There is no `__main__` that a worker could import; `python -c` is the same."""
     assert run([sys.executable, "-"], tmp_path, TRAINER + "\nprint(train())\n") == "trained"

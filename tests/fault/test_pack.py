@@ -258,6 +258,7 @@ def test_two_packs_into_one_folder_end_well(files: Path, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_program_goes_on(store: Store) -> None:
     """What it makes is made again; shards that are there are not uploaded again."""
 
