@@ -6,6 +6,7 @@
             return [read_case(TFRecord(), "tfrecord/examples", raw=["image"])]
 
 Every test runs for every case; the end-to-end ones for the first case, and for the others in `make test-formats`.
+The one that resumes runs there only.
 """
 
 from __future__ import annotations
@@ -221,6 +222,7 @@ class FormatContract:
         shown = job.show(case)
         assert all(name in shown for name in case.samples[0] if name != KEY), shown
 
+    @pytest.mark.formats
     def test_resumes_on_another_number_of_ranks(self, case: Case, job: Job):
         """Two ranks stop in mid-epoch; three go on: every sample once."""
         assert len(case.samples) > GLOBAL_BATCH, "a case has samples for more than one batch"
