@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from streamer.cli.bench.generate import field, varint
 from streamer.formats import JsonLines, LitData, Mds, Npy, Parquet, RawArrays, RecordIO, TFRecord, WebDataset
 from streamer.formats.base import Format
 
@@ -97,9 +98,9 @@ def write_indexed_tfrecord(stem: Path, samples: Sequence[bytes]) -> None:
 
 def example(number: int, sample: bytes) -> bytes:
     """A tf.train.Example with the features "image" and "label"."""
-    image = _field(1, _field(1, b"image") + _field(2, _field(1, _field(1, sample))))
-    label = _field(1, _field(1, b"label") + _field(2, _field(3, _field(1, _varint(number)))))
-    return _field(1, image + label)
+    image = field(1, field(1, b"image") + field(2, field(1, field(1, sample))))
+    label = field(1, field(1, b"label") + field(2, field(3, field(1, varint(number)))))
+    return field(1, image + label)
 
 
 def write_recordio(stem: Path, samples: Sequence[bytes]) -> None:
@@ -183,18 +184,6 @@ def _list(folder: Path, empty: dict[str, object], name: str, entry: dict[str, ob
     index = json.loads(path.read_text()) if path.exists() else empty
     index[name].append(entry)
     path.write_text(json.dumps(index))
-
-
-def _field(number: int, value: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + _varint(len(value)) + value
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
 
 
 def _masked(raw: bytes) -> bytes:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from streamer.absolute import absolute
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import (
     add_cache_dir,
@@ -100,7 +101,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     with _indexed(arguments, terminal) as manifest:
         where = arguments.out or str(manifest.path)
         if arguments.out:
-            _export(manifest, _absolute(arguments.out), arguments.storage_options)
+            _export(manifest, absolute(arguments.out), arguments.storage_options)
         if arguments.beside:
             where = _beside(manifest, arguments.urls)
             _export(manifest, where, arguments.storage_options)
@@ -154,11 +155,11 @@ def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes:
     if not arguments.out and not arguments.beside:
         raise ConfigError("--on needs --out or --beside: there is no engine that keeps the manifest", field="on")
     source = Source(
-        urls=tuple(map(_absolute, arguments.urls)),
+        urls=tuple(map(absolute, arguments.urls)),
         format=arguments.format,
         format_options=json.loads(arguments.format_options),
         extensions=tuple(arguments.extensions) if arguments.extensions else None,
-        earlier=_absolute(arguments.out) if arguments.out else None,
+        earlier=absolute(arguments.out) if arguments.out else None,
         options=arguments.storage_options,
     )
     options = BuildOptions(
@@ -228,21 +229,12 @@ def _request(arguments: argparse.Namespace) -> GetManifest:
 
     request = GetManifest(
         0,
-        [_absolute(url) for url in arguments.urls],
+        [absolute(url) for url in arguments.urls],
         arguments.format,
         chunk_bytes=arguments.chunk_bytes or 0,
         limit_seconds=_NO_LIMIT_SECONDS,
     )
     return with_sample_choice(request, arguments)
-
-
-def _absolute(url: str) -> str:
-    """A local path means the same to the engine, which runs elsewhere; a scheme is in lower case."""
-    scheme, separator, rest = url.partition("://")
-    if separator:
-        return f"{scheme.lower()}://{rest}"
-    ending = "/" if url.endswith("/") else ""
-    return os.path.abspath(url).rstrip("/") + ending
 
 
 def _show(step: IndexProgress, bar: Progress) -> None:
@@ -260,7 +252,7 @@ def _beside(manifest: Manifest, urls: Sequence[str]) -> str:
     if manifest.whole_objects:
         raise ConfigError("--beside: of raw files the listing is enough; leave it out", field="beside")
     base = manifest.content.base.removeprefix("file://")
-    if len(urls) != 1 or f"{_absolute(urls[0]).removeprefix('file://').rstrip('/')}/" != base:
+    if len(urls) != 1 or f"{absolute(urls[0]).removeprefix('file://').rstrip('/')}/" != base:
         raise ConfigError(
             f"--beside: {', '.join(urls)} is not the one folder (or prefix) in which all objects are; name that, or "
             "pass --out",

@@ -1,8 +1,8 @@
-"""The errors of an index: which object, where in it, why, and what to do."""
+"""The errors of formats: which object or library, where, why, and what to do."""
 
 from __future__ import annotations
 
-from streamer.errors import ManifestError
+from streamer.errors import ConfigError, ManifestError
 from streamer.manifest.model import ObjectRecord
 
 
@@ -22,6 +22,14 @@ def refused(record: ObjectRecord, what: str, offset: int = 0) -> ManifestError:
     """An object that this format does not read."""
     return ManifestError(
         f"{record.url} {what} (at byte {offset} of {record.size})", url=record.url, offset=offset, size=record.size
+    )
+
+
+def not_importable(what: str, extra: str, error: ImportError) -> ConfigError:
+    """A library that an engine needs to decode a format: what needs which one, and the extra that installs it."""
+    return ConfigError(
+        f"{what}, which cannot be imported where the engine runs: pip install 'streamer-data[{extra}]' ({error})",
+        field="format",
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
+from streamer.absolute import absolute
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError
 from streamer.executors.runner import runner
@@ -131,13 +132,6 @@ def _urls(source: object) -> tuple[str, ...] | None:
     if isinstance(source, list | tuple) and source and all(isinstance(item, str | os.PathLike) for item in source):
         return tuple(absolute(os.fspath(item)) for item in source)
     return None
-
-
-def absolute(url: str) -> str:
-    """A path of this machine as every process understands it; a url as it is."""
-    if "://" in url:
-        return url
-    return os.path.abspath(url).rstrip("/") + ("/" if url.endswith("/") else "")
 
 
 def _described(

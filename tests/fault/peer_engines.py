@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import psutil
 
 from streamer.cache.disk_space import FIXED_BYTES
 from streamer.cache.policy.table import charge
+from streamer.demo.fleet.run import free_ports
 from streamer.formats.chunkfile import file_bytes
 from tests.fault.namespaces import Namespaces
 from tests.fault.peer_reader import SAMPLE_BYTES, sample
@@ -189,7 +189,7 @@ class Fleet:
         self.endpoint = self.store.endpoint
         self.objects = objects
         self.sample_bytes = SAMPLE_BYTES
-        addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
         if namespaces is not None:
             addresses = [f"{address}:7070" for address in namespaces.addresses]
             self.endpoint = namespaces.forward(self.store.port)
@@ -266,11 +266,3 @@ def running(fleet: Fleet) -> Iterator[Fleet]:
         yield fleet
     finally:
         fleet.close()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]

@@ -426,10 +426,13 @@ def test_unguarded_script(tmp_path):
 
 
 ENDLESS = """
-    import os, sys, time
+    import os, signal, sys, time
     import numpy as np
     from streamer.loader.dataloader import StreamingDataLoader
     from streamer.testing import FakeDataset, inspect
+
+    # Python leaves SIGINT ignored where the shell that runs these tests in the background ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def sample(epoch, ordinal):
         if sys.argv[1] == "stuck" and ordinal > 20:

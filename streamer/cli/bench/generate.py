@@ -97,15 +97,17 @@ def _frame(payload: bytes) -> Iterator[bytes]:
 
 
 def _example(image: bytes) -> bytes:
-    size = _field(1, _field(1, b"size") + _field(2, _field(3, _field(1, _varint(len(image))))))
-    return _field(1, _field(1, _field(1, b"image") + _field(2, _field(1, _field(1, image)))) + size)
+    size = field(1, field(1, b"size") + field(2, field(3, field(1, varint(len(image))))))
+    return field(1, field(1, field(1, b"image") + field(2, field(1, field(1, image)))) + size)
 
 
-def _field(number: int, value: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + _varint(len(value)) + value
+def field(number: int, value: bytes) -> bytes:
+    """A field of a protobuf message that has a length."""
+    return bytes([number << 3 | 2]) + varint(len(value)) + value
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """A number as protobuf writes it."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)

@@ -113,8 +113,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 def _source(arguments: argparse.Namespace) -> Source:
     import json
 
+    from streamer.absolute import absolute
     from streamer.indexing.source import Source
-    from streamer.shards.pack import absolute
 
     return Source(
         urls=tuple(map(absolute, arguments.urls)),

@@ -182,7 +182,7 @@ class _Run:
 
 @contextlib.contextmanager
 def _cluster(folder: Path, cache_bytes: int, endpoint: str, *, is_fleet: bool) -> Iterator[list[Node]]:
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(4)]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(4)]
     prefix, members, options = "p" if is_fleet else "a", addresses if is_fleet else (), storage_options(endpoint)
     # The fifth comes with an empty disk, to the address of the one that was lost.
     nodes = [
@@ -211,7 +211,8 @@ def _index(server: DemoServer, folder: Path) -> None:
         raise StreamerError(f"streamer index ended with {done.returncode}: {done.stderr.strip()}")
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nothing listens on."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

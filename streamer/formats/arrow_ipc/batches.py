@@ -2,7 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
 import pyarrow as pa
+
+from streamer.errors import RecodeError
+from streamer.formats.base import Records
+
+
+@contextmanager
+def decoding(content: memoryview, samples: int, format_name: str) -> Iterator[None]:
+    """Translates the errors of what decodes bytes.
+
+    Raises:
+        RecodeError: they are not so many rows of that format.
+    """
+    try:
+        yield
+    except RecodeError:
+        raise
+    except Exception as error:  # pyarrow has its own, and OSError, and those of Python
+        raise RecodeError(
+            f"{len(content)} bytes are not {samples} rows of {format_name}: {type(error).__name__}: {error}",
+            samples=samples,
+            bytes=len(content),
+        ) from error
+
+
+def joined(batches: Sequence[pa.RecordBatch], samples: int, write: Callable[[pa.RecordBatch], Records]) -> Records:
+    """The records of several batches.
+
+    Args:
+        batches: in order.
+        samples: rows of all of them.
+        write: makes the records of one.
+
+    Raises:
+        ValueError: they have another number of rows.
+    """
+    if (rows := sum(batch.num_rows for batch in batches)) != samples:
+        raise ValueError(f"{rows} rows, expected {samples}")
+    made = [write(batch) for batch in batches]
+    return Records(
+        [part for records in made for part in records.parts],
+        np.concatenate([np.empty(0, np.int64), *(records.lengths for records in made)]),
+    )
 
 
 def read_batches(schema: memoryview, content: memoryview, *, dictionaries: bool = False) -> list[pa.RecordBatch]:

@@ -12,7 +12,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from streamer.errors import ConfigError
 from streamer.formats import window
 from streamer.formats.arrow_ipc.messages import (
     BATCH,
@@ -43,7 +42,7 @@ from streamer.formats.base import (
     Survey,
     Surveying,
 )
-from streamer.formats.failures import damaged, refused
+from streamer.formats.failures import damaged, not_importable, refused
 from streamer.formats.names import is_hidden
 from streamer.formats.parquet.schema import classes_of
 from streamer.formats.table.records import TableOpener, head_bytes
@@ -117,11 +116,7 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
         try:
             from streamer.formats.arrow_ipc.recode import BatchRecoder
         except ImportError as error:
-            raise ConfigError(
-                f"Arrow files are decoded with pyarrow, which cannot be imported where the engine runs: pip install "
-                f"'streamer-data[parquet]' ({error})",
-                field="format",
-            ) from error
+            raise not_importable("Arrow files are decoded with pyarrow", "parquet", error) from error
         return BatchRecoder(facts)
 
 

@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from streamer.errors import RecodeError
-from streamer.formats.arrow_ipc.batches import read_batches
+from streamer.formats.arrow_ipc.batches import decoding, joined, read_batches
 from streamer.formats.arrow_ipc.schema import read_schema
 from streamer.formats.base import Facts, Records
 from streamer.formats.parquet.columns import column_of, is_json, values_at
@@ -44,23 +43,8 @@ class BatchRecoder:
         Raises:
             RecodeError: bytes that are no record batches of so many rows.
         """
-        try:
-            batches = read_batches(self._message, content, dictionaries=bool(hint))
-            if sum(batch.num_rows for batch in batches) != samples:
-                raise ValueError(f"{sum(batch.num_rows for batch in batches)} rows")
-            made = [self._records(batch) for batch in batches]
-        except RecodeError:
-            raise
-        except Exception as error:  # pyarrow has its own, and OSError, and those of Python
-            raise RecodeError(
-                f"{len(content)} bytes are not {samples} rows of Arrow: {type(error).__name__}: {error}",
-                samples=samples,
-                bytes=len(content),
-            ) from error
-        return Records(
-            [part for records in made for part in records.parts],
-            np.concatenate([np.empty(0, np.int64), *(records.lengths for records in made)]),
-        )
+        with decoding(content, samples, "Arrow"):
+            return joined(read_batches(self._message, content, dictionaries=bool(hint)), samples, self._records)
 
     def _records(self, batch: pa.RecordBatch) -> Records:
         rows = batch.num_rows

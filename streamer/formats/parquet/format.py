@@ -25,7 +25,7 @@ from streamer.formats.base import (
     Survey,
     Surveying,
 )
-from streamer.formats.failures import damaged, refused
+from streamer.formats.failures import damaged, not_importable, refused
 from streamer.formats.parquet.facts import Wanted, describe, mismatch
 from streamer.formats.parquet.footer import ENCRYPTED_MAGIC, MAGIC, TAIL_BYTES, Footer, RowGroup, read_footer
 from streamer.formats.parquet.pages import Group, Pages, Primitive, blocks_of, needs_pages, read_pages
@@ -126,11 +126,7 @@ class Parquet(Format, frozen=True, forbid_unknown_fields=True):
         try:
             from streamer.formats.parquet.recode import ParquetRecoder
         except ImportError as error:
-            raise ConfigError(
-                f"Parquet is decoded with pyarrow, which cannot be imported where the engine runs: pip install "
-                f"'streamer-data[parquet]' ({error})",
-                field="format",
-            ) from error
+            raise not_importable("Parquet is decoded with pyarrow", "parquet", error) from error
 
         return ParquetRecoder(facts)
 

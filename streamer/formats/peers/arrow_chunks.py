@@ -7,7 +7,6 @@ Arrow file is a flatbuffer with the place of each record batch; all but the last
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from streamer.formats.arrow_ipc.messages import MAGIC, PLACE, read_footer
 from streamer.formats.base import Block, Indexing, Need, ObjectRecord
 from streamer.formats.failures import damaged
-from streamer.formats.peers.offsets import head_bytes
+from streamer.formats.peers.offsets import head_bytes, runs_of
 
 ARROW_END = b"LDARW01\0"
 BATCH_ROWS = 256
@@ -23,8 +22,6 @@ BATCH_ROWS = 256
 _END_BYTES = 4 + len(ARROW_END)
 _FOOTER_END_BYTES = 4 + len(MAGIC)
 _SCHEMA_BYTES = 16 << 10
-# Record batches of a block have one range together, and one for the schema.
-_BLOCK_BYTES = 8 << 20
 
 
 def tail_bytes(items: int) -> int:
@@ -53,7 +50,7 @@ def arrow_blocks(record: ObjectRecord, items: int, growth: int) -> Indexing:
     except (ValueError, struct.error) as error:
         raise damaged(record, str(error), 0) from error
     ends = batches["place"] + batches["head"] + batches["body"]
-    for begin, stop in _joined(batches["head"] + batches["body"]):
+    for begin, stop in runs_of(batches["head"] + batches["body"]):
         place, end = start + int(batches["place"][begin]), start + int(ends[stop - 1])
         rows = min(items, stop * BATCH_ROWS) - begin * BATCH_ROWS
         schema = (start + 8, start + int(batches["place"][0]))
@@ -88,15 +85,3 @@ def _batches(tail: memoryview, size: int) -> tuple[int, NDArray[np.void]]:
     ):
         raise ValueError("the record batches of its rows are not one behind the other")
     return start, batches
-
-
-def _joined(lengths: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Record batches that are a block together."""
-    first, filled = 0, 0
-    for number, length in enumerate(lengths.tolist()):
-        if number > first and filled + length > _BLOCK_BYTES:
-            yield first, number
-            first, filled = number, 0
-        filled += length
-    if len(lengths):
-        yield first, len(lengths)

@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from streamer.errors import RecodeError
-from streamer.formats.arrow_ipc.batches import read_batches
+from streamer.formats.arrow_ipc.batches import decoding, joined, read_batches
 from streamer.formats.base import FieldSpec, Records
 from streamer.formats.table.records import fixed_dtype
 from streamer.formats.table.writer import Column, write_records
@@ -41,22 +40,10 @@ class ArrowRecoder:
         Raises:
             RecodeError: bytes that are no record batches of so many rows.
         """
-        try:
+        with decoding(content, samples, "LitData"):
             (schema_bytes,) = struct.unpack("<q", hint)
             batches = read_batches(content[:schema_bytes], content[schema_bytes:])
-            if sum(batch.num_rows for batch in batches) != samples:
-                raise ValueError(f"{sum(batch.num_rows for batch in batches)} rows, expected {samples}")
-            made = [self._records(batch) for batch in batches]
-        except Exception as error:  # pyarrow has its own, and OSError, and those of Python
-            raise RecodeError(
-                f"{len(content)} bytes are not {samples} rows of LitData: {type(error).__name__}: {error}",
-                samples=samples,
-                bytes=len(content),
-            ) from error
-        return Records(
-            [part for records in made for part in records.parts],
-            np.concatenate([np.empty(0, np.int64), *(records.lengths for records in made)]),
-        )
+            return joined(batches, samples, self._records)
 
     def _records(self, batch: pa.RecordBatch) -> Records:
         names, rows = batch.schema.names, batch.num_rows

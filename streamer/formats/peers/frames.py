@@ -6,7 +6,6 @@ each frame uint32 first item and items, uint64 place, uint32 length and unpacked
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from struct import Struct
 
 import msgspec
@@ -15,12 +14,11 @@ from numpy.typing import NDArray
 
 from streamer.formats.base import Block, Indexing, Need, ObjectRecord
 from streamer.formats.failures import damaged
+from streamer.formats.peers.offsets import runs_of
 
 MAGIC = b"LDFZ01\0\0"
 _HEAD = Struct("<8sHHIII")
 _FRAME = np.dtype([("first", "<u4"), ("items", "<u4"), ("place", "<u8"), ("length", "<u4"), ("unpacked", "<u4")])
-# A block of several frames has one range for all of them, and one for the starts of their items.
-_BLOCK_BYTES = 8 << 20
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True):
@@ -54,7 +52,7 @@ def frame_blocks(record: ObjectRecord, items: int, run: int) -> Indexing:
     except ValueError as error:
         raise damaged(record, str(error), 0) from error
     edges = np.append(frames["first"], items).astype(np.int64)
-    for first, stop in _joined(frames):
+    for first, stop in runs_of(frames["length"]):
         place, end = int(edges[first]), int(edges[stop])
         begin = int(frames["place"][first])
         chosen = frames[first:stop]
@@ -94,15 +92,3 @@ def _tables(content: memoryview, items: int, run: int, size: int) -> tuple[NDArr
     if offsets[0] or (np.diff(offsets) < 0).any() or (offsets[lasts] - offsets[firsts] != frames["unpacked"]).any():
         raise ValueError("the places of its items are not ascending, or do not fit into its frames")
     return offsets, frames
-
-
-def _joined(frames: NDArray[np.void]) -> Iterator[tuple[int, int]]:
-    """Frames that are a block together."""
-    first, filled = 0, 0
-    for number, length in enumerate(frames["length"].tolist()):
-        if number > first and filled + length > _BLOCK_BYTES:
-            yield first, number
-            first, filled = number, 0
-        filled += length
-    if len(frames):
-        yield first, len(frames)

@@ -20,7 +20,6 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from streamer.errors import ConfigError
 from streamer.formats.base import (
     Block,
     Facts,
@@ -36,7 +35,7 @@ from streamer.formats.base import (
     Survey,
     Surveying,
 )
-from streamer.formats.failures import damaged
+from streamer.formats.failures import damaged, not_importable
 from streamer.formats.peers.arrow_chunks import ARROW_END, arrow_blocks, tail_bytes
 from streamer.formats.peers.frames import frame_blocks, table_bytes
 from streamer.formats.peers.item_fields import column_specs, item_specs
@@ -167,11 +166,7 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
             try:
                 from streamer.formats.peers.arrow_rows import ArrowRecoder
             except ImportError as error:
-                raise ConfigError(
-                    "Arrow chunks of LitData are decoded with pyarrow, which cannot be imported where the engine runs: "
-                    f"pip install 'streamer-data[parquet]' ({error})",
-                    field="format",
-                ) from error
+                raise not_importable("Arrow chunks of LitData are decoded with pyarrow", "parquet", error) from error
             return ArrowRecoder(facts.fields)
         check_installed("zstd")
         return RunRecoder() if facts.notes["layout"] == "frames" else ItemRecoder(facts.notes["sample_bytes"])

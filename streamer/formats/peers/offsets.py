@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,20 @@ from streamer.formats.base import Answer, Need, ObjectRecord, Span
 from streamer.formats.failures import damaged
 
 _NUMBER = np.dtype("<u4")
+# A block has one range for all that it joins, and one for what describes them.
+_BLOCK_BYTES = 8 << 20
+
+
+def runs_of(lengths: NDArray[np.integer[Any]]) -> Iterator[tuple[int, int]]:
+    """Neighbours that are a block together: half-open ranges of their numbers, of 8 MiB at most or of one."""
+    first, filled = 0, 0
+    for number, length in enumerate(lengths.tolist()):
+        if number > first and filled + length > _BLOCK_BYTES:
+            yield first, number
+            first, filled = number, 0
+        filled += length
+    if len(lengths):
+        yield first, len(lengths)
 
 
 def head_bytes(samples: int) -> int:

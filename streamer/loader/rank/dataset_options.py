@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from streamer.absolute import absolute as from_root
 from streamer.client.settings import ClientSettings
 from streamer.config import Environment, RankConfig, parse_bytes
 from streamer.decode.dispatch import DecodeRule, check_rule
@@ -246,16 +247,12 @@ def absolute(url: str) -> str:
     Raises:
         ConfigError: a scheme with one slash, which would be a local path.
     """
-    scheme, separator, rest = url.partition("://")
-    if separator:
-        return f"{scheme.lower()}://{rest}"
-    if slip := _ONE_SLASH.match(url):
+    if "://" not in url and (slip := _ONE_SLASH.match(url)):
         raise ConfigError(
             f"{url!r} is not a url: write {slip[1].lower()}://{url[slip.end() :]} as text (pathlib.Path drops a slash)",
             field="url",
         )
-    # abspath drops the slash that tells a folder from an object.
-    return os.path.abspath(os.path.expanduser(url)) + ("/" if url.endswith("/") else "")
+    return from_root(os.path.expanduser(url))
 
 
 def _check_urls(urls: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.cli import index_command, serve_command
+from streamer.cli import serve_command
 from streamer.cli.main import build_parser
 from streamer.cli.options import size, size_or_auto, storage_options, with_sample_choice
 from streamer.config import Environment
@@ -61,11 +61,3 @@ def test_serve_takes_what_the_line_says_and_the_environment_otherwise(tmp_path: 
     arguments = build_parser().parse_args(["serve", "--socket", "/s", "--cache-dir", "/c"])
     config = serve_command.configuration(arguments, environment)
     assert (config.socket_path, config.cache.directory) == (Path("/s"), Path("/c"))
-
-
-def test_index_makes_local_paths_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The engine runs in another folder."""
-    monkeypatch.chdir(tmp_path)
-    assert index_command._absolute("data/") == f"{tmp_path}/data/"
-    assert index_command._absolute("/a/b.tar") == "/a/b.tar"
-    assert index_command._absolute("s3://b/c") == "s3://b/c"

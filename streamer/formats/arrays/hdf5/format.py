@@ -12,7 +12,6 @@ from contextlib import contextmanager
 import msgspec
 import numpy as np
 
-from streamer.errors import ConfigError
 from streamer.formats.arrays.hdf5 import messages
 from streamer.formats.arrays.hdf5.chunks import find_chunks
 from streamer.formats.arrays.hdf5.filters import FilteredChunks, filters_of, is_known
@@ -44,7 +43,7 @@ from streamer.formats.base import (
     Survey,
     Surveying,
 )
-from streamer.formats.failures import damaged, refused
+from streamer.formats.failures import damaged, not_importable, refused
 from streamer.formats.names import is_hidden
 
 SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4", ".mat")
@@ -221,11 +220,7 @@ def _decoder(dtype: np.dtype[np.generic], column: ColumnHint) -> Decode:
     try:
         from streamer.formats.arrays.hdf5.recode import ChunkDecoder
     except ImportError as error:
-        raise ConfigError(
-            "this HDF5 dataset has filters that only h5py decodes, which cannot be imported where the engine runs: pip "
-            f"install 'streamer-data[hdf5]' ({error})",
-            field="format",
-        ) from error
+        raise not_importable("this HDF5 dataset has filters that only h5py decodes", "hdf5", error) from error
     return ChunkDecoder(dtype, column)
 
 
