@@ -20,7 +20,7 @@ from streamer.formats.names import PICTURES
 # Samples whose shapes are compared: they have one shape by chance only where most have it.
 _LOOKED_AT = 8
 # Batches of a worker that are begun and not yet taken.
-_PREFETCH_BATCHES = 8
+_PREFETCH_BATCHES = 4
 # Until all processes have started and opened the data.
 _START_SECONDS = 300.0
 # Fields that stay bytes: views on the batch's memory, without a copy in the accelerator's process.
