@@ -134,7 +134,7 @@ def _list_column(values: pa.Array, kind: str, nulls: NDArray[np.bool_] | None, r
         counts = _summed(sizes, counts)
         values, first = values.values.slice(int(edges[0]), int(edges[-1] - edges[0])), False
     found = _list_numbers(values, base)
-    return _placed(found, kind, counts, nulls, rows)
+    return lists_column(found, kind, counts, nulls)
 
 
 def _summed(sizes: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -155,16 +155,23 @@ def _list_numbers(values: pa.Array, dtype: str) -> NDArray[np.generic]:
     return found
 
 
-def _placed(
-    found: NDArray[np.generic], kind: str, counts: NDArray[np.int64], nulls: NDArray[np.bool_] | None, rows: int
+def lists_column(
+    found: NDArray[np.generic], kind: str, counts: NDArray[np.int64], nulls: NDArray[np.bool_] | None = None
 ) -> Column:
-    """Numbers of all rows as a column: with lengths, or in rows of one shape where the kind has one."""
+    """The column of a field of lists, with lengths, or in rows of one shape where its kind has one.
+
+    Args:
+        found: the numbers of all rows, one after the other.
+        kind: of the field.
+        counts: int64, shape (rows,): how many numbers each row has.
+        nulls: see `Column`.
+    """
     fixed = fixed_dtype(kind)
     if fixed is None:
         return Column(np.ascontiguousarray(found).view(np.uint8), counts * found.itemsize, nulls)
     if nulls is None:
-        return Column(found.reshape(rows, *fixed.shape))
-    filled = np.zeros((rows, *fixed.shape), fixed.base)
+        return Column(found.reshape(len(counts), *fixed.shape))
+    filled = np.zeros((len(counts), *fixed.shape), fixed.base)
     filled[~nulls] = found.reshape(-1, *fixed.shape)
     return Column(filled, nulls=nulls)
 

@@ -2,11 +2,12 @@
 
 pyarrow reads the pages where they lie: it is given the metadata of a file that has only these pages. Where all columns
 have the same rows that is one file, otherwise (runs of pages) one for each primitive column, whose rows are sliced.
+Long lists of numbers do without pyarrow (number_lists.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate, pairwise
 
 import msgspec
@@ -16,12 +17,13 @@ import pyarrow.parquet as pq
 from streamer.errors import RecodeError
 from streamer.formats.base import Facts, Records
 from streamer.formats.parquet import thrift
-from streamer.formats.parquet.columns import column_of, is_json
+from streamer.formats.parquet.columns import column_of, is_json, lists_column
 from streamer.formats.parquet.facts import Wanted
 from streamer.formats.parquet.footer import MAGIC
+from streamer.formats.parquet.number_lists import number_list, read_lists
 from streamer.formats.parquet.pages import PrimitiveHint
 from streamer.formats.parquet.schema import Element, Node
-from streamer.formats.table.writer import write_records
+from streamer.formats.table.writer import Column, write_records
 
 _HINT = msgspec.msgpack.Decoder(list[PrimitiveHint])
 _CONVERTED = {
@@ -42,10 +44,13 @@ class ParquetRecoder:
 
     def __init__(self, facts: Facts) -> None:
         self._wanted = Wanted.of(facts)
-        pairs = zip(facts.fields, self._wanted.nodes, strict=True)
-        json_paths = {node.path for spec, node in pairs if is_json(spec, node)}
-        self._schema = _schema(self._wanted.root, json_paths)
         self._ways = self._wanted.ways
+        self._pairs = list(zip(facts.fields, self._wanted.nodes, strict=True))
+        # By the number of their primitive.
+        found = {node.primitive: number_list(spec, node, self._ways[node.primitive]) for spec, node in self._pairs}
+        self._lists = {primitive: lists for primitive, lists in found.items() if lists is not None}
+        json_paths = {node.path for spec, node in self._pairs if is_json(spec, node)}
+        self._schema = _schema(self._wanted.root, json_paths)
         root = self._wanted.root.element
         self._way_schemas = [_way_schema(root, way, json_paths) for way in self._ways]
 
@@ -60,9 +65,11 @@ class ParquetRecoder:
             edges = list(accumulate((primitive.length for primitive in primitives), initial=0))
             if edges[-1] != len(content) or len(primitives) != len(self._ways):
                 raise ValueError(f"{len(primitives)} primitives of {edges[-1]} bytes; there are {len(content)}")
-            tables = self._tables(content, primitives, list(pairwise(edges)), samples)
+            places = list(pairwise(edges))
+            lists = self._read_lists(content, primitives, places, samples)
+            tables = self._tables(content, primitives, places, samples, lists.keys())
             columns = [
-                column_of(*pair, tables, samples) for pair in zip(self._wanted.fields, self._wanted.nodes, strict=True)
+                lists.get(node.primitive) or column_of(spec, node, tables, samples) for spec, node in self._pairs
             ]
             return write_records(self._wanted.fields, columns, samples)
         except RecodeError:
@@ -75,19 +82,37 @@ class ParquetRecoder:
                 bytes=len(content),
             ) from error
 
-    def _tables(
+    def _read_lists(
         self, content: memoryview, primitives: Sequence[PrimitiveHint], places: Sequence[tuple[int, int]], samples: int
+    ) -> dict[int, Column]:
+        """The fields that are taken from the pages as they are, by the number of their primitive."""
+        columns = {}
+        for number, field in self._lists.items():
+            start, stop = places[number]
+            if found := read_lists(content[start:stop], primitives[number], field, samples):
+                columns[number] = lists_column(found[0], field.kind, found[1])
+        return columns
+
+    def _tables(
+        self,
+        content: memoryview,
+        primitives: Sequence[PrimitiveHint],
+        places: Sequence[tuple[int, int]],
+        samples: int,
+        left_out: Collection[int],
     ) -> list[pa.Table]:
-        """One table for each primitive, of which it is a part; in each the rows of the block."""
+        """For each primitive a table that it is a part of, with the rows of the block; None where it is left out."""
         chunks = [
             _column_chunk(way, primitive, start)
             for way, primitive, (start, _) in zip(self._ways, primitives, places, strict=True)
         ]
-        if all(primitive.rows == samples for primitive in primitives):
+        if not left_out and all(primitive.rows == samples for primitive in primitives):
             return [_read(content, self._schema, chunks, samples)] * len(primitives)
         return [
-            _read(content, schema, [chunk], primitive.rows).slice(primitive.skipped, samples)
-            for schema, chunk, primitive in zip(self._way_schemas, chunks, primitives, strict=True)
+            None
+            if number in left_out
+            else _read(content, schema, [chunk], primitive.rows).slice(primitive.skipped, samples)
+            for number, (schema, chunk, primitive) in enumerate(zip(self._way_schemas, chunks, primitives, strict=True))
         ]
 
 

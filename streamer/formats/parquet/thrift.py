@@ -112,9 +112,18 @@ def read_struct(content: bytes, offset: int = 0) -> Struct:
     Raises:
         ThriftError: it is cut off, nested too deeply, or no Thrift.
     """
+    return read_struct_and_end(content, offset)[0]
+
+
+def read_struct_and_end(content: bytes, offset: int = 0) -> tuple[Struct, int]:
+    """Reads one struct; also where it ends.
+
+    Raises:
+        ThriftError: as above.
+    """
     reader = _Reader(content, offset)
     try:
-        return Struct(reader.struct(0))
+        return Struct(reader.struct(0)), reader.position
     except IndexError:
         raise ThriftError("cut off", len(content)) from None
 
@@ -122,16 +131,16 @@ def read_struct(content: bytes, offset: int = 0) -> Struct:
 class _Reader:
     def __init__(self, content: bytes, position: int) -> None:
         self._content = content
-        self._position = position
+        self.position = position
 
     def struct(self, depth: int) -> dict[int, Value]:
         if depth > _DEEPEST:
-            raise ThriftError(f"structs nested more than {_DEEPEST} deep", self._position)
+            raise ThriftError(f"structs nested more than {_DEEPEST} deep", self.position)
         fields: dict[int, Value] = {}
         number = 0
         while True:
-            head = self._content[self._position]
-            self._position += 1
+            head = self._content[self.position]
+            self.position += 1
             if not head:
                 return fields
             number = number + (head >> 4) if head >> 4 else self._number()
@@ -152,7 +161,7 @@ class _Reader:
             return self._byte()
         if kind == DOUBLE:
             return self._bytes(8)
-        raise ThriftError(f"type {kind} is not known", self._position)
+        raise ThriftError(f"type {kind} is not known", self.position)
 
     def _items(self, depth: int) -> list[Value]:
         head = self._byte()
@@ -160,34 +169,34 @@ class _Reader:
         if count == 15:
             count = self._varint()
         # Each item takes a byte at least.
-        if count > len(self._content) - self._position:
-            raise ThriftError(f"a list of {count} items", self._position)
+        if count > len(self._content) - self.position:
+            raise ThriftError(f"a list of {count} items", self.position)
         if depth > _DEEPEST:
-            raise ThriftError(f"lists nested more than {_DEEPEST} deep", self._position)
+            raise ThriftError(f"lists nested more than {_DEEPEST} deep", self.position)
         if kind in (TRUE, FALSE):
             return [self._byte() == TRUE for _ in range(count)]
         return [self._value(kind, depth + 1) for _ in range(count)]
 
     def _byte(self) -> int:
-        value = self._content[self._position]
-        self._position += 1
+        value = self._content[self.position]
+        self.position += 1
         return value
 
     def _bytes(self, count: int) -> bytes:
-        value = self._content[self._position : self._position + count]
+        value = self._content[self.position : self.position + count]
         if len(value) != count:
-            raise ThriftError(f"{count} bytes are cut off", self._position)
-        self._position += count
+            raise ThriftError(f"{count} bytes are cut off", self.position)
+        self.position += count
         return value
 
     def _varint(self) -> int:
         value = shift = 0
         while True:
-            byte = self._content[self._position]
-            self._position += 1
+            byte = self._content[self.position]
+            self.position += 1
             value |= (byte & 0x7F) << shift
             if value >> 64:
-                raise ThriftError("a number of more than 64 bits", self._position)
+                raise ThriftError("a number of more than 64 bits", self.position)
             if byte < 0x80:
                 return value
             shift += 7
