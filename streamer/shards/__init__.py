@@ -10,7 +10,7 @@ One shard:
 spool.py       its temporary file
 receipts.py    what is known of a shard that is done
 reading.py     the samples of a source, some at a time; blocks are decoded here
-outputs/       what a shard is written as: a tar, or Parquet
+outputs/       what a shard is written as: a tar, Parquet, or tokens
 task.py        reads samples, writes a shard, uploads it, writes its receipt
 
 All of them:

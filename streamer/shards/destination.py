@@ -64,9 +64,9 @@ class Destination:
         """Says that a shard is done."""
         await self.fetcher.put(self.url + job.receipt_name(receipt.shard), encode_receipt(receipt))
 
-    async def put_shard(self, job: Job, number: int, path: Path) -> ObjectRecord:
-        """Uploads a shard."""
-        return await self.fetcher.put_file(self.url + job.shard_name(number), path)
+    async def put_file(self, name: str, path: Path) -> ObjectRecord:
+        """Uploads a file of this machine."""
+        return await self.fetcher.put_file(self.url + name, path)
 
     async def claim(self, job: Job, records: Mapping[str, ObjectRecord]) -> None:
         """Says which job writes here.
@@ -115,6 +115,20 @@ class Destination:
 
     async def _read(self, record: ObjectRecord) -> bytes:
         return await self.fetcher.read(Extent(record, 0, record.size))
+
+
+def files_of(job: Job, receipt: Receipt) -> dict[str, tuple[int, str]]:
+    """Size and version of each file of a shard, by name."""
+    files = {job.shard_name(receipt.shard): (receipt.size, receipt.version)}
+    if receipt.index_size:
+        files[job.index_name(receipt.shard)] = (receipt.index_size, receipt.index_version)
+    return files
+
+
+def agrees(job: Job, receipt: Receipt, records: Mapping[str, ObjectRecord]) -> bool:
+    """Whether the files of a shard are those that the receipt is about."""
+    found = {name: (records[name].size, records[name].version) for name in files_of(job, receipt) if name in records}
+    return found == files_of(job, receipt)
 
 
 def folder_url(url: str) -> str:

@@ -12,6 +12,7 @@ from streamer.formats.base import Facts
 from streamer.formats.checksum import crc32
 from streamer.formats.detect import chooser
 from streamer.formats.parquet.format import Parquet
+from streamer.formats.tokens.format import Tokens
 from streamer.formats.webdataset import WebDataset
 from streamer.indexing.stores import FetchedLists
 from streamer.manifest.builder.bounded_map import bounded_map
@@ -23,19 +24,13 @@ from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.packing import choose_chunk_bytes, cut_object
 from streamer.manifest.protocols import ChooseFormat
 from streamer.manifest.table import Manifest
-from streamer.shards.destination import Destination
+from streamer.shards.destination import Destination, files_of
 from streamer.shards.job import Job
 from streamer.shards.receipts import Receipt
 from streamer.store.urls import shown
 
 _READS_AT_ONCE = 16
-
-
-def agrees(receipt: Receipt | None, record: ObjectRecord | None) -> bool:
-    """Whether the object is the one that the receipt is about."""
-    return (
-        receipt is not None and record is not None and (receipt.size, receipt.version) == (record.size, record.version)
-    )
+_FORMATS = {"tar": WebDataset.name, "parquet": Parquet.name, "tokens": Tokens.name}
 
 
 async def check_samples(destination: Destination, receipts: Sequence[Receipt], records: Sequence[ObjectRecord]) -> int:
@@ -67,13 +62,29 @@ def compare(receipt: Receipt, record: ObjectRecord, piece: int, content: bytes |
     """
     expected, actual = receipt.sum_of(piece), crc32(content)
     if expected != actual:
-        start, what = int(receipt.edges[piece]), "row group" if receipt.rows else "sample"
+        start, what = int(receipt.edges[piece]), "sample"
+        if receipt.rows:
+            what = "piece" if receipt.index_size else "row group"
         raise IntegrityError(
             f"{shown(record.url)}: {what} {piece} (bytes {start} to {start + len(content)}) has CRC-32 {actual:08x}, "
             f"{expected:08x} was written; delete the shard and pack again",
             url=shown(record.url),
             piece=piece,
             offset=start,
+        )
+
+
+def compare_index(receipt: Receipt, record: ObjectRecord, content: bytes) -> None:
+    """Compares an index file with the one that was written.
+
+    Raises:
+        IntegrityError: they differ.
+    """
+    if (actual := crc32(content)) != receipt.index_sum:
+        raise IntegrityError(
+            f"{shown(record.url)} has CRC-32 {actual:08x}, {receipt.index_sum:08x} was written; delete it and pack "
+            "again",
+            url=shown(record.url),
         )
 
 
@@ -87,22 +98,23 @@ async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int,
         folder: where it is written on this machine.
 
     Raises:
-        IntegrityError: other such files are there, or their footers have other numbers of rows.
+        IntegrityError: other such files are there, or their footers or index files have other numbers of samples.
         ObjectChangedError: a shard is not the one of its receipt, or is gone.
     """
-    chosen = chooser(WebDataset.name if job.output == "tar" else Parquet.name)
+    chosen = chooser(_FORMATS[job.output])
     listed = await list_objects((destination.url,), FetchedLists(destination.fetcher), chosen, 1)
     listing = listed.listing
     by_name = {job.shard_name(number): receipt for number, receipt in receipts.items()}
     found = {record.url[len(destination.url) :]: record for record in map(listing.record, range(len(listing)))}
+    others = {url[len(destination.url) :]: record for url, record in listed.others.items()}
     if odd := found.keys() - by_name.keys():
         raise IntegrityError(
             f"{shown(destination.url)}{min(odd)} is no shard of this pack (one of {len(odd)} such files): another "
             "program writes there, or an earlier run made more shards; delete it and pack again",
             url=shown(destination.url),
         )
-    for name, receipt in by_name.items():
-        _require(destination, name, receipt, found.get(name))
+    for receipt in receipts.values():
+        _require(destination, job, receipt, found | others)
     if job.output != "tar":
         return await _indexed(destination, chosen, receipts, folder)
     chunk_bytes = choose_chunk_bytes("auto", listing.sizes, False)
@@ -117,14 +129,14 @@ async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int,
 async def _indexed(
     destination: Destination, chosen: ChooseFormat, receipts: Mapping[int, Receipt], folder: Path
 ) -> Manifest:
-    """Reads the footers: a request for each shard."""
+    """Reads the footers or index files: a request or two for each shard."""
     fetcher = destination.fetcher
     lister = FetchedLists(fetcher)
     manifest = await build((destination.url,), folder, lister=lister, reader=fetcher, choose_format=chosen)
     if manifest.samples != (written := sum(receipt.samples for receipt in receipts.values())):
         raise IntegrityError(
-            f"the footers below {shown(destination.url)} have {manifest.samples} rows, {written} were written; pack to "
-            "another destination, and report this",
+            f"the files below {shown(destination.url)} have {manifest.samples} samples, {written} were written; pack "
+            "to another destination, and report this",
             url=shown(destination.url),
         )
     return manifest
@@ -143,17 +155,18 @@ async def put_manifest(destination: Destination, job: Job, receipts: Mapping[int
         await destination.put_manifest(manifest)
     # Another pack of the same job may have written a shard, and its manifest, at the same time.
     records = await destination.records()
-    for number, receipt in receipts.items():
-        name = job.shard_name(number)
-        _require(destination, name, receipt, records.get(name))
+    for receipt in receipts.values():
+        _require(destination, job, receipt, records)
     return manifest
 
 
-def _require(destination: Destination, name: str, receipt: Receipt, record: ObjectRecord | None) -> None:
-    if not agrees(receipt, record):
-        now = "is gone" if record is None else f"has {record.size} bytes and {record.version}"
-        raise ObjectChangedError(
-            f"{shown(destination.url)}{name} {now}; {receipt.size} bytes and {receipt.version} were written. Pack "
-            "again: only such shards are written again",
-            url=f"{shown(destination.url)}{name}",
-        )
+def _require(destination: Destination, job: Job, receipt: Receipt, records: Mapping[str, ObjectRecord]) -> None:
+    for name, (size, version) in files_of(job, receipt).items():
+        record = records.get(name)
+        if record is None or (record.size, record.version) != (size, version):
+            now = "is gone" if record is None else f"has {record.size} bytes and {record.version}"
+            raise ObjectChangedError(
+                f"{shown(destination.url)}{name} {now}; {size} bytes and {version} were written. Pack again: only such "
+                "shards are written again",
+                url=f"{shown(destination.url)}{name}",
+            )

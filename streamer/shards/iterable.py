@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,21 +16,20 @@ from streamer.executors.running import run_all
 from streamer.shards.destination import Destination
 from streamer.shards.job import Job
 from streamer.shards.outputs.writer import SampleTaker, shard_writer
-from streamer.shards.receipts import Receipt, Written
+from streamer.shards.receipts import Receipt
 from streamer.shards.spool import spool_folder, spooled
-from streamer.shards.task import add_sample, receipt_there, upload
+from streamer.shards.task import Made, add_sample, receipt_there, upload
 
 # One is made meanwhile; each is a file in the folder for temporary files.
 _UPLOADS_AT_ONCE = 2
+NO_SAMPLES = "the iterable gives no samples"
 
 
-class _Made(msgspec.Struct, frozen=True):
-    """A shard that is written and not yet uploaded."""
+class _Upload(msgspec.Struct, frozen=True):
+    """A shard that is to be uploaded."""
 
     job: Job
-    number: int
-    path: Path
-    written: Written
+    made: Made
     options: Mapping[str, object]
 
 
@@ -66,7 +64,7 @@ def pack_iterable(
             receipts[receipt.shard] = receipt
             on_shard(receipt)
     if not receipts:
-        raise PackError("the iterable gives no samples")
+        raise PackError(NO_SAMPLES)
     return receipts
 
 
@@ -81,7 +79,7 @@ def _made(
     shard_bytes: int,
     options: Mapping[str, object],
     opened: Callable[[int], ExitStack],
-) -> Iterator[_Made]:
+) -> Iterator[_Upload]:
     numbered = enumerate(samples)
     number = 0
     following = next(numbered, None)
@@ -92,8 +90,8 @@ def _made(
                 ordinal, sample = following
                 take_sample(writer, sample, ordinal)
                 following = next(numbered, None)
-            written = writer.finish()
-        yield _Made(job, number, path, written, options)
+            made = Made(number, path, writer.finish(), writer.index)
+        yield _Upload(job, made, options)
         number += 1
 
 
@@ -108,13 +106,13 @@ def take_sample(writer: SampleTaker, sample: Mapping[str, Any], ordinal: int) ->
     add_sample(writer, sample, ordinal, f"sample {ordinal} of the iterable")
 
 
-def _upload(made: _Made) -> Receipt:
-    return asyncio.run(_uploaded(made))
+def _upload(task: _Upload) -> Receipt:
+    return asyncio.run(_uploaded(task))
 
 
-async def _uploaded(made: _Made) -> Receipt:
-    async with Destination(made.job.url, made.options) as destination:
-        there = await receipt_there(destination, made.job, made.number)
-        if there is not None and there.is_of(made.written):
+async def _uploaded(task: _Upload) -> Receipt:
+    async with Destination(task.job.url, task.options) as destination:
+        there = await receipt_there(destination, task.job, task.made.number)
+        if there is not None and there.is_of(task.made.written):
             return there
-        return await upload(destination, made.job, made.number, made.written, made.path)
+        return await upload(destination, task.job, task.made)

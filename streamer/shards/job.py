@@ -11,6 +11,8 @@ import msgspec
 
 from streamer.manifest.beside import BESIDE
 
+# Of the names of shards, where that of the output is none.
+_ENDINGS = {"tokens": "bin"}
 # Raised when the same samples would give other bytes.
 _REVISION = 1
 FOLDER = f"{BESIDE}pack/"
@@ -45,12 +47,16 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def output(self) -> str:
-        """What its shards are written as: "tar" or "parquet"; the ending of their names."""
+        """What its shards are written as: "tar", "parquet" or "tokens"."""
         return str(self.described.get("output", "tar"))
 
     def shard_name(self, number: int) -> str:
         """Below the destination."""
-        return f"{self.prefix}{number:06d}.{self.output}"
+        return f"{self.prefix}{number:06d}.{_ENDINGS.get(self.output, self.output)}"
+
+    def index_name(self, number: int) -> str:
+        """Of the index file of a shard of tokens, below the destination."""
+        return f"{self.prefix}{number:06d}.idx"
 
     def receipt_name(self, number: int) -> str:
         """Below the destination."""

@@ -1,4 +1,4 @@
-"""`streamer.pack`: any dataset, or what a program makes, as tars or Parquet with a manifest beside them."""
+"""`streamer.pack`: any dataset, or what a program makes, as tars, Parquet or tokens with a manifest beside them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
-
 from streamer.absolute import absolute
 from streamer.config import parse_bytes
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, PackError
 from streamer.executors.runner import runner
 from streamer.indexing.source import Source
 from streamer.shards.destination import folder_url
-from streamer.shards.iterable import pack_iterable, take_sample
+from streamer.shards.iterable import NO_SAMPLES, pack_iterable, take_sample
 from streamer.shards.job import Job, Transform
-from streamer.shards.outputs.columns import FIRST_SAMPLES, columns_of
-from streamer.shards.outputs.writer import KindFinder, Output, check_output
+from streamer.shards.outputs.columns import FIRST_SAMPLES
+from streamer.shards.outputs.writer import KindFinder, Output, check_output, described_output
 from streamer.shards.plan import Order
 from streamer.shards.prepared import Writing, prepare, run
 from streamer.shards.progress import Callbacks, Follower, PackProgress
@@ -41,6 +39,7 @@ def pack(
     storage_options: Mapping[str, object] | None = None,
     out_storage_options: Mapping[str, object] | None = None,
     format: Output = "tar",  # noqa: A002 - as the command calls it
+    vocabulary: int | None = None,
     source_format: str = "auto",
     format_options: Mapping[str, object] | None = None,
     extensions: Sequence[str] | None = None,
@@ -48,7 +47,7 @@ def pack(
     on: str | Executor = "processes",
     on_progress: Callable[[PackProgress], None] = lambda step: None,
 ) -> Packed:
-    """Writes samples as WebDataset tars or Parquet, with their manifest beside them in `.streamer/`.
+    """Writes samples as WebDataset tars, Parquet or tokens, with their manifest beside them in `.streamer/`.
 
     A pack that was killed goes on where it stopped when it is called again with the same arguments, and ends with the
     same bytes. The manifest comes last: where it is, all shards are.
@@ -68,7 +67,10 @@ def pack(
         prefix: what the names of shards begin with.
         storage_options: of the source, as fsspec takes them.
         out_storage_options: of the destination; None: those of the source.
-        format: of the shards: "tar" or "parquet" (columns follow from the first 64 samples; docs/pack.md).
+        format: of the shards: "tar"; "parquet" (columns follow from the first 64 samples); or "tokens" (the one field
+            that is a list of integers, as Megatron's .bin and .idx). See docs/pack.md.
+        vocabulary: of tokens: how many there are. Below 65,500 they take 2 bytes, else 4; None: 4, or 2 where the
+            samples have arrays of such. Other numbers than those are an error.
         source_format: of the source; "auto": by the names of its objects.
         format_options: of the source's format.
         extensions: of the raw files that are samples; None: in class folders the commonest, else all.
@@ -91,7 +93,9 @@ def pack(
     if urls is None:
         if transform is not None or fields is not None:
             raise ConfigError("an iterable is packed as it is: change the samples where they are made", field="source")
-        samples, described = _described(cast("Iterable[Mapping[str, Any]]", source), prefix, size, format)
+        check_output(format, vocabulary)
+        samples, fields_described = _described(cast("Iterable[Mapping[str, Any]]", source), format, vocabulary)
+        described = {"source": "an iterable", "prefix": prefix, "shard_bytes": size, **fields_described}
         return _pack_samples(samples, Job(target, prefix, described), size, out_options, callbacks)
     with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder, runner(on) as running:
         prepared = prepare(
@@ -103,7 +107,7 @@ def pack(
                 manifest=manifest,
                 options=dict(storage_options or {}),
             ),
-            Writing(target, prefix, size, order, seed, _renaming(fields), transform, out_options, format),
+            Writing(target, prefix, size, order, seed, _renaming(fields), transform, out_options, format, vocabulary),
             Path(folder),
             running,
             callbacks,
@@ -135,19 +139,18 @@ def _urls(source: object) -> tuple[str, ...] | None:
 
 
 def _described(
-    samples: Iterable[Mapping[str, Any]], prefix: str, shard_bytes: int, output: Output
+    samples: Iterable[Mapping[str, Any]], output: Output, vocabulary: int | None
 ) -> tuple[Iterable[Mapping[str, Any]], dict[str, Any]]:
-    """All samples, and what the bytes of their shards follow from."""
-    described = {"source": "an iterable", "prefix": prefix, "shard_bytes": shard_bytes}
-    check_output(output)
+    """All samples, and what the first ones say of their shards."""
     if output == "tar":
-        return samples, described
+        return samples, {}
     coming = iter(samples)
-    first, finder = list(islice(coming, FIRST_SAMPLES)), KindFinder()
+    first, finder = list(islice(coming, FIRST_SAMPLES)), KindFinder(output)
     for ordinal, sample in enumerate(first):
         take_sample(finder, sample, ordinal)
-    columns = columns_of(finder.kinds, {}) if first else []
-    return chain(first, coming), {**described, "output": output, "columns": msgspec.to_builtins(columns)}
+    if not first:
+        raise PackError(NO_SAMPLES)
+    return chain(first, coming), {"output": output, **described_output(output, finder.kinds, {}, vocabulary)}
 
 
 def _renaming(fields: Mapping[str, str] | Sequence[str] | None) -> dict[str, str] | None:

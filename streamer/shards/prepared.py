@@ -16,8 +16,8 @@ from streamer.manifest.model import Facts
 from streamer.manifest.table import Manifest
 from streamer.shards.destination import folder_url
 from streamer.shards.job import Job, Transform, transform_name
-from streamer.shards.outputs.columns import FIRST_SAMPLES, columns_of, known_kinds
-from streamer.shards.outputs.writer import Output, check_output
+from streamer.shards.outputs.columns import FIRST_SAMPLES, known_kinds
+from streamer.shards.outputs.writer import Output, check_output, described_output
 from streamer.shards.plan import TAR_OVERHEAD, Order, Plan, batch_of, make_plan, refuse_double_keys
 from streamer.shards.progress import Callbacks, Follower
 from streamer.shards.reading import Dataset
@@ -39,6 +39,7 @@ class Writing(msgspec.Struct, frozen=True):
     transform: Transform | None
     options: dict[str, object]
     output: Output = "tar"
+    vocabulary: int | None = None
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -61,7 +62,7 @@ def prepare(source: Source, writing: Writing, folder: Path, runner: Runner, call
     Raises:
         ConfigError, PackError, ManifestError, StoreError: as `pack`.
     """
-    check_output(writing.output)
+    check_output(writing.output, writing.vocabulary)
     _refuse_same_place(source.urls, writing.url)
     options = BuildOptions(on_progress=callbacks.on_index)
     manifest = waited(manifest_of_source(source, folder, runner, options, callbacks.on_note))
@@ -87,18 +88,18 @@ def prepare(source: Source, writing: Writing, folder: Path, runner: Runner, call
         "prefix": writing.prefix,
     }
     prepared = Prepared(manifest, plan, Job(writing.url, writing.prefix, described), recipe)
-    return prepared if writing.output == "tar" else _with_columns(prepared, writing, runner)
+    return prepared if writing.output == "tar" else _with_fields(prepared, writing, runner)
 
 
-def _with_columns(prepared: Prepared, writing: Writing, runner: Runner) -> Prepared:
-    """The columns follow from the first samples: all shards have the same ones, and another run finds them again."""
+def _with_fields(prepared: Prepared, writing: Writing, runner: Runner) -> Prepared:
+    """Columns, or the field of tokens, follow from the first samples: for all shards, and for another run as well."""
     manifest, job = prepared.manifest, prepared.job
     described = {**job.described, "output": writing.output}
     ordinals = prepared.plan.ordinals[:FIRST_SAMPLES]
     task = ShardTask(Job(job.url, job.prefix, described), prepared.recipe, 0, [batch_of(manifest, ordinals)])
     (kinds,) = run_all(runner, kinds_in_shard, [task])
-    columns = columns_of(kinds, {} if writing.transform else _known_kinds(manifest.facts, writing.fields))
-    described = {**described, "columns": msgspec.to_builtins(columns)}
+    known = {} if writing.transform else _known_kinds(manifest.facts, writing.fields)
+    described |= described_output(writing.output, kinds, known, writing.vocabulary)
     return msgspec.structs.replace(prepared, job=Job(job.url, job.prefix, described))
 
 

@@ -12,14 +12,15 @@ from streamer.formats.tar import BLOCK
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A file of samples in pieces: of a tar, its samples; of Parquet, its row groups, the last one with the footer.
+    """A file of samples in pieces: samples of a tar, row groups of Parquet, documents of tokens.
 
     Attributes:
         size: bytes.
-        blocks: length of each piece: uint32, little endian.
+        blocks: length of each piece: uint32, little endian. The last one of Parquet has the footer.
         sums: CRC-32 of each piece: likewise.
         unit: bytes of a block.
         rows: samples of each piece: likewise; empty: one.
+        index_size, index_sum: bytes and CRC-32 of the index file beside it; 0: there is none.
     """
 
     size: int
@@ -27,6 +28,8 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sums: bytes
     unit: int = BLOCK
     rows: bytes = b""
+    index_size: int = 0
+    index_sum: int = 0
 
     @property
     def pieces(self) -> int:
@@ -60,11 +63,12 @@ class Receipt(Written, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         shard: its number.
-        version: as the store told it after the upload.
+        version: as the store told it after the upload. index_version: that of the index file.
     """
 
     shard: int
     version: str
+    index_version: str = ""
 
     def is_of(self, written: Written) -> bool:
         """Whether a file has the same content."""

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from streamer.errors import IntegrityError, ObjectChangedError, PackError
 from streamer.manifest.model import ObjectRecord
-from streamer.shards.destination import Destination
-from streamer.shards.finish import agrees, check_samples, put_manifest
+from streamer.shards.destination import Destination, agrees
+from streamer.shards.finish import check_samples, put_manifest
 from streamer.shards.job import Job
 from streamer.shards.receipts import Receipt
 from streamer.store.urls import shown
@@ -88,7 +88,7 @@ async def shards_there(job: Job, options: Mapping[str, object], shards: int) -> 
     async with Destination(job.url, options) as destination:
         records = await destination.records()
         receipts = await destination.receipts([job.receipt_name(number) for number in range(shards)], records)
-    return {n: receipt for n, receipt in receipts.items() if agrees(receipt, records.get(job.shard_name(n)))}
+    return {n: receipt for n, receipt in receipts.items() if agrees(job, receipt, records)}
 
 
 async def _finish(job: Job, options: Mapping[str, object], receipts: Mapping[int, Receipt]) -> Packed:

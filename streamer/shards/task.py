@@ -18,7 +18,7 @@ from streamer.formats.registry import find_format
 from streamer.indexing.stores import Opener as StoreOpener
 from streamer.manifest.builder.bounded_map import plain_errors
 from streamer.manifest.model import SampleName
-from streamer.shards.destination import Destination
+from streamer.shards.destination import Destination, agrees, files_of
 from streamer.shards.job import Job, Transform, transform_name
 from streamer.shards.outputs.writer import KindFinder, SampleTaker, field_value, shard_writer
 from streamer.shards.plan import Batch, RecodedBatch, key_of_file
@@ -72,7 +72,7 @@ def kinds_in_shard(task: ShardTask) -> list[dict[str, str]]:
 
 
 async def _kinds_in_shard(task: ShardTask) -> list[dict[str, str]]:
-    finder = KindFinder()
+    finder = KindFinder(task.job.output)
     async with Fetcher(FetchConfig(), StoreOpener(task.recipe.storage_options)) as source:
         await _write(task, finder, BatchReader(source, task.recipe.dataset))
     return finder.kinds
@@ -90,16 +90,37 @@ async def _pack_shard(task: ShardTask) -> Receipt:
         with spooled(spool_folder(job), task.number) as path:
             with shard_writer(job, path) as writer:
                 await _write(task, writer, BatchReader(source, recipe.dataset))
-                written = await asyncio.to_thread(writer.finish)
-            return await upload(destination, job, task.number, written, path)
+                made = Made(task.number, path, await asyncio.to_thread(writer.finish), writer.index)
+            return await upload(destination, job, made)
 
 
-async def upload(destination: Destination, job: Job, number: int, written: Written, path: Path) -> Receipt:
-    """Uploads a shard that is written, then puts its receipt."""
-    record = await destination.put_shard(job, number, path)
-    if record.size != written.size:
-        raise PackError(f"{shown(record.url)} has {record.size} bytes after its upload, not {written.size}")
-    receipt = Receipt(shard=number, version=record.version, **msgspec.structs.asdict(written))
+class Made(msgspec.Struct, frozen=True):
+    """A shard that is written and not yet uploaded.
+
+    Attributes:
+        number: of the shard.
+        path: of its file.
+        written: what that consists of.
+        index: the index file beside it; b"": there is none.
+    """
+
+    number: int
+    path: Path
+    written: Written
+    index: bytes
+
+
+async def upload(destination: Destination, job: Job, made: Made) -> Receipt:
+    """Uploads a shard that is written, its index before it, then puts its receipt."""
+    number, versions = made.number, {}
+    if made.index:
+        with spooled(spool_folder(job), number) as place:
+            place.write_bytes(made.index)
+            versions["index_version"] = (await destination.put_file(job.index_name(number), place)).version
+    record = await destination.put_file(job.shard_name(number), made.path)
+    if record.size != made.written.size:
+        raise PackError(f"{shown(record.url)} has {record.size} bytes after its upload, not {made.written.size}")
+    receipt = Receipt(shard=number, version=record.version, **versions, **msgspec.structs.asdict(made.written))
     await destination.put_receipt(job, receipt)
     return receipt
 
@@ -108,14 +129,11 @@ async def receipt_there(destination: Destination, job: Job, number: int) -> Rece
     """The receipt of a shard that is done."""
     name = job.receipt_name(number)
     records = await destination.records(name)
-    if not (found := await destination.receipts([name], records)):
+    receipt = (await destination.receipts([name], records)).get(number)
+    if receipt is None:
         return None
-    shard = job.shard_name(number)
-    record = (await destination.records(shard)).get(shard)
-    receipt = found.get(number)
-    if receipt is None or record is None or (record.size, record.version) != (receipt.size, receipt.version):
-        return None
-    return receipt
+    there = {name: record for name in files_of(job, receipt) for record in (await destination.records(name)).values()}
+    return receipt if agrees(job, receipt, there) else None
 
 
 async def _write(task: ShardTask, writer: SampleTaker, reader: BatchReader) -> None:

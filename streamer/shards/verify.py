@@ -21,8 +21,8 @@ from streamer.manifest.beside import BESIDE
 from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.transfer import install_files
-from streamer.shards.destination import Destination
-from streamer.shards.finish import check_samples, compare, manifest_of
+from streamer.shards.destination import Destination, files_of
+from streamer.shards.finish import check_samples, compare, compare_index, manifest_of
 from streamer.shards.job import DESCRIPTION_NAME, FOLDER, Job
 from streamer.shards.receipts import Receipt
 from streamer.store.urls import shown
@@ -68,7 +68,7 @@ async def verify(
 
     Raises:
         ObjectChangedError: a shard is not the one that was written, or is gone; names it.
-        IntegrityError: a sample or the manifest is not what was written, or tars are there that were not.
+        IntegrityError: a sample or the manifest is not what was written, or shards are there that were not.
         ManifestError: there is no pack, or it has not come to its end.
         StoreError: from the store.
     """
@@ -79,11 +79,11 @@ async def verify(
         receipts = await destination.receipts(names, records)
         digest = await _compare_manifest(destination, job, receipts)
         ordered = [receipts[number] for number in sorted(receipts)]
-        objects = [records[job.shard_name(receipt.shard)] for receipt in ordered]
+        files = [[records[name] for name in files_of(job, receipt)] for receipt in ordered]
         if runner is None:
-            read = await check_samples(destination, ordered, objects)
+            read = await check_samples(destination, ordered, [each[0] for each in files])
     if runner is not None:
-        tasks = [CheckTask(*pair, url, options) for pair in zip(ordered, objects, strict=True)]
+        tasks = [CheckTask(*pair, url, options) for pair in zip(ordered, files, strict=True)]
         await _check_all(runner, tasks, on_progress)
     samples = sum(receipt.samples for receipt in ordered)
     return Verified(
@@ -140,16 +140,16 @@ async def _check_all(runner: Runner, tasks: Sequence[CheckTask], on_progress: Ca
 
 
 class CheckTask(msgspec.Struct, frozen=True):
-    """One shard whose samples are to be read: as it was written, and as it is there."""
+    """One shard whose samples are to be read: as it was written, and its files as they are there."""
 
     receipt: Receipt
-    record: ObjectRecord
+    files: Sequence[ObjectRecord]
     url: str
     options: Mapping[str, object]
 
 
 def check_shard(task: CheckTask) -> int:
-    """Reads every sample of a shard, and compares it with its checksum; returns the bytes of the shard.
+    """Reads all of a shard, and compares it with its checksums; returns its bytes.
 
     Raises:
         IntegrityError: they differ.
@@ -160,17 +160,20 @@ def check_shard(task: CheckTask) -> int:
 
 
 async def _check(task: CheckTask) -> None:
-    edges = task.receipt.edges
+    receipt, edges = task.receipt, task.receipt.edges
+    shard, *indexes = task.files
     async with Destination(task.url, task.options) as destination:
+        for record in indexes:
+            compare_index(receipt, record, await destination.fetcher.read(Extent(record, 0, record.size)))
 
         async def check(pieces: range) -> None:
             start, stop = int(edges[pieces.start]), int(edges[pieces.stop])
-            content = memoryview(await destination.fetcher.read(Extent(task.record, start, stop)))
+            content = memoryview(await destination.fetcher.read(Extent(shard, start, stop)))
             for piece in pieces:
                 part = content[int(edges[piece]) - start : int(edges[piece + 1]) - start]
-                compare(task.receipt, task.record, piece, part)
+                compare(receipt, shard, piece, part)
 
-        await bounded_map(check, list(_reads(task.receipt)), _READS_AT_ONCE)
+        await bounded_map(check, list(_reads(receipt)), _READS_AT_ONCE)
 
 
 def _reads(receipt: Receipt) -> Iterator[range]:

@@ -156,9 +156,18 @@ def make_files(folder: Path, count: int) -> Path:
     return folder
 
 
-def start(source: Path, store: Store, shard_bytes: str = "80kB") -> subprocess.Popen[str]:
+def make_lines(folder: Path, count: int) -> Path:
+    """JSON lines with lists of tokens."""
+    numbers = random.Random(1)
+    folder.mkdir()
+    lists = ([numbers.randrange(50_000) for _ in range(numbers.randrange(40))] for _ in range(count))
+    (folder / "a.jsonl").write_text("".join(f'{{"tokens": {tokens}}}\n' for tokens in lists))
+    return folder
+
+
+def start(source: Path, store: Store, shard_bytes: str = "80kB", output: str = "tar") -> subprocess.Popen[str]:
     """`streamer pack` on two processes, in a session of its own."""
-    options = ["--out-storage-options", json.dumps(store.options), "--on", "processes:2"]
+    options = ["--format", output, "--out-storage-options", json.dumps(store.options), "--on", "processes:2"]
     command = [sys.executable, "-m", "streamer", "pack", str(source), "--out", URL, "--shard-size", shard_bytes]
     return subprocess.Popen(
         [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -331,19 +340,24 @@ def test_a_full_disk_is_said(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("count", "shard_bytes"), [(10_000, "200kB"), (100_000, "2MB")])
-def test_kills_at_random_places(store: Store, tmp_path: Path, count: int, shard_bytes: str) -> None:
+@pytest.mark.parametrize(
+    ("make", "count", "size"),
+    [(make_files, 10_000, ("200kB",)), (make_files, 100_000, ("2MB",)), (make_lines, 50_000, ("200kB", "tokens"))],
+)
+def test_kills_at_random_places(
+    store: Store, tmp_path: Path, make: Callable[[Path, int], Path], count: int, size: tuple[str, ...]
+) -> None:
     """Twenty times the coordinator or a worker; shards, receipts and manifest are those of an undisturbed run."""
-    source = make_files(tmp_path / "raw", count)
+    source = make(tmp_path / "raw", count)
     begun = time.monotonic()
-    finish(start(source, store, shard_bytes))
+    finish(start(source, store, *size))
     seconds = time.monotonic() - begun
     undisturbed = store.objects()
     numbers = random.Random(3)
     kills = 0
     while kills < 20:
         store.empty()
-        process = start(source, store, shard_bytes)
+        process = start(source, store, *size)
         while process.poll() is None and kills < 20:
             time.sleep(numbers.random() * seconds / 4)
             if process.poll() is not None:
@@ -356,6 +370,6 @@ def test_kills_at_random_places(store: Store, tmp_path: Path, count: int, shard_
                 continue
             kill(process)
             kills += 1
-            process = start(source, store, shard_bytes)
+            process = start(source, store, *size)
         finish(process)
         assert store.objects() == undisturbed

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+import streamer
 from streamer.formats.archives.zip import Zip
 from streamer.formats.arrow_ipc.format import ArrowIPC
 from streamer.formats.base import Format
 from streamer.formats.lmdb.format import LMDB
 from streamer.formats.tokens.format import Tokens
+from tests.e2e.test_pack_tokens import files_of, made
 from tests.formats.cases import MemoryStore, built, read_case
 from tests.formats.contract import samples_of
 from tests.formats.peer_environment import make, peer_python, python_with_only
@@ -72,3 +74,12 @@ def test_what_the_peers_write(
         assert samples_of(case) == list(case.samples)
         manifest = asyncio.run(built(chosen, MemoryStore(case.objects, seed=1), tmp_path / name, 64 << 10))
         assert manifest.samples == len(case.samples)
+
+
+@pytest.mark.parametrize("vocabulary", [50_257, None])
+def test_megatron_reads_packed_tokens(vocabulary: int | None, tmp_path: Path):
+    """Of two bytes and of four; what it reads and writes again with its own writer has the same bytes."""
+    packed = streamer.pack(made(10_000), tmp_path / "packed", format="tokens", vocabulary=vocabulary, shard_bytes="1MB")
+    make(peer_python("megatron-core==0.16.1"), "packed_tokens.py", tmp_path / "packed", tmp_path / "again")
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "packed")
+    assert len(files_of(tmp_path / "again")) == 2 * packed.shards

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from streamer.shards.progress import PackProgress
     from streamer.shards.settle import Packed
 
-HELP = "write a dataset as WebDataset tars or Parquet, with their manifest beside them"
+HELP = "write a dataset as WebDataset tars, Parquet or tokens, with their manifest beside them"
 
 DESCRIPTION = """\
 Reads a dataset in any format that is read, and writes it as uncompressed WebDataset tars of about the same size, which
 every tool reads; beside them, in .streamer/, the manifest that training opens without reading a tar. Raw
 files are packed in an order that mixes their classes. Names of class folders become numbers in `cls`. With --format
-parquet it writes Parquet, whose columns follow from the first 64 samples.
+parquet it writes Parquet, whose columns follow from the first 64 samples; with --format tokens the .bin and .idx of
+Megatron, of the field that is a list of integers (--fields names it where there are several).
 
 Each shard is uploaded as a whole and then noted; a pack that was interrupted goes on when the same command is run
 again, and ends with the same bytes. Each process writes one shard at a time to the folder for temporary files
@@ -41,6 +42,7 @@ examples:
   streamer pack s3://bucket/raw/ --out s3://bucket/train/ --shard-size 512MB --prefix train- --on processes:16
   streamer pack s3://bucket/tars/ --out ./shuffled/ --order shuffle --seed 17 --fields jpg,cls
   streamer pack s3://bucket/tars/ --out s3://bucket/table/ --format parquet
+  streamer pack s3://bucket/parquet/ --out s3://bucket/tokens/ --format tokens --fields input_ids --vocabulary 50257
   streamer pack s3://bucket/raw/ --out s3://bucket/train/ --dry-run       how many shards, and how large
   streamer verify s3://bucket/train/                                      whether they are still what was written
 """
@@ -52,9 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, metavar="DST", help="url or folder of the shards; empty before")
     parser.add_argument(
         "--format",
-        choices=("tar", "parquet"),
+        choices=("tar", "parquet", "tokens"),
         default="tar",
-        help="of the shards; parquet: for samples of a few KB, of which a tar is 1.5 times as large (default: tar)",
+        help="of the shards; parquet: for samples of a few KB, of which a tar is 1.5 times as large; tokens: .bin and "
+        ".idx (default: tar)",
+    )
+    parser.add_argument(
+        "--vocabulary",
+        type=int,
+        metavar="N",
+        help="with tokens: how many there are; below 65,500 they take 2 bytes, else 4 (default: 4, or 2 where the "
+        "samples have arrays of such)",
     )
     add_format(parser, "--source-format")
     parser.add_argument(
@@ -141,6 +151,7 @@ def _writing(arguments: argparse.Namespace) -> Writing:
         transform=None,
         options=arguments.storage_options if out_options is None else out_options,
         output=arguments.format,
+        vocabulary=arguments.vocabulary,
     )
 
 

@@ -13,6 +13,7 @@ from struct import Struct
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from streamer.formats.base import Answer, Need, ObjectRecord, Source
 from streamer.formats.failures import contradicts
@@ -100,3 +101,18 @@ def sequence_edges(source: Source, head: Head) -> Generator[Need, Answer, list[i
         raise contradicts(source.sidecar, source.record, f"its last sequence ends at byte {edges[-1]}")
     found: list[int] = edges.tolist()
     return found
+
+
+def encode_index(dtype: str, lengths: NDArray[np.int32]) -> bytes:
+    """The index file of documents with one sequence each, as Megatron's own writer makes it.
+
+    Args:
+        dtype: of a token, as `Head` has it.
+        lengths: tokens of each document: int32, shape (n,).
+    """
+    sizes = lengths.astype(_POINTER) * np.dtype(dtype).itemsize
+    head = _HEAD.pack(_MAGIC, 1, _DTYPES.index(dtype) + 1, len(lengths), len(lengths) + 1)
+    documents = np.arange(len(lengths) + 1, dtype=_POINTER)
+    return b"".join(
+        [head, lengths.astype(_LENGTH).tobytes(), (np.cumsum(sizes) - sizes).tobytes(), documents.tobytes()]
+    )

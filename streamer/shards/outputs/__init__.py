@@ -1,1 +1,1 @@
-"""What a shard is written as: `writer` chooses between `tars` and `parquet`, whose `columns` follow from samples."""
+"""What a shard is written as: `writer` chooses among `tars`, `tokens` and `parquet`, whose `columns` samples decide."""

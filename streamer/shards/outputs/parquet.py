@@ -39,6 +39,8 @@ class ParquetShard:
         columns: of all samples.
     """
 
+    index = b""
+
     def __init__(self, path: Path, columns: list[Column]) -> None:
         self._path, self._columns = path, columns
         self._names = {column.name for column in columns}

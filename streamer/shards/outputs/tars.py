@@ -15,6 +15,8 @@ from streamer.shards.values import Sample, files_of, key_of
 class TarShard:
     """A tar of samples, each key once; see `writer.ShardWriter`."""
 
+    index = b""
+
     def __init__(self, path: Path) -> None:
         self._tar = TarWriter(path)
         self._seen: dict[str, int] = {}

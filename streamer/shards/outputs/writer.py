@@ -5,17 +5,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal, Protocol, Self, get_args
+from typing import Any, Literal, Protocol, Self, get_args
+
+import msgspec
 
 from streamer.errors import ConfigError
 from streamer.formats.base import Field
 from streamer.shards.job import Job
-from streamer.shards.outputs import columns
+from streamer.shards.outputs import columns, tokens
 from streamer.shards.outputs.tars import TarShard
 from streamer.shards.receipts import Written
 from streamer.shards.values import Sample, value_of
 
-Output = Literal["tar", "parquet"]
+Output = Literal["tar", "parquet", "tokens"]
 
 
 class SampleTaker(Protocol):
@@ -49,6 +51,11 @@ class ShardWriter(SampleTaker, AbstractContextManager["ShardWriter"], Protocol):
     def filled(self) -> int:
         """Bytes so far, before compression."""
 
+    @property
+    @abstractmethod
+    def index(self) -> bytes:
+        """After `finish`, the index file beside it; b"": there is none."""
+
     @abstractmethod
     def finish(self) -> Written:
         """Writes the end of the file, and tells what it consists of."""
@@ -57,16 +64,20 @@ class ShardWriter(SampleTaker, AbstractContextManager["ShardWriter"], Protocol):
 class KindFinder(SampleTaker):
     """Finds the kinds of fields, and writes nothing.
 
+    Args:
+        output: whose kinds.
+
     Attributes:
         kinds: by field, of each sample.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, output: str) -> None:
+        self._kinds_of = tokens.kinds_of if output == "tokens" else columns.kinds_of
         self.kinds: list[dict[str, str]] = []
 
     def add(self, sample: Sample, ordinal: int) -> None:
         """Notes the kinds of a sample."""
-        self.kinds.append(columns.kinds_of(columns.plain_values(sample)))
+        self.kinds.append(self._kinds_of(columns.plain_values(sample)))
 
     def flush(self) -> None:
         """Nothing: no bytes are kept."""
@@ -81,10 +92,31 @@ def shard_writer(job: Job, path: Path) -> ShardWriter:
     """
     if job.output == "tar":
         return TarShard(path)
+    if job.output == "tokens":
+        return tokens.TokenShard(path, msgspec.convert(job.described["tokens"], tokens.TokenField))
     check_output(job.output)
     from streamer.shards.outputs.parquet import ParquetShard
 
     return ParquetShard(path, [columns.Column(name, kind) for name, kind in job.described["columns"]])
+
+
+def described_output(
+    output: str, kinds: list[dict[str, str]], known: dict[str, str], vocabulary: int | None
+) -> dict[str, Any]:
+    """What the writers of all shards have to know, for the description of the job.
+
+    Args:
+        output: "parquet" or "tokens".
+        kinds: of the first samples, from `KindFinder`.
+        known: kinds by field, where the source says them.
+        vocabulary: see `tokens.token_field`.
+
+    Raises:
+        PackError, ConfigError: the samples cannot be written so.
+    """
+    if output == "tokens":
+        return {"tokens": msgspec.to_builtins(tokens.token_field(kinds, vocabulary))}
+    return {"columns": msgspec.to_builtins(columns.columns_of(kinds, known))}
 
 
 def field_value(output: str, field: Field) -> tuple[str, object]:
@@ -92,19 +124,24 @@ def field_value(output: str, field: Field) -> tuple[str, object]:
     return value_of(field) if output == "tar" else columns.field_value(field)
 
 
-def check_output(output: str) -> None:
+def check_output(output: str, vocabulary: int | None = None) -> None:
     """Refuses an output that cannot be written.
 
     Raises:
-        ConfigError: there is no such one, or pyarrow cannot be imported.
+        ConfigError: there is no such one, a vocabulary that it has not, or pyarrow cannot be imported.
     """
+    if vocabulary is not None and (output != "tokens" or not 0 < vocabulary <= tokens.MOST_TOKENS):
+        raise ConfigError(
+            f"vocabulary={vocabulary!r} with format={output!r}: a number from 1 to {tokens.MOST_TOKENS}, of tokens",
+            field="vocabulary",
+        )
     if output not in get_args(Output):
         raise ConfigError(
             f"format={output!r} is not one of {', '.join(get_args(Output))}, which shards are written as; the format "
             "of the source is source_format=",
             field="format",
         )
-    if output == "tar":
+    if output != "parquet":
         return
     try:
         import streamer.shards.outputs.parquet  # noqa: F401

@@ -1,0 +1,187 @@
+"""Shards of tokens, as Megatron-LM has them: `.bin` with the tokens, `.idx` with the lengths of the samples.
+
+Each sample is a document of one sequence. Nothing but its tokens is kept.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.errors import ConfigError, PackError
+from streamer.formats.checksum import crc32
+from streamer.formats.tokens.megatron import encode_index
+from streamer.shards.outputs.columns import FIRST_SAMPLES, JsonText, plain_values
+from streamer.shards.receipts import Written, packed_numbers
+from streamer.shards.values import KEY, Sample
+
+_SHORT, _WIDE = "<u2", "<i4"
+# As `DType.optimal_dtype` of Megatron-LM has it: files of one vocabulary have one dtype, whoever wrote them.
+_SHORT_VOCABULARY = 65_500
+MOST_TOKENS = 1 << 31
+_LIMITS = {_SHORT: 1 << 16, _WIDE: MOST_TOKENS}
+# Has one checksum, and is read at once where it is verified.
+_PIECE_BYTES = 1 << 20
+_JSON_LIST = msgspec.json.Decoder(list[int])
+
+
+class TokenField(msgspec.Struct, frozen=True, array_like=True):
+    """What is written of each sample.
+
+    Attributes:
+        name: of the field.
+        dtype: that its tokens are written as: "<u2" or "<i4".
+        limit: all of them are below it.
+    """
+
+    name: str
+    dtype: str
+    limit: int
+
+    def tokens(self, sample: Sample) -> NDArray[np.generic]:
+        """The tokens of a sample.
+
+        Raises:
+            PackError: the field is no list of integers, or one of them is not a token.
+        """
+        numbers = _integers(plain_values({self.name: sample.get(self.name)})[self.name])
+        if numbers is None:
+            raise PackError(f"field {self.name!r} is no list of integers, as the first samples have it")
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.limit:
+            place = int(np.argmax((numbers < 0) | (numbers >= self.limit)))
+            raise PackError(
+                f"number {place} of field {self.name!r} is {numbers[place]}, tokens are 0 to {self.limit - 1}; "
+                "vocabulary= says how many there are"
+            )
+        return numbers.astype(self.dtype)
+
+
+class TokenShard:
+    """A file of tokens and its index; see `writer.ShardWriter`.
+
+    Args:
+        path: of a file that is there already; it is overwritten.
+        field: with the tokens.
+    """
+
+    def __init__(self, path: Path, field: TokenField) -> None:
+        self._file, self._field = path.open("wb"), field
+        self._lengths = array("i")
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._pieces: list[tuple[int, int, int]] = []
+        self.filled = 0
+        self.index = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def add(self, sample: Sample, ordinal: int) -> None:
+        """Adds a document; copies its tokens.
+
+        Raises:
+            PackError: as `TokenField.tokens`.
+        """
+        tokens = self._field.tokens(sample)
+        self._lengths.append(len(tokens))
+        self._held.append(tokens.tobytes())
+        self._held_bytes += tokens.nbytes
+        self.filled += tokens.nbytes
+        if self._held_bytes >= _PIECE_BYTES:
+            self._write_piece()
+
+    def flush(self) -> None:
+        """Nothing: tokens are copies."""
+
+    def finish(self) -> Written:
+        """Writes what is held, and makes the index.
+
+        Raises:
+            PackError: there are no tokens; Megatron-LM cannot open a file without.
+        """
+        if not self.filled:
+            raise PackError(
+                f"a shard would have no tokens: all of its {len(self._lengths)} samples are empty, or the transform "
+                "leaves all of them out; make shards larger (shard_bytes)"
+            )
+        if self._held:
+            self._write_piece()
+        self._file.close()
+        self.index = encode_index(self._field.dtype, np.array(self._lengths, np.int32))
+        lengths, sums, rows = map(packed_numbers, zip(*self._pieces, strict=True))
+        return Written(
+            size=self.filled,
+            blocks=lengths,
+            sums=sums,
+            unit=1,
+            rows=rows,
+            index_size=len(self.index),
+            index_sum=crc32(self.index),
+        )
+
+    def _write_piece(self) -> None:
+        content = b"".join(self._held)
+        self._file.write(content)
+        self._pieces.append((len(content), crc32(content), len(self._held)))
+        self._held, self._held_bytes = [], 0
+
+
+def kinds_of(values: Mapping[str, object]) -> dict[str, str]:
+    """The dtype of each field that is a list of integers; "" for the others."""
+    found = {name: _integers(value) for name, value in values.items() if name != KEY}
+    return {name: "" if numbers is None else numbers.dtype.str for name, numbers in found.items()}
+
+
+def token_field(kinds: Sequence[Mapping[str, str]], vocabulary: int | None) -> TokenField:
+    """The field with the tokens, and the dtype of all shards.
+
+    Args:
+        kinds: of the first samples, as `kinds_of` has them.
+        vocabulary: how many tokens there are; None: two bytes are enough where the samples have arrays of such.
+
+    Raises:
+        PackError: the samples have no such field.
+        ConfigError: they have several.
+    """
+    names = dict.fromkeys(name for sample in kinds for name in sample)
+    lists = [name for name in names if all(sample.get(name) for sample in kinds)]
+    if not lists:
+        raise PackError(
+            f"no field is a list of integers in all of the first {FIRST_SAMPLES} samples, which have "
+            f"{', '.join(names) or 'no fields'}; make one of them in a transform"
+        )
+    if len(lists) > 1:
+        raise ConfigError(f"{' and '.join(lists)} are lists of integers; name the one with the tokens", field="fields")
+    if vocabulary is None:
+        is_short = all(np.dtype(sample[lists[0]]) in (np.uint8, np.uint16) for sample in kinds)
+    else:
+        is_short = vocabulary < _SHORT_VOCABULARY
+    dtype = _SHORT if is_short else _WIDE
+    return TokenField(lists[0], dtype, vocabulary or _LIMITS[dtype])
+
+
+def _integers(value: object) -> NDArray[np.integer] | None:
+    """A value of a field as an array of integers with one axis; None: it is none."""
+    if isinstance(value, JsonText):
+        try:
+            value = _JSON_LIST.decode(value)
+        except msgspec.MsgspecError:
+            return None
+    if isinstance(value, list | tuple):
+        try:
+            value = np.array(value) if value else np.empty(0, np.int64)
+        except ValueError:  # nested lists of several lengths
+            return None
+    return value if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu" else None
