@@ -21,6 +21,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -330,16 +331,19 @@ class Engine:
         self._notify("", text)
 
     def _lost(self, keys: list[bytes]) -> None:
-        """The cache folder was removed and made again: chunks are gone, and manifests that are in use."""
+        """The cache folder was removed and made again: chunks are gone, and manifests and annotations in use."""
         for key in keys:
             self.policy.forget(key)
         self.scheduler.lost(keys)
         # Only here: an engine whose folder stays starts sooner.
-        from streamer.manifest.builder.publish import publish_again
+        from streamer.manifest.builder.publish import publish_again, publish_annotations_again
 
-        for dataset in self.datasets.all():
+        root = self.cache.root / "manifests"
+        again = [partial(publish_again, dataset.manifest) for dataset in self.datasets.all()]
+        again += [partial(publish_annotations_again, table) for table in self.manifests.store.tables.values()]
+        for publish in again:
             try:
-                publish_again(dataset.manifest, self.cache.root / "manifests")
+                publish(root)
             except ManifestError as error:
                 logger.warning("%s; workers that start now cannot open the dataset", error)
         self.wake()

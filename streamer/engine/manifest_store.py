@@ -24,6 +24,7 @@ from pathlib import Path
 
 from streamer.cache.folder import used_bytes
 from streamer.errors import ManifestError
+from streamer.manifest.annotations import AnnotationTable
 from streamer.manifest.reader_lock import remove_unread, sweep_removed
 from streamer.manifest.staging import sweep
 from streamer.manifest.table import Manifest
@@ -33,6 +34,8 @@ from streamer.manifest.table import Manifest
 QUIET_SECONDS = 300.0
 # An index that was given up: its request never came again.
 LOG_SECONDS = 7 * 86400.0
+# Each member of a mix may have its own. They take no memory, and no room on the disk after they are removed.
+_MOST_TABLES = 64
 _NAME = re.compile("[0-9a-f]{32}")
 
 
@@ -41,12 +44,16 @@ class ManifestStore:
 
     Args:
         root: the folder of manifests.
+
+    Attributes:
+        tables: the annotations that were asked for last, by digest; mapped, so that they can be written again.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._sources = root / "sources"
         self._logs = root / "logs"
+        self.tables: dict[str, AnnotationTable] = {}
 
     def __repr__(self) -> str:
         return f"ManifestStore({str(self._root)!r})"
@@ -57,6 +64,24 @@ class ManifestStore:
             if (folder := self.folder(request, listing)) is not None:
                 return Manifest.open(folder)
         return None
+
+    def find_table(self, request: tuple[object, ...], listing: str) -> str | None:
+        """The digest of the annotations that the same listing has made, now mapped; None: there are none here."""
+        with suppress(ManifestError):
+            if (folder := self.folder(request, listing)) is not None:
+                return self.mapped(folder.name)
+        return None
+
+    def mapped(self, digest: str) -> str:
+        """Maps a table of annotations, in place of one that was not asked for as long; returns the digest.
+
+        Raises:
+            ManifestError: it is not there.
+        """
+        self.tables[digest] = self.tables.pop(digest, None) or AnnotationTable.mapped(self._root / digest)
+        if len(self.tables) > _MOST_TABLES:
+            del self.tables[next(iter(self.tables))]
+        return digest
 
     def folder(self, request: tuple[object, ...], listing: str) -> Path | None:
         """The folder of what the same listing has made; None: there is none here."""
@@ -129,6 +154,8 @@ class ManifestStore:
             if surplus > 0 and remove_unread(folder):
                 gone.append(folder.name)
                 surplus -= size
+        for digest in gone:
+            self.tables.pop(digest, None)
         self._named()
         return gone
 

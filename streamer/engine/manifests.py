@@ -291,8 +291,8 @@ class Manifests:
         if (count := len(lister.records)) != 1:
             raise ConfigError(f"annotations={request.urls[0]!r}: {count} objects, not one file", field="annotations")
         listing = lister.digest(request)
-        if (known := self.store.folder(request.container_source, listing)) is not None:
-            return known.name
+        if (known := self.store.find_table(request.container_source, listing)) is not None:
+            return known
         # Only here: see `_build`.
         from streamer.recode.annotations import build_table
 
@@ -301,7 +301,7 @@ class Manifests:
         digest = await build_table(options, lister.records[0], self._root, fetcher, self.recoders)
         self.written += 1
         self.store.remember(request.container_source, listing, digest)
-        return digest
+        return self.store.mapped(digest)
 
     async def _earlier(self, request: ManifestRequest, lister: _Recorder, fetcher: Fetcher) -> list[Manifest]:
         """Manifests with rows of objects that are still there: the last one built here, else those beside the data."""

@@ -75,10 +75,11 @@ class AnnotationTable:
     Attributes:
         path: the folder.
         head: what is known of all rows.
+        rows: their columns, as in the file.
     """
 
     def __init__(self, path: Path, head: Head, rows: Table) -> None:
-        self.path, self.head = path, head
+        self.path, self.head, self.rows = path, head, rows
         hashes = rows["hash"]
         assert isinstance(hashes, np.ndarray)
         # A memoryview gives Python's integers, which `bisect` compares faster than numpy's.
@@ -93,7 +94,7 @@ class AnnotationTable:
             ManifestError: there is none.
             ManifestCorruptError: a file is missing, or not what it should be.
         """
-        return held(path, cls._mapped)
+        return held(path, cls.mapped)
 
     @classmethod
     def open_verified(cls, path: Path) -> Self:
@@ -104,12 +105,13 @@ class AnnotationTable:
             ManifestCorruptError: it has another content.
         """
         table = cls.open(path)
-        if (found := table.head.digest(map_table(path / ROWS_NAME, ROWS))) != path.name:
+        if (found := table.head.digest(table.rows)) != path.name:
             raise ManifestCorruptError(f"{path}: content has digest {found}", path=str(path))
         return table
 
     @classmethod
-    def _mapped(cls, path: Path) -> Self:
+    def mapped(cls, path: Path) -> Self:
+        """As `open`, of a folder that may be removed meanwhile: what is mapped stays."""
         try:
             head = msgspec.json.decode((path / HEAD_NAME).read_bytes(), type=Head)
         except OSError as error:

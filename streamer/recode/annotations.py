@@ -14,13 +14,13 @@ from streamer.config import format_bytes
 from streamer.errors import ConfigError, ManifestError, RecodeError
 from streamer.fetch import Fetcher
 from streamer.formats.annotations.parsed import MOST_FILE_BYTES, TableOptions, ending_of
-from streamer.manifest.annotations import ANNOTATIONS, HEAD_NAME, ROWS_NAME, AnnotationTable, Head
-from streamer.manifest.arrow_ipc.writer import write_table
+from streamer.manifest.annotations import ANNOTATIONS, Head
 from streamer.manifest.blocks import Block, encode_hints
-from streamer.manifest.columns import BinaryColumn, Table
+from streamer.manifest.builder.publish import publish_annotations
+from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.mmap_file import map_file
 from streamer.manifest.model import Chunk, Codec, Extent, Facts, ObjectRecord
-from streamer.manifest.staging import settle, workplace
+from streamer.manifest.staging import workplace
 from streamer.recode.messages import Job
 from streamer.recode.pool import RecoderPool
 from streamer.recode.results import Recoded
@@ -95,10 +95,7 @@ def publish(made: Recoded, place: Path, root: Path) -> str:
     hashes = np.frombuffer(buffers[0], np.int64)
     keys, rows = (_strings(len(hashes), buffers[number], buffers[number + 2]) for number in (1, 2))
     head = msgspec.json.decode(buffers[5], type=Head)
-    table: Table = {"hash": hashes, "key": keys, "row": rows}
-    write_table(place / ROWS_NAME, table)
-    (place / HEAD_NAME).write_bytes(msgspec.json.encode(head))
-    return settle(place, root / head.digest(table), check=AnnotationTable.open_verified).name
+    return publish_annotations(head, {"hash": hashes, "key": keys, "row": rows}, place, root).name
 
 
 def _strings(count: int, offsets: memoryview, content: memoryview) -> BinaryColumn:

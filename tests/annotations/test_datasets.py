@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing.resource_tracker
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -254,3 +255,22 @@ def test_show_prints_them(folder: Path, tmp_path: Path) -> None:
     )
     assert "boxes" in done.stdout
     assert "image_id  int 4" in done.stdout
+
+
+def test_a_removed_cache_folder_gets_its_tables_back(
+    opened: Open, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers that start afterwards open the table of the dataset, also where its file has changed."""
+    monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
+    cache = tmp_path / "cache"
+    table = labels_in(tmp_path)
+    dataset = opened(folder, annotations=str(table), cache_dir=cache)
+    digest = dataset._opening.prepare(4, None).facts()["annotations"]
+    with StreamingDataLoader(dataset, batch_size=5, num_workers=1, collate_fn=list) as loader:
+        list(loader)
+    table.write_text("file_name,tag\n")
+    shutil.rmtree(cache)
+    assert opened(folder, cache_dir=cache)[2]  # its chunk is fetched: the engine sees that the folder is gone
+    assert (cache / "manifests" / str(digest)).is_dir()
+    with StreamingDataLoader(dataset, batch_size=5, num_workers=1, collate_fn=list) as loader:
+        assert {int(s["npy"][0]): s["tag"] for batch in loader for s in batch} == {n: 3 * n for n in range(COUNT)}
