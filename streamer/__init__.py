@@ -14,19 +14,19 @@ from streamer.version import VERSION
 
 if TYPE_CHECKING:
     from streamer import errors as errors
+    from streamer.joining.annotations import Annotations as Annotations
     from streamer.loader.batch.ragged import Ragged as Ragged
     from streamer.loader.dataloader import StreamingDataLoader as StreamingDataLoader
     from streamer.loader.dataset import StreamingDataset as StreamingDataset
     from streamer.loader.device.prefetcher import DevicePrefetcher as DevicePrefetcher
     from streamer.loader.mixed_dataset import MixedDataset as MixedDataset
-    from streamer.loader.rank.annotations import Annotations as Annotations
     from streamer.order.growing.options import Growing as Growing
     from streamer.shards.pack import pack as pack
 
 __version__ = VERSION
 
 _HOMES = {
-    "Annotations": "streamer.loader.rank.annotations",
+    "Annotations": "streamer.joining.annotations",
     "StreamingDataset": "streamer.loader.dataset",
     "StreamingDataLoader": "streamer.loader.dataloader",
     "DevicePrefetcher": "streamer.loader.device.prefetcher",

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from streamer.client.engine_client import EngineClient
+    from streamer.joining.joiner import JoinRules
     from streamer.loader.rank.single_reads import StreamedBytes
-    from streamer.loader.samples.joined import JoinRules
     from streamer.loader.samples.maker import SampleLocation, SampleMaker
     from streamer.manifest.table import Manifest
 
@@ -113,9 +113,10 @@ def value_text(value: object) -> str:
 
 def _joined(arguments: argparse.Namespace, manifest: Manifest, client: EngineClient) -> JoinRules | None:
     """The annotations that are named, or beside the files."""
-    from streamer.loader.rank.annotations import Annotations
-    from streamer.loader.rank.joining import annotations_of, find_table
-    from streamer.loader.samples.joined import JoinRules
+    from streamer.joining.annotations import Annotations
+    from streamer.joining.joiner import JoinRules
+    from streamer.joining.matching import annotations_of
+    from streamer.loader.rank.joining import find_table
 
     found = annotations_of(manifest, Annotations.of(arguments.annotations), arguments.urls)
     return None if found is None else JoinRules(find_table(client, found), "empty", found.on)

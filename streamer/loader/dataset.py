@@ -11,9 +11,9 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from streamer.decode.dispatch import DecodeRule
 from streamer.formats.base import Format
+from streamer.joining.annotations import Annotations
 from streamer.loader import checks
 from streamer.loader.epoch_dataset import EpochDataset
-from streamer.loader.rank.annotations import Annotations
 from streamer.loader.rank.dataset_options import DatasetOptions, FixedArguments, OnChange, OnDamage, as_urls
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.loader_side import DatasetSide

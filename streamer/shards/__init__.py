@@ -11,6 +11,7 @@ spool.py       its temporary file
 receipts.py    what is known of a shard that is done
 reading.py     the samples of a source, some at a time; blocks are decoded here
 outputs/       what a shard is written as: a tar, Parquet, or tokens
+annotations.py the table that is joined to samples
 task.py        reads samples, writes a shard, uploads it, writes its receipt
 
 All of them:

@@ -54,6 +54,10 @@ class Job(msgspec.Struct, frozen=True):
         """Below the destination."""
         return f"{self.prefix}{number:06d}.{_ENDINGS.get(self.output, self.output)}"
 
+    def table_folder(self, digest: str) -> str:
+        """Of the annotations of its source, below the destination."""
+        return f"{self.folder}{digest}/"
+
     def index_name(self, number: int) -> str:
         """Of the index file of a shard of tokens, below the destination."""
         return f"{self.prefix}{number:06d}.idx"

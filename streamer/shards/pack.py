@@ -15,6 +15,7 @@ from streamer.config import parse_bytes
 from streamer.errors import ConfigError, PackError
 from streamer.executors.runner import runner
 from streamer.indexing.source import Source
+from streamer.joining.annotations import Annotations
 from streamer.shards.destination import folder_url
 from streamer.shards.iterable import NO_SAMPLES, pack_iterable, take_sample
 from streamer.shards.job import Job, Transform
@@ -32,6 +33,7 @@ def pack(
     *,
     transform: Transform | None = None,
     fields: Mapping[str, str] | Sequence[str] | None = None,
+    annotations: str | Annotations | Mapping[str, object] | None = None,
     order: Order = "manifest",
     seed: int = 0,
     shard_bytes: int | str = "1GB",
@@ -60,6 +62,8 @@ def pack(
         transform: gets each sample as a dict of bytes with its "__key__", and returns a dict as above, or None to leave
             the sample out. Samples of class folders have a "label".
         fields: those to write, as the source names them, or a mapping from their names to new ones; None: all.
+        annotations: the url of a file with labels, boxes or texts, which samples get as fields; with options:
+            `Annotations`, as for `StreamingDataset`. None: the metadata.csv, .jsonl or .parquet beside the files.
         order: "manifest"; "name" (raw files only); or "shuffle": of raw files all at random, of others whole chunks,
             with the samples of those that are read together (128 MiB) mixed.
         seed: of the shuffle.
@@ -91,7 +95,7 @@ def pack(
     callbacks = Callbacks(on_progress=on_progress)
     urls = _urls(source)
     if urls is None:
-        if transform is not None or fields is not None:
+        if transform is not None or fields is not None or annotations is not None:
             raise ConfigError("an iterable is packed as it is: change the samples where they are made", field="source")
         check_output(format, vocabulary)
         samples, fields_described = _described(cast("Iterable[Mapping[str, Any]]", source), format, vocabulary)
@@ -107,7 +111,19 @@ def pack(
                 manifest=manifest,
                 options=dict(storage_options or {}),
             ),
-            Writing(target, prefix, size, order, seed, _renaming(fields), transform, out_options, format, vocabulary),
+            Writing(
+                url=target,
+                prefix=prefix,
+                shard_bytes=size,
+                order=order,
+                seed=seed,
+                fields=_renaming(fields),
+                transform=transform,
+                options=out_options,
+                output=format,
+                vocabulary=vocabulary,
+                annotations=Annotations.of(annotations),
+            ),
             Path(folder),
             running,
             callbacks,

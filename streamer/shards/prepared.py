@@ -11,9 +11,14 @@ from streamer.errors import ConfigError
 from streamer.executors.runner import Runner
 from streamer.executors.running import run_all
 from streamer.indexing.source import Source, manifest_of_source
+from streamer.joining.annotations import Annotations
+from streamer.joining.joiner import JoinRules
+from streamer.joining.matching import annotations_of, matched
+from streamer.manifest.annotations import AnnotationTable
 from streamer.manifest.builder.build import BuildOptions
 from streamer.manifest.model import Facts
 from streamer.manifest.table import Manifest
+from streamer.shards.annotations import make_table, put_table
 from streamer.shards.destination import folder_url
 from streamer.shards.job import Job, Transform, transform_name
 from streamer.shards.outputs.columns import FIRST_SAMPLES, known_kinds
@@ -23,7 +28,7 @@ from streamer.shards.progress import Callbacks, Follower
 from streamer.shards.reading import Dataset
 from streamer.shards.receipts import Receipt
 from streamer.shards.settle import Packed, claim, settled, shards_there, waited
-from streamer.shards.task import Recipe, ShardTask, kinds_in_shard, pack_shard
+from streamer.shards.task import Recipe, ShardTask, find_kinds, kinds_in_shard, pack_shard
 from streamer.store.urls import shown
 
 
@@ -40,6 +45,7 @@ class Writing(msgspec.Struct, frozen=True):
     options: dict[str, object]
     output: Output = "tar"
     vocabulary: int | None = None
+    annotations: Annotations | None = None
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -70,11 +76,12 @@ def prepare(source: Source, writing: Writing, folder: Path, runner: Runner, call
     plan = make_plan(manifest, writing.order, writing.seed, writing.shard_bytes, overhead)
     if writing.transform is None and writing.output == "tar":
         refuse_double_keys(manifest)
-    content = manifest.content
+    content, joined = manifest.content, _joined(manifest, source, writing, folder)
     recipe = Recipe(
         Dataset(content.format, content.options, manifest.facts),
         writing.fields,
         writing.transform,
+        joined,
         dict(source.options),
         writing.options,
     )
@@ -87,6 +94,8 @@ def prepare(source: Source, writing: Writing, folder: Path, runner: Runner, call
         "shard_bytes": writing.shard_bytes,
         "prefix": writing.prefix,
     }
+    if joined is not None:
+        described["annotations"] = [joined.digest, joined.missing, joined.on]
     prepared = Prepared(manifest, plan, Job(writing.url, writing.prefix, described), recipe)
     return prepared if writing.output == "tar" else _with_fields(prepared, writing, runner)
 
@@ -97,10 +106,25 @@ def _with_fields(prepared: Prepared, writing: Writing, runner: Runner) -> Prepar
     described = {**job.described, "output": writing.output}
     ordinals = prepared.plan.ordinals[:FIRST_SAMPLES]
     task = ShardTask(Job(job.url, job.prefix, described), prepared.recipe, 0, [batch_of(manifest, ordinals)])
-    (kinds,) = run_all(runner, kinds_in_shard, [task])
-    known = {} if writing.transform else _known_kinds(manifest.facts, writing.fields)
+    joined, known = prepared.recipe.joined, _known_kinds(manifest.facts, writing.fields)
+    if joined is None:
+        (kinds,) = run_all(runner, kinds_in_shard, [task])
+    else:  # the table is not yet where other machines find it
+        kinds = waited(find_kinds(task))
+        known |= known_kinds({spec.name: spec.kind for spec in AnnotationTable.open(joined.table).head.fields})
+    known = {} if writing.transform else known
     described |= described_output(writing.output, kinds, known, writing.vocabulary)
     return msgspec.structs.replace(prepared, job=Job(job.url, job.prefix, described))
+
+
+def _joined(manifest: Manifest, source: Source, writing: Writing, folder: Path) -> JoinRules | None:
+    """The annotations of the source, compared with its samples as far as their keys are known."""
+    given = annotations_of(manifest, writing.annotations, source.urls)
+    if given is None:
+        return None
+    joined = waited(make_table(given, source.options, folder))
+    matched(manifest, joined)
+    return joined
 
 
 def _known_kinds(facts: Facts, fields: dict[str, str] | None) -> dict[str, str]:
@@ -117,6 +141,8 @@ def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> Packed:
     """
     job, options, count = prepared.job, prepared.recipe.out_storage_options, prepared.plan.shards
     waited(claim(job, options))
+    if prepared.recipe.joined is not None:
+        waited(put_table(job, options, prepared.recipe.joined.table))
     earlier = waited(shards_there(job, options, count))
     follower = Follower(prepared.plan, earlier, callbacks.on_progress)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,15 @@ from streamer.fetch import Fetcher
 from streamer.formats.base import Field, Opener
 from streamer.formats.registry import find_format
 from streamer.indexing.stores import Opener as StoreOpener
+from streamer.joining.joiner import Joiner, JoinRules
 from streamer.manifest.builder.bounded_map import plain_errors
 from streamer.manifest.model import SampleName
+from streamer.shards.annotations import rules_here
 from streamer.shards.destination import Destination, agrees, files_of
 from streamer.shards.job import Job, Transform, transform_name
 from streamer.shards.outputs.writer import KindFinder, SampleTaker, field_value, shard_writer
 from streamer.shards.plan import Batch, RecodedBatch, key_of_file
-from streamer.shards.reading import BatchReader, Dataset, ReadBatch
+from streamer.shards.reading import BatchReader, Dataset, Read, ReadBatch
 from streamer.shards.receipts import Receipt, Written
 from streamer.shards.spool import spool_folder, spooled
 from streamer.shards.values import KEY
@@ -36,12 +38,14 @@ class Recipe(msgspec.Struct, frozen=True):
         dataset: what is known of the source.
         fields: those to write, by name in the source, with their new names; None: all.
         transform: called with each sample; None: none.
+        joined: annotations of the samples; None: none.
         storage_options: of the source. out_storage_options: of the destination.
     """
 
     dataset: Dataset
     fields: dict[str, str] | None
     transform: Transform | None
+    joined: JoinRules | None
     storage_options: dict[str, object]
     out_storage_options: dict[str, object]
 
@@ -68,13 +72,14 @@ def pack_shard(task: ShardTask) -> Receipt:
 
 def kinds_in_shard(task: ShardTask) -> list[dict[str, str]]:
     """The kinds of the fields of each sample of a shard, which is not written; raises as `pack_shard`."""
-    return asyncio.run(_kinds_in_shard(task))
+    return asyncio.run(find_kinds(task))
 
 
-async def _kinds_in_shard(task: ShardTask) -> list[dict[str, str]]:
+async def find_kinds(task: ShardTask) -> list[dict[str, str]]:
+    """As `kinds_in_shard`; annotations are those of this machine."""
     finder = KindFinder(task.job.output)
     async with Fetcher(FetchConfig(), StoreOpener(task.recipe.storage_options)) as source:
-        await _write(task, finder, BatchReader(source, task.recipe.dataset))
+        await _write(task, _Making(task.recipe, task.job.output, finder), source)
     return finder.kinds
 
 
@@ -88,8 +93,10 @@ async def _pack_shard(task: ShardTask) -> Receipt:
         if (done := await receipt_there(destination, job, task.number)) is not None:
             return done
         with spooled(spool_folder(job), task.number) as path:
+            if recipe.joined is not None:
+                recipe = msgspec.structs.replace(recipe, joined=await rules_here(destination, job, recipe.joined))
             with shard_writer(job, path) as writer:
-                await _write(task, writer, BatchReader(source, recipe.dataset))
+                await _write(task, _Making(recipe, job.output, writer), source)
                 made = Made(task.number, path, await asyncio.to_thread(writer.finish), writer.index)
             return await upload(destination, job, made)
 
@@ -136,9 +143,9 @@ async def receipt_there(destination: Destination, job: Job, number: int) -> Rece
     return receipt if agrees(job, receipt, there) else None
 
 
-async def _write(task: ShardTask, writer: SampleTaker, reader: BatchReader) -> None:
+async def _write(task: ShardTask, making: _Making, source: Fetcher) -> None:
     """Writes a batch while the next one is on its way."""
-    making = _Making(task.recipe, task.job.output, writer)
+    reader = BatchReader(source, task.recipe.dataset)
     with plain_errors():
         async with asyncio.TaskGroup() as group:
             coming = [group.create_task(reader.read(batch)) for batch in task.batches[:1]]
@@ -151,9 +158,10 @@ async def _write(task: ShardTask, writer: SampleTaker, reader: BatchReader) -> N
 
 
 class _Making:
-    """Opens and changes samples, and gives them to a writer."""
+    """Opens, annotates and changes samples, and gives them to a writer."""
 
     def __init__(self, recipe: Recipe, output: str, writer: SampleTaker) -> None:
+        self._joiner = None if recipe.joined is None else Joiner(recipe.joined, "auto")
         self._recipe, self._output, self._writer = recipe, output, writer
         self._opener: Opener = find_format(recipe.dataset.format, recipe.dataset.options).opener(recipe.dataset.facts)
 
@@ -161,25 +169,31 @@ class _Making:
         """Adds the samples of a batch, whose bytes are not needed afterwards."""
         for read in batch.samples():
             where = f"sample {read.ordinal} of {shown(read.url)}"
-            sample = self._opened(read.content, read.name, where)
+            sample = self._opened(read, where)
             add_sample(self._writer, self._changed(sample, where), read.ordinal, where)
         self._writer.flush()
 
-    def _opened(self, content: memoryview, name: SampleName, where: str) -> dict[str, Any]:
-        """The sample with the fields that are wanted."""
+    def _opened(self, read: Read, where: str) -> dict[str, Any] | None:
+        """The sample with the fields that are wanted, and its annotations; None: it has none, and is left out."""
+        name = read.name
         try:
-            key, fields = self._opener.open(content, name)
-            sample: dict[str, Any] = {}
-            for field in self._wanted(fields, name, where):
-                new, value = field_value(self._output, field)
-                sample[new] = value
+            key, fields = self._opener.open(read.content, name)
+            sample = self._values(self._wanted(fields, name, where))
+            if (label := self._wanted_name("label")) and name.label >= 0:
+                sample.setdefault(label, name.label)
+            if self._joiner is not None:
+                found = self._joiner.fields(str(read.ordinal) if key is None else key, fields)
+                if found is None:
+                    return None
+                sample |= self._values(found)
         except (DecodeError, ValueError) as error:
             raise DecodeError(f"{where}: {error}") from error
         if name.object_key:
             key = key_of_file(name.object_key)
-        if (label := self._wanted_name("label")) and name.label >= 0:
-            sample.setdefault(label, name.label)
         return {KEY: key, **sample} if key is not None else sample
+
+    def _values(self, fields: Iterable[Field]) -> dict[str, Any]:
+        return dict(field_value(self._output, field) for field in fields)
 
     def _wanted(self, fields: Sequence[Field], name: SampleName, where: str) -> Iterator[Field]:
         """The fields that are wanted, under their new names."""
@@ -194,10 +208,10 @@ class _Making:
         wanted = self._recipe.fields
         return name if wanted is None else wanted.get(name)
 
-    def _changed(self, sample: dict[str, Any], where: str) -> Mapping[str, Any] | None:
+    def _changed(self, sample: dict[str, Any] | None, where: str) -> Mapping[str, Any] | None:
         """The sample, transformed; None: it is left out."""
         transform = self._recipe.transform
-        if transform is None:
+        if transform is None or sample is None:
             return sample
         given = {name: bytes(value) if isinstance(value, memoryview) else value for name, value in sample.items()}
         changed = _called(transform, given, where)

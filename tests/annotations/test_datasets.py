@@ -269,7 +269,7 @@ def test_a_removed_cache_folder_gets_its_tables_back(
     with StreamingDataLoader(dataset, batch_size=5, num_workers=1, collate_fn=list) as loader:
         list(loader)
     table.write_text("file_name,tag\n")
-    shutil.rmtree(cache)
+    shutil.rmtree(cache.rename(tmp_path / "away"))
     assert opened(folder, cache_dir=cache)[2]  # its chunk is fetched: the engine sees that the folder is gone
     assert (cache / "manifests" / str(digest)).is_dir()
     with StreamingDataLoader(dataset, batch_size=5, num_workers=1, collate_fn=list) as loader:

@@ -17,7 +17,7 @@ import pytest
 from streamer.errors import ConfigError, RecodeError
 from streamer.formats.annotations.parsed import TableOptions
 from streamer.formats.annotations.recoder import AnnotationRecoder
-from streamer.loader.samples.joined import Joiner, JoinRules
+from streamer.joining.joiner import Joiner, JoinRules
 from streamer.manifest.annotations import AnnotationTable, Head, hash_of
 from streamer.manifest.columns import BinaryColumn
 from streamer.recode.annotations import publish

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_format, add_on, add_storage_options, size, storage_options
+from streamer.cli.options import add_format, add_on, add_storage_options, size, storage_options, url_or_mapping
 from streamer.cli.terminal import Progress, Terminal
 from streamer.config import counted, format_bytes
 
@@ -43,6 +43,7 @@ examples:
   streamer pack s3://bucket/tars/ --out ./shuffled/ --order shuffle --seed 17 --fields jpg,cls
   streamer pack s3://bucket/tars/ --out s3://bucket/table/ --format parquet
   streamer pack s3://bucket/parquet/ --out s3://bucket/tokens/ --format tokens --fields input_ids --vocabulary 50257
+  streamer pack s3://bucket/train2017/ --out s3://bucket/train/ --annotations s3://bucket/instances_train2017.json
   streamer pack s3://bucket/raw/ --out s3://bucket/train/ --dry-run       how many shards, and how large
   streamer verify s3://bucket/train/                                      whether they are still what was written
 """
@@ -86,6 +87,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_fields,
         metavar="A,B=C",
         help="to write, e.g. jpg,cls; with other names: image=jpg,label=cls (default: all)",
+    )
+    parser.add_argument(
+        "--annotations",
+        type=url_or_mapping,
+        metavar="URL",
+        help="a file with labels, boxes or texts, joined by key; or JSON with url, key, fields, missing, on",
     )
     parser.add_argument("--prefix", default="shard-", metavar="TEXT", help="of the shards' names (default: shard-)")
     add_on(parser)
@@ -137,6 +144,7 @@ def _source(arguments: argparse.Namespace) -> Source:
 
 
 def _writing(arguments: argparse.Namespace) -> Writing:
+    from streamer.joining.annotations import Annotations
     from streamer.shards.destination import folder_url
     from streamer.shards.prepared import Writing
 
@@ -152,6 +160,7 @@ def _writing(arguments: argparse.Namespace) -> Writing:
         options=arguments.storage_options if out_options is None else out_options,
         output=arguments.format,
         vocabulary=arguments.vocabulary,
+        annotations=Annotations.of(arguments.annotations),
     )
 
 

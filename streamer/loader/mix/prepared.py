@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from streamer.client.session import EpochSchedule, SessionPart, SessionSpec
 from streamer.errors import Detail
+from streamer.joining.joiner import table_digest
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.mix.plans import Integers, Members, MixPlans
 from streamer.loader.mix.samples import MixMaker, MixRecipe
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.rank_stream import Identity, RankStream, SavedPlace
 from streamer.loader.rank.step_session import Share
-from streamer.loader.samples.joined import table_digest
 from streamer.loader.samples.maker import sample_key
 from streamer.loader.skipping import Skipped
 from streamer.order.mix import MixRequest, MixSource, MixSpec, MixState, SampleCodes, adopt

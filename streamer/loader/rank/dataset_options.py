@@ -20,8 +20,8 @@ from streamer.formats.base import Format
 from streamer.formats.built_in import AUTO
 from streamer.formats.names import field_name
 from streamer.formats.registry import find_format
+from streamer.joining.annotations import Annotations
 from streamer.loader import checks
-from streamer.loader.rank.annotations import Annotations
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError
 from streamer.order.growing import Growing

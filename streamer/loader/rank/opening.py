@@ -18,19 +18,20 @@ from streamer.config import Environment, RankConfig
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.transforms import as_transform
 from streamer.errors import ConfigError, StreamerError
+from streamer.joining.annotations import Annotations
+from streamer.joining.joiner import JoinRules, table_digest
+from streamer.joining.matching import annotations_of
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.rank.agreement import agree, compared, detect, gather_for
-from streamer.loader.rank.annotations import Annotations
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.dataset_options import DatasetOptions
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.growing.prepared import GrowingPrepared
-from streamer.loader.rank.joining import annotations_of, both_digests, find_table, kept
+from streamer.loader.rank.joining import both_digests, find_table, kept
 from streamer.loader.rank.prepared import Prepared
 from streamer.loader.rank.rank_stream import Identity, RankStream, StreamNames
 from streamer.loader.rank.selections import Choice, choose
 from streamer.loader.rank.single_reads import StreamedBytes, find_key
-from streamer.loader.samples.joined import JoinRules, table_digest
 from streamer.loader.samples.maker import SampleMaker, SampleRules
 from streamer.loader.samples.opened import OpenedDataset
 from streamer.loader.samples.recipe import SampleRecipe

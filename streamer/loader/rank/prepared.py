@@ -8,10 +8,10 @@ import msgspec
 
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.errors import ConfigError, Detail
+from streamer.joining.joiner import table_digest
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.rank_stream import Identity, RankStream, SavedPlace
 from streamer.loader.rank.step_session import Integers, Share, open_bytes
-from streamer.loader.samples.joined import table_digest
 from streamer.loader.samples.maker import CachedBytes, SampleMaker, sample_key
 from streamer.loader.samples.opened import OpenedDataset
 from streamer.loader.samples.recipe import Plans, SampleRecipe

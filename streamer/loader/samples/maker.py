@@ -19,8 +19,8 @@ from streamer.decode.transforms import OnField, takes
 from streamer.errors import DecodeError, IntegrityError, WorkerError
 from streamer.formats.base import Field, SampleName
 from streamer.formats.registry import open_format
+from streamer.joining.joiner import Joiner, JoinRules
 from streamer.loader.contracts import ChunkUnreadableError
-from streamer.loader.samples.joined import Joiner, JoinRules
 from streamer.loader.samples.seeding import SampleDraws, SeededCode, sample_seeds
 from streamer.manifest.table import Manifest
 

@@ -13,6 +13,7 @@ from torch.utils.data import get_worker_info
 
 from streamer.client.session import EpochSchedule, SessionPart, SessionSpec
 from streamer.errors import ConfigError, Detail, StateError
+from streamer.joining.joiner import table_digest
 from streamer.loader.contracts import StepSession
 from streamer.loader.rank.agreement import gather_for
 from streamer.loader.rank.connections import EngineConnections
@@ -22,7 +23,6 @@ from streamer.loader.rank.growing.session import Admissions, GrowingSession, Roo
 from streamer.loader.rank.rank_stream import Identity, RankStream, SavedPlace
 from streamer.loader.rank.step_session import Integers, Share
 from streamer.loader.samples.growing import GrowingMaker, GrowingPlans, GrowingRecipe, SampleNumbers
-from streamer.loader.samples.joined import table_digest
 from streamer.loader.samples.maker import CachedBytes, SampleMaker, sample_key
 from streamer.loader.samples.opened import OpenedDataset
 from streamer.loader.samples.recipe import SampleRecipe

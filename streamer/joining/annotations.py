@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
 from streamer.errors import ConfigError
 from streamer.formats.annotations.parsed import ending_of
-from streamer.loader import checks
-from streamer.loader.samples.joined import Missing
+from streamer.joining.joiner import Missing
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,14 @@ class Annotations:
     on: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "url", checks.path("annotations", self.url))
+        try:
+            object.__setattr__(self, "url", os.fspath(self.url))
+        except TypeError as error:
+            raise ConfigError(f"annotations={self.url!r} is no path", field="annotations") from error
         ending_of(self.url)
-        checks.one_of("missing", self.missing, get_args(Missing))
+        if self.missing not in get_args(Missing):
+            allowed = ", ".join(map(repr, get_args(Missing)))
+            raise ConfigError(f"missing={self.missing!r} is none of {allowed}", field="missing")
         if isinstance(self.fields, str) or not all(isinstance(name, str) for name in self.fields or ()):
             raise ConfigError(f"fields={self.fields!r}: give a sequence of names", field="fields")
 

@@ -82,12 +82,8 @@ class Joiner:
         Raises:
             DecodeError: it has none, or no key, or one cannot be decoded.
         """
-        name = key if self._rules.on is None else self._key_in(fields)
-        if (row := self.table.find(name)) < 0:
-            if self._rules.missing == "empty":
-                return self._decode(key, self._empty)
-            raise DecodeError(no_row(self.table, name), sample=key)
-        record = memoryview(self.table.row(row))
+        if (record := self._record(key, fields)) is None:
+            return self._decode(key, self._empty)
         values, nulls = self._opener.values(record)
         if self._kinds_known and not nulls:
             try:
@@ -95,6 +91,29 @@ class Joiner:
             except Exception:  # noqa: BLE001 - raised again below, with the name of the field
                 pass
         return self._decode(key, self._opener.open(record, _NO_NAME)[1])
+
+    def fields(self, key: str, fields: Sequence[Field]) -> Sequence[Field] | None:
+        """The annotations of a sample, undecoded; None: it has none, and such samples are left out.
+
+        Raises:
+            DecodeError: as `values`.
+        """
+        if self._rules.missing == "drop" and self.table.find(self._name(key, fields)) < 0:
+            return None
+        record = self._record(key, fields)
+        return self._empty if record is None else self._opener.open(record, _NO_NAME)[1]
+
+    def _record(self, key: str, fields: Sequence[Field]) -> memoryview | None:
+        """None: the sample has no row, and may have none."""
+        name = self._name(key, fields)
+        if (row := self.table.find(name)) >= 0:
+            return memoryview(self.table.row(row))
+        if self._rules.missing != "empty":
+            raise DecodeError(no_row(self.table, name), sample=key)
+        return None
+
+    def _name(self, key: str, fields: Sequence[Field]) -> str:
+        return key if self._rules.on is None else self._key_in(fields)
 
     def _key_in(self, fields: Sequence[Field]) -> str:
         found = [field for field in fields if field.name == self._rules.on]

@@ -1,0 +1,98 @@
+"""A file of annotations as a job for a recoder, and the table of what it makes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from streamer.config import format_bytes
+from streamer.errors import ConfigError, ManifestError, RecodeError
+from streamer.fetch import Fetcher
+from streamer.formats.annotations.parsed import MOST_FILE_BYTES, TableOptions, ending_of
+from streamer.manifest.annotations import ANNOTATIONS, Head
+from streamer.manifest.blocks import Block, encode_hints
+from streamer.manifest.builder.publish import publish_annotations
+from streamer.manifest.columns import BinaryColumn
+from streamer.manifest.mmap_file import map_file
+from streamer.manifest.model import Chunk, Codec, Extent, Facts, ObjectRecord
+from streamer.recode.messages import Job
+from streamer.recode.results import Recoded
+
+# Read at once, into memory; the file itself goes to the disk, because it may be longer than that.
+_WINDOW_BYTES = 64 << 20
+
+
+@contextmanager
+def parsing(url: str) -> Iterator[None]:
+    """Errors of a recoder are those of the file.
+
+    Raises:
+        ManifestError: it cannot be parsed; names it and the reason.
+    """
+    try:
+        yield
+    except RecodeError as error:
+        reason = error.details.get("reason", error.message)
+        raise ManifestError(f"annotations {url}: {reason}", url=url, reason=reason) from error
+
+
+async def mapped_file(options: TableOptions, record: ObjectRecord, place: Path, fetcher: Fetcher) -> memoryview:
+    """The bytes of the file, on the disk below `place` as long as they are in use.
+
+    Raises:
+        ConfigError: it is too long, or of a kind that is not read.
+        StoreError: it cannot be read.
+    """
+    ending_of(options.url)
+    if record.size > MOST_FILE_BYTES:
+        raise ConfigError(
+            f"annotations={options.url!r} has {format_bytes(record.size)}; up to {format_bytes(MOST_FILE_BYTES)} are "
+            "read: write them as Parquet, or leave out what is not needed",
+            field="annotations",
+        )
+    file = place / "annotations"
+    await fetch_file(record, file, fetcher)
+    content = await asyncio.to_thread(map_file, file) if record.size else memoryview(b"")
+    file.unlink()
+    return content
+
+
+async def fetch_file(record: ObjectRecord, file: Path, fetcher: Fetcher) -> None:
+    """Copies an object to a file of this machine."""
+    with file.open("wb") as out:
+        for start in range(0, record.size, _WINDOW_BYTES):
+            window = await fetcher.read(Extent(record, start, min(start + _WINDOW_BYTES, record.size)))
+            await asyncio.to_thread(out.write, window)
+
+
+def job_of(options: TableOptions, record: ObjectRecord) -> Job:
+    """A file as one block, of which nothing is known; its table is planned to take as much as it."""
+    hint = encode_hints([Block(((0, record.size),), -1, 0)])
+    return Job(ANNOTATIONS, msgspec.to_builtins(options), Facts(), hint, -1, record.size, record.size)
+
+
+def chunk_of(record: ObjectRecord) -> Chunk:
+    """For messages about the file."""
+    whole = (Extent(record, 0, record.size),)
+    return Chunk(-1, b"", whole, -1, -1, record.size, record.size, Codec.RECORDS)
+
+
+def publish(made: Recoded, place: Path, root: Path) -> str:
+    """Writes what a recoder has made (see `formats.annotations.recoder`) as `<root>/<digest>/`; returns the digest."""
+    edges = made.offsets.tolist()
+    buffers = [made.content[start:stop] for start, stop in pairwise(edges)]
+    hashes = np.frombuffer(buffers[0], np.int64)
+    keys, rows = (_strings(len(hashes), buffers[number], buffers[number + 2]) for number in (1, 2))
+    head = msgspec.json.decode(buffers[5], type=Head)
+    return publish_annotations(head, {"hash": hashes, "key": keys, "row": rows}, place, root).name
+
+
+def _strings(count: int, offsets: memoryview, content: memoryview) -> BinaryColumn:
+    dtype = np.int32 if len(offsets) == 4 * (count + 1) else np.int64
+    return BinaryColumn(np.frombuffer(offsets, dtype), np.frombuffer(content, np.uint8))  # type: ignore[arg-type]

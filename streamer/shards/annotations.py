@@ -1,0 +1,77 @@
+"""Annotations of a source: parsed once, put beside the receipts, joined by the tasks."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from streamer.absolute import absolute
+from streamer.config import FetchConfig
+from streamer.errors import ConfigError
+from streamer.fetch import Fetcher
+from streamer.formats.annotations.parsed import TableOptions
+from streamer.indexing.stores import Opener
+from streamer.joining.annotations import Annotations
+from streamer.joining.joiner import JoinRules
+from streamer.manifest.annotations import HEAD_NAME, ROWS_NAME, AnnotationTable
+from streamer.manifest.staging import settle, workplace
+from streamer.recode.annotation_file import fetch_file
+from streamer.recode.in_process import build_table_here
+from streamer.shards.destination import Destination
+from streamer.shards.job import Job
+from streamer.shards.spool import spool_folder, spooled
+
+_FILES = (ROWS_NAME, HEAD_NAME)
+
+
+async def make_table(annotations: Annotations, options: Mapping[str, object], root: Path) -> JoinRules:
+    """Makes the table of a file of annotations.
+
+    Args:
+        annotations: which.
+        options: of its store.
+        root: the table is written to a folder below.
+
+    Raises:
+        ManifestError: it cannot be parsed; names it and the reason.
+        ConfigError: a key or field that it does not have, several files, or a missing library.
+        StoreError: it cannot be read.
+    """
+    url = absolute(annotations.url)
+    async with Fetcher(FetchConfig(), Opener(options)) as fetcher:
+        records = [record for page in await fetcher.list(url) for record in page]
+        if len(records) != 1:
+            raise ConfigError(f"annotations={url!r}: {len(records)} objects, not one file", field="annotations")
+        fields = None if annotations.fields is None else tuple(annotations.fields)
+        table = await build_table_here(TableOptions(url, annotations.key, fields), records[0], root, fetcher)
+    return JoinRules(table, annotations.missing, annotations.on)
+
+
+async def put_table(job: Job, options: Mapping[str, object], table: Path) -> None:
+    """Puts a table beside the receipts, where tasks on other machines find it."""
+    async with Destination(job.url, options) as destination:
+        for name in _FILES:
+            with spooled(spool_folder(job), 0) as place:
+                shutil.copyfile(table / name, place)
+                await destination.put_file(f"{job.table_folder(table.name)}{name}", place)
+
+
+async def rules_here(destination: Destination, job: Job, rules: JoinRules) -> JoinRules:
+    """The rules, with a table on this machine: the one that was made here, else a copy for all of its processes.
+
+    Raises:
+        ManifestError: it cannot be written.
+        StoreError: it cannot be read.
+    """
+    if rules.table.is_dir():
+        return rules
+    target = spool_folder(job) / rules.digest
+    if not target.is_dir():
+        folder = job.table_folder(rules.digest)
+        records = await destination.records(folder)
+        with workplace(target.parent) as place:
+            for name in _FILES:
+                await fetch_file(records[folder + name], place / name, destination.fetcher)
+            settle(place, target, durable=False, check=AnnotationTable.open_verified)
+    return JoinRules(target, rules.missing, rules.on)
