@@ -340,7 +340,7 @@ class Engine:
 
         root = self.cache.root / "manifests"
         again = [partial(publish_again, dataset.manifest) for dataset in self.datasets.all()]
-        again += [partial(publish_annotations_again, table) for table in self.manifests.store.tables.values()]
+        again += [partial(publish_annotations_again, table) for table in list(self.manifests.store.tables.values())]
         for publish in again:
             try:
                 publish(root)

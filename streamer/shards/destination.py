@@ -127,8 +127,8 @@ def files_of(job: Job, receipt: Receipt) -> dict[str, tuple[int, str]]:
 
 def agrees(job: Job, receipt: Receipt, records: Mapping[str, ObjectRecord]) -> bool:
     """Whether the files of a shard are those that the receipt is about."""
-    found = {name: (records[name].size, records[name].version) for name in files_of(job, receipt) if name in records}
-    return found == files_of(job, receipt)
+    expected = files_of(job, receipt)
+    return expected == {name: (records[name].size, records[name].version) for name in expected if name in records}
 
 
 def folder_url(url: str) -> str:

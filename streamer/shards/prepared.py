@@ -63,7 +63,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 def prepare(source: Source, writing: Writing, folder: Path, runner: Runner, callbacks: Callbacks) -> Prepared:
-    """Indexes the source and plans the shards; writes nothing but the manifest of the source, to `folder`.
+    """Indexes the source and plans the shards; writes nothing but its manifest and annotations, to `folder`.
 
     Raises:
         ConfigError, PackError, ManifestError, StoreError: as `pack`.
