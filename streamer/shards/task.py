@@ -119,15 +119,16 @@ class Made(msgspec.Struct, frozen=True):
 
 async def upload(destination: Destination, job: Job, made: Made) -> Receipt:
     """Uploads a shard that is written, its index before it, then puts its receipt."""
-    number, versions = made.number, {}
+    number, index_version = made.number, ""
     if made.index:
         with spooled(spool_folder(job), number) as place:
             place.write_bytes(made.index)
-            versions["index_version"] = (await destination.put_file(job.index_name(number), place)).version
+            index_version = (await destination.put_file(job.index_name(number), place)).version
     record = await destination.put_file(job.shard_name(number), made.path)
     if record.size != made.written.size:
         raise PackError(f"{shown(record.url)} has {record.size} bytes after its upload, not {made.written.size}")
-    receipt = Receipt(shard=number, version=record.version, **versions, **msgspec.structs.asdict(made.written))
+    written = msgspec.structs.asdict(made.written)
+    receipt = Receipt(shard=number, version=record.version, index_version=index_version, **written)
     await destination.put_receipt(job, receipt)
     return receipt
 

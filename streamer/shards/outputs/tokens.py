@@ -23,7 +23,7 @@ from streamer.shards.receipts import Written, packed_numbers
 from streamer.shards.values import KEY, Sample
 
 _SHORT, _WIDE = "<u2", "<i4"
-# As `DType.optimal_dtype` of Megatron-LM has it: files of one vocabulary have one dtype, whoever wrote them.
+# As `DType.optimal_dtype` of Megatron-LM has it: its own files of the same vocabulary have the same dtype.
 _SHORT_VOCABULARY = 65_500
 MOST_TOKENS = 1 << 31
 _LIMITS = {_SHORT: 1 << 16, _WIDE: MOST_TOKENS}
