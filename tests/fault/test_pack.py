@@ -342,7 +342,7 @@ def test_a_full_disk_is_said(
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("make", "count", "size"),
-    [(make_files, 10_000, ("200kB",)), (make_files, 100_000, ("2MB",)), (make_lines, 50_000, ("200kB", "tokens"))],
+    [(make_files, 10_000, ("200kB",)), (make_files, 100_000, ("2MB",)), (make_lines, 20_000, ("100kB", "tokens"))],
 )
 def test_kills_at_random_places(
     store: Store, tmp_path: Path, make: Callable[[Path, int], Path], count: int, size: tuple[str, ...]
