@@ -22,6 +22,7 @@ from streamer.manifest.model import SampleName
 from streamer.shards.annotations import rules_here
 from streamer.shards.destination import Destination, agrees, files_of
 from streamer.shards.job import Job, Transform, transform_name
+from streamer.shards.outputs.columns import given_value
 from streamer.shards.outputs.writer import KindFinder, SampleTaker, field_value, shard_writer
 from streamer.shards.plan import Batch, RecodedBatch, key_of_file
 from streamer.shards.reading import BatchReader, Dataset, Read, ReadBatch
@@ -214,7 +215,7 @@ class _Making:
         transform = self._recipe.transform
         if transform is None or sample is None:
             return sample
-        given = {name: bytes(value) if isinstance(value, memoryview) else value for name, value in sample.items()}
+        given = {name: given_value(value) for name, value in sample.items()}
         changed = _called(transform, given, where)
         return None if changed is None else {**({KEY: sample[KEY]} if KEY in sample else {}), **changed}
 

@@ -69,6 +69,7 @@ def test_objects_become_fields(
         assert sample == {"npy": wanted["npy"], "segmentation.json": wanted["segmentation"]}
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_same(folder: Path, tmp_path: Path, here: ThreadPoolExecutor) -> None:
     """In a process of its own."""
     told = {"url": str(coco_in(tmp_path)), "fields": FIELDS}

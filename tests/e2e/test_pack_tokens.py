@@ -77,7 +77,7 @@ def test_what_a_program_makes_becomes_tokens(folders: Path, expected: list[list[
     packed = streamer.pack(made(1000), target, format="tokens", vocabulary=50_257, shard_bytes="100kB")
     assert (packed.shards, packed.samples, packed.bytes) == (3, 1000, 2 * sum(map(len, expected)))
     assert documents(target) == expected
-    assert main(["index", f"{target}/", "--out", f"{folders}/manifest", "--on", "processes:1"]) == 0
+    assert main(["index", f"{target}/", "--out", f"{folders}/manifest"]) == 0
     assert Manifest.open(folders / "manifest").digest == packed.digest
     dataset = StreamingDataset(f"{target}/", shuffle=False)
     assert [sample["tokens"].tolist() for sample in cast("Iterable[dict[str, Any]]", dataset)] == expected
@@ -97,7 +97,7 @@ def test_columns_and_lists_become_tokens(folders: Path, expected: list[list[int]
     texts = [f"number {i}" for i in range(len(expected))]
     pq.write_table(pa.table({"input_ids": expected, "text": texts}), folders / "source/a.parquet")
     (folders / "lines").mkdir()
-    (folders / "lines/a.jsonl").write_text("".join(f'{{"ids": {ids}, "n": 1}}\n' for ids in expected))
+    (folders / "lines/a.jsonl").write_text("".join(f'{{"ids": {ids}, "text": "{len(ids)}"}}\n' for ids in expected))
     small: dict[str, Any] = {"format": "tokens", "shard_bytes": "100kB"}
     other = ["pack", f"{folders}/source", "--out", f"{folders}/other", "--format", "tokens", "--on", "processes:1"]
     assert main([*other, "--shard-size", "100kB"]) == 0
@@ -107,15 +107,21 @@ def test_columns_and_lists_become_tokens(folders: Path, expected: list[list[int]
         small["vocabulary"] = 50_000
         streamer.pack(folders / "lines", folders / "short", **small)
         streamer.pack(folders / "short", folders / "again", order="shuffle", transform=_with_end, **small)
+        streamer.pack(folders / "lines", folders / "texts", transform=_tokenized, **small)
     assert packed.bytes == 4 * sum(map(len, expected))
     assert documents(folders / "one") == expected
     assert files_of(folders / "one") == files_of(folders / "other")
     assert documents(folders / "short") == expected
+    assert documents(folders / "texts") == [[*str(len(ids)).encode()] for ids in expected]
     assert sorted(documents(folders / "again")) == sorted([*ids, 3] for ids in expected)
 
 
 def _with_end(sample: dict[str, Any]) -> dict[str, Any]:
     return {"tokens": np.append(sample["tokens"], 3)}
+
+
+def _tokenized(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"tokens": [*sample["text"].encode()]}
 
 
 PROGRAM = """
@@ -145,6 +151,7 @@ def test_a_killed_pack_goes_on(folders: Path) -> None:
     assert list(target.rglob("*.spool")) == []
 
 
+@pytest.mark.slow
 def test_an_index_file_is_part_of_its_shard(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`verify` names one that is gone or differs; a pack writes it again, and nothing else."""
     target, arguments = folders / "tokens", {"format": "tokens", "shard_bytes": "200kB"}

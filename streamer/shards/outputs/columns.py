@@ -76,6 +76,13 @@ def field_value(field: Field) -> tuple[str, object]:
     return (field.name, field.content) if field.kind in _PICTURES else value_of(field)
 
 
+def given_value(value: object) -> object:
+    """A value of a source as a transform gets it."""
+    if isinstance(value, JsonText):
+        return json.loads(value)
+    return bytes(value) if isinstance(value, memoryview) else value
+
+
 def plain_values(sample: Sample) -> dict[str, object]:
     """The values of a sample by column. Names that begin with two underscores are left out, except the key.
 
