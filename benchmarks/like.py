@@ -1,6 +1,6 @@
 """How many emulated accelerators two cores feed, the store beside them: `streamer bench --like` against s3sim.
 
-    python benchmarks/like.py [--only retinanet resnet50] [--rounds 5] [--keep DIR] [--accelerators 2 12]
+    python benchmarks/like.py [--only retinanet resnet50] [--phase warm] [--rounds 5] [--keep DIR] [--accelerators 2 12]
 
 The data of every workload is generated once (20 GB in all; `--keep` leaves it for the next run) and served by the
 simulator with the profile of S3 within its region. `--rounds` searches, in turns over the workloads; with
@@ -22,6 +22,7 @@ from report import kept
 from s3sim import S3_PROFILE, Simulator, simulator
 
 from streamer.cli.bench.generate import generate
+from streamer.cli.bench.like import PHASES
 from streamer.cli.bench.workloads import WORKLOADS
 
 # Accelerators that are to be fed on two cores.
@@ -41,6 +42,8 @@ def bench(name: str, server: Simulator, options: argparse.Namespace, root: Path)
     command = [sys.executable, "-m", "streamer", "bench", "--like", name, "--data", f"s3://bucket/{name}/"]
     command += ["--storage-options", json.dumps(server.options), "--json", str(report), "--keep", str(root / "caches")]
     command += ["--workers", str(options.workers), "--worker-type", options.worker_type]
+    if options.phase:
+        command += ["--only", options.phase]
     if options.accelerators:
         command += ["--accelerators", *map(str, options.accelerators)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -50,6 +53,7 @@ def bench(name: str, server: Simulator, options: argparse.Namespace, root: Path)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--phase", choices=PHASES)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--worker-type", choices=("process", "thread"), default="process")
@@ -62,7 +66,9 @@ def main() -> None:
         root = (options.keep or Path(place)).absolute()
         for name in options.only:
             generate(WORKLOADS[name], root / "bucket" / name, options.objects or WORKLOADS[name].objects)
-        with simulator(root, *S3_PROFILE, command=options.s3sim) as server, kept("like", keep=options.objects is None):
+        part = [] if len(options.only) == len(WORKLOADS) else options.only
+        file = "-".join(["like", *part, *filter(None, [options.phase])])
+        with simulator(root, *S3_PROFILE, command=options.s3sim) as server, kept(file, keep=options.objects is None):
             measure(server, options, root)
 
 
