@@ -26,6 +26,7 @@ from streamer.loader.skipping import OnError
 from streamer.loader.torch_arguments import last_batch_of
 from streamer.order.growing import Growing
 from streamer.order.plan import LastBatch
+from streamer.order.spec import Cut
 
 Url = str | os.PathLike[str]
 
@@ -85,6 +86,9 @@ class StreamingDataset(FixedArguments, EpochDataset):
         engine: "unix:/path" of a running engine; None: $STREAMER_ENGINE, else one is started.
         rank, world_size: override torch.distributed and the environment (torchrun, SLURM); both or neither.
         lanes, shuffle_window: override the automatic choice (chunks open over all nodes).
+        cut: what decides which chunks share a lane, and so a node: "fixed", the seed; "common", the chunks' keys, so
+            that a run with another seed finds the same chunks in the same caches; "redrawn", seed and epoch. None:
+            "fixed", or that of the state that is loaded.
         stream: distinguishes two datasets of one job with the same data and shuffle but different batches; loaders of
             one dataset need none.
 
@@ -126,6 +130,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         world_size: int | None = None,
         lanes: int | None = None,
         shuffle_window: int | None = None,
+        cut: Cut | None = None,
         stream: str = "",
     ) -> None:
         options = DatasetOptions(
@@ -140,6 +145,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
             batch_size=batch_size,
             lanes=lanes,
             shuffle_window=shuffle_window,
+            cut=cut,
             decode=decode,
             transform=transform,
             allow_pickle=allow_pickle,

@@ -282,8 +282,7 @@ def _sample_hash(manifest: Manifest, ordinals: Int64Array, seed: int) -> NDArray
         base, place = hash_keys(keys), np.zeros(len(keys), np.uint64)
     else:
         chunk, _, _ = manifest.locate(ordinals)
-        words = np.ascontiguousarray(manifest.chunk_keys[:, :8]).view("<u8").reshape(-1)
-        base, place = words[chunk], (ordinals - manifest.chunk_first[chunk]).astype(np.uint64)
+        base, place = manifest.chunk_words[chunk], (ordinals - manifest.chunk_first[chunk]).astype(np.uint64)
     return mix(fold_each(fold(seed), base) + place + GAMMA)
 
 

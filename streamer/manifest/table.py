@@ -138,6 +138,11 @@ class Manifest:
         """Names of the chunks in the cache: uint8, shape (M, 16)."""
         return self.column("chunks", "key").view(np.uint8)
 
+    @property
+    def chunk_words(self) -> NDArray[np.uint64]:
+        """The first 8 bytes of the chunks' keys, little-endian: uint64, shape (M,)."""
+        return np.ascontiguousarray(self.chunk_keys[:, :8]).view("<u8").reshape(-1).astype(np.uint64, copy=False)
+
     @cached_property
     def labels(self) -> NDArray[np.int32]:
         """Class numbers by sample, -1 for none: int32, shape (n,); empty for containers."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from streamer.order.hashing import TAG_CUT, TAG_LANE, Chunks, Integers, fold, fold_each
+from streamer.errors import ConfigError
+from streamer.order.hashing import TAG_COMMON, TAG_CUT, TAG_LANE, Chunks, Integers, Words, fold, fold_each
 from streamer.order.spec import OrderSpec
 
 
@@ -46,7 +47,9 @@ class LaneCut(msgspec.Struct, frozen=True, eq=False):
         return _cut(self.order, len(self.begin), chunk_samples, shift)
 
 
-def cut_lanes(spec: OrderSpec, chunk_samples: Integers, epoch: int, shift: int = 0) -> LaneCut:
+def cut_lanes(
+    spec: OrderSpec, chunk_samples: Integers, epoch: int, shift: int = 0, *, chunk_words: Words | None = None
+) -> LaneCut:
     """Cuts the dataset into lanes; the same for every epoch unless the cut is redrawn.
 
     Args:
@@ -54,10 +57,26 @@ def cut_lanes(spec: OrderSpec, chunk_samples: Integers, epoch: int, shift: int =
         chunk_samples: (M,) samples per chunk.
         epoch: only looked at with cut="redrawn".
         shift: the lane of position 0.
+        chunk_words: (M,) the first 8 bytes of the chunks' keys, little-endian; only looked at with cut="common".
+
+    Raises:
+        ConfigError: cut="common" without the words.
     """
-    state = fold(spec.seed, TAG_CUT, *((epoch,) if spec.cut == "redrawn" else ()))
-    order = hashed_order(state, np.flatnonzero(chunk_samples).astype(np.uint32))
+    chunks = np.flatnonzero(chunk_samples).astype(np.uint32)
+    if spec.cut == "common":
+        order = _common_order(chunks, chunk_words)
+    else:
+        order = hashed_order(fold(spec.seed, TAG_CUT, *((epoch,) if spec.cut == "redrawn" else ())), chunks)
     return _cut(order, spec.lanes, chunk_samples, shift)
+
+
+def _common_order(chunks: Chunks, words: Words | None) -> Chunks:
+    """Sorted by a hash of the key. Two keys that begin alike, one pair in 2**64, stay in the order of their numbers."""
+    if words is None:
+        raise ConfigError(
+            'cut="common" needs the keys of the chunks; a mix and a growing dataset take no cut', field="cut"
+        )
+    return chunks[np.argsort(fold_each(fold(0, TAG_COMMON), words[chunks]), kind="stable")]
 
 
 def _cut(order: Chunks, lanes: int, chunk_samples: Integers, shift: int) -> LaneCut:

@@ -11,7 +11,7 @@ from streamer.errors import ConfigError, ManifestError
 from streamer.order.cut import LaneCut, cut_lanes, epoch_state, lane_starts
 from streamer.order.deal import Deal
 from streamer.order.decode import LaneDecoder
-from streamer.order.hashing import TAG_GROUP, TAG_PIECE, Chunks, Flags, Integers, fold, fold_each
+from streamer.order.hashing import TAG_GROUP, TAG_PIECE, Chunks, Flags, Integers, Words, fold, fold_each
 from streamer.order.padding import real_positions
 from streamer.order.protocol import Batches, Needs
 from streamer.order.rank_split import RankSplit
@@ -33,6 +33,7 @@ class EpochOrder:
         chunk_first: (M+1,) their prefix sum, if the caller has it; saves 8 bytes per chunk.
         shift: position p lies in lane (p + shift) mod L. Not 0 only for a pass of a mix's member, whose stream of
             passes goes round the lanes without a break; ranks share epochs without a shift.
+        chunk_words: (M,) the first 8 bytes of the chunks' keys; for cut="common".
 
     Raises:
         ManifestError: no samples.
@@ -47,11 +48,13 @@ class EpochOrder:
         *,
         chunk_first: Integers | None = None,
         shift: int = 0,
+        chunk_words: Words | None = None,
     ) -> None:
         self.spec = spec
         self.epoch = epoch
         self.shift = shift
         self.chunk_samples = chunk_samples
+        self._chunk_words = chunk_words
         self.chunk_first = _prefix(chunk_samples) if chunk_first is None else chunk_first
         _check(spec, chunk_samples, epoch)
         self.samples = int(self.chunk_first[-1])
@@ -66,8 +69,9 @@ class EpochOrder:
 
     def at(self, epoch: int, shift: int = 0) -> EpochOrder:
         """The order of another epoch, sharing what does not change from epoch to epoch."""
-        other = EpochOrder(self.spec, self.chunk_samples, epoch, chunk_first=self.chunk_first, shift=shift)
-        if self.spec.cut == "fixed" and self._cut is not None:
+        first, words = self.chunk_first, self._chunk_words
+        other = EpochOrder(self.spec, self.chunk_samples, epoch, chunk_first=first, shift=shift, chunk_words=words)
+        if self.spec.cut != "redrawn" and self._cut is not None:
             other._cut = self._cut if shift == self.shift else self._cut.shifted(self.chunk_samples, shift)
         return other
 
@@ -139,7 +143,7 @@ class EpochOrder:
     def cut(self) -> LaneCut:
         """Which pieces each lane has."""
         if self._cut is None:
-            self._cut = cut_lanes(self.spec, self.chunk_samples, self.epoch, self.shift)
+            self._cut = cut_lanes(self.spec, self.chunk_samples, self.epoch, self.shift, chunk_words=self._chunk_words)
         return self._cut
 
     @cached_property

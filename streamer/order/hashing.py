@@ -11,6 +11,7 @@ from streamer.splitmix import GAMMA, Words, fold, fold_each, mix
 
 __all__ = [
     "GAMMA",
+    "TAG_COMMON",
     "TAG_CUT",
     "TAG_GROUP",
     "TAG_LANE",
@@ -33,3 +34,4 @@ TAG_CUT = 0
 TAG_LANE = 1
 TAG_GROUP = 3
 TAG_PIECE = 4
+TAG_COMMON = 5

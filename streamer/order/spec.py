@@ -14,7 +14,7 @@ from streamer.errors import ConfigError, ManifestError
 from streamer.order.hashing import Integers
 
 Shuffle: TypeAlias = Literal["block", "sample", "none"]
-Cut: TypeAlias = Literal["fixed", "redrawn"]
+Cut: TypeAlias = Literal["fixed", "common", "redrawn"]
 
 # Raised whenever the same parts would give another order; part of every order_id.
 ORDER_FORMAT = 1
@@ -43,8 +43,8 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         shuffle: "block" (chunks and windows of chunks), "sample" (over one-sample chunks), "none".
         lanes: L, the canonical streams of an epoch, >= 1; 1 when "none".
         window: K, chunks open together over all nodes, >= 1; 1 when "none".
-        cut: "fixed": a chunk stays in its lane for the whole run, so node caches stay useful;
-            "redrawn": dealt to the lanes anew in every epoch, where nodes share caches.
+        cut: "fixed": a chunk stays in its lane for the whole run, so node caches stay useful; "common": in the same
+            lane for all seeds; "redrawn": dealt to the lanes anew in every epoch, where nodes share caches.
 
     Raises:
         ConfigError: a part outside of these rules.
@@ -62,12 +62,12 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"seed={self.seed} is not in 0..2**64-1", field="seed")
         if self.cut not in get_args(Cut):
-            raise ConfigError(f'cut={self.cut!r} is not "fixed" or "redrawn"', field="cut")
+            raise ConfigError(f'cut={self.cut!r} is not "fixed", "common" or "redrawn"', field="cut")
         _at_least_one("lanes", self.lanes)
         _at_least_one("shuffle_window", self.window)
-        if self.shuffle == "none" and (self.lanes, self.window) != (1, 1):
+        if self.shuffle == "none" and (self.lanes, self.window, self.cut) != (1, 1, "fixed"):
             raise ConfigError(
-                f"lanes={self.lanes} and shuffle_window={self.window} have no meaning with "
+                f"lanes={self.lanes}, shuffle_window={self.window} and cut={self.cut!r} have no meaning with "
                 "shuffle=False; leave them out",
                 field="lanes",
             )

@@ -22,7 +22,7 @@ _CURES = {
     "shuffle": "pass the shuffle the run began with",
     "lanes": "pass lanes= as the run had it",
     "window": "pass shuffle_window= as the run had it",
-    "cut": "pass the cut the run began with",
+    "cut": "pass cut= as the run had it",
 }
 _PARTS: dict[str, type] = {
     "manifest": str,
@@ -114,7 +114,7 @@ class State(msgspec.Struct, frozen=True):
 
     def check_given(self, spec: OrderSpec) -> None:
         """The same for the parts that are never chosen automatically."""
-        self._check(spec, [name for name in _CURES if name not in {"lanes", "window"}])
+        self._check(spec, [name for name in _CURES if name not in {"lanes", "window", "cut"}])
 
     def _check(self, spec: OrderSpec, names: Iterable[str]) -> None:
         mine, theirs = self.spec.parts(), spec.parts()

@@ -15,6 +15,7 @@ import pytest
 from streamer.order import EpochOrder, OrderSpec, RankPlan, State
 from streamer.order.spec import ORDER_FORMAT
 from streamer.order.state import STATE_FORMAT
+from streamer.splitmix import fold, fold_each
 
 MANIFEST = "00112233445566778899aabbccddeeff"
 
@@ -75,6 +76,15 @@ GOLDEN = [
         "21309a5d98b436c96c6190566fdaa1ae",
     ),
     Golden(
+        "common",
+        _uneven(),
+        OrderSpec(MANIFEST, 17, "block", 8, 64, "common"),
+        1,
+        "30a3d5a7138a71d71241d4de6398bac4",
+        [195, 6867, 10734, 4848, 10967, 13203, 371, 9980],
+        "576c57c18331c0a8f0aefe57498bd0b1",
+    ),
+    Golden(
         "window wider than chunks",
         _uneven(),
         OrderSpec(MANIFEST, 17, "block", 3, 600),
@@ -111,7 +121,9 @@ def _digest(values: np.ndarray) -> str:
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda g: g.name)
 def test_the_order_is_the_one_that_was_fixed(golden: Golden) -> None:
     """The id, the first samples and the digest of the whole epoch."""
-    ordinals = EpochOrder(golden.spec, golden.sizes, golden.epoch).ordinals(np.arange(golden.sizes.sum()))
+    words = fold_each(fold(99), np.arange(len(golden.sizes)))
+    order = EpochOrder(golden.spec, golden.sizes, golden.epoch, chunk_words=words)
+    ordinals = order.ordinals(np.arange(golden.sizes.sum()))
     found = (golden.spec.order_id, ordinals[:8].tolist(), _digest(ordinals))
     assert found == (golden.order_id, golden.first, golden.digest)
 

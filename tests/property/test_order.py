@@ -14,6 +14,7 @@ from streamer.order.bijection import permute
 from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import fold
 from streamer.order.plan import LastBatch
+from streamer.order.spec import Cut
 
 QUICK = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
@@ -34,7 +35,8 @@ class Geometry:
         return sum(self.sizes)
 
     def order(self) -> EpochOrder:
-        return EpochOrder(self.spec, np.array(self.sizes, dtype=np.int64), self.epoch)
+        words = np.array([_word(chunk) for chunk in range(len(self.sizes))], np.uint64)
+        return EpochOrder(self.spec, np.array(self.sizes, dtype=np.int64), self.epoch, chunk_words=words)
 
     def plans(self, world: int, start: int = 0) -> list[RankPlan]:
         order = self.order()
@@ -66,7 +68,7 @@ def geometries(draw: st.DrawFn) -> Geometry:
 
 def _specs(sizes: tuple[int, ...], batch: int, seed: int) -> st.SearchStrategy[OrderSpec]:
     array = np.array(sizes, dtype=np.int64)
-    cuts = st.sampled_from(["fixed", "redrawn"])
+    cuts = st.sampled_from(get_args(Cut))
     chosen = st.builds(
         OrderSpec, st.just("m"), st.just(seed), st.just("block"), st.integers(1, 13), st.integers(1, 100), cuts
     )
@@ -77,6 +79,11 @@ def _specs(sizes: tuple[int, ...], batch: int, seed: int) -> st.SearchStrategy[O
 # ------------------------------------------------------------------ docs/order.md, sample by sample
 
 
+def _word(chunk: int) -> int:
+    """The first bytes of a chunk's key."""
+    return fold(99, chunk)
+
+
 def _bij(i: int, size: int, *key: int) -> int:
     keys = np.array([fold(*key)], dtype=np.uint64)
     return int(permute(np.array([i]), np.array([size]), keys)[0])
@@ -85,8 +92,9 @@ def _bij(i: int, size: int, *key: int) -> int:
 def _lane_pieces(g: Geometry) -> list[list[list[int]]]:
     """Per lane the ordinals of its pieces, in the order of the epoch."""
     spec, first = g.spec, np.concatenate([[0], np.cumsum(g.sizes)]).tolist()
-    cut = (spec.seed, 0) if spec.cut == "fixed" else (spec.seed, 0, g.epoch)
-    chunks = sorted((c for c in range(len(g.sizes)) if g.sizes[c]), key=lambda c: fold(*cut, c))
+    cut = {"fixed": (spec.seed, 0), "redrawn": (spec.seed, 0, g.epoch), "common": (0, 5)}[spec.cut]
+    chunks = (c for c in range(len(g.sizes)) if g.sizes[c])
+    chunks = sorted(chunks, key=lambda c: fold(*cut, _word(c) if spec.cut == "common" else c))
     flat = [(c, first[c] + i) for c in chunks for i in range(g.sizes[c])]
     lanes, done = [], 0
     for lane in range(spec.lanes):

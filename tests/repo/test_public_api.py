@@ -96,6 +96,7 @@ def test_the_dataset_takes_these_arguments():
         "batch_size": None,
         "lanes": None,
         "shuffle_window": None,
+        "cut": None,
         "decode": "auto",
         "transform": None,
         "allow_pickle": False,

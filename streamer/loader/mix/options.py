@@ -19,7 +19,7 @@ from streamer.wire.messages import MAX_PARTS
 # Set for the whole mix, and refused on a member.
 _OF_THE_MIX = (
     *("batch_size", "last_batch", "rank", "world_size", "on_error", "error_budget", "stream", "lanes"),
-    "shuffle_window",
+    *("shuffle_window", "cut"),
 )
 _LEAST = {"batch_size": 1, "lanes": 1, "shuffle_window": 1, "seed": 0, "error_budget": 0}
 # Equal in all members: they are read through one engine.

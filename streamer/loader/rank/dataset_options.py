@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -26,7 +26,7 @@ from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError
 from streamer.order.growing import Growing
 from streamer.order.plan import LastBatch
-from streamer.order.spec import shuffle_mode
+from streamer.order.spec import Cut, shuffle_mode
 from streamer.wire.messages import GetManifest
 
 OnChange = Literal["raise", "refresh"]
@@ -66,6 +66,7 @@ class DatasetOptions:
     batch_size: int | None = None
     lanes: int | None = None
     shuffle_window: int | None = None
+    cut: Cut | None = None
     decode: DecodeRule = "auto"
     transform: Transform | None = None
     allow_pickle: bool = False
@@ -92,6 +93,7 @@ class DatasetOptions:
         checks.one_of("index_errors", self.index_errors, ("raise", "skip"))
         self.sample_extensions()
         checks.one_of("on_change", self.on_change, ("raise", "refresh"))
+        checks.one_of("cut", self.cut, (None, *get_args(Cut)))
         for name, least in _LEAST.items():
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, checks.at_least(name, getattr(self, name), least))
@@ -145,6 +147,8 @@ class DatasetOptions:
             )
         if shuffle_mode(self.shuffle) == "none":
             raise ConfigError("growing= with shuffle=False: samples are admitted in random order", field="growing")
+        if self.cut is not None:
+            raise ConfigError(f"growing= with cut={self.cut!r}: its lanes follow from the seed", field="cut")
 
     def with_rank(self, rank_config: RankConfig) -> DatasetOptions:
         """The same options with this rank and world size."""
@@ -180,7 +184,7 @@ class DatasetOptions:
     @property
     def free_parts(self) -> frozenset[str]:
         """The parts of the order that are chosen automatically."""
-        given = {"lanes": self.lanes, "window": self.shuffle_window}
+        given = {"lanes": self.lanes, "window": self.shuffle_window, "cut": self.cut}
         return frozenset(part for part, value in given.items() if value is None)
 
     def client_settings(self, environment: Environment, job: str) -> ClientSettings:

@@ -341,6 +341,7 @@ class Opening:
             options.shuffle,
             lanes=options.lanes,
             window=options.shuffle_window,
+            cut=options.cut or "fixed",
         )
 
     def _explain(self, spec: OrderSpec, global_batch: int, rank_config: RankConfig) -> None:

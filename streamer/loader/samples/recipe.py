@@ -62,7 +62,8 @@ class Plans:
 
     def __init__(self, recipe: SampleRecipe, data: OpenedDataset) -> None:
         self._recipe = recipe
-        self._order = EpochOrder(recipe.spec, data.chunk_samples, recipe.entry[0])
+        words = data.manifest.chunk_words if recipe.spec.cut == "common" else None
+        self._order = EpochOrder(recipe.spec, data.chunk_samples, recipe.entry[0], chunk_words=words)
         self._kept: OrderedDict[int, RankPlan] = OrderedDict()
 
     @property

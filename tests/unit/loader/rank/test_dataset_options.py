@@ -75,8 +75,8 @@ def test_secrets_are_not_shown():
 
 def test_free_parts_are_those_that_nobody_fixed():
     """What a resumed state may bring along."""
-    assert DatasetOptions(urls=("a",)).free_parts == {"lanes", "window"}
-    assert DatasetOptions(urls=("a",), lanes=4).free_parts == {"window"}
+    assert DatasetOptions(urls=("a",)).free_parts == {"lanes", "window", "cut"}
+    assert DatasetOptions(urls=("a",), lanes=4, cut="common").free_parts == {"window"}
 
 
 def test_a_limit_that_is_no_number_is_refused():

@@ -72,6 +72,23 @@ def test_automatic_parts_of_the_order_follow_the_state(make_dataset, folder):
         fixed.resume(saved.state(1, 2))
 
 
+@pytest.mark.parametrize("cut", ["fixed", "common", "redrawn"])
+def test_a_run_keeps_the_cut_that_it_began_with(make_dataset, folder, cut):
+    """Where its user names none; another one is refused."""
+    saved = make_dataset(folder, cut=cut)._for_loader().prepare(10)
+    state = json.loads(json.dumps(saved.state(1, 2)))
+    assert state["cut"] == cut
+    prepared = make_dataset(folder)._for_loader().prepare(10)
+    prepared.resume(state)
+    assert prepared.spec == saved.spec
+    for epoch in (1, 2):
+        assert prepared.ordinals(epoch, 2).tolist() == saved.ordinals(epoch, 2).tolist()
+        assert prepared.recipe().open().batch(epoch, 2)[0].tolist() == saved.ordinals(epoch, 2).tolist()
+    other = make_dataset(folder, cut="fixed" if cut == "common" else "common")._for_loader().prepare(10)
+    with pytest.raises(StateError, match=f"cut was '{cut}'"):
+        other.resume(state)
+
+
 def test_a_state_of_a_selection_does_not_fit_the_whole(make_dataset, folder):
     """The digest of what takes part is a part of the order."""
     dataset = make_dataset(folder)
