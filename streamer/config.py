@@ -191,13 +191,14 @@ class PeersConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RankConfig:
-    """Who this process is among the trainers of the job."""
+    """Who this process is among the trainers of the job; `master` is the host of rank 0, as torchrun names it."""
 
     rank: int = 0
     world_size: int = 1
     node: int = 0
     nodes: int = 1
     job: str = ""
+    master: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -333,6 +334,7 @@ def _rank(env: Mapping[str, str]) -> RankConfig:
         node=_integer(env, ("STREAMER_NODE", "GROUP_RANK", "SLURM_NODEID"), 0),
         nodes=max(1, _integer(env, ("STREAMER_NODES", "GROUP_WORLD_SIZE", "SLURM_NNODES"), 1)),
         job=job,
+        master=env.get("MASTER_ADDR", ""),
     )
 
 

@@ -171,6 +171,17 @@ class ChunkReader:
         raise FileNotFoundError(2, "chunk is not in the cache", name)
 
 
+def chunks_in(root: Path, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Which chunks have a file in a cache folder; 2 us each.
+
+    Args:
+        root: the folder.
+        keys: uint8 (M, 16).
+    """
+    paths = (f"{root}/{chunkfile.relative_path(key.tobytes())}" for key in keys)
+    return np.fromiter(map(os.path.exists, paths), np.bool_, len(keys))
+
+
 def _check_header(descriptor: int, path: str, expected: tuple[bytes, int, int]) -> None:
     header = chunkfile.ChunkHeader.decode(os.pread(descriptor, chunkfile.HEADER_BYTES, 0), path)
     found = (header.key, header.local_bytes, header.samples)

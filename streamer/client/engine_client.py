@@ -30,6 +30,7 @@ from streamer.client.store_variables import explained
 from streamer.config import format_bytes
 from streamer.errors import ClosedError, EngineUnavailableError, ManifestError, ServiceError
 from streamer.wire.messages import (
+    CacheShared,
     Content,
     Event,
     Failed,
@@ -102,7 +103,7 @@ class EngineClient:
         Raises:
             ManifestError, StoreError, ConfigError: as the engine reports.
         """
-        answer = self._ask(
+        answer = self.ask(
             lambda number: replace(request, request=number, options=self.settings.encoded_options()),
             ManifestReady,
             progress,
@@ -131,12 +132,12 @@ class EngineClient:
     def read(self, dataset: str, chunk: int, start: int, stop: int, *, boundaries: bool = False) -> bytes:
         """For single looks: the chunk-local bytes [start, stop), or other things, at most 64 MiB; see `Read`."""
         options = self.settings.encoded_options()
-        answer = self._ask(lambda number: Read(number, dataset, chunk, start, stop, options, boundaries), Content)
+        answer = self.ask(lambda number: Read(number, dataset, chunk, start, stop, options, boundaries), Content)
         return answer.content
 
     def statistics(self) -> dict[str, object]:
         """The engine's counters; see `streamer.engine.statistics` for the names."""
-        return dict(self._ask(GetStatistics, Statistics).values)
+        return dict(self.ask(GetStatistics, Statistics).values)
 
     def roots(self) -> list[Path]:
         """The cache folder as this process sees it, then the read-only layers."""
@@ -152,9 +153,9 @@ class EngineClient:
         )
 
     @property
-    def limit_bytes(self) -> int:
-        """What chunk files may take in the engine's cache; 0: unknown."""
-        return self._connected().welcome.limit_bytes
+    def welcome(self) -> Welcome:
+        """What the engine says of itself."""
+        return self._connected().welcome
 
     # ------------------------------------------------------------ events
 
@@ -327,7 +328,7 @@ class EngineClient:
                 raise _error(event)
             case IndexProgress():
                 self._answers[event.request] = event
-            case ManifestReady() | Content() | Statistics():
+            case ManifestReady() | Content() | Statistics() | CacheShared():
                 self._answers[event.request] = event
                 self._restarts.progressed()
             case Notice():
@@ -337,7 +338,7 @@ class EngineClient:
             case _:
                 raise ServiceError(f"the engine sent {type(event).__name__} out of turn")
 
-    def _ask(
+    def ask(
         self,
         request: Callable[[int], Message],
         kind: type[_Answer],

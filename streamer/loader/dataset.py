@@ -14,7 +14,7 @@ from streamer.formats.base import Format
 from streamer.joining.annotations import Annotations
 from streamer.loader import checks
 from streamer.loader.epoch_dataset import EpochDataset
-from streamer.loader.rank.dataset_options import DatasetOptions, FixedArguments, OnChange, OnDamage, as_urls
+from streamer.loader.rank.dataset_options import DatasetOptions, FixedArguments, OnChange, OnDamage, Peers, as_urls
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.loader_side import DatasetSide
 from streamer.loader.rank.opening import Opening
@@ -89,6 +89,9 @@ class StreamingDataset(FixedArguments, EpochDataset):
         cut: what decides which chunks share a lane, and so a node: "fixed", the seed; "common", the chunks' keys, so
             that a run with another seed finds the same chunks in the same caches; "redrawn", seed and epoch. None:
             "fixed", or that of the state that is loaded.
+        peers: "auto": the caches of all nodes act as one (docs/scale-out.md). Their engines find each other through
+            torch.distributed, and each rank reads what its node holds. For `StreamingDataLoader`; best with
+            cut="common".
         stream: distinguishes two datasets of one job with the same data and shuffle but different batches; loaders of
             one dataset need none.
 
@@ -131,6 +134,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         lanes: int | None = None,
         shuffle_window: int | None = None,
         cut: Cut | None = None,
+        peers: Peers = "off",
         stream: str = "",
     ) -> None:
         options = DatasetOptions(
@@ -162,6 +166,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
             index_errors=index_errors,
             growing=growing,
             annotations=Annotations.of(annotations),
+            peers=peers,
         )
         # One job for this process and its workers, where torchrun or SLURM name none.
         self._start(Opening(options, (), f"pid-{os.getpid()}", EpochCell()))

@@ -9,6 +9,7 @@ decode.py     places in the lanes to ordinals
 epoch.py      positions to ordinals
 padding.py    positions past the end
 rank_split.py positions of a batch to ranks
+lane_split.py the same where caches hold parts of the data
 protocol.py   what a rank asks of the order of a dataset or a mix
 schedule.py   chunks to batches: the schedule for the engine
 plan.py       one rank's epoch

@@ -42,6 +42,14 @@ class LaneCut(msgspec.Struct, frozen=True, eq=False):
             sizes[0] -= self.head[lane]
         return chunks, sizes
 
+    def chunk_lanes(self, chunks: int) -> Integers:
+        """(M,) the lane of each chunk's first piece; -1: it has no samples."""
+        lanes = np.full(chunks, -1)
+        # Backwards, so that the first of several lanes stays.
+        for lane in range(len(self.begin) - 1, -1, -1):
+            lanes[self.order[self.begin[lane] : self.end[lane]]] = lane
+        return lanes
+
     def shifted(self, chunk_samples: Integers, shift: int) -> LaneCut:
         """The cut of the same hashed chunks where position 0 lies in another lane: its ends move by less than L."""
         return _cut(self.order, len(self.begin), chunk_samples, shift)

@@ -9,6 +9,7 @@ import numpy as np
 
 from streamer.errors import ConfigError
 from streamer.order.hashing import Flags, Integers
+from streamer.order.lane_split import LaneRun, LaneSplit
 from streamer.order.protocol import Batches, Needs, Order
 from streamer.order.rank_split import RankSplit
 from streamer.order.schedule import Schedule, merge
@@ -47,6 +48,7 @@ class RankPlan:
         rank: this rank.
         last_batch: what becomes of an incomplete last batch; "short" for one rank only.
         start: the position of batch 0; not 0 only after a resume with another global batch.
+        runs: samples of each lane that this rank takes of a batch (`lane_split`); empty: ranks share it in equal runs.
 
     Raises:
         ConfigError: R does not divide B; no such rank; start outside 0..n; "short" for several ranks.
@@ -61,9 +63,11 @@ class RankPlan:
         last_batch: LastBatch = "fill",
         *,
         start: int = 0,
+        runs: tuple[LaneRun, ...] = (),
     ) -> None:
         self.order = order
-        self.rank_split = RankSplit(order.lanes, global_batch, world, rank)
+        whole = RankSplit(order.lanes, global_batch, world, rank)
+        self.rank_split = LaneSplit(order.lanes, global_batch, world, rank, runs) if runs else whole
         self.last_batch = check_last_batch(last_batch, world)
         if not 0 <= start <= order.samples:
             raise ConfigError(f"start={start} is not in 0..{order.samples}", field="start")

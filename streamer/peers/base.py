@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from streamer.peers.protocol import Facts
 from streamer.placement.members import Member
 
 
@@ -77,6 +78,10 @@ class PeerClient(Protocol):
 
     def is_up(self, member: Member) -> bool:
         """False: it has failed and its pause has not ended; it is not asked with a reader's chunk."""
+        ...
+
+    async def facts(self, address: str) -> Facts | None:
+        """Asks an engine who it is; None: it does not say so within a second, or is no peer of this engine."""
         ...
 
     def rejected(self, member: Member) -> None:

@@ -12,7 +12,7 @@ from streamer.errors import ConfigError
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.peers.base import Lender
 from streamer.peers.client import PeerClient
-from streamer.peers.membership import Membership, parse_members
+from streamer.peers.membership import Membership, StaticList, parse_members
 from streamer.peers.messages import Start
 from streamer.peers.protocol import Facts
 from streamer.peers.server_process import PeerServerProcess
@@ -49,7 +49,14 @@ class OpenedPeers:
 
 @asynccontextmanager
 async def open_peers(
-    config: PeersConfig, *, me: Member, chunks_folder: Path, lender: Lender, memory: MemoryBudget, send_bytes: int
+    config: PeersConfig,
+    *,
+    me: Member,
+    chunks_folder: Path,
+    lender: Lender,
+    memory: MemoryBudget,
+    send_bytes: int,
+    token: str | None = None,
 ) -> AsyncIterator[OpenedPeers]:
     """Starts the server process, and follows the members when asked to, until the end of the block.
 
@@ -60,18 +67,23 @@ async def open_peers(
         lender: answers what peers ask for and is not there.
         memory: of the engine's fetchers.
         send_bytes: lengths of the files that may be sent at once.
+        token: of a job, which names the members as well; None: both as the configuration has them.
 
     Raises:
         ConfigError: members, address or token cannot be used.
     """
-    lookup = parse_members(config.members)
+    lookup = StaticList(()) if token is not None else parse_members(config.members)
+    token = _configured_token(config) if token is None else token
+    facts = Facts(me.id, secrets.token_hex(8), me.limit_bytes, PLACEMENT, VERSION)
+    start = Start(token, str(chunks_folder), facts, config.sends, send_bytes)
+    async with PeerServerProcess(config.listen, start, lender) as server, PeerClient(me.id, token, memory) as client:
+        yield OpenedPeers(server, client, Membership(lookup, client, facts))
+
+
+def _configured_token(config: PeersConfig) -> str:
     if config.token_file is None:
         raise ConfigError(
             "[peers] members needs token_file: a file with the same secret for all peers, who can read all chunks",
             field="token_file",
         )
-    token = read_token(config.token_file)
-    facts = Facts(me.id, secrets.token_hex(8), me.limit_bytes, PLACEMENT, VERSION)
-    start = Start(token, str(chunks_folder), facts, config.sends, send_bytes)
-    async with PeerServerProcess(config.listen, start, lender) as server, PeerClient(me.id, token, memory) as client:
-        yield OpenedPeers(server, client, Membership(lookup, client, facts))
+    return read_token(config.token_file)

@@ -21,12 +21,14 @@ class Place:
     """What a chunk is to one member, as a class of its rank in the cache: the higher, the sooner it is kept.
 
     HOME: it is kept here, so that the caches hold different chunks and more of the dataset.
+    READ: it is read here in every epoch, and kept by another member.
     SECOND: here it is looked for when its home is gone.
     OTHER: it fills free room.
     """
 
     OTHER: Final = 0
     SECOND: Final = 1
+    READ: Final = 2
     HOME: Final = 3
 
 

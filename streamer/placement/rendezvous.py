@@ -44,14 +44,27 @@ def first_members(members: Sequence[Member]) -> NDArray[np.uint16]:
     Returns:
         Shape (DEPTH or fewer, CELLS): indices of `members`.
     """
-    weights = np.array([member.weight for member in members])
-    equal = bool((weights == weights[0]).all())
-    states = fold_each(_TAG_CELL, np.arange(CELLS, dtype=np.uint64))
-    depth = min(DEPTH, len(members))
-    best = np.full((depth, CELLS), -np.inf) if not equal else np.zeros((depth, CELLS), np.uint64)
-    order = np.zeros((depth, CELLS), np.uint16)
+    return first_of([member.word for member in members], [member.weight for member in members], np.arange(CELLS))
+
+
+def first_of(members: Sequence[int], weights: Sequence[float], cells: NDArray[np.int64]) -> NDArray[np.uint16]:
+    """The members that come first, for some cells.
+
+    Args:
+        members: their words, at least one.
+        weights: their shares.
+        cells: (N,) cells; repeats are allowed.
+
+    Returns:
+        Shape (DEPTH or fewer, N): indices of `members`.
+    """
+    equal = len(set(weights)) == 1
+    states = fold_each(_TAG_CELL, cells)
+    shape = min(DEPTH, len(members)), len(cells)
+    best = np.full(shape, -np.inf) if not equal else np.zeros(shape, np.uint64)
+    order = np.zeros(shape, np.uint16)
     for index, member in enumerate(members):
-        hashes = fold_each(states, np.full(CELLS, member.word, np.uint64))
+        hashes = fold_each(states, np.full(len(cells), member, np.uint64))
         scores = hashes if equal else _weighted(hashes, weights[index])
         _insert(order, best, index, scores)
     return order

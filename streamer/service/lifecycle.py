@@ -221,7 +221,7 @@ def _only_error(error: BaseException) -> BaseException:
     return error
 
 
-def _among_peers(engine: Engine) -> contextlib.AbstractAsyncContextManager[None]:
+def _among_peers(engine: Engine) -> contextlib.AbstractAsyncContextManager[object]:
     if not engine.config.peers.enabled:
         return contextlib.nullcontext()
     from streamer.engine.peers.joined import joined  # Only here: without peers nothing of it is imported.

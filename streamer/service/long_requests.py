@@ -1,4 +1,4 @@
-"""Requests that take time: manifests and single samples. Bounded per peer and in bytes over all peers."""
+"""Requests that take time: manifests, single samples, shared caches. Bounded per peer and in bytes over all peers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from streamer.errors import BrokenError, ConfigError, ProtocolError, ServiceErro
 from streamer.fetch.fair_gate import FairGate, WaitQueue
 from streamer.service.limits import MAX_LONG_REQUESTS, MAX_READ_BYTES, Limits
 from streamer.service.peer import Peer
-from streamer.wire.messages import Content, GetManifest, IndexProgress, ManifestReady, Read
+from streamer.service.sharing import CacheSharing
+from streamer.wire.messages import CacheShared, Content, GetManifest, IndexProgress, ManifestReady, Read, ShareCache
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +49,14 @@ class LongRequests:
         self._request_bytes = 0
         self._answers = FairGate(limits.answer_bytes)
         self._running: set[asyncio.Task[None]] = set()
+        self._sharing = CacheSharing(engine, tasks)
 
     def __repr__(self) -> str:
         return (
             f"LongRequests({len(self._running)} running, request_bytes={self._request_bytes}, answers={self._answers})"
         )
 
-    def start(self, peer: Peer, requests: PeerRequests, request: GetManifest | Read) -> None:
+    def start(self, peer: Peer, requests: PeerRequests, request: GetManifest | Read | ShareCache) -> None:
         """Starts the answer to a request; an error is sent to the peer.
 
         Raises:
@@ -67,11 +69,13 @@ class LongRequests:
             busy = ServiceError(f"{self._request_bytes} bytes of urls are in requests already; try again later")
             peer.fail(busy, request=request.request)
             return
-        answer = (
-            self._manifest(peer, requests, request)
-            if isinstance(request, GetManifest)
-            else self._read(peer, requests, request)
-        )
+        match request:
+            case GetManifest():
+                answer = self._manifest(peer, requests, request)
+            case Read():
+                answer = self._read(peer, requests, request)
+            case ShareCache():
+                answer = self._share(peer, requests, request)
         requests.running += 1
         self._request_bytes += size
         task = self._tasks.create_task(self._answered(peer, request.request, answer))
@@ -84,6 +88,7 @@ class LongRequests:
             await asyncio.wait(self._running, timeout=seconds)
         for task in self._running:
             task.cancel()
+        self._sharing.close()
 
     def options(self, peer: Peer, requests: PeerRequests, encoded: bytes) -> dict[str, object]:
         """The storage options that a peer sent; none where the service holds the credentials.
@@ -153,6 +158,10 @@ class LongRequests:
                 await peer.drained(ANSWER_SECONDS)
             finally:
                 self._answers.release(size)
+
+    async def _share(self, peer: Peer, requests: PeerRequests, request: ShareCache) -> None:
+        options = self.options(peer, requests, request.options)
+        peer.send(CacheShared(request.request, await self._sharing.share(request, options)))
 
 
 def decoded_options(encoded: bytes, field: str = "storage_options") -> dict[str, object]:

@@ -48,6 +48,7 @@ from streamer.wire.messages import (
     Reject,
     ReportFinding,
     Request,
+    ShareCache,
     Statistics,
     Welcome,
 )
@@ -205,7 +206,7 @@ class Server:
             case CloseSession():
                 if (session := state.sessions.pop(request.session, None)) is not None:
                     session.close()
-            case GetManifest() | Read():
+            case GetManifest() | Read() | ShareCache():
                 self._long_requests.start(peer, state.requests, request)
             case GetStatistics():
                 peer.send(Statistics(request.request, self.statistics()))

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 # Increased when the meaning of a message changes. Client and engine must agree on it exactly.
-PROTOCOL = 2
+PROTOCOL = 3
 
 # The bottlenecks that a loader may report (`streamer.loader.stall.advice.Bottleneck`). They are labels of /metrics,
 # therefore no free text; any other word counts as the last one.
@@ -220,8 +220,62 @@ class ReportFinding(Message, tag=10, frozen=True):
     advice: Annotated[str, Meta(max_length=240)] = ""
 
 
+class Sharer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One of the engines that share their caches.
+
+    Attributes:
+        id: of its cache folder.
+        address: host:port.
+        limit_bytes: of its cache.
+    """
+
+    id: Name
+    address: Name
+    limit_bytes: Count
+
+
+class ShareCache(Message, tag=11, frozen=True):
+    """Answer the other engines of the job, and ask them before the store; answered by CacheShared.
+
+    Attributes:
+        dataset: digest of the manifest.
+        token: that the engines show each other; never logged.
+        host: of this machine, as the others reach it.
+        sharers: all of them, sorted by id; empty: they are not known yet.
+        name: of the selection of the dataset whose lanes follow.
+        lanes: the lane of each chunk, little-endian int16 each, -1 for none; empty: homes by the chunks' keys.
+        readers: of each lane the (index of a sharer, samples in a batch) that read it.
+        former: of each lane the (index of a sharer, bytes) of others that hold chunks of it.
+        options: storage options, as in OpenSession: the engine may fetch chunks for others before its own session.
+    """
+
+    request: Count
+    dataset: Name
+    token: Annotated[str, Meta(max_length=256)]
+    host: Name
+    sharers: Annotated[list[Sharer], Meta(max_length=4096)] = []
+    name: Name = ""
+    lanes: bytes = b""
+    readers: list[list[tuple[Count, Count]]] = []
+    former: list[list[tuple[Count, Count]]] = []
+    options: bytes = b"{}"
+
+    def __repr__(self) -> str:
+        return f"ShareCache({self.dataset}, {self.host}, {len(self.sharers)} sharers)"
+
+
 Request = (
-    Hello | GetManifest | OpenSession | Extend | Advance | Reject | CloseSession | Read | GetStatistics | ReportFinding
+    Hello
+    | GetManifest
+    | OpenSession
+    | Extend
+    | Advance
+    | Reject
+    | CloseSession
+    | Read
+    | GetStatistics
+    | ReportFinding
+    | ShareCache
 )
 
 # ---------------------------------------------------------------- engine to client
@@ -316,4 +370,11 @@ class Notice(Message, tag=72, frozen=True):
     text: Annotated[str, Meta(max_length=4096)]
 
 
-Event = Welcome | IndexProgress | ManifestReady | Opened | Ready | Content | Statistics | Failed | Notice
+class CacheShared(Message, tag=73, frozen=True):
+    """Answers ShareCache: the address where the other engines are answered."""
+
+    request: Count
+    address: Name
+
+
+Event = Welcome | IndexProgress | ManifestReady | Opened | Ready | Content | Statistics | Failed | Notice | CacheShared

@@ -23,6 +23,7 @@ from streamer.wire.messages import (
     Read,
     Reject,
     ReportFinding,
+    ShareCache,
 )
 
 ODD_NUMBERS = (0, 1, 2, 7, 255, 2**31 - 1, 2**32, 2**53, 2**62)
@@ -48,6 +49,7 @@ def message(drawn: random.Random, datasets: tuple[str, ...]) -> Message:
             lambda: Read(number(), dataset, drawn.randrange(8), number(), number()),
             lambda: GetManifest(number(), [text() or "/"], text(), manifest="", wait_seconds=0.0),
             lambda: GetStatistics(number()),
+            lambda: ShareCache(number(), dataset, text()[:256], text(), lanes=drawn.randbytes(3), readers=[[(1, 2)]]),
             lambda: ReportFinding(text(), dataset, text(), drawn.random(), text()[:64], text()[:240]),
         )
     )()

@@ -97,6 +97,7 @@ def test_the_dataset_takes_these_arguments():
         "lanes": None,
         "shuffle_window": None,
         "cut": None,
+        "peers": "off",
         "decode": "auto",
         "transform": None,
         "allow_pickle": False,

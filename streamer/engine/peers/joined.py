@@ -11,9 +11,12 @@ from typing import Any
 import msgspec
 
 from streamer.cache.file_jobs import in_thread
+from streamer.config import PeersConfig
 from streamer.engine.engine import Engine
 from streamer.engine.peers.lending import IDLE_SECONDS, Lending
 from streamer.engine.peers.sources import Sources
+from streamer.peers.addresses import joined as joined_address
+from streamer.peers.addresses import split_address
 from streamer.peers.base import Peers
 from streamer.peers.opened import open_peers
 from streamer.placement.homes import Homes
@@ -21,39 +24,48 @@ from streamer.placement.members import Member
 
 logger = logging.getLogger(__name__)
 
+# Of a second each.
+_TRIES = 10
+
 
 @contextlib.asynccontextmanager
-async def joined(engine: Engine) -> AsyncIterator[None]:
+async def joined(
+    engine: Engine, *, config: PeersConfig | None = None, token: str | None = None
+) -> AsyncIterator[Neighbours]:
     """Asks peers before the store, and answers them, until the end of the block. Starts with those that answer now.
 
     Args:
-        engine: running, with `config.peers` enabled.
+        engine: running.
+        config: None: that of the engine, with peers enabled.
+        token: of a job that names the members (`Neighbours.move`); None: both as the configuration has them.
 
     Raises:
         ConfigError: `listen`, `members` or the token cannot be used.
     """
-    space = engine.cache.space
+    config, space = config or engine.config.peers, engine.cache.space
     space.serves_peers = True
     engine.limit_changed(engine.cache.limit_bytes)
-    me = Member(engine.cache.folder.root_id, engine.config.peers.listen, space.whole_limit_bytes)
+    me = Member(engine.cache.folder.root_id, config.listen, space.whole_limit_bytes)
     lending = Lending(engine)
     opening = open_peers(
-        engine.config.peers,
+        config,
         me=me,
         chunks_folder=engine.cache.folder.path,
         lender=lending,
         memory=engine.fetchers.memory,
         send_bytes=space.send_bytes,
+        token=token,
     )
     async with opening as peers:
-        neighbours = Neighbours(engine, peers, lending, me)
+        address = joined_address(split_address(config.listen)[0], peers.server.port)
+        neighbours = Neighbours(engine, peers, lending, msgspec.structs.replace(me, address=address))
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(neighbours.follow(), name="follow the members")
             closing = tasks.create_task(_close_idle(lending), name="forget what peers asked for")
             await neighbours.known.wait()
             engine.in_flight.bring, engine.peer_statistics = neighbours.sources.bring, neighbours.statistics
             try:
-                yield
+                yield neighbours
             finally:
                 engine.in_flight.bring, engine.peer_statistics = engine.in_flight.bring_from_store, None
                 following.cancel()
@@ -78,6 +90,7 @@ class Neighbours:
 
     Attributes:
         known: set when all members were asked once.
+        me: this engine, with the address where it answers.
     """
 
     def __init__(self, engine: Engine, peers: Peers, lending: Lending, me: Member) -> None:
@@ -86,6 +99,7 @@ class Neighbours:
         self._peers = peers
         self._lending = lending
         self._homes = Homes(me, ())
+        self.me = me
         self.sources = Sources(engine.in_flight, peers.client, self._homes)
 
     def __repr__(self) -> str:
@@ -94,13 +108,28 @@ class Neighbours:
     async def follow(self) -> None:
         """Moves the homes when the members change, until it is cancelled."""
         async for others in self._peers.members():
-            homes = await in_thread(None, Homes, self._homes.me, others)
+            homes = await in_thread(None, Homes, self.me, others)
             if homes.digest != self._homes.digest:
-                logger.info("%d engines share their caches; %.1f %% of the chunks are kept here", *_shown(homes))
-                self._engine.scheduler.freed(self._engine.policy.place(homes.places if others else None))
-            self._homes = homes
-            self.sources.use(homes)
+                self.move(homes)
+            self._use(homes)
             self.known.set()
+
+    async def listening(self) -> None:
+        """Waits until this engine's own server answers, which starts in half a second. Others would ask the store."""
+        for _ in range(_TRIES):
+            if await self._peers.client.facts(self.me.address) is not None:
+                return
+        logger.warning("the peer server does not answer at %s: others will ask the store", self.me.address)
+
+    def move(self, homes: Homes) -> None:
+        """Chunks have other homes from now on."""
+        logger.info("%d engines share their caches; %.1f %% of the chunks are kept here", *_shown(homes))
+        self._engine.scheduler.freed(self._engine.policy.place(homes.places if len(homes.members) > 1 else None))
+        self._use(homes)
+
+    def _use(self, homes: Homes) -> None:
+        self._homes = homes
+        self.sources.use(homes)
 
     def statistics(self) -> dict[str, Any]:
         """Counters and levels, and one row for each member in `peers`."""

@@ -135,7 +135,7 @@ class MixOpening:
         """The order for a global batch in words; see `MixedDataset.explain`."""
         spec = self.options.request.spec(self.sources(), global_batch)
         with self.connections.for_requests() as connection:
-            limit_bytes = connection.limit_bytes
+            limit_bytes = connection.welcome.limit_bytes
         return self._in_words(spec, global_batch, nodes, limit_bytes or None)
 
     def _in_words(self, spec: MixSpec, global_batch: int, nodes: int, cache_bytes: int | None = None) -> str:
@@ -185,6 +185,9 @@ class MixOpening:
     def compared(self, prepare: Callable[[], Stream], place: str) -> Stream:
         """Prepares on all ranks together; see `Opening.compared`."""
         return compared(self.rank_config(), prepare, place)
+
+    def share(self, stream: PreparedStream) -> None:
+        """Does nothing: members with peers="auto" are refused."""
 
     def refresh(self) -> bool:
         """Lists the objects of every member again; collective. True: those of one have changed."""

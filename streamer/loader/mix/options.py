@@ -19,8 +19,14 @@ from streamer.wire.messages import MAX_PARTS
 # Set for the whole mix, and refused on a member.
 _OF_THE_MIX = (
     *("batch_size", "last_batch", "rank", "world_size", "on_error", "error_budget", "stream", "lanes"),
-    *("shuffle_window", "cut"),
+    "shuffle_window",
 )
+# Refused on a member, with the reason.
+_NOT_MIXED = {
+    "growing": "the order of a mix must not depend on what arrives",
+    "cut": "the lanes of a mix follow from the seeds of its members",
+    "peers": "for a mix, run the engines as services with [peers] members",
+}
 _LEAST = {"batch_size": 1, "lanes": 1, "shuffle_window": 1, "seed": 0, "error_budget": 0}
 # Equal in all members: they are read through one engine.
 _IN_COMMON = ("engine", "cache_dir", "cache_bytes")
@@ -91,12 +97,11 @@ def check_members(members: Mapping[str, DatasetOptions]) -> None:
     """
     defaults = {entry.name: entry.default for entry in fields(DatasetOptions)}
     for name, options in members.items():
-        if options.growing is not None:
-            raise ConfigError(
-                f"member {name}: growing= is for a dataset alone; the order of a mix must not depend on what arrives",
-                field="growing",
-                member=name,
-            )
+        for option, reason in _NOT_MIXED.items():
+            if getattr(options, option) != defaults[option]:
+                raise ConfigError(
+                    f"member {name}: {option}= is for a dataset alone; {reason}", field=option, member=name
+                )
         for option in _OF_THE_MIX:
             if getattr(options, option) != defaults[option]:
                 raise ConfigError(

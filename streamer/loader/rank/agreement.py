@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from streamer import errors
 from streamer.config import Environment, RankConfig
@@ -95,8 +95,6 @@ def gather_for(config: RankConfig) -> Gather | None:
 def agree(gather: Gather, facts: Mapping[str, Detail], failure: StreamerError | None) -> None:
     """Compares `facts` over all ranks. Collective.
 
-    A rank that failed takes part too, so that the others do not wait for it.
-
     Args:
         gather: collects one text of every rank.
         facts: what must be equal everywhere, by name.
@@ -106,7 +104,32 @@ def agree(gather: Gather, facts: Mapping[str, Detail], failure: StreamerError | 
         StreamerError: the failure of the lowest rank that failed, on every rank.
         StateError: ranks disagree (names the facts and the first two ranks that differ), or some did not take part.
     """
-    mine = {"facts": dict(facts), "failure": None if failure is None else _portable(failure)}
+    _compare(_exchanged(gather, dict(facts), failure))
+
+
+def exchange(gather: Gather, make: Callable[[], object]) -> list[Any]:
+    """The value of each rank, in order of rank. Collective.
+
+    Args:
+        gather: collects one text of every rank.
+        make: returns a JSON value; its error is raised on every rank.
+
+    Raises:
+        StreamerError: the failure of the lowest rank that failed, on every rank.
+        StateError: some ranks did not take part.
+    """
+    value: object = None
+    failure: StreamerError | None = None
+    try:
+        value = make()
+    except StreamerError as error:
+        failure = error
+    return _exchanged(gather, value, failure)
+
+
+def _exchanged(gather: Gather, value: object, failure: StreamerError | None) -> list[Any]:
+    """A rank that failed takes part too, so that the others do not wait for it."""
+    mine = {"facts": value, "failure": None if failure is None else _portable(failure)}
     texts = gather(json.dumps(mine))
     missing = [rank for rank, text in enumerate(texts) if text is None]
     if missing:
@@ -122,7 +145,7 @@ def agree(gather: Gather, facts: Mapping[str, Detail], failure: StreamerError | 
                 raise failure
             kind, message, details = entry["failure"]
             raise errors.from_wire(kind, f"rank {rank}: {message}", details)
-    _compare([entry["facts"] for entry in entries])
+    return [entry["facts"] for entry in entries]
 
 
 def compared(config: RankConfig, prepare: Callable[[], Stream], place: str) -> Stream:
@@ -232,12 +255,23 @@ def _gather(text: str) -> list[str | None]:
     place = f"streamer/{store.add(f'streamer/compared/{rank}', 1)}"
     store.set(f"{place}/{rank}", text)
     if rank == 0:
-        store.set(f"{place}/all", json.dumps(_collect(store, [f"{place}/{other}" for other in range(size)])))
+        store.set(f"{place}/all", _packed(_collect(store, [f"{place}/{other}" for other in range(size)])))
     # Rank 0 answers in any case, so the others wait longer than it does.
     with watched(logger, lambda: _first_missing(rank)):
         store.wait([f"{place}/all"], timedelta(seconds=_WAIT_SECONDS + 60))
-    texts: list[str | None] = json.loads(store.get(f"{place}/all"))
-    return texts
+    return _unpacked(store.get(f"{place}/all"))
+
+
+def _packed(texts: list[str | None]) -> str:
+    """Every rank reads all texts: each that several ranks have passed is there once."""
+    distinct = list(dict.fromkeys(texts))
+    number = {text: at for at, text in enumerate(distinct)}
+    return json.dumps([distinct, [number[text] for text in texts]])
+
+
+def _unpacked(packed: bytes) -> list[str | None]:
+    distinct, numbers = json.loads(packed)
+    return [distinct[number] for number in numbers]
 
 
 def _collect(store: Store, keys: list[str]) -> list[str | None]:

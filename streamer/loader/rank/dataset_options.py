@@ -31,6 +31,7 @@ from streamer.wire.messages import GetManifest
 
 OnChange = Literal["raise", "refresh"]
 OnDamage = Literal["raise", "skip"]
+Peers = Literal["off", "auto"]
 
 # Urls that a message names.
 _NAMED = 4
@@ -83,6 +84,7 @@ class DatasetOptions:
     index_errors: OnDamage = "raise"
     growing: Growing | None = None
     annotations: Annotations | None = None
+    peers: Peers = "off"
 
     def __post_init__(self) -> None:
         _check_urls(self.urls)
@@ -94,6 +96,7 @@ class DatasetOptions:
         self.sample_extensions()
         checks.one_of("on_change", self.on_change, ("raise", "refresh"))
         checks.one_of("cut", self.cut, (None, *get_args(Cut)))
+        checks.one_of("peers", self.peers, get_args(Peers))
         for name, least in _LEAST.items():
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, checks.at_least(name, getattr(self, name), least))
@@ -149,6 +152,10 @@ class DatasetOptions:
             raise ConfigError("growing= with shuffle=False: samples are admitted in random order", field="growing")
         if self.cut is not None:
             raise ConfigError(f"growing= with cut={self.cut!r}: its lanes follow from the seed", field="cut")
+        if self.peers != "off":
+            raise ConfigError(
+                f"growing= with peers={self.peers!r}: run the engines as services with [peers] members", field="peers"
+            )
 
     def with_rank(self, rank_config: RankConfig) -> DatasetOptions:
         """The same options with this rank and world size."""

@@ -37,6 +37,10 @@ class Openable(Protocol[Stream_co]):
         """Prepares on all ranks together. Collective."""
         ...
 
+    def share(self, stream: PreparedStream) -> None:
+        """Makes the engines of all ranks share their caches, if the dataset says so. Collective."""
+        ...
+
     def refresh(self) -> bool:
         """Lists the objects again. Collective."""
         ...
@@ -102,7 +106,7 @@ class DatasetSide(Generic[Stream_co]):
             StreamerError: of the first rank that failed, on every rank.
             StateError: the ranks disagree.
         """
-        self._opening.compared(prepare, place)
+        self._opening.share(self._opening.compared(prepare, place))
 
     def take_requested_epoch(self) -> int | None:
         """The epoch given to `set_epoch` since the last call, if any."""

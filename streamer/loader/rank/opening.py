@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +26,7 @@ from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.dataset_options import DatasetOptions
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.growing.prepared import GrowingPrepared
+from streamer.loader.rank.index_progress import Announcer
 from streamer.loader.rank.joining import both_digests, find_table, kept
 from streamer.loader.rank.prepared import Prepared
 from streamer.loader.rank.rank_stream import Identity, RankStream, StreamNames
@@ -36,14 +36,13 @@ from streamer.loader.samples.maker import SampleMaker, SampleRules
 from streamer.loader.samples.opened import OpenedDataset
 from streamer.loader.samples.recipe import SampleRecipe
 from streamer.loader.skipping import SkipRules
-from streamer.loader.waiting import NOTICE_SECONDS, watched
+from streamer.loader.waiting import watched
 from streamer.manifest.annotations import AnnotationTable
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
 from streamer.order.plan import LastBatch, check_last_batch
 from streamer.order.quality import check_sample_shuffle, explain, shared_lanes
 from streamer.order.spec import OrderSpec, shuffle_mode
-from streamer.wire.messages import IndexProgress
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +74,8 @@ class Opening:
         self._streams = StreamNames()
         self._opened: OpenedDataset | None = None
         self._explained: set[str] = set()
-        self._announcer = _Announcer(0)
+        self._announcer = Announcer(0)
+        self._warned = False
 
     def __repr__(self) -> str:
         return f"Opening({self.options.urls}, {self.connections!r}, opened={self._opened!r})"
@@ -147,7 +147,11 @@ class Opening:
         stream = self._streams.name(self._stream(), batch_size, plain)
         skip_rules = SkipRules(options.on_error, options.error_budget)
         identity = Identity(
-            rank_config=rank_config, stream=stream, free_parts=options.free_parts, skip_rules=skip_rules
+            rank_config=rank_config,
+            stream=stream,
+            free_parts=options.free_parts,
+            skip_rules=skip_rules,
+            peers=options.peers,
         )
         if (growing := options.growing) is None:
             return Prepared(self.connections, recipe, data, identity)
@@ -185,6 +189,25 @@ class Opening:
             StateError: the ranks disagree.
         """
         return compared(self.rank_config(), prepare, place)
+
+    def share(self, stream: PreparedStream) -> None:
+        """With peers="auto", makes the engines of all ranks share their caches. Collective, after `compared`.
+
+        Raises:
+            StreamerError: an engine cannot share its cache; on every rank.
+        """
+        if self.options.peers != "auto" or not isinstance(stream, Prepared):
+            return
+        gather = gather_for(self.rank_config())
+        if gather is not None:
+            stream.share_caches(gather)
+        elif not self._warned:
+            self._warned = True
+            logger.warning(
+                'peers="auto" is off: torch.distributed is not initialised, or knows one rank. Call init_process_group '
+                "before the first iter(); engines that run as services find each other without it ([peers] members, "
+                "docs/scale-out.md)"
+            )
 
     def refresh(self) -> bool:
         """Lists the objects again; collective. True: they have changed, and the new manifest is used from now on.
@@ -303,7 +326,7 @@ class Opening:
         """The folder of the current manifest."""
         rank_config = self.rank_config()
         with self.connections.for_requests() as connection:
-            self._announcer = _Announcer(rank_config.rank)
+            self._announcer = Announcer(rank_config.rank)
             request = self.options.manifest_request(rank_config)
             return connection.manifest(request, self._announcer, self._announcer.note)
 
@@ -370,29 +393,3 @@ class Opening:
         manifest = self.manifest
         with self.connections.for_requests() as connection:
             yield StreamedBytes(lambda: connection, manifest)
-
-
-class _Announcer:
-    """Logs the progress of an index: its cost as a warning if it takes long, the rest as information; and its notes.
-
-    Attributes:
-        so_far: the last text, in brackets; "" before the first one.
-    """
-
-    def __init__(self, rank: int) -> None:
-        self.so_far = ""
-        self._first_rank = rank == 0
-        self._warned = rank != 0
-        self._begun = time.monotonic()
-
-    def note(self, text: str) -> None:
-        """What was left out."""
-        if self._first_rank:
-            logger.warning("%s", text)
-
-    def __call__(self, progress: IndexProgress) -> None:
-        self.so_far = f" ({progress.text})"
-        # What is known before is in the line about the wait.
-        warns = not self._warned and time.monotonic() - self._begun > NOTICE_SECONDS
-        logger.log(logging.WARNING if warns else logging.INFO, "indexing: %s", progress.text)
-        self._warned = self._warned or warns

@@ -9,6 +9,7 @@ import msgspec
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.errors import ConfigError, Detail
 from streamer.joining.joiner import table_digest
+from streamer.loader.rank.agreement import Gather
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.rank_stream import Identity, RankStream, SavedPlace
 from streamer.loader.rank.step_session import Integers, Share, open_bytes
@@ -79,6 +80,7 @@ class Prepared(RankStream):
             "global_batch": self.global_batch,
             "last_batch": self.last_batch,
             "annotations": table_digest(self._recipe.rules.joined),
+            "peers": self._identity.peers,
         }
 
     def recipe(self) -> SampleRecipe:
@@ -99,6 +101,30 @@ class Prepared(RankStream):
         position = self._plans.plan(epoch).position(batch)
         return dict(State(self.spec, epoch, position, self.global_batch).to_dict())
 
+    def share_caches(self, gather: Gather) -> None:
+        """Makes the engines of all ranks share their caches; this rank then reads what its node holds. Collective.
+
+        Raises:
+            StreamerError: an engine cannot share its cache; on every rank.
+        """
+        # Only here: datasets that share nothing do not load it.
+        from streamer.loader.rank.sharing import Shared, has_lanes, share_caches
+
+        spec = self.spec
+        fixed = spec.shuffle != "none" and spec.cut != "redrawn"
+        follow = fixed and has_lanes(self.manifest.chunks, self.global_batch, spec.lanes)
+        shared = Shared(
+            manifest=self.manifest,
+            name=self._data.digest,
+            global_batch=self.global_batch,
+            lanes=self._plans.chunk_lanes() if follow else None,
+            lane_count=spec.lanes,
+        )
+        with self._connections.for_requests() as connection:
+            runs = share_caches(gather, connection, self.rank_config, shared)
+        self._recipe = msgspec.structs.replace(self._recipe, runs=runs)
+        self._plans = Plans(self._recipe, self._data)
+
     def _adopt(self, state: Mapping[str, object], strict: bool) -> SavedPlace:
         if not strict:
             raise ConfigError("strict=False is for a MixedDataset; the order of one dataset is fixed", field="strict")
@@ -108,7 +134,8 @@ class Prepared(RankStream):
         free = {part: getattr(saved.spec, part) for part in self._identity.free_parts}
         spec = msgspec.structs.replace(self.spec, **free)
         saved.check(spec)
-        self._recipe = msgspec.structs.replace(self._recipe, spec=spec)
+        # They belong to the lanes, and are found anew when the ranks compare.
+        self._recipe = msgspec.structs.replace(self._recipe, spec=spec, runs=())
         resume = saved.resume(self._plans.samples, self.global_batch, self.last_batch)
         return SavedPlace(saved.epoch, saved.position, resume)
 

@@ -36,12 +36,14 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         stream: distinguishes the loaders of one job.
         free_parts: parts of the order that were chosen automatically: a resumed state may replace them.
         skip_rules: for samples that cannot be made.
+        peers: whether the ranks' engines share their caches, as the user says it.
     """
 
     rank_config: RankConfig
     stream: str
     free_parts: frozenset[str]
     skip_rules: SkipRules
+    peers: str = "off"
 
 
 class StreamNames:

@@ -19,6 +19,7 @@ from streamer.loader.samples.maker import CachedBytes, SampleLocation, SampleMak
 from streamer.loader.samples.opened import OpenedDataset
 from streamer.loader.samples.row_reader import RowReader
 from streamer.order.epoch import EpochOrder
+from streamer.order.lane_split import LaneRun
 from streamer.order.plan import LastBatch, RankPlan
 from streamer.order.spec import OrderSpec
 
@@ -39,6 +40,7 @@ class SampleRecipe(msgspec.Struct, frozen=True, kw_only=True):
         rules: of making samples.
         selection: digest of the selection, and the folder of its file; None: all samples.
         entry: epoch and position at which a resumed run began: the batches of that epoch are numbered from there.
+        runs: the rank's samples of each lane of a batch, where each rank reads what its node holds.
     """
 
     manifest_path: Path
@@ -51,6 +53,7 @@ class SampleRecipe(msgspec.Struct, frozen=True, kw_only=True):
     rules: SampleRules
     selection: tuple[str, Path] | None = None
     entry: tuple[int, int] = (0, 0)
+    runs: tuple[LaneRun, ...] = ()
 
     def open(self) -> SampleReader:
         """Opens the manifest in this process."""
@@ -71,6 +74,10 @@ class Plans:
         """Number of selected samples."""
         return self._order.samples
 
+    def chunk_lanes(self) -> npt.NDArray[np.int64]:
+        """(M,) the lane of each chunk; -1: none of its samples is selected. Not for a redrawn cut."""
+        return self._order.cut.chunk_lanes(len(self._order.chunk_samples))
+
     def plan(self, epoch: int) -> RankPlan:
         """The rank's plan of an epoch."""
         if epoch not in self._kept:
@@ -84,9 +91,8 @@ class Plans:
         start = recipe.entry[1] if epoch == recipe.entry[0] else 0
         # From the order of the last epoch, which has computed the parts that are equal in all epochs.
         self._order = self._order.at(epoch)
-        return RankPlan(
-            self._order, recipe.global_batch, recipe.world_size, recipe.rank, recipe.last_batch, start=start
-        )
+        geometry = recipe.global_batch, recipe.world_size, recipe.rank, recipe.last_batch
+        return RankPlan(self._order, *geometry, start=start, runs=recipe.runs)
 
 
 class DatasetReader:

@@ -23,7 +23,7 @@ from streamer.loader.samples.maker import CachedBytes
 from streamer.manifest.builder.build import BuildOptions, build
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
-from streamer.wire.messages import GetManifest, IndexProgress
+from streamer.wire.messages import PROTOCOL, GetManifest, IndexProgress, Welcome
 from tests.tars import tar_of
 
 # Small, so that a hundred samples are many chunks.
@@ -135,7 +135,7 @@ class FakeEngine:
 class FakeClient:
     """Stands in for EngineClient."""
 
-    limit_bytes = 20_000
+    welcome = Welcome(PROTOCOL, "1", 1, "/", "id", limit_bytes=20_000)
 
     connected = True
 

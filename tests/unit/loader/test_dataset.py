@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamer import Growing
 from streamer.errors import ConfigError, DecodeError, IntegrityError, ManifestError, StateError
 from streamer.loader.contracts import REREADS
 from streamer.loader.dataset import StreamingDataset
@@ -39,6 +40,10 @@ def test_constructing_does_no_io(fake_engine, tmp_path):
         ({"batch_size": 0}, "batch_size"),
         ({"lanes": 0}, "lanes"),
         ({"shuffle_window": -1}, "shuffle_window"),
+        ({"cut": "new"}, "cut"),
+        ({"cut": "common", "growing": Growing(2, 100)}, "cut"),
+        ({"peers": "all"}, "peers"),
+        ({"peers": "auto", "growing": Growing(2, 100)}, "peers"),
         ({"shuffle": "rows"}, "shuffle"),
         ({"seed": -1}, "seed"),
         ({"cache_bytes": "much"}, "cache_bytes"),

@@ -236,7 +236,7 @@ class GrowingPrepared(RankStream):
         self._last_connection = connection = self._connections.take(self._last_connection)
         on_close = partial(self._connections.give_back, connection)
         try:
-            room = self._room(connection.limit_bytes, feed.live_bytes)
+            room = self._room(connection.welcome.limit_bytes, feed.live_bytes)
             part = SessionPart(
                 dataset=self.manifest.digest,
                 name="",

@@ -399,6 +399,14 @@ def test_an_option_of_the_whole_is_refused_on_a_member(make_mix, option):
     assert caught.value.details["field"] in option
 
 
+@pytest.mark.parametrize("option", [{"cut": "common"}, {"peers": "auto"}])
+def test_an_option_of_a_dataset_alone_is_refused_on_a_member(make_mix, option):
+    """With the member's name and the reason."""
+    with pytest.raises(ConfigError, match=r"member b: .* is for a dataset alone") as caught:
+        make_mix(members={"b": option})
+    assert caught.value.details["field"] in option
+
+
 @pytest.mark.parametrize(
     "option", [{"cache_dir": "/x"}, {"cache_bytes": "1GB"}, {"engine": "unix:/x"}, {"shuffle": False}]
 )

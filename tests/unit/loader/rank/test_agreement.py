@@ -12,7 +12,7 @@ import pytest
 from streamer.config import Environment
 from streamer.errors import ConfigError, ObjectNotFoundError, StateError, StreamerError
 from streamer.loader.rank import agreement as distributed
-from streamer.loader.rank.agreement import agree, detect, gather_for
+from streamer.loader.rank.agreement import agree, detect, exchange, gather_for
 
 
 def environment(**variables: str) -> Environment:
@@ -117,6 +117,27 @@ def test_a_rank_that_does_not_come_is_named():
     """Nobody waits for ever."""
     with pytest.raises(StateError, match=r"ranks \[1, 3\] of 4"):
         agree(lambda text: [text, None, text, None], {}, None)
+
+
+def test_what_ranks_say_arrives_in_their_order():
+    """Also where some say nothing, and where one fails."""
+    others = [{"facts": value, "failure": None} for value in (None, [1, "b"])]
+    assert exchange(table(*others), lambda: {"a": 1}) == [{"a": 1}, None, [1, "b"]]
+
+    def fails() -> object:
+        raise StreamerError("mine")
+
+    with pytest.raises(StreamerError, match="mine"):
+        exchange(table(*others), fails)
+
+
+def test_equal_texts_are_passed_once():
+    """2,048 ranks on 256 engines: each reads 33 KB and not 188 KB; all of them 67 MB of the store of rank 0."""
+    texts: list[str | None] = [f"{rank // 8:08}" * 11 for rank in range(2047)]
+    texts.append(None)
+    packed = distributed._packed(texts)
+    assert distributed._unpacked(packed.encode()) == texts
+    assert 2048 * len(packed) < 70e6
 
 
 RANK = """

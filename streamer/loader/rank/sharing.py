@@ -1,0 +1,298 @@
+"""peers="auto": the engines of a job's nodes act as one cache. Their ranks find each other through torch.distributed.
+
+1. Each rank says which engine it uses. Ranks of one engine are one node, and the first of them speaks for it.
+2. Each engine listens for the others, and each node says what it holds of every lane.
+3. All ranks compute the same split of the lanes from that, and each engine is told where chunks are kept.
+
+All of it happens once for each loader, when its ranks compare what they train on. Engines learn nothing later: one that
+fails is asked no more, and the store is.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import secrets
+import socket
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.client.chunk_reader import chunks_in
+from streamer.client.engine_client import EngineClient
+from streamer.config import RankConfig, counted
+from streamer.errors import ConfigError
+from streamer.loader.rank.agreement import Gather, exchange
+from streamer.manifest.table import Manifest
+from streamer.order.lane_split import LaneRun, lane_runs, split_lanes
+from streamer.wire.messages import CacheShared, ShareCache, Sharer
+
+logger = logging.getLogger(__name__)
+
+Integers = npt.NDArray[np.int64]
+
+# Differs from machine to machine, not from container to container.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# A node that holds less of a lane holds nothing of it.
+_LEAST_SHARE = 0.01
+# Of a lane, nodes that held it before and read it no more.
+_MOST_FORMER = 2
+# Two bytes a chunk in a frame of 8 MiB; beyond that chunks have homes by their keys.
+_MOST_CHUNKS, _MOST_LANES = 3 << 20, 1 << 15
+
+
+class Shared(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The dataset that is read.
+
+    Attributes:
+        manifest: of it.
+        name: of the selected samples.
+        global_batch: samples of a batch over all ranks.
+        lanes: (M,) lane of each chunk, -1 for none; None: nodes read other chunks in every epoch.
+        lane_count: L.
+    """
+
+    manifest: Manifest
+    name: str
+    global_batch: int
+    lanes: Integers | None
+    lane_count: int
+
+
+class _Place(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank says first.
+
+    Attributes:
+        folder: id of the cache folder of its engine.
+        engine: process and machine of the engine: copied disks have the same id.
+        host: address of this machine on the way to rank 0; "": MASTER_ADDR is not set.
+        token: of rank 0.
+    """
+
+    folder: str
+    engine: str
+    host: str
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return f"_Place({self.folder}, {self.engine}, {self.host})"
+
+
+class _Node(msgspec.Struct, frozen=True, array_like=True):
+    """What the first rank of an engine says.
+
+    Attributes:
+        host: address of this machine for the others.
+        address: of the engine's peer server.
+        limit_bytes: of its cache.
+        held: (lane, bytes) of the lanes that it holds.
+    """
+
+    host: str
+    address: str
+    limit_bytes: int
+    held: list[tuple[int, int]]
+
+
+def share_caches(
+    gather: Gather, connection: EngineClient, rank_config: RankConfig, shared: Shared
+) -> tuple[LaneRun, ...]:
+    """Makes the engines of all ranks share their caches. Collective.
+
+    Args:
+        gather: collects one text of every rank.
+        connection: to this rank's engine.
+        rank_config: of this rank.
+        shared: what is read.
+
+    Returns:
+        This rank's samples of each lane of a batch; empty: batches are dealt as ever.
+
+    Raises:
+        StreamerError: an engine cannot share its cache; on every rank.
+    """
+    rank = rank_config.rank
+    places = msgspec.convert(exchange(gather, lambda: _place(connection, rank_config)), list[_Place])
+    nodes = _nodes(places)
+    if len(nodes) == 1 or _are_copies(places, rank):
+        return ()
+    number = next(number for number, ranks in enumerate(nodes) if rank in ranks)
+    speaks, token = nodes[number][0] == rank, places[0].token
+    answers = exchange(gather, lambda: _opened(connection, shared, token, _host(places, rank)) if speaks else None)
+    found = [msgspec.convert(answers[ranks[0]], _Node) for ranks in nodes]
+    each = shared.global_batch // rank_config.world_size
+    deal = _Deal(shared, found, [len(ranks) * each for ranks in nodes])
+    sharers = [
+        Sharer(places[ranks[0]].folder, node.address, node.limit_bytes)
+        for ranks, node in zip(nodes, found, strict=True)
+    ]
+    request = deal.request(token, found[number].host, sharers)
+    exchange(gather, lambda: _send(connection, request) if speaks else None)
+    if rank == 0:
+        logger.info("%s share their caches%s", counted(len(nodes), "engines"), deal.in_words())
+    at = nodes[number].index(rank) * each
+    return deal.runs(number, slice(at, at + each))
+
+
+class _Deal:
+    """Which node reads how much of each lane.
+
+    Args:
+        shared: what is read.
+        nodes: what they hold.
+        room: samples of each in a batch.
+    """
+
+    def __init__(self, shared: Shared, nodes: list[_Node], room: list[int]) -> None:
+        self._shared = shared
+        self._table: Integers | None = None
+        if shared.lanes is None:
+            return
+        self._held = np.zeros((shared.lane_count, len(nodes)), np.int64)
+        for node, entry in enumerate(nodes):
+            for lane, length in entry.held:
+                self._held[lane, node] = length
+        self._table = split_lanes(shared.lane_count, shared.global_batch // shared.lane_count, room, self._held)
+
+    def in_words(self) -> str:
+        """What it means for the bytes."""
+        if self._table is None:
+            return "; chunks are kept by their keys"
+        share = self._table / self._table.sum(axis=1, keepdims=True)
+        here = np.minimum(share, self._held / _lane_bytes(self._shared)[:, None]).sum() / len(share)
+        between = ((self._table > 0).sum(axis=1) - 1).sum() / len(share)
+        return f"; {here:.0%} of the data is read where it lies, and up to {between:.2f} x dataset travels per epoch"
+
+    def runs(self, node: int, share: slice) -> tuple[LaneRun, ...]:
+        """The samples of a rank, from its part of those of its node."""
+        return () if self._table is None else lane_runs(self._table, node, share)
+
+    def request(self, token: str, host: str, sharers: list[Sharer]) -> ShareCache:
+        """What an engine is told of where chunks are kept."""
+        in_order = sorted(sharers, key=lambda sharer: sharer.id)
+        request = ShareCache(0, self._shared.manifest.digest, token, host, in_order)
+        if self._table is None:
+            return request
+        assert self._shared.lanes is not None
+        index = [in_order.index(sharer) for sharer in sharers]
+        others = np.where(self._table > 0, 0, self._held)
+        return msgspec.structs.replace(
+            request,
+            name=self._shared.name,
+            lanes=self._shared.lanes.astype("<i2").tobytes(),
+            readers=[_most(row, index) for row in self._table],
+            former=[_most(row, index)[:_MOST_FORMER] for row in others],
+        )
+
+
+def _most(row: Integers, index: list[int]) -> list[tuple[int, int]]:
+    """The nodes with something, those with most first."""
+    found = [(index[node], share) for node, share in enumerate(row.tolist()) if share]
+    return sorted(found, key=lambda one: (-one[1], one[0]))
+
+
+def _place(connection: EngineClient, rank_config: RankConfig) -> object:
+    welcome = connection.welcome
+    engine = f"{welcome.pid}@{_BOOT_ID.read_text()[:8]}"
+    host = address_towards(rank_config.master) if rank_config.master else ""
+    return msgspec.to_builtins(_Place(welcome.root_id, engine, host, _token() if rank_config.rank == 0 else ""))
+
+
+@cache
+def _token() -> str:
+    """One for each incarnation of the job, whose processes are new."""
+    return secrets.token_hex(32)
+
+
+def _nodes(places: list[_Place]) -> list[list[int]]:
+    """The ranks of each engine."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for rank, place in enumerate(places):
+        ranks.setdefault((place.folder, place.engine), []).append(rank)
+    return list(ranks.values())
+
+
+def _are_copies(places: list[_Place], rank: int) -> bool:
+    """Whether several engines have cache folders of one id; then nothing is shared."""
+    engines = {place.folder: place.engine for place in places}
+    copied = sorted({place.folder for place in places if engines[place.folder] != place.engine})
+    if copied and rank == 0:
+        logger.warning(
+            'peers="auto" is off: several machines have a cache folder of id %s, because their disks were copied; '
+            "remove the file root-id from all but one of these folders, and start again",
+            copied[0],
+        )
+    return bool(copied)
+
+
+def _opened(connection: EngineClient, shared: Shared, token: str, host: str) -> object:
+    """Lets the engine listen, and looks what is in its cache folder."""
+    address = _send(connection, ShareCache(0, shared.manifest.digest, token, host))
+    held: list[tuple[int, int]] = []
+    if shared.lanes is not None:
+        there = chunks_in(connection.roots()[0], shared.manifest.chunk_keys) & (shared.lanes >= 0)
+        sizes = shared.manifest.chunk_local_bytes[there]
+        by_lane = np.bincount(shared.lanes[there], weights=sizes, minlength=shared.lane_count)
+        found = np.flatnonzero(by_lane > _LEAST_SHARE * _lane_bytes(shared))
+        held = [(lane, int(by_lane[lane])) for lane in found.tolist()]
+    return msgspec.to_builtins(_Node(host, address, connection.welcome.cache_bytes, held))
+
+
+def _send(connection: EngineClient, request: ShareCache) -> str:
+    """Sends a request; returns the address of the engine."""
+    options = connection.settings.encoded_options()
+    answer = connection.ask(
+        lambda number: msgspec.structs.replace(request, request=number, options=options), CacheShared
+    )
+    return answer.address
+
+
+def _lane_bytes(shared: Shared) -> npt.NDArray[np.float64]:
+    """(L,) bytes of each lane."""
+    assert shared.lanes is not None
+    chosen = shared.lanes >= 0
+    sizes = shared.manifest.chunk_local_bytes[chosen]
+    return np.maximum(1, np.bincount(shared.lanes[chosen], weights=sizes, minlength=shared.lane_count))
+
+
+def address_towards(host: str) -> str:
+    """The address of this machine on the way to another one; nothing is sent.
+
+    Raises:
+        ConfigError: no such host, or no way to it.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f'peers="auto" finds no way to MASTER_ADDR={host!r}: {error}', field="peers") from error
+
+
+def _host(places: list[_Place], rank: int) -> str:
+    """The address of this rank's machine for the others: to its own name rank 0 may have the way of 127.0.0.1.
+
+    Raises:
+        ConfigError: it is not known.
+    """
+    if not (mine := places[rank].host):
+        raise ConfigError(
+            'peers="auto" needs MASTER_ADDR, the host of rank 0 as torchrun sets it, to find the network between the '
+            "nodes",
+            field="peers",
+        )
+    others = [place.host for place in places if place.host and not _is_loopback(place.host)]
+    return address_towards(others[0]) if _is_loopback(mine) and others else mine
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+def has_lanes(chunks: int, global_batch: int, lanes: int) -> bool:
+    """Whether the split of batches can follow the caches."""
+    return global_batch % lanes == 0 and lanes < _MOST_LANES and chunks <= _MOST_CHUNKS

@@ -1,0 +1,88 @@
+"""How the ranks of a job find the engines of its nodes, and deal the lanes among them."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from streamer.errors import ConfigError
+from streamer.loader.rank import sharing
+from streamer.loader.rank.sharing import _Deal, _host, _Node, _nodes, _Place, address_towards, has_lanes
+from streamer.wire.messages import Sharer
+
+
+def test_ranks_of_one_engine_are_one_node() -> None:
+    """By folder and process: copied disks have one id."""
+    places = [_Place("a", "7@x", ""), _Place("b", "9@y", ""), _Place("a", "7@x", ""), _Place("a", "8@y", "")]
+    assert _nodes(places) == [[0, 2], [1], [3]]
+
+
+def test_the_address_is_the_one_that_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 may know its own name as 127.0.0.1; then the way to another node counts."""
+    asked: list[str] = []
+    monkeypatch.setattr(sharing, "address_towards", lambda host: asked.append(host) or "10.0.0.1")
+    places = [_Place("a", "1", "127.0.1.1"), _Place("b", "2", "10.0.0.2"), _Place("c", "3", "10.0.0.3")]
+    assert [_host(places, rank) for rank in range(3)] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    assert asked == ["10.0.0.2"]
+    alone = [_Place("a", "1", "127.0.0.1"), _Place("b", "2", "127.0.0.1")]
+    assert _host(alone, 0) == "127.0.0.1"
+    with pytest.raises(ConfigError, match="MASTER_ADDR"):
+        _host([_Place("a", "1", ""), _Place("b", "2", "10.0.0.2")], 0)
+
+
+def test_the_way_to_a_host() -> None:
+    """Without a packet; a name that does not exist is an error that names it."""
+    assert address_towards("127.0.0.1") == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR='256\.0\.0\.1'"):
+        address_towards("256.0.0.1")
+
+
+def test_lanes_are_told_to_engines_by_the_order_of_their_ids(make_dataset, folder) -> None:
+    """Readers with their samples, and two former holders at most."""
+    prepared = make_dataset(folder, lanes=2)._for_loader().prepare(12)
+    lanes = prepared._plans.chunk_lanes()
+    shared = sharing.Shared(manifest=prepared.manifest, name="all", global_batch=12, lanes=lanes, lane_count=2)
+    held = [[(0, 10)], [(0, 30), (1, 5)], [(0, 20)]]
+    nodes = [_Node("10.0.0.1", f"10.0.0.1:{number}", 1, lane) for number, lane in enumerate(held)]
+    deal = _Deal(shared, nodes, [4, 4, 4])
+    sharers = [Sharer(name, node.address, 1) for name, node in zip("cab", nodes, strict=True)]
+    told = deal.request("t", "10.0.0.1", sharers)
+    assert [sharer.id for sharer in told.sharers] == ["a", "b", "c"]
+    assert np.frombuffer(told.lanes, "<i2").tolist() == lanes.tolist()
+    # Node 1 ("a") takes lane 0 first, then node 2 ("b") what is left of it; node 0 ("c") only held a little.
+    assert told.readers == [[(0, 4), (1, 2)], [(2, 4), (1, 2)]]
+    assert told.former == [[(2, 10)], [(0, 5)]]
+    assert deal.runs(1, slice(0, 4)) == ((0, 0, 4),)
+    assert deal.runs(2, slice(0, 4)) == ((0, 4, 2), (1, 4, 2))
+
+
+def test_each_chunk_with_samples_has_a_lane(make_dataset, folder) -> None:
+    """Those without any of a selection have none."""
+    dataset = make_dataset(folder, lanes=2)
+    prepared = dataset._for_loader().prepare(12)
+    assert set(prepared._plans.chunk_lanes().tolist()) == {0, 1}
+    part = dataset.select(labels=[0])._for_loader().prepare(12)
+    lanes, samples = part._plans.chunk_lanes(), part._data.chunk_samples
+    assert ((lanes < 0) == (samples == 0)).all()
+    assert (lanes < 0).any()
+
+
+@pytest.mark.parametrize(
+    ("chunks", "batch", "lanes", "expected"),
+    [(10, 12, 4, True), (10, 12, 5, False), (4 << 20, 12, 4, False), (10, 1 << 16, 1 << 16, False)],
+)
+def test_where_lanes_can_be_split(chunks: int, batch: int, lanes: int, expected: bool) -> None:
+    """The lanes divide the batch, and the lane of each chunk fits into a message."""
+    assert has_lanes(chunks, batch, lanes) is expected
+
+
+def test_without_a_process_group_nothing_is_shared(make_dataset, folder, caplog) -> None:
+    """Said once, with the other ways."""
+    dataset = make_dataset(folder, peers="auto")
+    side = dataset._for_loader()
+    for _ in range(2):
+        side.compare(lambda: side.prepare(12), "")
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len([text for text in said if 'peers="auto" is off' in text and "[peers] members" in text]) == 1
