@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+_made = itertools.count()
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
 
 
@@ -22,8 +24,10 @@ class Namespaces:
     """
 
     def __init__(self, count: int) -> None:
-        self._name = f"st{os.getpid() % 100000}"
-        self._net = f"10.{(os.getpid() >> 8) % 200 + 20}.{os.getpid() % 256}"
+        # The kernel removes those of an earlier test later.
+        number = os.getpid() + 1000 * next(_made)
+        self._name = f"st{number % 1_000_000}"
+        self._net = f"10.{(number >> 8) % 200 + 20}.{number % 256}"
         self.addresses = [f"{self._net}.{number + 1}" for number in range(count)]
         self.store_address = f"{self._net}.254"
         self._listener: socket.socket | None = None
