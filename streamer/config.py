@@ -174,7 +174,7 @@ class ServiceConfig:
 class PeersConfig:
     """The engines whose caches act as one. All of them have equal settings here, and one token."""
 
-    # "off", "dns:name:port" (each address of a name), or "host:port,host:port".
+    # "off", "dns:name:port" (each address of a name), "slurm:port" (each node of the job), or "host:port,host:port".
     members: str = "off"
     # host:port of the peer server.
     listen: str = "0.0.0.0:7070"

@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from streamer.cache.file_jobs import in_thread
 from streamer.config import PeersConfig, read_token
 from streamer.errors import ConfigError
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.peers.base import Lender
 from streamer.peers.client import PeerClient
-from streamer.peers.membership import Membership, parse_members
+from streamer.peers.members.lookup import parse_members
+from streamer.peers.members.membership import Membership
 from streamer.peers.messages import Start
 from streamer.peers.protocol import Facts
 from streamer.peers.server_process import PeerServerProcess
@@ -64,7 +66,7 @@ async def open_peers(
     Raises:
         ConfigError: members, address or token cannot be used.
     """
-    lookup = parse_members(config.members)
+    lookup = await in_thread(None, parse_members, config.members)
     if config.token_file is None:
         raise ConfigError(
             "[peers] members needs token_file: a file with the same secret for all peers, who can read all chunks",

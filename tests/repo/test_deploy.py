@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 KUBERNETES_FOLDER = ROOT / "deploy" / "kubernetes"
 OVERLAYS = sorted(path for path in (KUBERNETES_FOLDER / "overlays").iterdir() if path.is_dir())
 ALERTS = ROOT / "deploy" / "helm" / "streamer" / "files" / "alerts.yaml"
+SCRIPTS = ["torchrun.sh", "slurm/train.sbatch", "slurm/train-sidecar.sbatch", "slurm/train-peers.sbatch"]
 # Native sidecars are on by default from here on.
 KUBERNETES = "1.29"
 
@@ -169,7 +170,7 @@ def test_the_unit_notifies_and_reloads():
     check_variables(dict(pair.split("=", 1) for pair in service["Environment"].split()))
 
 
-@pytest.mark.parametrize("script", ["torchrun.sh", "slurm/train.sbatch", "slurm/train-sidecar.sbatch"])
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_parse_and_name_real_variables(script):
     """bash -n, and every STREAMER_ variable exists."""
     path = ROOT / "deploy" / script
@@ -189,7 +190,7 @@ def test_systemd_finds_nothing_to_complain_about(tmp_path):
     assert (found.returncode, complaints) == (0, [])
 
 
-@pytest.mark.parametrize("script", ["torchrun.sh", "slurm/train.sbatch", "slurm/train-sidecar.sbatch"])
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_shellcheck_finds_nothing_to_complain_about(script):
     """At every severity."""
     if shutil.which("shellcheck") is None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from streamer.peers.protocol import Facts
-from streamer.peers.roster import Roster
+from streamer.peers.members.roster import Roster
 
 ME = Facts("me", "m1", 1 << 30, 1, "0")
 
