@@ -89,12 +89,15 @@ class PeerClient:
         me: id of this engine.
         token: that peers want to see.
         memory: of the engine's fetchers.
+        tls_folder: with certificate, key and authority (`tls`); "": plain HTTP.
 
     Attributes:
         on_facts: called with the address and the facts of a peer that is up again.
     """
 
-    def __init__(self, me: str, token: str, memory: MemoryBudget) -> None:
+    def __init__(self, me: str, token: str, memory: MemoryBudget, tls_folder: str = "") -> None:
+        self._scheme = "https" if tls_folder else "http"
+        self._tls_folder = tls_folder
         self._lines = (f"Authorization: {BEARER}{token}", f"{MEMBER_HEADER}: {me}")
         self._memory = memory
         self._peers: dict[str, Peer] = {}
@@ -162,12 +165,12 @@ class PeerClient:
     ) -> Received | Refusal | None:
         """One request; None: the chunk is on its way to the peer."""
         due = max(0.0, asked.due() - self._loop.time())
-        url = f"http://{peer.address}{chunk_path(asked.key, asked.dataset, wait=wait, held=not asked.fetch)}"
+        url = f"{self._scheme}://{peer.address}{chunk_path(asked.key, asked.dataset, wait=wait, held=not asked.fetch)}"
         lines = (*self._lines, f"{DUE_HEADER}: {int(1000 * min(due, 1e6))}")
         peer.count.peer_requests += 1
         peer.budget.earned(0)
         received = Received(self._memory, asked)
-        transfer = peer.idle.pop() if peer.idle else Transfer()
+        transfer = peer.idle.pop() if peer.idle else Transfer(self._tls_folder)
         watch = Watch(self._clock, peer, transfer, on_late, due_seconds=due, waits=_WAIT_SECONDS * wait)
         transfer.on_bytes = watch.received
         try:
@@ -184,7 +187,14 @@ class PeerClient:
         if status == 200 and received.content:
             return received
         received.close()
+        self._warn_refused(peer.address, status, transfer)
         return None if status == 202 else self._refusal(peer, watch.asked_at, status)
+
+    def _warn_refused(self, address: str, status: int | Ending, transfer: Transfer) -> None:
+        if status == 401:
+            self.warn(address, "does not take the token of this engine; all of them need the same one")
+        elif status is Ending.UNTRUSTED:
+            self.warn(address, f"and this engine do not take each other's certificates: {transfer.why}")
 
     def _refusal(self, peer: Peer, asked_at: float, status: int | Ending) -> Refusal:
         now = self._loop.time()
@@ -193,11 +203,9 @@ class PeerClient:
         if status == 503:
             peer.count.peer_refused += 1
             return Refusal.BUSY
-        if status is Ending.CUT_OFF or status == 401:
+        if status in (401, Ending.CUT_OFF, Ending.UNTRUSTED):
             peer.count.peer_failures += 1
-            if status == 401:
-                self.warn(peer.address, "does not take the token of this engine; all of them need the same one")
-            pause = _UNAUTHORIZED_SECONDS if status == 401 else PAUSE_SECONDS
+            pause = PAUSE_SECONDS if status is Ending.CUT_OFF else _UNAUTHORIZED_SECONDS
             if peer.breaker.failed(asked_at, now, pause_seconds=pause):
                 self._goes_down(peer, "has cut a connection off")
             return Refusal.DOWN
@@ -216,16 +224,15 @@ class PeerClient:
         Args:
             address: host:port.
         """
-        transfer = Transfer()
+        transfer = Transfer(self._tls_folder)
         try:
             status = await transfer.get_small(
-                self._multi, f"http://{address}{PEER_PATH}", self._lines, seconds=_FACTS_SECONDS
+                self._multi, f"{self._scheme}://{address}{PEER_PATH}", self._lines, seconds=_FACTS_SECONDS
             )
         finally:
             transfer.close()
         if status != 200:
-            if status == 401:
-                self.warn(address, "does not take the token of this engine; all of them need the same one")
+            self._warn_refused(address, status, transfer)
             return None
         try:
             facts = msgspec.json.decode(transfer.answer, type=Facts)

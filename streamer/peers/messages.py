@@ -23,6 +23,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):
         facts: about the engine.
         sends: chunks sent at once.
         send_bytes: lengths of their files together.
+        tls_folder: with certificate, key and authority; "": plain HTTP.
     """
 
     token: str
@@ -30,6 +31,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):
     facts: Facts
     sends: int
     send_bytes: int
+    tls_folder: str
 
 
 class Lent(msgspec.Struct, frozen=True, array_like=True, tag=1):

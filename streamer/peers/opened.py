@@ -18,6 +18,7 @@ from streamer.peers.members.membership import Membership
 from streamer.peers.messages import Start
 from streamer.peers.protocol import Facts
 from streamer.peers.server_process import PeerServerProcess
+from streamer.peers.tls import check
 from streamer.placement import PLACEMENT
 from streamer.placement.members import Member
 from streamer.version import VERSION
@@ -64,7 +65,7 @@ async def open_peers(
         send_bytes: lengths of the files that may be sent at once.
 
     Raises:
-        ConfigError: members, address or token cannot be used.
+        ConfigError: members, address, token or certificates cannot be used.
     """
     lookup = await in_thread(None, parse_members, config.members)
     if config.token_file is None:
@@ -73,7 +74,11 @@ async def open_peers(
             field="token_file",
         )
     token = read_token(config.token_file)
+    tls_folder = "" if config.tls_folder is None else str(config.tls_folder)
+    if tls_folder:
+        check(tls_folder)
     facts = Facts(me.id, secrets.token_hex(8), me.limit_bytes, PLACEMENT, VERSION)
-    start = Start(token, str(chunks_folder), facts, config.sends, send_bytes)
-    async with PeerServerProcess(config.listen, start, lender) as server, PeerClient(me.id, token, memory) as client:
+    start = Start(token, str(chunks_folder), facts, config.sends, send_bytes, tls_folder)
+    asking = PeerClient(me.id, token, memory, tls_folder)
+    async with PeerServerProcess(config.listen, start, lender) as server, asking as client:
         yield OpenedPeers(server, client, Membership(lookup, client, facts))

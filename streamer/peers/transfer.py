@@ -8,6 +8,7 @@ from enum import Enum
 
 import pycurl
 
+from streamer.peers.tls import use_tls
 from streamer.store.curl.multi import Multi
 
 _BUFFER_BYTES = 512 * 1024
@@ -21,6 +22,9 @@ _MOST_LINES = 64
 _REPORT_BYTES = 64 * 1024
 # What came was no HTTP, or a callback has refused it.
 _WRONG = (pycurl.E_UNSUPPORTED_PROTOCOL, pycurl.E_FTP_WEIRD_SERVER_REPLY, pycurl.E_WRITE_ERROR)
+# A certificate that is not of the authority, or one's own files cannot be read; or the peer says so.
+_UNTRUSTED = (pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CERTPROBLEM, pycurl.E_SSL_CACERT_BADFILE)
+_ALERT = " alert "
 
 # Returns the memory for a body of that length when there is some; raises WrongError for a length that cannot be.
 MakeRoom = Callable[[int], Awaitable[memoryview]]
@@ -31,6 +35,7 @@ class Ending(Enum):
 
     CUT_OFF = "cut off"  # no connection, or it broke
     WRONG = "wrong"  # what came is not what the protocol allows
+    UNTRUSTED = "untrusted"  # one side does not take the other's certificate
 
 
 class WrongError(Exception):
@@ -40,15 +45,19 @@ class WrongError(Exception):
 class Transfer:
     """A handle of libcurl, for one request at a time. On the engine's loop.
 
+    Args:
+        tls_folder: with certificate, key and authority (`tls`); "": plain HTTP.
+
     Attributes:
         on_bytes: called with 0 for each line of a head, and with what has come of a body, not for each piece.
         received: bytes of the body.
         answer: the body where nothing made room for it.
+        why: what libcurl says of an ending `UNTRUSTED`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tls_folder: str = "") -> None:
         self.on_bytes: Callable[[int], None] = _ignore
-        self._easy = _easy()
+        self._easy = _easy(tls_folder)
         self._easy.setopt(pycurl.HEADERFUNCTION, self._take_line)
         self._easy.setopt(pycurl.WRITEFUNCTION, self._take)
         self._length: asyncio.Future[int | None] | None = None
@@ -59,6 +68,7 @@ class Transfer:
         self._reported = 0
         self.received = 0
         self.answer = b""
+        self.why = ""
 
     def close(self) -> None:
         """Frees the handle."""
@@ -79,7 +89,7 @@ class Transfer:
 
         Args:
             multi: runs it.
-            url: http://host:port/path.
+            url: http(s)://host:port/path.
             lines: of the request's header.
             make_room: called with the length of an answer 200; the transfer pauses until it returns.
 
@@ -98,7 +108,7 @@ class Transfer:
             await ended
             return self._status if count is None or self.received == count else Ending.CUT_OFF
         except pycurl.error as error:
-            return Ending.WRONG if error.args[0] in _WRONG else Ending.CUT_OFF
+            return self._failed(*error.args)
         except WrongError:
             return Ending.WRONG
         finally:
@@ -121,8 +131,16 @@ class Transfer:
         try:
             await multi.perform(self._easy)
         except pycurl.error as error:
-            return Ending.WRONG if error.args[0] in _WRONG else Ending.CUT_OFF
+            return self._failed(*error.args)
         return self._status
+
+    def _failed(self, code: int, text: str) -> Ending:
+        if code in _WRONG:
+            return Ending.WRONG
+        if code not in _UNTRUSTED and _ALERT not in text:
+            return Ending.CUT_OFF
+        self.why = text
+        return Ending.UNTRUSTED
 
     def _prepare(self, url: str, lines: Sequence[str], seconds: float) -> None:
         self._lines = self._status = self._announced = self._reported = self.received = 0
@@ -173,7 +191,7 @@ def _ignore(count: int) -> None:
     """What a transfer without a request calls."""
 
 
-def _easy() -> pycurl.Curl:
+def _easy(tls_folder: str) -> pycurl.Curl:
     easy = pycurl.Curl()
     easy.setopt(pycurl.NOSIGNAL, 1)
     easy.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
@@ -187,4 +205,6 @@ def _easy() -> pycurl.Curl:
     easy.setopt(pycurl.LOW_SPEED_TIME, _SILENT_SECONDS)
     easy.setopt(pycurl.USERAGENT, "streamer")
     easy.setopt(pycurl.PATH_AS_IS, 1)
+    if tls_folder:
+        use_tls(easy, tls_folder)
     return easy
