@@ -41,7 +41,7 @@ DATASET = "ab" * 32
 class NothingElse:
     """The engine's side of the server: it has no chunk but those in the folder."""
 
-    async def lend(self, key: bytes, dataset: str, *, wait: bool, due_seconds: float) -> object:
+    async def lend(self, key: bytes, dataset: str, *, member: str, wait: bool, due_seconds: float) -> object:
         raise AssertionError("the file is there")
 
 

@@ -18,7 +18,16 @@ from streamer.fetch.presence_clock import PresenceClock
 from streamer.peers.base import Asked, Refusal
 from streamer.peers.breaker import PAUSE_SECONDS
 from streamer.peers.peer import Peer, PeerCounts
-from streamer.peers.protocol import BEARER, DUE_HEADER, MEMBER_HEADER, PEER_PATH, PROTOCOL, Facts, chunk_path
+from streamer.peers.protocol import (
+    BEARER,
+    DUE_HEADER,
+    MANIFEST_PATH,
+    MEMBER_HEADER,
+    PEER_PATH,
+    PROTOCOL,
+    Facts,
+    chunk_path,
+)
 from streamer.peers.transfer import Ending, Transfer, WrongError
 from streamer.peers.watch import Watch
 from streamer.placement import PLACEMENT
@@ -38,6 +47,8 @@ _UNAUTHORIZED_SECONDS = 60.0
 # The length of a recoded chunk is a guess (recode/messages.py).
 _MOST_RATIO = 4
 _MOST_EXTRA_BYTES = 64 << 20
+# A table of 10^7 samples, the most in one file, has 40 to 80 MB.
+_MOST_MANIFEST_BYTES = 256 << 20
 
 
 class Received:
@@ -245,6 +256,33 @@ class PeerClient:
         if (peer := self._peers.get(address)) is not None:
             peer.identified(facts)
         return facts
+
+    # ------------------------------------------------------------ manifests
+
+    async def manifest_file(self, member: Member, digest: str, name: str) -> bytes | None:
+        """A file of a manifest that a peer has; None: it does not send it.
+
+        Args:
+            member: the peer.
+            digest: of the manifest.
+            name: of the file in its folder.
+        """
+        content = bytearray()
+
+        async def make_room(length: int) -> memoryview:
+            nonlocal content
+            if length > _MOST_MANIFEST_BYTES:
+                raise WrongError
+            content = bytearray(length)
+            return memoryview(content)
+
+        transfer = Transfer(self._tls_folder)
+        try:
+            url = f"{self._scheme}://{member.address}{MANIFEST_PATH}{digest}/{name}"
+            status = await transfer.get(self._multi, url, self._lines, make_room)
+        finally:
+            transfer.close()
+        return bytes(content) if status == 200 else None
 
     def _goes_down(self, peer: Peer, why: str) -> None:
         logger.info("peer %s %s: the store is asked instead, and the peer again later", peer.address, why)

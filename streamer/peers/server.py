@@ -21,9 +21,17 @@ from aiohttp import web
 from streamer.errors import ConfigError
 from streamer.peers.connections import Unauthenticated
 from streamer.peers.engine_link import EngineLink
-from streamer.peers.files import FIRST_BYTES, file_bytes, open_chunk
+from streamer.peers.files import FIRST_BYTES, file_bytes, open_chunk, open_manifest_file
 from streamer.peers.messages import Counts, Leave, Start, ToServer
-from streamer.peers.protocol import BEARER, DUE_HEADER, MEMBER_HEADER, PEER_PATH, is_digest, parse_key
+from streamer.peers.protocol import (
+    BEARER,
+    DUE_HEADER,
+    MEMBER_HEADER,
+    PEER_PATH,
+    is_digest,
+    parse_key,
+    parse_manifest_file,
+)
 from streamer.peers.sends import BusyError, Sends
 from streamer.peers.tls import Renewal, server_context
 
@@ -75,11 +83,11 @@ class Request(msgspec.Struct, frozen=True):
         """None: it is not such a request."""
         key, query = parse_key(request.path), request.query
         dataset, due = query.get("dataset", ""), request.headers.get(DUE_HEADER, "0")
-        if key is None or not is_digest(dataset) or not due.isdecimal() or request.body_exists:
-            return None
-        seconds = min(int(due[:12]) / 1000, _MOST_DUE_SECONDS)
         # Engines behind one address are told apart by their id, others by their address.
         member = request.headers.get(MEMBER_HEADER) or request.remote or ""
+        if key is None or not is_digest(dataset) or not due.isdecimal() or not member.isascii() or request.body_exists:
+            return None
+        seconds = min(int(due[:12]) / 1000, _MOST_DUE_SECONDS)
         return cls(key, dataset, query.get("wait") == "1", query.get("held") == "1", seconds, member)
 
 
@@ -181,6 +189,8 @@ class PeerServer:
             return _refusal(405, last=True)
         if request.path == PEER_PATH:
             return web.Response(body=msgspec.json.encode(self._start.facts), content_type="application/json")
+        if (manifest_file := parse_manifest_file(request.path)) is not None:
+            return await self._manifest_file(request, *manifest_file)
         asked = Request.parse(request)
         if asked is None:
             return _refusal(400, last=True)
@@ -197,12 +207,21 @@ class PeerServer:
             self._count(served_refused=1)
         return _refusal(status)
 
+    async def _manifest_file(self, request: web.BaseRequest, digest: str, name: str) -> web.StreamResponse:
+        file = open_manifest_file(self._start.folder, digest, name)
+        if file is None:
+            return _refusal(404)
+        with file:
+            return await self._send(request, file)
+
     async def _chunk(self, request: web.BaseRequest, asked: Request) -> web.StreamResponse | int:
         """Sends the chunk; or returns the status of a refusal."""
         folder, seconds = self._start.folder, _WAIT_SECONDS if asked.wait else _PATIENCE_SECONDS
         async with AsyncExitStack() as loan:
             if (length := file_bytes(folder, asked.key)) is None and not asked.held:
-                lent = self._link.lent(asked.key, asked.dataset, wait=asked.wait, due_seconds=asked.due_seconds)
+                lent = self._link.lent(
+                    asked.key, asked.dataset, member=asked.member, wait=asked.wait, due_seconds=asked.due_seconds
+                )
                 if await loan.enter_async_context(lent) == "coming":
                     return 202
                 length = file_bytes(folder, asked.key)

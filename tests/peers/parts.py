@@ -62,7 +62,7 @@ class Shelf:
         self.asked: list[tuple[bytes, str, bool, float]] = []
         self.loans: list[Loan] = []
 
-    async def lend(self, key: bytes, dataset: str, *, wait: bool, due_seconds: float) -> Loan:
+    async def lend(self, key: bytes, dataset: str, *, member: str, wait: bool, due_seconds: float) -> Loan:
         self.asked.append((key, dataset, wait, due_seconds))
         if wait and key in self.arrives:
             put_chunk(self.folder, self.arrives.pop(key))

@@ -50,6 +50,23 @@ async def test_each_status(tmp_path):
         assert len(a.shelf.asked) == 2
 
 
+async def test_manifests(tmp_path):
+    """The files of a manifest by its digest, and no link in their place."""
+    async with node(tmp_path / "a") as a, asking(a) as session:
+        folder, path = a.folder.path / "manifests" / DATASET, f"/v1/manifests/{DATASET}"
+        assert await status(session, f"{path}/root.json") == 404
+        folder.mkdir(parents=True)
+        folder.joinpath("root.json").write_bytes(b"root")
+        folder.joinpath("chunks-00000.arrows").write_bytes(bytes(1 << 20))
+        folder.joinpath("samples-00000.arrows").symlink_to(a.folder.path / "root-id")
+        async with session.get(f"{path}/root.json") as answer:
+            assert (answer.status, await answer.read()) == (200, b"root")
+        async with session.get(f"{path}/chunks-00000.arrows") as answer:
+            assert (answer.status, await answer.read()) == (200, bytes(1 << 20))
+        assert await status(session, f"{path}/samples-00000.arrows") == 404
+        assert await status(session, f"{path}/root.json", headers={"Authorization": "Bearer other"}) == 401
+
+
 async def test_facts(tmp_path):
     """Who it is: what membership needs, and nothing of what it has."""
     async with node(tmp_path / "a") as a, asking(a) as session, session.get("/v1/peer") as answer:
@@ -73,6 +90,12 @@ NO_KEYS = (
     f"/v1/chunks/%2e%2e%2f%2e%2e%2froot-id?dataset={DATASET}",
     f"/v1/chunks/{KEY}/../../../streamer-cache?dataset={DATASET}",
     f"/v1/chunks/{KEY}.chunk?dataset={DATASET}",
+    f"/v1/manifests/{DATASET}",
+    f"/v1/manifests/{DATASET}/",
+    f"/v1/manifests/{DATASET}/notes",
+    "/v1/manifests/../root.json",
+    f"/v1/manifests/{DATASET}/..%2froot.json",
+    f"/v1/manifests/{DATASET}/../../root-id",
 )
 
 

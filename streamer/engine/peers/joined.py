@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from streamer.cache.file_jobs import in_thread
 from streamer.engine.engine import Engine
 from streamer.engine.peers.lending import IDLE_SECONDS, Lending
+from streamer.engine.peers.manifests import MissingManifests
 from streamer.engine.peers.sources import Sources
 from streamer.peers.base import Peers
 from streamer.peers.opened import open_peers
@@ -50,6 +51,8 @@ async def joined(engine: Engine) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(neighbours.follow(), name="follow the members")
             closing = tasks.create_task(_close_idle(lending), name="forget what peers asked for")
+            missing = MissingManifests(engine, peers.client, lambda: neighbours.members, tasks)
+            lending.missing = missing.missing
             await neighbours.known.wait()
             engine.in_flight.bring, engine.peer_statistics = neighbours.sources.bring, neighbours.statistics
             try:
@@ -90,6 +93,11 @@ class Neighbours:
 
     def __repr__(self) -> str:
         return f"Neighbours({self._homes!r})"
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """All of them, this engine included."""
+        return self._homes.members
 
     async def follow(self) -> None:
         """Moves the homes when the members change, until it is cancelled."""

@@ -1,0 +1,74 @@
+"""Takes the manifest of a dataset that is not known here from the peer that asks for one of its chunks.
+
+So an engine without a job is the home of its share of the chunks, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from streamer.cache.file_jobs import in_thread
+from streamer.engine.engine import Engine
+from streamer.errors import ManifestError, StreamerError
+from streamer.manifest.layout import ROOT_NAME, decode_root, file_name
+from streamer.manifest.transfer import install_files
+from streamer.peers.base import PeerClient
+from streamer.placement.members import Member
+
+logger = logging.getLogger(__name__)
+
+# Until a peer is asked again for a manifest that it did not send, or that this service may not serve.
+_AGAIN_SECONDS = 60.0
+
+
+class MissingManifests:
+    """Of a service with `[[datasets]]`, which knows itself how to read what a manifest names. On the engine's loop.
+
+    Args:
+        engine: gets them.
+        client: asks peers.
+        members: who they are now.
+        tasks: runs what is under way.
+    """
+
+    def __init__(
+        self, engine: Engine, client: PeerClient, members: Callable[[], Sequence[Member]], tasks: asyncio.TaskGroup
+    ) -> None:
+        self._engine = engine
+        self._client = client
+        self._members = members
+        self._tasks = tasks
+        self._next: dict[str, float] = {}
+
+    def missing(self, digest: str, member: str) -> None:
+        """A peer of this id has asked for a chunk of a dataset that is not here."""
+        now, found = self._engine.now(), next((one for one in self._members() if one.id == member), None)
+        if found is None or not self._engine.fetchers.allowlist.restricted or now < self._next.get(digest, now):
+            return
+        self._next = {known: again for known, again in self._next.items() if again > now}
+        self._next[digest] = now + _AGAIN_SECONDS
+        self._tasks.create_task(self._take(digest, found), name=f"manifest {digest}")
+
+    async def _take(self, digest: str, member: Member) -> None:
+        where = f"manifest {digest} of peer {member.address}"
+        try:
+            raw = await self._file(member, digest, ROOT_NAME)
+            root = decode_root(raw, where)
+            self._engine.fetchers.allowlist.options(root.urls, {})
+            tables = [
+                file_name(table, part) for part in range(len(root.content.parts)) for table in root.content.schemas
+            ]
+            files = [(ROOT_NAME, raw), *[(name, await self._file(member, digest, name)) for name in tables]]
+            await in_thread(None, install_files, files, self._engine.cache.root / "manifests", where)
+        except StreamerError as error:
+            logger.info("%s: its chunks are not kept for peers: %s", where, error)
+        else:
+            logger.info("%s: its chunks are kept for peers", where)
+
+    async def _file(self, member: Member, digest: str, name: str) -> bytes:
+        content = await self._client.manifest_file(member, digest, name)
+        if content is None:
+            raise ManifestError(f"{name} was not sent")
+        return content
