@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import re
+import shutil
 import socket
 import ssl
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -100,6 +103,15 @@ async def test_an_impostor_gets_no_token(tmp_path, folder):
         assert await fetch(b, member, asked(1, 1000)) is Refusal.DOWN
         assert not b.client.is_up(member)
     assert seen == b""
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_certificates_as_the_page_makes_them(tmp_path):
+    """Its commands make a folder that is accepted."""
+    page = (Path(__file__).parents[2] / "docs" / "scale-out.md").read_text()
+    (commands,) = re.findall(r"^```\n(openssl .*?)```", page, re.DOTALL | re.MULTILINE)
+    subprocess.run(["bash", "-ec", commands], cwd=tmp_path, check=True, capture_output=True)
+    tls.check(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", [tls.CERTIFICATE, tls.KEY, tls.AUTHORITY])

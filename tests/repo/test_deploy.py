@@ -80,7 +80,7 @@ def test_kustomize_makes_peers_of_the_engines(tmp_path):
     shutil.copytree(KUBERNETES_FOLDER, tmp_path / "kubernetes")
     overlay = tmp_path / "kubernetes" / "overlays" / "daemonset"
     with (overlay / "kustomization.yaml").open("a") as file:
-        file.write("components: [../../components/peers]\n")
+        file.write("components: [../../components/peers, ../../components/peers-tls]\n")
     made = {one["kind"]: one for one in kustomized(overlay)}
     for found in made.values():
         kubernetes_validate.validate(found, KUBERNETES, strict=True)
@@ -97,8 +97,9 @@ def test_kustomize_makes_peers_of_the_engines(tmp_path):
     assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
     rules = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["ingress"]}
     assert rules == {"peers": [{"podSelector": policy["podSelector"]}], "metrics": None}
-    folder = str(Path(variables["STREAMER_PEERS_TOKEN_FILE"]).parent)
-    assert folder in {mount["mountPath"] for mount in container["volumeMounts"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert str(Path(variables["STREAMER_PEERS_TOKEN_FILE"]).parent) in mounts
+    assert mounts[variables["STREAMER_PEERS_TLS_FOLDER"]] in {volume["name"] for volume in template["spec"]["volumes"]}
 
 
 def kustomized(path: Path) -> list[dict]:
