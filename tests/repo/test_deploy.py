@@ -134,6 +134,16 @@ def test_every_mount_has_its_volume(path):
     assert mounted == volumes
 
 
+@pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.name)
+def test_the_engine_can_read_its_secret(path):
+    """Its files belong to root and to fsGroup, and others may not read them."""
+    spec = pod_spec(objects(path))
+    (volume,) = [volume for volume in spec["volumes"] if "secret" in volume]
+    (engine,) = [one for one in containers(spec) if "--config" in one.get("args", ())]
+    assert volume["secret"]["defaultMode"] == 0o440
+    assert engine["securityContext"]["runAsGroup"] == spec["securityContext"]["fsGroup"]
+
+
 def test_the_sidecar_is_native_and_the_trainer_has_no_rights():
     """Restarts always, starts first; the trainer gets neither secret nor a writable cache."""
     spec = pod_spec(objects(KUBERNETES_FOLDER / "overlays" / "sidecar"))
