@@ -111,7 +111,7 @@ class Neighbours:
             self.known.set()
 
     def statistics(self) -> dict[str, Any]:
-        """Counters and levels, and one row for each member in `peers`."""
+        """Counters and levels; one row for each peer in `peers`, and for each member with its weight in `homes`."""
         client = self._peers.client
         others = [member for member in self._homes.members if member.id != self._homes.me.id]
         return {
@@ -124,6 +124,10 @@ class Neighbours:
             "home_share": round(self._homes.share, 6),
             "members_digest": self._homes.digest,
             "peers": client.table(),
+            "homes": [
+                {"member": member.id, "limit_bytes": member.limit_bytes, "here": member.id == self._homes.me.id}
+                for member in self._homes.members
+            ],
         }
 
 
