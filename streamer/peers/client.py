@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 _IDLE_CONNECTIONS = 256
 _FACTS_SECONDS = 1.0
+# With a handshake before it.
+_TLS_FACTS_SECONDS = 2.0
 # A peer that is asked to wait answers after half a second (server.py); after this time of waiting the store is asked
 # as well.
 _WAIT_SECONDS = 0.5
@@ -230,15 +232,16 @@ class PeerClient:
     # ------------------------------------------------------------ facts
 
     async def facts(self, address: str) -> Facts | None:
-        """Asks a peer who it is; None: it does not say so within a second, or is no peer of this engine.
+        """Asks a peer who it is; None: it does not say so in time, or is no peer of this engine.
 
         Args:
             address: host:port.
         """
+        seconds = _TLS_FACTS_SECONDS if self._tls_folder else _FACTS_SECONDS
         transfer = Transfer(self._tls_folder)
         try:
             status = await transfer.get_small(
-                self._multi, f"{self._scheme}://{address}{PEER_PATH}", self._lines, seconds=_FACTS_SECONDS
+                self._multi, f"{self._scheme}://{address}{PEER_PATH}", self._lines, seconds=seconds
             )
         finally:
             transfer.close()

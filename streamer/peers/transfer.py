@@ -13,6 +13,9 @@ from streamer.store.curl.multi import Multi
 
 _BUFFER_BYTES = 512 * 1024
 _CONNECT_SECONDS = 1.0
+# The peer's kernel accepts a connection at once, but its process shakes hands: on two cores with load 10 that took
+# over a second for eight connections (2026-11-23).
+_HANDSHAKE_SECONDS = 4.0
 # No byte for this long ends a request that nothing else has ended; the store has been asked long before.
 _SILENT_SECONDS = 10
 # Of an answer that is no chunk.
@@ -200,7 +203,8 @@ def _easy(tls_folder: str) -> pycurl.Curl:
     easy.setopt(pycurl.PROXY, "")
     easy.setopt(pycurl.BUFFERSIZE, _BUFFER_BYTES)
     easy.setopt(pycurl.TCP_KEEPALIVE, 1)
-    easy.setopt(pycurl.CONNECTTIMEOUT_MS, int(_CONNECT_SECONDS * 1000))
+    seconds = _HANDSHAKE_SECONDS if tls_folder else _CONNECT_SECONDS
+    easy.setopt(pycurl.CONNECTTIMEOUT_MS, int(seconds * 1000))
     easy.setopt(pycurl.LOW_SPEED_LIMIT, 1)
     easy.setopt(pycurl.LOW_SPEED_TIME, _SILENT_SECONDS)
     easy.setopt(pycurl.USERAGENT, "streamer")
