@@ -138,6 +138,12 @@ class PeerEngine:
         )
         self.process: subprocess.Popen[bytes] | None = None
 
+    def serve_only(self, url: str, options: dict[str, str]) -> None:
+        """Makes it a service of one dataset, which reads with these options; before it starts."""
+        with self.config.open("a") as file:
+            file.write(f"[[datasets]]\nurl = '{url}'\n[datasets.storage_options]\n")
+            file.writelines(f"{name} = '{value}'\n" for name, value in options.items())
+
     def start(self) -> Self:
         """Until it listens."""
         with (self.root / "log").open("ab") as log:

@@ -16,7 +16,7 @@ import pytest
 
 from streamer.formats.chunkfile import HEADER_BYTES
 from tests.fault.namespaces import Namespaces, as_root
-from tests.fault.peer_engines import Fleet
+from tests.fault.peer_engines import Fleet, Reader, running
 
 pytestmark = [
     pytest.mark.process,
@@ -116,6 +116,20 @@ def test_warming_all_engines_reads_the_data_once(start: Start) -> None:
     assert fleet.store.sent_since() - fleet.late_share() <= 1.02
     late = fleet.late_share()
     assert fleet.epoch([1, 2, 3, 4])[0] - (fleet.late_share() - late) <= 0.05
+
+
+def test_engines_without_a_job_keep_their_share(tmp_path: Path) -> None:
+    """A job on one of four nodes has the caches of all: the others take the manifest from the engine that asks."""
+    fleet = Fleet(tmp_path, 2000, 1.25)
+    for engine in fleet.engines:
+        engine.serve_only("s3://bucket/train/", {"key": "key", "secret": "secret", "endpoint_url": fleet.endpoint})
+    with running(fleet):
+        fleet.readers = [Reader(fleet.engines[0], "a", "rank 0", fleet.endpoint)]
+        fleet.store.sent_since()
+        assert fleet.epoch([1])[0] - fleet.late_share() <= 1.02
+        fleet.epoch([2])
+        late = fleet.late_share()
+        assert fleet.epoch([3])[0] - (fleet.late_share() - late) <= 0.05
 
 
 def test_a_folder_stays_below_its_limit_while_peers_pull(start: Start) -> None:
