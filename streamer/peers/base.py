@@ -75,13 +75,14 @@ class PeerClient(Protocol):
         """
         ...
 
-    async def manifest_file(self, member: Member, digest: str, name: str) -> bytes | None:
+    async def manifest_file(self, member: Member, digest: str, name: str, most_bytes: int) -> bytes | None:
         """A file of a manifest that a peer has; None: it does not send it.
 
         Args:
             member: the peer.
             digest: of the manifest.
             name: of the file in its folder.
+            most_bytes: a longer one is none.
         """
         ...
 

@@ -27,6 +27,7 @@ from streamer.peers.protocol import (
     PROTOCOL,
     Facts,
     chunk_path,
+    parse_manifest_file,
 )
 from streamer.peers.transfer import Ending, Transfer, WrongError
 from streamer.peers.watch import Watch
@@ -49,8 +50,6 @@ _UNAUTHORIZED_SECONDS = 60.0
 # The length of a recoded chunk is a guess (recode/messages.py).
 _MOST_RATIO = 4
 _MOST_EXTRA_BYTES = 64 << 20
-# A table of 10^7 samples, the most in one file, has 40 to 80 MB.
-_MOST_MANIFEST_BYTES = 256 << 20
 
 
 class Received:
@@ -262,27 +261,22 @@ class PeerClient:
 
     # ------------------------------------------------------------ manifests
 
-    async def manifest_file(self, member: Member, digest: str, name: str) -> bytes | None:
-        """A file of a manifest that a peer has; None: it does not send it.
-
-        Args:
-            member: the peer.
-            digest: of the manifest.
-            name: of the file in its folder.
-        """
-        content = bytearray()
+    async def manifest_file(self, member: Member, digest: str, name: str, most_bytes: int) -> bytes | None:
+        """See `base.PeerClient`."""
+        content, path = bytearray(), f"{MANIFEST_PATH}{digest}/{name}"
+        if parse_manifest_file(path) is None:
+            return None
 
         async def make_room(length: int) -> memoryview:
             nonlocal content
-            if length > _MOST_MANIFEST_BYTES:
+            if length > most_bytes:
                 raise WrongError
             content = bytearray(length)
             return memoryview(content)
 
         transfer = Transfer(self._tls_folder)
         try:
-            url = f"{self._scheme}://{member.address}{MANIFEST_PATH}{digest}/{name}"
-            status = await transfer.get(self._multi, url, self._lines, make_room)
+            status = await transfer.get(self._multi, f"{self._scheme}://{member.address}{path}", self._lines, make_room)
         finally:
             transfer.close()
         return bytes(content) if status == 200 else None

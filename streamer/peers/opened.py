@@ -74,7 +74,7 @@ async def open_peers(
             field="token_file",
         )
     token = read_token(config.token_file)
-    tls_folder = "" if config.tls_folder is None else str(config.tls_folder)
+    tls_folder = "" if config.tls_folder is None else str(config.tls_folder.absolute())
     if tls_folder:
         check(tls_folder)
     facts = Facts(me.id, secrets.token_hex(8), me.limit_bytes, PLACEMENT, VERSION)

@@ -81,7 +81,10 @@ class Renewal:
             self._read_at = written_at
 
     def _written_at(self) -> int:
-        return self._certificate.stat().st_mtime_ns if self._certificate.exists() else 0
+        try:
+            return self._certificate.stat().st_mtime_ns
+        except OSError:
+            return 0
 
 
 def use_tls(easy: pycurl.Curl, folder: str) -> None:

@@ -10,7 +10,7 @@ import socket
 import aiohttp
 import pytest
 
-from streamer.peers.protocol import DUE_HEADER
+from streamer.peers.protocol import DUE_HEADER, MEMBER_HEADER
 from tests.peers.parts import DATASET, TOKEN, key_of, node, put_chunk
 
 pytestmark = pytest.mark.process
@@ -45,6 +45,7 @@ async def test_each_status(tmp_path):
             assert (answer.status, await answer.read()) == (200, file)
         assert await status(session, PATH, headers={"Authorization": "Bearer other"}) == 401
         assert await status(session, PATH, headers={"Authorization": TOKEN}) == 401
+        assert await status(session, PATH, headers={MEMBER_HEADER: "ü"}) == 400
         for method in ("HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
             assert await status(session, PATH, method=method) == 405
         assert len(a.shelf.asked) == 2

@@ -61,6 +61,7 @@ async def joined(engine: Engine) -> AsyncIterator[None]:
                 engine.in_flight.bring, engine.peer_statistics = engine.in_flight.bring_from_store, None
                 following.cancel()
                 closing.cancel()
+                missing.close()
                 lending.close()
 
 
