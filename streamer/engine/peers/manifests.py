@@ -69,6 +69,8 @@ class MissingManifests:
         try:
             raw = await self._file(member, digest, ROOT_NAME, ROOT_LIMIT_BYTES)
             root = decode_root(raw, where)
+            if root.digest != digest:
+                raise ManifestError(f"it is manifest {root.digest}")
             self._engine.fetchers.allowlist.options(root.urls, {})
             if (total := sum(root.file_bytes.values())) > _MOST_BYTES:
                 raise ManifestError(f"it has {format_bytes(total)}, more than {format_bytes(_MOST_BYTES)}")
