@@ -174,12 +174,14 @@ class ServiceConfig:
 class PeersConfig:
     """The engines whose caches act as one. All of them have equal settings here, and one token."""
 
-    # "off", "dns:name:port" (each address of a name), or "host:port,host:port".
+    # "off", "dns:name:port" (each address of a name), "slurm:port" (each node of the job), or "host:port,host:port".
     members: str = "off"
     # host:port of the peer server.
     listen: str = "0.0.0.0:7070"
     # A file whose content a peer must show; required where `members` is set.
     token_file: Path | None = None
+    # A folder with tls.crt, tls.key and ca.crt: peers speak TLS, and show each other certificates of that authority.
+    tls_folder: Path | None = None
     # Chunks that are sent at once.
     sends: int = 16
 
@@ -252,7 +254,7 @@ _COMMON = frozenset(["CACHE_DIR", "RUNTIME_DIR", "ENGINE", "LOG", "LOG_FORMAT", 
 SERVICE_VARIABLES = (
     *("CONFIG", "SOCKET", "HTTP", "CACHE_BYTES", "MEMORY_BYTES"),
     *("GROUP", "ALLOW_UIDS", "DRAIN_SECONDS", "MAX_CONNECTIONS"),
-    *("PEERS", "PEERS_LISTEN", "PEERS_TOKEN_FILE"),
+    *("PEERS", "PEERS_LISTEN", "PEERS_TOKEN_FILE", "PEERS_TLS_FOLDER"),
 )
 # Kubernetes puts these into every container when a Service is called "streamer".
 _KUBERNETES = re.compile(r"STREAMER_(\w+_)?(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d+_\w+)")

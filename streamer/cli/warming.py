@@ -14,13 +14,15 @@ import numpy.typing as npt
 
 from streamer.cache.folder import ROOT_ID, chunk_files, open_layer
 from streamer.cache.maintenance import export
-from streamer.cache.policy.table import as_keys, charged_bytes, draw_ranks
+from streamer.cache.policy.table import Places, as_keys, charged_bytes, draw_ranks
 from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule, Session, SessionSpec
 from streamer.config import MiB
 from streamer.errors import CacheError
 from streamer.formats import chunkfile
 from streamer.manifest.table import Manifest
+from streamer.placement.homes import Homes
+from streamer.placement.members import Member
 
 Integers = npt.NDArray[np.int64]
 Report = Callable[[int, int], None]
@@ -91,7 +93,11 @@ class Pace:
 
 
 def plan(
-    manifest: Manifest, present: set[bytes], room_bytes: int | None, below: frozenset[bytes] = frozenset()
+    manifest: Manifest,
+    present: set[bytes],
+    room_bytes: int | None,
+    below: frozenset[bytes] = frozenset(),
+    places: Places | None = None,
 ) -> WarmPlan:
     """Chooses the chunks: by the rank that decides what the cache keeps, so that no epoch exchanges them afterwards.
 
@@ -100,12 +106,13 @@ def plan(
         present: keys of the chunks that are in the cache.
         room_bytes: what its chunks may take together; None: take all, those that are there first.
         below: keys of the chunks in read-only layers, which take no room.
+        places: what chunks are to this engine among its peers: its own come first.
     """
     keys = as_keys(manifest.chunk_keys)
     here, free = _among(keys, present - below), _among(keys, below)
     there = here | free
     sizes = file_bytes(manifest)
-    order = np.lexsort((-draw_ranks(keys), ~there))
+    order = np.lexsort((-draw_ranks(keys, places), ~there))
     if room_bytes is None:
         return WarmPlan(chunks=order, file_bytes=sizes[order], present_chunks=0, missing_chunks=0)
     order = order[int(there.sum()) :]
@@ -166,9 +173,11 @@ class Warming:
         """
         own, *layers = _folders(self._client)
         present, below = present_keys(own), frozenset[bytes]().union(*map(present_keys, layers))
-        limit = self._counter("limit_bytes")
+        limit, places = self._counter("limit_bytes"), self._places()
         everything = self._target is not None
-        chosen = plan(self._manifest, present | below if everything else present, None if everything else limit, below)
+        chosen = plan(
+            self._manifest, present | below if everything else present, None if everything else limit, below, places
+        )
         session = self._client.open_session(
             SessionSpec(dataset=self._manifest.digest, consumer=self._consumer, stream="warm")
         )
@@ -177,11 +186,22 @@ class Warming:
             if slices and not everything:
                 # How much stays free for what is on its way is known when the engine knows the first chunks.
                 self._extend(session, 1, slices, chosen.chunks)
-                chosen = plan(self._manifest, present, max(limit - self._counter("staging_bytes"), 0), below)
+                chosen = plan(self._manifest, present, max(limit - self._counter("staging_bytes"), 0), below, places)
                 slices = list(cut(chosen.file_bytes, self._pace.slice_bytes(limit)))
             return chosen, self._read(session, chosen, slices, report)
         finally:
             session.close()
+
+    def _places(self) -> Places | None:
+        """Of an engine among peers: each then keeps other chunks, and together they hold more."""
+        members = [
+            (Member(str(row["member"]), "", int(_number(row["limit_bytes"]))), row["here"])
+            for row in cast("list[dict[str, object]]", self._client.statistics().get("homes", []))
+        ]
+        if len(members) < 2:
+            return None
+        (me,) = [member for member, here in members if here]
+        return Homes(me, [member for member, here in members if not here]).places
 
     def _read(self, session: Session, chosen: WarmPlan, slices: Sequence[slice], report: Report) -> Warmed:
         total, done = int(chosen.file_bytes.sum()), 0

@@ -76,6 +76,17 @@ class PeerClient(Protocol):
         """
         ...
 
+    async def manifest_file(self, member: Member, digest: str, name: str, most_bytes: int) -> bytes | None:
+        """A file of a manifest that a peer has; None: it does not send it.
+
+        Args:
+            member: the peer.
+            digest: of the manifest.
+            name: of the file in its folder.
+            most_bytes: a longer one is none.
+        """
+        ...
+
     def is_up(self, member: Member) -> bool:
         """False: it has failed and its pause has not ended; it is not asked with a reader's chunk."""
         ...
@@ -111,7 +122,7 @@ class Loan(Protocol):
 class Lender(Protocol):
     """The engine's side of the peer server: asked only for chunks whose file is not there."""
 
-    async def lend(self, key: bytes, dataset: str, *, wait: bool, due_seconds: float) -> Loan:
+    async def lend(self, key: bytes, dataset: str, *, member: str, wait: bool, due_seconds: float) -> Loan:
         """Answers for one chunk: there, coming, or neither: the peer is to fetch it itself.
 
         Starts its fetch from the store, if it is kept here.
@@ -119,6 +130,7 @@ class Lender(Protocol):
         Args:
             key: 16 bytes.
             dataset: digest of the manifest that the peer knows it by.
+            member: id of the peer.
             wait: answer when a fetch of it has ended, at most half a second later.
             due_seconds: when the peer's reader needs it.
         """

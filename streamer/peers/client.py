@@ -18,7 +18,17 @@ from streamer.fetch.presence_clock import PresenceClock
 from streamer.peers.base import Asked, Refusal
 from streamer.peers.breaker import PAUSE_SECONDS
 from streamer.peers.peer import Peer, PeerCounts
-from streamer.peers.protocol import BEARER, DUE_HEADER, MEMBER_HEADER, PEER_PATH, PROTOCOL, Facts, chunk_path
+from streamer.peers.protocol import (
+    BEARER,
+    DUE_HEADER,
+    MANIFEST_PATH,
+    MEMBER_HEADER,
+    PEER_PATH,
+    PROTOCOL,
+    Facts,
+    chunk_path,
+    parse_manifest_file,
+)
 from streamer.peers.transfer import Ending, Transfer, WrongError
 from streamer.peers.watch import Watch
 from streamer.placement import PLACEMENT
@@ -29,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 _IDLE_CONNECTIONS = 256
 _FACTS_SECONDS = 1.0
+# With a handshake before it.
+_TLS_FACTS_SECONDS = 2.0
 # A peer that is asked to wait answers after half a second (server.py); after this time of waiting the store is asked
 # as well.
 _WAIT_SECONDS = 0.5
@@ -89,12 +101,15 @@ class PeerClient:
         me: id of this engine.
         token: that peers want to see.
         memory: of the engine's fetchers.
+        tls_folder: with certificate, key and authority (`tls`); "": plain HTTP.
 
     Attributes:
         on_facts: called with the address and the facts of a peer that is up again.
     """
 
-    def __init__(self, me: str, token: str, memory: MemoryBudget) -> None:
+    def __init__(self, me: str, token: str, memory: MemoryBudget, tls_folder: str = "") -> None:
+        self._scheme = "https" if tls_folder else "http"
+        self._tls_folder = tls_folder
         self._lines = (f"Authorization: {BEARER}{token}", f"{MEMBER_HEADER}: {me}")
         self._memory = memory
         self._peers: dict[str, Peer] = {}
@@ -162,12 +177,12 @@ class PeerClient:
     ) -> Received | Refusal | None:
         """One request; None: the chunk is on its way to the peer."""
         due = max(0.0, asked.due() - self._loop.time())
-        url = f"http://{peer.address}{chunk_path(asked.key, asked.dataset, wait=wait, held=not asked.fetch)}"
+        url = f"{self._scheme}://{peer.address}{chunk_path(asked.key, asked.dataset, wait=wait, held=not asked.fetch)}"
         lines = (*self._lines, f"{DUE_HEADER}: {int(1000 * min(due, 1e6))}")
         peer.count.peer_requests += 1
         peer.budget.earned(0)
         received = Received(self._memory, asked)
-        transfer = peer.idle.pop() if peer.idle else Transfer()
+        transfer = peer.idle.pop() if peer.idle else Transfer(self._tls_folder)
         watch = Watch(self._clock, peer, transfer, on_late, due_seconds=due, waits=_WAIT_SECONDS * wait)
         transfer.on_bytes = watch.received
         try:
@@ -184,7 +199,14 @@ class PeerClient:
         if status == 200 and received.content:
             return received
         received.close()
+        self._warn_refused(peer.address, status, transfer)
         return None if status == 202 else self._refusal(peer, watch.asked_at, status)
+
+    def _warn_refused(self, address: str, status: int | Ending, transfer: Transfer) -> None:
+        if status == 401:
+            self.warn(address, "does not take the token of this engine; all of them need the same one")
+        elif status is Ending.UNTRUSTED:
+            self.warn(address, f"and this engine do not take each other's certificates: {transfer.why}")
 
     def _refusal(self, peer: Peer, asked_at: float, status: int | Ending) -> Refusal:
         now = self._loop.time()
@@ -193,11 +215,9 @@ class PeerClient:
         if status == 503:
             peer.count.peer_refused += 1
             return Refusal.BUSY
-        if status is Ending.CUT_OFF or status == 401:
+        if status in (401, Ending.CUT_OFF, Ending.UNTRUSTED):
             peer.count.peer_failures += 1
-            if status == 401:
-                self.warn(peer.address, "does not take the token of this engine; all of them need the same one")
-            pause = _UNAUTHORIZED_SECONDS if status == 401 else PAUSE_SECONDS
+            pause = PAUSE_SECONDS if status is Ending.CUT_OFF else _UNAUTHORIZED_SECONDS
             if peer.breaker.failed(asked_at, now, pause_seconds=pause):
                 self._goes_down(peer, "has cut a connection off")
             return Refusal.DOWN
@@ -211,21 +231,21 @@ class PeerClient:
     # ------------------------------------------------------------ facts
 
     async def facts(self, address: str) -> Facts | None:
-        """Asks a peer who it is; None: it does not say so within a second, or is no peer of this engine.
+        """Asks a peer who it is; None: it does not say so in time, or is no peer of this engine.
 
         Args:
             address: host:port.
         """
-        transfer = Transfer()
+        seconds = _TLS_FACTS_SECONDS if self._tls_folder else _FACTS_SECONDS
+        transfer = Transfer(self._tls_folder)
         try:
             status = await transfer.get_small(
-                self._multi, f"http://{address}{PEER_PATH}", self._lines, seconds=_FACTS_SECONDS
+                self._multi, f"{self._scheme}://{address}{PEER_PATH}", self._lines, seconds=seconds
             )
         finally:
             transfer.close()
         if status != 200:
-            if status == 401:
-                self.warn(address, "does not take the token of this engine; all of them need the same one")
+            self._warn_refused(address, status, transfer)
             return None
         try:
             facts = msgspec.json.decode(transfer.answer, type=Facts)
@@ -238,6 +258,28 @@ class PeerClient:
         if (peer := self._peers.get(address)) is not None:
             peer.identified(facts)
         return facts
+
+    # ------------------------------------------------------------ manifests
+
+    async def manifest_file(self, member: Member, digest: str, name: str, most_bytes: int) -> bytes | None:
+        """See `base.PeerClient`."""
+        content, path = bytearray(), f"{MANIFEST_PATH}{digest}/{name}"
+        if parse_manifest_file(path) is None:
+            return None
+
+        async def make_room(length: int) -> memoryview:
+            nonlocal content
+            if length > most_bytes:
+                raise WrongError
+            content = bytearray(length)
+            return memoryview(content)
+
+        transfer = Transfer(self._tls_folder)
+        try:
+            status = await transfer.get(self._multi, f"{self._scheme}://{member.address}{path}", self._lines, make_room)
+        finally:
+            transfer.close()
+        return bytes(content) if status == 200 else None
 
     def _goes_down(self, peer: Peer, why: str) -> None:
         logger.info("peer %s %s: the store is asked instead, and the peer again later", peer.address, why)

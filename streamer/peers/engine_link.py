@@ -53,7 +53,9 @@ class EngineLink:
                 answered.set_result("no")
 
     @asynccontextmanager
-    async def lent(self, key: bytes, dataset: str, *, wait: bool, due_seconds: float) -> AsyncIterator[LendAnswer]:
+    async def lent(
+        self, key: bytes, dataset: str, *, member: str, wait: bool, due_seconds: float
+    ) -> AsyncIterator[LendAnswer]:
         """Asks for a chunk whose file is not there (see `Lend`); it is not evicted until the end of the context."""
         if len(self._lends) >= _MOST_LENDS:
             yield "no"
@@ -61,7 +63,7 @@ class EngineLink:
         self._number += 1
         number = self._number
         answered = self._lends[number] = asyncio.get_running_loop().create_future()
-        self.send(Lend(number, key, dataset, wait, due_seconds))
+        self.send(Lend(number, key, dataset, member, wait, due_seconds))
         try:
             yield await answered
         finally:

@@ -1,4 +1,4 @@
-"""Chunk files as the peer server sees them: by name, whole or not at all."""
+"""Files of the cache as the peer server sees them: by name, whole or not at all."""
 
 from __future__ import annotations
 
@@ -23,8 +23,17 @@ def file_bytes(folder: str, key: bytes) -> int | None:
 
 def open_chunk(folder: str, key: bytes) -> BinaryIO | None:
     """Opens a chunk's file; None: it has been evicted."""
+    return _open(os.path.join(folder, relative_path(key)))
+
+
+def open_manifest_file(folder: str, digest: str, name: str) -> BinaryIO | None:
+    """Opens a file of a manifest; None: it is not there."""
+    return _open(os.path.join(folder, "manifests", digest, name))
+
+
+def _open(path: str) -> BinaryIO | None:
     try:
-        descriptor = os.open(os.path.join(folder, relative_path(key)), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
     return os.fdopen(descriptor, "rb", buffering=0)

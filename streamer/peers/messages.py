@@ -23,6 +23,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):
         facts: about the engine.
         sends: chunks sent at once.
         send_bytes: lengths of their files together.
+        tls_folder: with certificate, key and authority; "": plain HTTP.
     """
 
     token: str
@@ -30,6 +31,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):
     facts: Facts
     sends: int
     send_bytes: int
+    tls_folder: str
 
 
 class Lent(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -50,6 +52,7 @@ class Lend(msgspec.Struct, frozen=True, array_like=True, tag=0):
         number: of this message; the answer has it.
         key: of the chunk.
         dataset: digest of its manifest.
+        member: id of the peer, as it says.
         wait: answer when it is there, not that it is coming.
         due_seconds: until the peer's first reader needs it.
     """
@@ -57,6 +60,7 @@ class Lend(msgspec.Struct, frozen=True, array_like=True, tag=0):
     number: int
     key: bytes
     dataset: str
+    member: str
     wait: bool
     due_seconds: float
 
@@ -71,8 +75,8 @@ class Counts(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """What the server has done since its start; sent at most once a second, while it changes.
 
     Attributes:
-        served_requests: answered with a chunk.
-        served_bytes: of those chunks.
+        served_requests: answered with a chunk, or a file of a manifest.
+        served_bytes: of those files.
         served_refused: answered 503.
         served_unauthorized: answered 401.
         sends: under way.

@@ -7,15 +7,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from streamer.cache.file_jobs import in_thread
 from streamer.config import PeersConfig, read_token
 from streamer.errors import ConfigError
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.peers.base import Lender
 from streamer.peers.client import PeerClient
-from streamer.peers.membership import Membership, StaticList, parse_members
+from streamer.peers.members.lookup import StaticList, parse_members
+from streamer.peers.members.membership import Membership
 from streamer.peers.messages import Start
 from streamer.peers.protocol import Facts
 from streamer.peers.server_process import PeerServerProcess
+from streamer.peers.tls import check
 from streamer.placement import PLACEMENT
 from streamer.placement.members import Member
 from streamer.version import VERSION
@@ -70,13 +73,17 @@ async def open_peers(
         token: of a job, which names the members as well; None: both as the configuration has them.
 
     Raises:
-        ConfigError: members, address or token cannot be used.
+        ConfigError: members, address, token or certificates cannot be used.
     """
-    lookup = StaticList(()) if token is not None else parse_members(config.members)
+    lookup = StaticList(()) if token is not None else await in_thread(None, parse_members, config.members)
     token = _configured_token(config) if token is None else token
+    tls_folder = "" if config.tls_folder is None else str(config.tls_folder.absolute())
+    if tls_folder:
+        check(tls_folder)
     facts = Facts(me.id, secrets.token_hex(8), me.limit_bytes, PLACEMENT, VERSION)
-    start = Start(token, str(chunks_folder), facts, config.sends, send_bytes)
-    async with PeerServerProcess(config.listen, start, lender) as server, PeerClient(me.id, token, memory) as client:
+    start = Start(token, str(chunks_folder), facts, config.sends, send_bytes, tls_folder)
+    asking = PeerClient(me.id, token, memory, tls_folder)
+    async with PeerServerProcess(config.listen, start, lender) as server, asking as client:
         yield OpenedPeers(server, client, Membership(lookup, client, facts))
 
 

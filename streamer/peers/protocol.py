@@ -4,6 +4,7 @@
     GET /v1/chunks/<key>?dataset=<digest>[&wait=1][&held=1]
         Streamer-Member: <id>    Streamer-Due-Ms: <milliseconds until a reader needs it>
         200 the chunk file      202 it is being fetched: ask again with wait=1     404 fetch it yourself
+    GET /v1/manifests/<digest>/<file>                      200 a file of a manifest   404 it is not here
     always
         400 not such a request   401 no token, or another one   405 another method   503 busy or leaving
 
@@ -24,9 +25,11 @@ PEER_PATH: Final = "/v1/peer"
 CHUNK_PATH: Final = "/v1/chunks/"
 MEMBER_HEADER: Final = "Streamer-Member"
 DUE_HEADER: Final = "Streamer-Due-Ms"
+MANIFEST_PATH: Final = "/v1/manifests/"
 BEARER: Final = "Bearer "
 
 _KEY = re.compile(r"[0-9a-f]{32}")
+_MANIFEST_FILE = re.compile(rf"{MANIFEST_PATH}([0-9a-f]{{1,128}})/(root\.json|[a-z]+-[0-9]{{5,9}}\.arrows)")
 _DIGEST = re.compile(r"[0-9a-f]{1,128}")
 
 
@@ -66,6 +69,12 @@ def parse_key(path: str) -> bytes | None:
     """The key in a path; None: there is none."""
     name = path.removeprefix(CHUNK_PATH)
     return bytes.fromhex(name) if path.startswith(CHUNK_PATH) and _KEY.fullmatch(name) else None
+
+
+def parse_manifest_file(path: str) -> tuple[str, str] | None:
+    """Digest and name in the path of a manifest's file; None: it is another path."""
+    found = _MANIFEST_FILE.fullmatch(path)
+    return (found[1], found[2]) if found is not None else None
 
 
 def is_digest(text: str) -> bool:

@@ -11,18 +11,29 @@ import hmac
 import logging
 import os
 import socket
-from contextlib import AsyncExitStack
+import ssl
+from contextlib import AsyncExitStack, suppress
 from typing import BinaryIO
 
 import msgspec
 from aiohttp import web
 
+from streamer.errors import ConfigError
 from streamer.peers.connections import Unauthenticated
 from streamer.peers.engine_link import EngineLink
-from streamer.peers.files import FIRST_BYTES, file_bytes, open_chunk
+from streamer.peers.files import FIRST_BYTES, file_bytes, open_chunk, open_manifest_file
 from streamer.peers.messages import Counts, Leave, Start, ToServer
-from streamer.peers.protocol import BEARER, DUE_HEADER, MEMBER_HEADER, PEER_PATH, is_digest, parse_key
+from streamer.peers.protocol import (
+    BEARER,
+    DUE_HEADER,
+    MEMBER_HEADER,
+    PEER_PATH,
+    is_digest,
+    parse_key,
+    parse_manifest_file,
+)
 from streamer.peers.sends import BusyError, Sends
+from streamer.peers.tls import Renewal, server_context
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +41,17 @@ _BACKLOG = 512
 # Requests have short lines and no body.
 _MOST_LINE_BYTES = 4096
 _KEEPALIVE_SECONDS = 15.0
+# Less than a connection has to show the token (connections.py).
+_HANDSHAKE_SECONDS = 4.0
+# Certificates are renewed days before they expire.
+_RENEWAL_SECONDS = 60.0
 _COUNTS_SECONDS = 1.0
 # A peer that takes its chunk more slowly than this, after these seconds, is cut off.
 _SEND_SECONDS = 10.0
 _SEND_BYTES_PER_SECOND = 1 << 20
 _LEAVE_SECONDS = 5.0
+# What is encrypted at once; sendfile encrypts nothing.
+_PIECE_BYTES = 256 << 10
 _MOST_DUE_SECONDS = 3600.0
 # A peer that hears nothing for longer asks the store as well. One that waits is told so after this time; then it asks
 # again and waits longer.
@@ -66,11 +83,11 @@ class Request(msgspec.Struct, frozen=True):
         """None: it is not such a request."""
         key, query = parse_key(request.path), request.query
         dataset, due = query.get("dataset", ""), request.headers.get(DUE_HEADER, "0")
-        if key is None or not is_digest(dataset) or not due.isdecimal() or request.body_exists:
-            return None
-        seconds = min(int(due[:12]) / 1000, _MOST_DUE_SECONDS)
         # Engines behind one address are told apart by their id, others by their address.
         member = request.headers.get(MEMBER_HEADER) or request.remote or ""
+        if key is None or not is_digest(dataset) or not due.isdecimal() or not member.isascii() or request.body_exists:
+            return None
+        seconds = min(int(due[:12]) / 1000, _MOST_DUE_SECONDS)
         return cls(key, dataset, query.get("wait") == "1", query.get("held") == "1", seconds, member)
 
 
@@ -110,11 +127,30 @@ class PeerServer:
             max_line_size=_MOST_LINE_BYTES,
             max_field_size=_MOST_LINE_BYTES,
         )
-        listening = await asyncio.get_running_loop().create_server(self._connect, sock=self._listener, backlog=_BACKLOG)
-        await self._leaving.wait()
+        context = server_context(start.tls_folder) if start.tls_folder else None
+        listening = await asyncio.get_running_loop().create_server(
+            self._connect,
+            sock=self._listener,
+            backlog=_BACKLOG,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else _HANDSHAKE_SECONDS,
+        )
+        await (self._leaving.wait() if context is None else self._renew(context))
         listening.close()
         self._http.pre_shutdown()  # idle connections
         await self._http.shutdown(_LEAVE_SECONDS)
+
+    async def _renew(self, context: ssl.SSLContext) -> None:
+        """Looks for renewed certificates until the engine tells to leave."""
+        renewal = Renewal(context, self._start.tls_folder)
+        while not self._leaving.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_RENEWAL_SECONDS):
+                    await self._leaving.wait()
+            try:
+                renewal.look()
+            except ConfigError as error:
+                logger.warning("%s", error)
 
     def _connect(self) -> asyncio.Protocol:
         connection = self._http()
@@ -153,6 +189,8 @@ class PeerServer:
             return _refusal(405, last=True)
         if request.path == PEER_PATH:
             return web.Response(body=msgspec.json.encode(self._start.facts), content_type="application/json")
+        if (manifest_file := parse_manifest_file(request.path)) is not None:
+            return await self._manifest_file(request, *manifest_file)
         asked = Request.parse(request)
         if asked is None:
             return _refusal(400, last=True)
@@ -169,12 +207,21 @@ class PeerServer:
             self._count(served_refused=1)
         return _refusal(status)
 
+    async def _manifest_file(self, request: web.BaseRequest, digest: str, name: str) -> web.StreamResponse:
+        file = open_manifest_file(self._start.folder, digest, name)
+        if file is None:
+            return _refusal(404)
+        with file:
+            return await self._send(request, file)
+
     async def _chunk(self, request: web.BaseRequest, asked: Request) -> web.StreamResponse | int:
         """Sends the chunk; or returns the status of a refusal."""
         folder, seconds = self._start.folder, _WAIT_SECONDS if asked.wait else _PATIENCE_SECONDS
         async with AsyncExitStack() as loan:
             if (length := file_bytes(folder, asked.key)) is None and not asked.held:
-                lent = self._link.lent(asked.key, asked.dataset, wait=asked.wait, due_seconds=asked.due_seconds)
+                lent = self._link.lent(
+                    asked.key, asked.dataset, member=asked.member, wait=asked.wait, due_seconds=asked.due_seconds
+                )
                 if await loan.enter_async_context(lent) == "coming":
                     return 202
                 length = file_bytes(folder, asked.key)
@@ -197,7 +244,10 @@ class PeerServer:
                 await response.prepare(request)
                 # With the head of the answer, in one packet.
                 await response.write(file.read(FIRST_BYTES))
-                if length > FIRST_BYTES and request.transport is not None:
+                if self._start.tls_folder:
+                    while piece := file.read(_PIECE_BYTES):
+                        await response.write(piece)
+                elif length > FIRST_BYTES and request.transport is not None:
                     loop = asyncio.get_running_loop()
                     await loop.sendfile(request.transport, file, FIRST_BYTES, length - FIRST_BYTES)
                 await response.write_eof()

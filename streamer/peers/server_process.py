@@ -172,7 +172,9 @@ class PeerServerProcess:
 
     async def _lend(self, asked: Lend) -> None:
         try:
-            loan = await self._lender.lend(asked.key, asked.dataset, wait=asked.wait, due_seconds=asked.due_seconds)
+            loan = await self._lender.lend(
+                asked.key, asked.dataset, member=asked.member, wait=asked.wait, due_seconds=asked.due_seconds
+            )
         finally:
             del self._answers[asked.number]
         self._loans[asked.number] = loan

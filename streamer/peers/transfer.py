@@ -8,10 +8,14 @@ from enum import Enum
 
 import pycurl
 
+from streamer.peers.tls import use_tls
 from streamer.store.curl.multi import Multi
 
 _BUFFER_BYTES = 512 * 1024
 _CONNECT_SECONDS = 1.0
+# The peer's kernel accepts a connection at once, but its process shakes hands: on two cores with load 10 that took
+# over a second for eight connections (2026-11-23).
+_HANDSHAKE_SECONDS = 4.0
 # No byte for this long ends a request that nothing else has ended; the store has been asked long before.
 _SILENT_SECONDS = 10
 # Of an answer that is no chunk.
@@ -21,6 +25,9 @@ _MOST_LINES = 64
 _REPORT_BYTES = 64 * 1024
 # What came was no HTTP, or a callback has refused it.
 _WRONG = (pycurl.E_UNSUPPORTED_PROTOCOL, pycurl.E_FTP_WEIRD_SERVER_REPLY, pycurl.E_WRITE_ERROR)
+# A certificate that is not of the authority, or one's own files cannot be read; or the peer says so.
+_UNTRUSTED = (pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CERTPROBLEM, pycurl.E_SSL_CACERT_BADFILE)
+_ALERT = " alert "
 
 # Returns the memory for a body of that length when there is some; raises WrongError for a length that cannot be.
 MakeRoom = Callable[[int], Awaitable[memoryview]]
@@ -31,6 +38,7 @@ class Ending(Enum):
 
     CUT_OFF = "cut off"  # no connection, or it broke
     WRONG = "wrong"  # what came is not what the protocol allows
+    UNTRUSTED = "untrusted"  # one side does not take the other's certificate
 
 
 class WrongError(Exception):
@@ -40,15 +48,19 @@ class WrongError(Exception):
 class Transfer:
     """A handle of libcurl, for one request at a time. On the engine's loop.
 
+    Args:
+        tls_folder: with certificate, key and authority (`tls`); "": plain HTTP.
+
     Attributes:
         on_bytes: called with 0 for each line of a head, and with what has come of a body, not for each piece.
         received: bytes of the body.
         answer: the body where nothing made room for it.
+        why: what libcurl says of an ending `UNTRUSTED`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tls_folder: str = "") -> None:
         self.on_bytes: Callable[[int], None] = _ignore
-        self._easy = _easy()
+        self._easy = _easy(tls_folder)
         self._easy.setopt(pycurl.HEADERFUNCTION, self._take_line)
         self._easy.setopt(pycurl.WRITEFUNCTION, self._take)
         self._length: asyncio.Future[int | None] | None = None
@@ -59,6 +71,7 @@ class Transfer:
         self._reported = 0
         self.received = 0
         self.answer = b""
+        self.why = ""
 
     def close(self) -> None:
         """Frees the handle."""
@@ -79,7 +92,7 @@ class Transfer:
 
         Args:
             multi: runs it.
-            url: http://host:port/path.
+            url: http(s)://host:port/path.
             lines: of the request's header.
             make_room: called with the length of an answer 200; the transfer pauses until it returns.
 
@@ -98,7 +111,7 @@ class Transfer:
             await ended
             return self._status if count is None or self.received == count else Ending.CUT_OFF
         except pycurl.error as error:
-            return Ending.WRONG if error.args[0] in _WRONG else Ending.CUT_OFF
+            return self._failed(*error.args)
         except WrongError:
             return Ending.WRONG
         finally:
@@ -121,8 +134,16 @@ class Transfer:
         try:
             await multi.perform(self._easy)
         except pycurl.error as error:
-            return Ending.WRONG if error.args[0] in _WRONG else Ending.CUT_OFF
+            return self._failed(*error.args)
         return self._status
+
+    def _failed(self, code: int, text: str) -> Ending:
+        if code in _WRONG:
+            return Ending.WRONG
+        if code not in _UNTRUSTED and _ALERT not in text:
+            return Ending.CUT_OFF
+        self.why = text
+        return Ending.UNTRUSTED
 
     def _prepare(self, url: str, lines: Sequence[str], seconds: float) -> None:
         self._lines = self._status = self._announced = self._reported = self.received = 0
@@ -173,7 +194,7 @@ def _ignore(count: int) -> None:
     """What a transfer without a request calls."""
 
 
-def _easy() -> pycurl.Curl:
+def _easy(tls_folder: str) -> pycurl.Curl:
     easy = pycurl.Curl()
     easy.setopt(pycurl.NOSIGNAL, 1)
     easy.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
@@ -182,9 +203,12 @@ def _easy() -> pycurl.Curl:
     easy.setopt(pycurl.PROXY, "")
     easy.setopt(pycurl.BUFFERSIZE, _BUFFER_BYTES)
     easy.setopt(pycurl.TCP_KEEPALIVE, 1)
-    easy.setopt(pycurl.CONNECTTIMEOUT_MS, int(_CONNECT_SECONDS * 1000))
+    seconds = _HANDSHAKE_SECONDS if tls_folder else _CONNECT_SECONDS
+    easy.setopt(pycurl.CONNECTTIMEOUT_MS, int(seconds * 1000))
     easy.setopt(pycurl.LOW_SPEED_LIMIT, 1)
     easy.setopt(pycurl.LOW_SPEED_TIME, _SILENT_SECONDS)
     easy.setopt(pycurl.USERAGENT, "streamer")
     easy.setopt(pycurl.PATH_AS_IS, 1)
+    if tls_folder:
+        use_tls(easy, tls_folder)
     return easy

@@ -4,7 +4,7 @@
     [fetch]     memory_bytes window_max range_bytes ...
     [engine]    socket_path lookahead_bytes silent_seconds ...
     [service]   http allow_uids token_file drain_seconds max_connections
-    [peers]     members listen token_file sends
+    [peers]     members listen token_file tls_folder sends
     [[datasets]]  url, storage_options or storage_options_file (JSON)
 
 Every name is a field of the dataclass of that section in `streamer.config`; a name that is none is refused.
@@ -59,6 +59,7 @@ _PLACES = {
     "peers": ("peers", "members"),
     "peers_listen": ("peers", "listen"),
     "peers_token_file": ("peers", "token_file"),
+    "peers_tls_folder": ("peers", "tls_folder"),
 }
 # Loopback; 9464 is the customary port of exporters (prometheus/prometheus wiki, default port allocations).
 DEFAULT_HTTP = "127.0.0.1:9464"

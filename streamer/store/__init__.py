@@ -6,7 +6,7 @@ obstore_store.py    S3, Google, Azure, web servers by obstore (Rust); obstore_cl
 fsspec_store.py     any url that fsspec knows
 local_store.py      files
 boto_keys.py        AWS credentials
-urls, patterns, versions, options, option_names, reached, failures     pure parts
+urls, patterns, versions, options, option_names, redirects, reached, failures     pure parts
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def open_store(
     if client != "fsspec" and family(address.scheme) is not None:
         store = _native(address, options, client)
     if store is None:
+        _without_redirects(address, options)
         # Imported here: an engine that needs no fsspec starts 5 ms sooner.
         from streamer.store.fsspec_store import FsspecStore
 
@@ -83,6 +84,7 @@ def _native(address: Address, options: Mapping[str, object], client: Client) -> 
         from streamer.store.curl.store import CurlStore
 
         return CurlStore(address.root, make, partial(make_access, address, translation), way)
+    _without_redirects(address, options)
     from streamer.store.obstore_store import ObstoreStore
 
     return ObstoreStore(address.root, make, way)
@@ -107,6 +109,16 @@ def _without_counterpart(address: Address, unknown: Sequence[str], client: Clien
         address.root,
         names,
     )
+
+
+def _without_redirects(address: Address, options: Mapping[str, object]) -> None:
+    if options.get("redirects"):
+        raise ConfigError(
+            f"{address.root}: only libcurl follows redirects, which does not read this root: it needs Linux, "
+            'client="auto" or "curl", and no option that only fsspec has',
+            field="storage_options",
+            option="redirects",
+        )
 
 
 def _is_curl(client: Client) -> bool:

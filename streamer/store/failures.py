@@ -121,6 +121,18 @@ def unreachable(url: str, reason: str) -> StoreError:
     )
 
 
+def redirected(url: str, status: int, host: str) -> StoreError:
+    """An S3 endpoint sends its client to a host that no option names."""
+    return StoreError(
+        f"{shown(url)}: the store redirects to {host}; if that is a server of the same cluster of caches, allow it: "
+        f"storage_options={{'redirects': [{host!r}]}}; otherwise the bucket lives in another region: set "
+        "client_kwargs={'region_name': ...}",
+        url=shown(url),
+        status=status,
+        option="redirects",
+    )
+
+
 def no_credentials(url: str) -> AccessDeniedError:
     """None were found anywhere."""
     return AccessDeniedError(

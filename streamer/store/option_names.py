@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 
 from streamer.errors import ConfigError
-from streamer.store import options
+from streamer.store import options, redirects
 from streamer.store.urls import Address
 
 # Options of fsspec's filesystems that nothing here takes: the root is read through fsspec then.
@@ -78,6 +78,7 @@ def check(address: Address, given: options.Options, variables: Mapping[str, str]
     if kind == "s3":
         _check_keys(address, given)
         _check_endpoint(address, given, variables)
+        _check_redirects(address, given.get("redirects") or ())
 
 
 def _named(kind: str, given: options.Options) -> Iterator[tuple[str, Collection[str]]]:
@@ -111,6 +112,17 @@ def _check_keys(address: Address, given: options.Options) -> None:
             "environment, the profile or the role of the machine",
             field="storage_options",
             option=lacks,
+        )
+
+
+def _check_redirects(address: Address, hosts: object) -> None:
+    wrong = repr(hosts) if not isinstance(hosts, (list, tuple)) else redirects.unusable(hosts)
+    if wrong is not None:
+        raise ConfigError(
+            f"{address.root}: redirects={hosts!r}: {wrong} is not a list of hosts, host or network; write for instance "
+            "['*.cluster.local', '10.0.0.0/8']",
+            field="storage_options",
+            option="redirects",
         )
 
 

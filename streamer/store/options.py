@@ -55,6 +55,7 @@ class Translation(msgspec.Struct):
         client: obstore's client options.
         profile: of AWS; the credentials are then found as boto does.
         ca_file: PEM file to trust in addition to the system's.
+        redirects: hosts to which S3 may redirect.
         unknown: options without a counterpart; empty means that obstore can serve.
         uploads: for a client that uploads.
     """
@@ -63,6 +64,7 @@ class Translation(msgspec.Struct):
     client: dict[str, object] = msgspec.field(default_factory=dict)
     profile: str | None = None
     ca_file: str | None = None
+    redirects: tuple[str, ...] = ()
     unknown: list[str] = msgspec.field(default_factory=list)
     uploads: bool = False
 
@@ -144,6 +146,10 @@ def _each(prefix: str, table: Mapping[str, Setter], ignored: frozenset[str] = fr
                 outcome.unknown.append(f"{prefix}.{name}")
 
     return put
+
+
+def _redirects(outcome: Translation, value: object) -> None:
+    outcome.redirects = tuple(str(host) for host in value) if isinstance(value, (list, tuple)) else ()
 
 
 def _requester_pays(outcome: Translation, value: object) -> None:
@@ -238,6 +244,7 @@ _TABLES: dict[str, dict[str, Setter]] = {
         "anon": _anonymous,
         "endpoint_url": _s3_endpoint,
         "requester_pays": _requester_pays,
+        "redirects": _redirects,
         "profile": _profile,
         "client_kwargs": _each(
             "client_kwargs",

@@ -17,8 +17,17 @@ PROTOCOL = 3
 # The bottlenecks that a loader may report (`streamer.loader.stall.advice.Bottleneck`). They are labels of /metrics,
 # therefore no free text; any other word counts as the last one.
 BOTTLENECKS = (
-    *("nothing measured", "not input-bound", "the store throttles", "slow store", "slow SSD (writing)", "recoding"),
-    *("no room in the cache", "slow SSD (reading)", "decode", "transform", "loading", "collate", "copy into the ring"),
+    *("nothing measured", "not input-bound", "the store throttles", "slow store", "slow peers", "recoding"),
+    *(
+        "slow SSD (writing)",
+        "no room in the cache",
+        "slow SSD (reading)",
+        "decode",
+        "transform",
+        "loading",
+        "collate",
+        "copy into the ring",
+    ),
     *("no workers", "one slow worker", "single slow samples", "full ring", "prefetch_batches", "starting workers"),
     *("crashing workers", "handoff", "copy to the device", "other"),
 )

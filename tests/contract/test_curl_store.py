@@ -11,9 +11,10 @@ import re
 import ssl
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -427,6 +428,57 @@ async def test_a_bucket_elsewhere_is_said_and_not_followed(line: str) -> None:
         with pytest.raises(StoreError, match="another region"):
             await read(store, _record("s3://bucket/o"), 0, 10)
         assert other.asked == []
+
+
+@pytest.mark.parametrize("hosts", [["localhost"], ["*.internal", "LOCAL*"], ("10.0.0.0/8", "127.0.0.0/8")])
+async def test_a_cluster_of_caches_sends_to_its_own_servers(hosts: Sequence[str]) -> None:
+    """With range and version; without keys and signature, which are for the endpoint."""
+    name = "127.0.0.1" if "/" in hosts[0] else "localhost"
+    async with telling() as other, telling() as server:
+        there = f"http://{name}:{other.port}/there?pid=t1&utm=2"
+        server.says(_status("307 Temporary Redirect", f"Location: {there}"))
+        options = {**KEYS, "endpoint_url": f"http://127.0.0.1:{server.port}/s3", "redirects": hosts}
+        async with opened("s3://bucket", options) as store:
+            assert await good(store)
+        assert server.asked[0].path == "/s3/bucket/o"
+        assert "authorization" in server.asked[0].headers
+        (asked,) = other.asked
+        assert asked.path == "/there?pid=t1&utm=2"
+        assert not [name for name in asked.headers if name.startswith(("authorization", "x-amz"))]
+        assert (asked.headers["range"], asked.headers["if-match"]) == ("bytes=1000-300999", '"x"')
+
+
+@pytest.mark.parametrize("hosts", [["*.internal"], ["10.0.0.0/8"], ["127.0.0.1"]])
+async def test_a_server_that_is_none_of_the_cluster_is_not_asked(hosts: Sequence[str]) -> None:
+    """The error says which host, and which option."""
+    async with telling() as other, bucket({"redirects": hosts}) as (server, store):
+        server.says(_status("307 Temporary Redirect", f"Location: http://localhost:{other.port}/o"))
+        with pytest.raises(StoreError, match=re.escape("storage_options={'redirects': ['localhost']}")):
+            await good(store)
+        assert other.asked == []
+
+
+async def test_a_cluster_of_caches_that_redirects_for_ever() -> None:
+    """Three times, then it is an error."""
+    async with bucket({"redirects": ["127.0.0.1"]}) as (server, store):
+        server.says(_status("308 Permanent Redirect", "Location: /again"))
+        with pytest.raises(StoreError, match="redirects too often"):
+            await good(store)
+        assert len(server.asked) == 4
+
+
+@pytest.mark.parametrize("hosts", ["localhost", [""], ["10.0.0.0/99"], [7], {"localhost": 1}])
+def test_what_is_no_list_of_hosts(hosts: object) -> None:
+    """Said before any request."""
+    with pytest.raises(ConfigError, match="redirects="):
+        open_store("s3://bucket", {"redirects": hosts})
+
+
+@pytest.mark.parametrize("given", [{"client": "obstore"}, {"client": "fsspec"}])
+def test_others_than_libcurl_follow_no_redirects(given: dict[str, Any]) -> None:
+    """So they refuse the option."""
+    with pytest.raises(ConfigError, match="only libcurl follows redirects"):
+        open_store("s3://bucket", {"redirects": ["localhost"]}, **given)
 
 
 # Ends

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from streamer.cli.status_view import StatusView
-from streamer.config import CacheConfig, EngineConfig, PeersConfig
+from streamer.config import CacheConfig, DatasetConfig, EngineConfig, PeersConfig
 from streamer.engine.engine import Engine
 from streamer.engine.manifests import ManifestRequest
 from streamer.engine.peers.joined import joined
@@ -47,12 +48,12 @@ class Reader:
         self.errors.append(error)
         self.news.set()
 
-    async def read(self, seed: int) -> list[bytes]:
-        """The content of each chunk, by its number."""
-        order = np.random.default_rng(seed).permutation(self.manifest.chunks)
+    async def read(self, seed: int, most: int | None = None) -> list[bytes]:
+        """The content of each chunk, by its number; or only of some of them."""
+        order = np.random.default_rng(seed).permutation(self.manifest.chunks)[:most]
         steps = np.arange(len(order))
         self.session.extend(0, (order.astype(np.uint32), steps, steps), True)
-        found = [b""] * len(order)
+        found = [b""] * self.manifest.chunks
         for step, chunk in enumerate(order.tolist()):
             self.session.advance(step, min(step + 8, len(order) - 1))
             while self.session.progress.through() < step and not self.errors:
@@ -67,8 +68,9 @@ class Reader:
 
 
 @pytest.fixture
-async def engines(tmp_path: Path) -> AsyncIterator[list[Engine]]:
-    """Two that know each other."""
+async def engines(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[list[Engine]]:
+    """Two that know each other; a parameter says which folders they serve."""
+    served = [[DatasetConfig(url=str(tmp_path / name))] for name in getattr(request, "param", ())]
     (tmp_path / "token").write_text("a token")
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     async with AsyncExitStack() as stack:
@@ -76,13 +78,20 @@ async def engines(tmp_path: Path) -> AsyncIterator[list[Engine]]:
         for number, address in enumerate(addresses):
             peers = PeersConfig(members=",".join(addresses), listen=address, token_file=tmp_path / "token")
             cache = CacheConfig(directory=tmp_path / f"cache{number}", limit_bytes=64 << 20, free_floor_bytes=0)
-            made.append(await stack.enter_async_context(Engine(EngineConfig(cache=cache, peers=peers))))
+            config = EngineConfig(cache=cache, peers=peers, datasets=tuple(served[number]) if served else ())
+            made.append(await stack.enter_async_context(Engine(config)))
             await stack.enter_async_context(joined(made[-1]))
-        for _ in range(1200):
-            if all(engine_statistics(engine)["peer_members"] for engine in made):
-                break
-            await asyncio.sleep(0.05)
+        await until(lambda: all(engine_statistics(engine)["peer_members"] for engine in made))
         yield made
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    """Asks until it is so, for a minute at most."""
+    for _ in range(1200):
+        if reached():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("it does not happen")
 
 
 async def digests(engines: list[Engine], data: Path, **changes: object) -> set[str]:
@@ -91,16 +100,22 @@ async def digests(engines: list[Engine], data: Path, **changes: object) -> set[s
     return {await engine.manifest(request, lambda text, done, total: None) for engine in engines}
 
 
+def write(folder: Path) -> list[bytes]:
+    """Files of a chunk each."""
+    contents = [np.random.default_rng(number).bytes(CHUNK_BYTES) for number in range(FILES)]
+    folder.mkdir()
+    for number, content in enumerate(contents):
+        (folder / f"{number:03}.bin").write_bytes(content)
+    return contents
+
+
 def total(engines: list[Engine], name: str) -> int:
     return sum(int(engine_statistics(engine)[name]) for engine in engines)
 
 
 async def test_two_jobs_read_the_store_once(engines: list[Engine], tmp_path: Path) -> None:
     """Each engine keeps what is its own, and sends it to the other; every metric of peers has a series."""
-    contents = [np.random.default_rng(number).bytes(CHUNK_BYTES) for number in range(FILES)]
-    (tmp_path / "data").mkdir()
-    for number, content in enumerate(contents):
-        (tmp_path / "data" / f"{number:03}.bin").write_bytes(content)
+    contents = write(tmp_path / "data")
     (digest,) = await digests(engines, tmp_path / "data")
     readers = [Reader(engine, digest, f"job {number}") for number, engine in enumerate(engines)]
     for found in await asyncio.gather(*(reader.read(seed) for seed, reader in enumerate(readers))):
@@ -114,6 +129,36 @@ async def test_two_jobs_read_the_store_once(engines: list[Engine], tmp_path: Pat
     values = engine_statistics(engines[0])
     assert [name for name, *_ in metrics._OF_PEERS if not series(NAMED[f"streamer_{name}"], values)] == []
     assert "peers" in dict(StatusView(values).lines())
+
+
+@pytest.mark.parametrize("engines", [["data", "data"]], indirect=True)
+async def test_an_engine_without_a_job_is_a_home(engines: list[Engine], tmp_path: Path) -> None:
+    """It takes the manifest from the peer that asks, keeps what is its own, and reads it from the store once."""
+    contents = write(tmp_path / "data")
+    (digest,) = await digests(engines[:1], tmp_path / "data")
+    await Reader(engines[0], digest, "first job").read(0, 20)
+    await until((tmp_path / "cache1" / "manifests" / digest).is_dir)
+    assert sorted(await Reader(engines[0], digest, "second job").read(1)) == sorted(contents)
+    assert engine_statistics(engines[1])["fetched_for_peers"] > 0
+    late = total(engines, "peer_hedge_losses")
+    assert total(engines, "store_bytes") - late * CHUNK_BYTES == FILES * CHUNK_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engines", [["data", "other"]], indirect=True)
+async def test_no_manifest_of_what_is_not_served(
+    engines: list[Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A peer cannot make an engine read a url that its configuration does not name; it says so once."""
+    caplog.set_level(logging.INFO)
+    contents = write(tmp_path / "data")
+    (digest,) = await digests(engines[:1], tmp_path / "data")
+    assert sorted(await Reader(engines[0], digest, "job").read(0)) == sorted(contents)
+    await until(lambda: "not kept for peers" in caplog.text)
+    (said,) = [text for text in caplog.messages if "not kept for peers" in text]
+    assert "is not among the datasets of this service" in said
+    assert not (tmp_path / "cache1" / "manifests" / digest).exists()
+    assert engine_statistics(engines[0])["store_bytes"] == FILES * CHUNK_BYTES
 
 
 async def test_recoded_chunks_travel_as_records(engines: list[Engine], tmp_path: Path) -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 _made = itertools.count()
+_HOSTS = Path("/etc/netns")
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
 
 
@@ -51,6 +55,15 @@ class Namespaces:
 
     def _of(self, number: int) -> str:
         return f"{self._name}-{number}"
+
+    def list_name(self, name: str, addresses: Sequence[str]) -> None:
+        """In all namespaces a name has these addresses from now on; before the first command runs there."""
+        lines = "".join(f"{address} {name}\n" for address in addresses)
+        for number in range(len(self.addresses)):
+            folder = _HOSTS / self._of(number)
+            folder.mkdir(parents=True, exist_ok=True)
+            # In place: `ip netns exec` mounts this very file over /etc/hosts.
+            (folder / "hosts").write_text(f"127.0.0.1 localhost\n{lines}")
 
     def prefix(self, number: int) -> list[str]:
         """Runs a command in a namespace."""
@@ -93,6 +106,7 @@ class Namespaces:
             self._listener.close()
         for number in range(len(self.addresses)):
             _run(f"ip netns del {self._of(number)}")
+            shutil.rmtree(_HOSTS / self._of(number), ignore_errors=True)
         _run(f"ip netns del {self._name}-switch")
 
 

@@ -110,10 +110,20 @@ class PeerEngine:
         address: host:port of its peer server.
         members: all addresses.
         limit_bytes: of its cache.
+        tls_folder: with its certificate; None: plain HTTP.
         prefix: runs the command elsewhere, for instance in a network namespace.
     """
 
-    def __init__(self, root: Path, address: str, members: str, limit_bytes: int, prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        root: Path,
+        address: str,
+        members: str,
+        limit_bytes: int,
+        prefix: Sequence[str] = (),
+        *,
+        tls_folder: Path | None = None,
+    ) -> None:
         root.mkdir(exist_ok=True)
         self.root, self.address, self.prefix = root, address, list(prefix)
         self.socket = root / "e.sock"
@@ -124,8 +134,15 @@ class PeerEngine:
             f"[engine]\nsocket_path = '{self.socket}'\nsettle_seconds = 0.1\nlookahead_bytes = {2 * MiB}\n"
             f"[service]\nhttp = ''\ndrain_seconds = 2\n"
             f"[peers]\nmembers = '{members}'\nlisten = '{address}'\ntoken_file = '{root}/token'\n"
+            + (f"tls_folder = '{tls_folder}'\n" if tls_folder else "")
         )
         self.process: subprocess.Popen[bytes] | None = None
+
+    def serve_only(self, url: str, options: dict[str, str]) -> None:
+        """Makes it a service of one dataset, which reads with these options; before it starts."""
+        with self.config.open("a") as file:
+            file.write(f"[[datasets]]\nurl = '{url}'\n[datasets.storage_options]\n")
+            file.writelines(f"{name} = '{value}'\n" for name, value in options.items())
 
     def start(self) -> Self:
         """Until it listens."""
@@ -180,10 +197,20 @@ class Fleet:
         objects: of the dataset, 64 KiB each; a chunk each.
         whole: what all caches together hold, as a multiple of the dataset.
         count: of engines.
+        members: None: the list of their addresses.
+        tls_folder: with the certificate of all; None: plain HTTP.
     """
 
     def __init__(
-        self, root: Path, objects: int, whole: float, *, count: int = 4, namespaces: Namespaces | None = None
+        self,
+        root: Path,
+        objects: int,
+        whole: float,
+        *,
+        count: int = 4,
+        namespaces: Namespaces | None = None,
+        members: str | None = None,
+        tls_folder: Path | None = None,
     ) -> None:
         self.store = Store(root / "store", objects)
         self.endpoint = self.store.endpoint
@@ -198,9 +225,10 @@ class Fleet:
             PeerEngine(
                 root / f"engine{number}",
                 address,
-                ",".join(addresses),
+                members or ",".join(addresses),
                 self.limit_bytes,
                 namespaces.prefix(number) if namespaces is not None else (),
+                tls_folder=tls_folder,
             )
             for number, address in enumerate(addresses)
         ]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +16,7 @@ import pytest
 
 from streamer.formats.chunkfile import HEADER_BYTES
 from tests.fault.namespaces import Namespaces, as_root
-from tests.fault.peer_engines import Fleet
+from tests.fault.peer_engines import Fleet, Reader, running
 
 pytestmark = [
     pytest.mark.process,
@@ -91,6 +95,41 @@ def test_four_jobs_fetch_their_common_data_once(start: Start) -> None:
     assert len(digests) == 1
     late = fleet.late_share()
     assert fleet.epoch([9, 10, 11, 12])[0] - (fleet.late_share() - late) <= 0.08
+
+
+def test_warming_all_engines_reads_the_data_once(start: Start) -> None:
+    """Each takes its own share; the first epochs of four jobs then read next to nothing from the store."""
+    fleet = start(2000, 1.25)
+    fleet.read("a", "b", "c", "d")
+    (manifest,) = (fleet.engines[0].root / "cache" / "manifests").glob("*/root.json")
+    options = json.dumps({"key": "key", "secret": "secret", "endpoint_url": fleet.endpoint})
+    command = ["warm", "s3://bucket/train/", "--manifest", str(manifest.parent), "--storage-options", options]
+    warming = [
+        subprocess.Popen(
+            [sys.executable, "-m", "streamer", *command],
+            env={**os.environ, "STREAMER_ENGINE": f"unix:{engine.socket}"},
+            stdout=subprocess.DEVNULL,
+        )
+        for engine in fleet.engines
+    ]
+    assert [process.wait(300) for process in warming] == [0] * 4
+    assert fleet.store.sent_since() - fleet.late_share() <= 1.02
+    late = fleet.late_share()
+    assert fleet.epoch([1, 2, 3, 4])[0] - (fleet.late_share() - late) <= 0.05
+
+
+def test_engines_without_a_job_keep_their_share(tmp_path: Path) -> None:
+    """A job on one of four nodes has the caches of all: the others take the manifest from the engine that asks."""
+    fleet = Fleet(tmp_path, 2000, 1.25)
+    for engine in fleet.engines:
+        engine.serve_only("s3://bucket/train/", {"key": "key", "secret": "secret", "endpoint_url": fleet.endpoint})
+    with running(fleet):
+        fleet.readers = [Reader(fleet.engines[0], "a", "rank 0", fleet.endpoint)]
+        fleet.store.sent_since()
+        assert fleet.epoch([1])[0] - fleet.late_share() <= 1.02
+        fleet.epoch([2])
+        late = fleet.late_share()
+        assert fleet.epoch([3])[0] - (fleet.late_share() - late) <= 0.05
 
 
 def test_a_folder_stays_below_its_limit_while_peers_pull(start: Start) -> None:

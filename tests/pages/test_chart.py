@@ -26,6 +26,7 @@ EVERYTHING = {
     "image": {"repository": "registry.example/streamer", "tag": "1.2.3", "pullPolicy": "Always"},
     "imagePullSecrets": [{"name": "pull"}],
     "credentialsSecret": "streamer-bucket",
+    "peers": {"enabled": True, "tlsSecret": "peers-tls"},
     "logFormat": "text",
     "extraEnv": [{"name": "STREAMER_LOG", "value": "debug"}],
     "nodeSelector": {"gpu": "yes"},
@@ -96,6 +97,24 @@ def test_the_chart_brings_its_monitoring() -> None:
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert made["PrometheusRule"]["metadata"]["labels"]["release"] == "prometheus"
     assert "port-forward daemonset/engines-streamer 9464" in found["templates"]["streamer/templates/NOTES.txt"]
+
+
+def test_the_chart_makes_peers_of_the_engines() -> None:
+    """They look up a headless Service of their own pods, and only they reach its port; not without a token."""
+    found, refused = rendered(EVERYTHING, {"peers": {"enabled": True}})
+    made = objects(found)
+    template, service, policy = made["DaemonSet"]["spec"]["template"], made["Service"], made["NetworkPolicy"]["spec"]
+    (container,) = template["spec"]["containers"]
+    variables = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert variables["STREAMER_PEERS"] == f"dns:{service['metadata']['name']}:7070"
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == policy["podSelector"]["matchLabels"]
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    assert policy["ingress"][0]["from"] == [{"podSelector": policy["podSelector"]}]
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert variables["STREAMER_PEERS_TLS_FOLDER"] in mounts
+    assert str(Path(variables["STREAMER_PEERS_TOKEN_FILE"]).parent) in mounts
+    assert "needs credentialsSecret" in refused["error"]
 
 
 def test_a_misspelt_value_is_refused() -> None:

@@ -10,11 +10,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
+import trustme
 
 from streamer.cache.folder import Folder, open_folder
 from streamer.cache.writer import ChunkBytes, write_chunk
 from streamer.config import FetchConfig, PeersConfig
 from streamer.fetch.memory_budget import MemoryBudget
+from streamer.peers import tls
 from streamer.peers.base import Asked
 from streamer.peers.client import PeerClient
 from streamer.peers.opened import OpenedPeers, open_peers
@@ -60,7 +62,7 @@ class Shelf:
         self.asked: list[tuple[bytes, str, bool, float]] = []
         self.loans: list[Loan] = []
 
-    async def lend(self, key: bytes, dataset: str, *, wait: bool, due_seconds: float) -> Loan:
+    async def lend(self, key: bytes, dataset: str, *, member: str, wait: bool, due_seconds: float) -> Loan:
         self.asked.append((key, dataset, wait, due_seconds))
         if wait and key in self.arrives:
             put_chunk(self.folder, self.arrives.pop(key))
@@ -77,9 +79,9 @@ class Asker:
 
 
 @asynccontextmanager
-async def asker(token: str = TOKEN, memory_bytes: int = 64 << 20) -> AsyncIterator[Asker]:
+async def asker(token: str = TOKEN, memory_bytes: int = 64 << 20, tls_folder: Path | str = "") -> AsyncIterator[Asker]:
     memory = MemoryBudget(FetchConfig(memory_bytes=memory_bytes))
-    async with PeerClient(f"asker {next(_numbers)}", token, memory) as client:
+    async with PeerClient(f"asker {next(_numbers)}", token, memory, str(tls_folder)) as client:
         yield Asker(client, memory)
     assert memory.gate.used == 0
 
@@ -103,7 +105,9 @@ async def node(
         token_file = path / "token"
         token_file.write_text(token)
     sends, send_bytes = changes.pop("sends", 16), changes.pop("send_bytes", SEND_BYTES)
-    config = PeersConfig(members=members, listen=listen, token_file=token_file, sends=sends)
+    config = PeersConfig(
+        members=members, listen=listen, token_file=token_file, sends=sends, tls_folder=changes.pop("tls_folder", None)
+    )
     shelf, memory = Shelf(folder), MemoryBudget(FetchConfig(memory_bytes=64 << 20))
     opening = open_peers(
         config,
@@ -115,6 +119,16 @@ async def node(
     )
     async with opening as peers:
         yield Node(folder, shelf, peers)
+
+
+def certified(folder: Path, authority: trustme.CA) -> Path:
+    """Writes the files of `[peers] tls_folder`, with a certificate of that authority."""
+    folder.mkdir(parents=True, exist_ok=True)
+    certificate = authority.issue_cert("peer")
+    certificate.private_key_pem.write_to_path(folder / tls.KEY)
+    certificate.cert_chain_pems[0].write_to_path(folder / tls.CERTIFICATE)
+    authority.cert_pem.write_to_path(folder / tls.AUTHORITY)
+    return folder
 
 
 def asked(number: int, length: int, *, fetch: bool = True, exact: bool = True, due_seconds: float = 0.0) -> Asked:

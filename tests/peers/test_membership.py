@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
 
 import pytest
 
 from streamer.errors import ConfigError
-from streamer.peers.membership import parse_members
+from streamer.peers.members.lookup import parse_members
 from tests.peers.hostile import head, peer, sends
 from tests.peers.parts import node
 
@@ -62,7 +63,52 @@ async def test_a_name_is_looked_up(tmp_path):
             await parse_members("dns:no-such-name.invalid:7070")()
 
 
-@pytest.mark.parametrize("members", ["", "a", "a:b", "dns:name", "a:1,,b:2", "a:1,b", "a:99999", "::1:7070"])
+# What scontrol prints (slurm-client 22.05 of Debian 12), one host a line.
+SCONTROL = """#!/bin/sh
+[ "$*" = 'show hostnames gpu[01-02,07],login' ] && printf 'gpu01\\ngpu02\\ngpu07\\nlogin\\n' || echo "scontrol: $*" >&2
+"""
+
+
+@pytest.mark.parametrize("real", [False, True])
+async def test_the_nodes_of_a_slurm_job(tmp_path, monkeypatch, real):
+    """slurm: as scontrol expands the list of the job, with one port."""
+    if not real:
+        tmp_path.joinpath("scontrol").write_text(SCONTROL)
+        tmp_path.joinpath("scontrol").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    elif shutil.which("scontrol") is None:
+        pytest.skip("no scontrol: apt-get install slurm-client")
+    else:  # it asks no controller, but does not run without a configuration
+        tmp_path.joinpath("slurm.conf").write_text("ClusterName=test\nSlurmctldHost=localhost\n")
+        monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu[01-02,07],login")
+    assert await parse_members("slurm:7070")() == ["gpu01:7070", "gpu02:7070", "gpu07:7070", "login:7070"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "script", "said"),
+    [
+        (None, SCONTROL, "SLURM_JOB_NODELIST is not set"),
+        ("gpu[", SCONTROL, "scontrol says 'scontrol: show hostnames gpu\\['"),
+        ("gpu1", None, "scontrol cannot be run"),
+    ],
+)
+def test_what_is_no_slurm_job(tmp_path, monkeypatch, nodes, script, said):
+    """The message says why, and what to do."""
+    if script is not None:
+        tmp_path.joinpath("scontrol").write_text(script)
+        tmp_path.joinpath("scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if script else str(tmp_path))
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    if nodes is not None:
+        monkeypatch.setenv("SLURM_JOB_NODELIST", nodes)
+    with pytest.raises(ConfigError, match=f"{said}.*srun"):
+        parse_members("slurm:7070")
+
+
+@pytest.mark.parametrize(
+    "members", ["", "a", "slurm:", "slurm:x", "a:b", "dns:name", "a:1,,b:2", "a:1,b", "a:99999", "::1:7070"]
+)
 def test_what_is_no_list_of_members(members):
     """The message says how one is written."""
     with pytest.raises(ConfigError):

@@ -10,7 +10,7 @@ import socket
 import aiohttp
 import pytest
 
-from streamer.peers.protocol import DUE_HEADER
+from streamer.peers.protocol import DUE_HEADER, MEMBER_HEADER
 from tests.peers.parts import DATASET, TOKEN, key_of, node, put_chunk
 
 pytestmark = pytest.mark.process
@@ -45,9 +45,27 @@ async def test_each_status(tmp_path):
             assert (answer.status, await answer.read()) == (200, file)
         assert await status(session, PATH, headers={"Authorization": "Bearer other"}) == 401
         assert await status(session, PATH, headers={"Authorization": TOKEN}) == 401
+        assert await status(session, PATH, headers={MEMBER_HEADER: "ü"}) == 400
         for method in ("HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
             assert await status(session, PATH, method=method) == 405
         assert len(a.shelf.asked) == 2
+
+
+async def test_manifests(tmp_path):
+    """The files of a manifest by its digest, and no link in their place."""
+    async with node(tmp_path / "a") as a, asking(a) as session:
+        folder, path = a.folder.path / "manifests" / DATASET, f"/v1/manifests/{DATASET}"
+        assert await status(session, f"{path}/root.json") == 404
+        folder.mkdir(parents=True)
+        folder.joinpath("root.json").write_bytes(b"root")
+        folder.joinpath("chunks-00000.arrows").write_bytes(bytes(1 << 20))
+        folder.joinpath("samples-00000.arrows").symlink_to(a.folder.path / "root-id")
+        async with session.get(f"{path}/root.json") as answer:
+            assert (answer.status, await answer.read()) == (200, b"root")
+        async with session.get(f"{path}/chunks-00000.arrows") as answer:
+            assert (answer.status, await answer.read()) == (200, bytes(1 << 20))
+        assert await status(session, f"{path}/samples-00000.arrows") == 404
+        assert await status(session, f"{path}/root.json", headers={"Authorization": "Bearer other"}) == 401
 
 
 async def test_facts(tmp_path):
@@ -73,6 +91,12 @@ NO_KEYS = (
     f"/v1/chunks/%2e%2e%2f%2e%2e%2froot-id?dataset={DATASET}",
     f"/v1/chunks/{KEY}/../../../streamer-cache?dataset={DATASET}",
     f"/v1/chunks/{KEY}.chunk?dataset={DATASET}",
+    f"/v1/manifests/{DATASET}",
+    f"/v1/manifests/{DATASET}/",
+    f"/v1/manifests/{DATASET}/notes",
+    "/v1/manifests/../root.json",
+    f"/v1/manifests/{DATASET}/..%2froot.json",
+    f"/v1/manifests/{DATASET}/../../root-id",
 )
 
 

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 KUBERNETES_FOLDER = ROOT / "deploy" / "kubernetes"
 OVERLAYS = sorted(path for path in (KUBERNETES_FOLDER / "overlays").iterdir() if path.is_dir())
 ALERTS = ROOT / "deploy" / "helm" / "streamer" / "files" / "alerts.yaml"
+SCRIPTS = ["torchrun.sh", "slurm/train.sbatch", "slurm/train-sidecar.sbatch", "slurm/train-peers.sbatch"]
 # Native sidecars are on by default from here on.
 KUBERNETES = "1.29"
 
@@ -79,7 +80,7 @@ def test_kustomize_makes_peers_of_the_engines(tmp_path):
     shutil.copytree(KUBERNETES_FOLDER, tmp_path / "kubernetes")
     overlay = tmp_path / "kubernetes" / "overlays" / "daemonset"
     with (overlay / "kustomization.yaml").open("a") as file:
-        file.write("components: [../../components/peers]\n")
+        file.write("components: [../../components/peers, ../../components/peers-tls]\n")
     made = {one["kind"]: one for one in kustomized(overlay)}
     for found in made.values():
         kubernetes_validate.validate(found, KUBERNETES, strict=True)
@@ -96,8 +97,9 @@ def test_kustomize_makes_peers_of_the_engines(tmp_path):
     assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
     rules = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["ingress"]}
     assert rules == {"peers": [{"podSelector": policy["podSelector"]}], "metrics": None}
-    folder = str(Path(variables["STREAMER_PEERS_TOKEN_FILE"]).parent)
-    assert folder in {mount["mountPath"] for mount in container["volumeMounts"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert str(Path(variables["STREAMER_PEERS_TOKEN_FILE"]).parent) in mounts
+    assert mounts[variables["STREAMER_PEERS_TLS_FOLDER"]] in {volume["name"] for volume in template["spec"]["volumes"]}
 
 
 def kustomized(path: Path) -> list[dict]:
@@ -130,6 +132,16 @@ def test_every_mount_has_its_volume(path):
     volumes = {volume["name"] for volume in spec["volumes"]}
     mounted = {mount["name"] for one in containers(spec) for mount in one["volumeMounts"]}
     assert mounted == volumes
+
+
+@pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.name)
+def test_the_engine_can_read_its_secret(path):
+    """Its files belong to root and to fsGroup, and others may not read them."""
+    spec = pod_spec(objects(path))
+    (volume,) = [volume for volume in spec["volumes"] if "secret" in volume]
+    (engine,) = [one for one in containers(spec) if "--config" in one.get("args", ())]
+    assert volume["secret"]["defaultMode"] == 0o440
+    assert engine["securityContext"]["runAsGroup"] == spec["securityContext"]["fsGroup"]
 
 
 def test_the_sidecar_is_native_and_the_trainer_has_no_rights():
@@ -169,7 +181,7 @@ def test_the_unit_notifies_and_reloads():
     check_variables(dict(pair.split("=", 1) for pair in service["Environment"].split()))
 
 
-@pytest.mark.parametrize("script", ["torchrun.sh", "slurm/train.sbatch", "slurm/train-sidecar.sbatch"])
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_parse_and_name_real_variables(script):
     """bash -n, and every STREAMER_ variable exists."""
     path = ROOT / "deploy" / script
@@ -189,7 +201,7 @@ def test_systemd_finds_nothing_to_complain_about(tmp_path):
     assert (found.returncode, complaints) == (0, [])
 
 
-@pytest.mark.parametrize("script", ["torchrun.sh", "slurm/train.sbatch", "slurm/train-sidecar.sbatch"])
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_shellcheck_finds_nothing_to_complain_about(script):
     """At every severity."""
     if shutil.which("shellcheck") is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from streamer.cache.file_jobs import in_thread
 from streamer.config import PeersConfig
 from streamer.engine.engine import Engine
 from streamer.engine.peers.lending import IDLE_SECONDS, Lending
+from streamer.engine.peers.manifests import MissingManifests
 from streamer.engine.peers.sources import Sources
 from streamer.peers.addresses import joined as joined_address
 from streamer.peers.addresses import split_address
@@ -62,6 +63,8 @@ async def joined(
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(neighbours.follow(), name="follow the members")
             closing = tasks.create_task(_close_idle(lending), name="forget what peers asked for")
+            missing = MissingManifests(engine, peers.client, lambda: neighbours.members, tasks)
+            lending.missing = missing.missing
             await neighbours.known.wait()
             engine.in_flight.bring, engine.peer_statistics = neighbours.sources.bring, neighbours.statistics
             try:
@@ -70,6 +73,7 @@ async def joined(
                 engine.in_flight.bring, engine.peer_statistics = engine.in_flight.bring_from_store, None
                 following.cancel()
                 closing.cancel()
+                missing.close()
                 lending.close()
 
 
@@ -105,6 +109,11 @@ class Neighbours:
     def __repr__(self) -> str:
         return f"Neighbours({self._homes!r})"
 
+    @property
+    def members(self) -> Sequence[Member]:
+        """All of them, this engine included."""
+        return self._homes.members
+
     async def follow(self) -> None:
         """Moves the homes when the members change, until it is cancelled."""
         async for others in self._peers.members():
@@ -132,7 +141,7 @@ class Neighbours:
         self.sources.use(homes)
 
     def statistics(self) -> dict[str, Any]:
-        """Counters and levels, and one row for each member in `peers`."""
+        """Counters and levels; one row for each peer in `peers`, and for each member with its weight in `homes`."""
         client = self._peers.client
         others = [member for member in self._homes.members if member.id != self._homes.me.id]
         return {
@@ -145,6 +154,10 @@ class Neighbours:
             "home_share": round(self._homes.share, 6),
             "members_digest": self._homes.digest,
             "peers": client.table(),
+            "homes": [
+                {"member": member.id, "limit_bytes": member.limit_bytes, "here": member.id == self._homes.me.id}
+                for member in self._homes.members
+            ],
         }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from streamer.cache.policy.table import as_keys
 from streamer.engine.datasets import Dataset
 from streamer.engine.engine import Engine
 from streamer.engine.in_flight import Fetch
-from streamer.errors import CacheFullError, StreamerError
+from streamer.errors import CacheFullError, ManifestError, StreamerError
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +71,13 @@ class Lending:
 
     Args:
         engine: whose cache.
+
+    Attributes:
+        missing: called with the digest of a manifest that is not here, and the id of the peer that has asked.
     """
 
     def __init__(self, engine: Engine) -> None:
+        self.missing: Callable[[str, str], None] = lambda digest, member: None
         self.fetched_chunks = 0
         self.fetched_bytes = 0
         self._engine = engine
@@ -83,16 +86,17 @@ class Lending:
     def __repr__(self) -> str:
         return f"Lending({len(self._lent)} datasets, {self.fetched_chunks} chunks fetched)"
 
-    async def lend(self, key: bytes, dataset: str, *, wait: bool, due_seconds: float) -> Loan:
+    async def lend(self, key: bytes, dataset: str, *, member: str, wait: bool, due_seconds: float) -> Loan:
         """Answers for one chunk; starts its fetch if it is kept here.
 
         Args:
             key: 16 bytes.
             dataset: digest of the manifest that the peer knows it by.
+            member: id of the peer.
             wait: answer when its fetch has ended, at most `WAIT_SECONDS` later.
             due_seconds: when the peer's reader needs it.
         """
-        lent = self._find(dataset)
+        lent = self._find(dataset, member)
         chunk = None if lent is None else lent.find(key)
         if lent is None or chunk is None:
             return Loan()
@@ -128,23 +132,27 @@ class Lending:
         del self._lent[lent.dataset.manifest.digest]
         self._engine.scheduler.freed(self._engine.policy.close_session(lent.session))
 
-    def _find(self, digest: str) -> _Lent | None:
+    def _find(self, digest: str, member: str) -> _Lent | None:
         """The dataset, with a session of the policy; None: it is not open here, or there is no room for a session."""
         lent = self._lent.get(digest)
-        if lent is None and (dataset := self._dataset(digest)) is not None:
+        if lent is None and (dataset := self._dataset(digest, member)) is not None:
             lent = self._open(dataset)
         if lent is not None:
             lent.asked_at = self._engine.now()
             lent.dataset.touched = True
         return lent
 
-    def _dataset(self, digest: str) -> Dataset | None:
+    def _dataset(self, digest: str, member: str) -> Dataset | None:
         datasets = self._engine.datasets
         known = next((one for one in datasets.all() if one.manifest.digest == digest), None)
         if known is None and self._engine.fetchers.allowlist.restricted:
             # A service knows the storage options itself, so it can be a home without a session of its own.
-            with contextlib.suppress(StreamerError):
+            try:
                 return datasets.get(digest, {})
+            except ManifestError:
+                self.missing(digest, member)
+            except StreamerError as error:
+                logger.debug("nothing is lent of %s: %s", digest, error)
         return known
 
     def _open(self, dataset: Dataset) -> _Lent | None:

@@ -30,6 +30,7 @@ class Bottleneck(StrEnum):
     NOT_BOUND = "not input-bound"
     THROTTLED = "the store throttles"
     STORE = "slow store"
+    PEERS = "slow peers"
     RECODING = "recoding"
     CACHE_DISK = "slow SSD (writing)"
     CACHE_ROOM = "no room in the cache"
@@ -144,13 +145,15 @@ def _in_worker(found: Findings) -> Bottleneck:
 
 
 def _network(found: Findings) -> Bottleneck:
-    """Chunks are not local: because of the store, the recoders, the SSD that they are written to, or its space."""
+    """Chunks are not local: because of store, peers or recoders, the SSD that they are written to, or its space."""
     if found.engine is None:
         return Bottleneck.STORE
     if found.grown("throttled") > 0:
         return Bottleneck.THROTTLED
     if found.recoders_share >= _BUSY_RECODERS:
         return Bottleneck.RECODING
+    if found.grown("peer_bytes") > found.grown("store_bytes"):
+        return Bottleneck.PEERS
     if found.engine.in_flight == 0:
         return Bottleneck.CACHE_DISK if found.engine.fetches else Bottleneck.CACHE_ROOM
     return Bottleneck.STORE
@@ -162,6 +165,9 @@ def advise(bottleneck: Bottleneck, found: Findings) -> str:
         return f"{more_workers(found)}{_WORKER_ADVICE[bottleneck]}"
     if bottleneck is Bottleneck.STORE:
         return f"chunks come too late{_engine(found)}; {_ADVICE[bottleneck]}"
+    if bottleneck is Bottleneck.PEERS:
+        rate = found.grown("peer_bytes") / found.seconds / 1e6
+        return f"chunks come too late ({rate:.3g} MB/s from peers); {_ADVICE[bottleneck]}"
     if bottleneck is Bottleneck.RECODING and found.engine is not None:
         count = counted(found.engine.most_recoders, "recoders")
         return f"{count}, busy {found.recoders_share:.0%}; {_ADVICE[bottleneck]}"
@@ -219,6 +225,8 @@ _ADVICE = {
     Bottleneck.THROTTLED: "the store answers 'slow down': spread the data over more prefixes, or raise its limits; a "
     "larger cache needs fewer requests",
     Bottleneck.STORE: "a larger cache, a nearer store, or fewer bytes per sample",
+    Bottleneck.PEERS: "streamer top shows the slow ones; a faster network between the nodes, more [peers] sends, or "
+    "larger caches",
     Bottleneck.RECODING: "the engine may take a quarter of the cores: give the job more of them, a larger cache, which "
     "keeps what was recoded, or data that is not compressed as a whole (tars, or shards without compression)",
     Bottleneck.CACHE_DISK: "chunks wait to be written: put the cache on NVMe, or reduce other load on the disk",

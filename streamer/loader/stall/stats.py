@@ -61,6 +61,7 @@ class EngineView:
 
     Attributes:
         store_bytes, store_requests: bytes and requests for chunks over the network.
+        peer_bytes: bytes of chunks from peers.
         needs, hits: uses of chunks, and those that cost no store byte.
         retries, throttled, stalled: retried requests; of these "slow down" answers; requests without progress.
         in_flight: requests to the store now. fetches: chunks between store and SSD now.
@@ -74,6 +75,7 @@ class EngineView:
 
     store_bytes: int = 0
     store_requests: int = 0
+    peer_bytes: int = 0
     needs: int = 0
     hits: int = 0
     retries: int = 0
@@ -113,6 +115,7 @@ _IDENTITY = ("consumer", "job", "dataset")
 _COUNTS = (
     "store_bytes",
     "store_requests",
+    "peer_bytes",
     "needs",
     "hits",
     "retries",

@@ -24,6 +24,7 @@ from streamer.store.boto_keys import Keys
 from streamer.store.curl.signature import Signer
 from streamer.store.obstore_clients import certificates, options_refused, s3_client
 from streamer.store.options import Translation, family
+from streamer.store.redirects import MOST_IN_CLUSTER, OF_WEB_SERVERS, Redirects
 from streamer.store.urls import Address, shown
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ _URL_SIGNS = "%/:=&?~+!$,;'@()*[]"
 # Most keys are not escaped: a third of the time.
 _PLAIN = re.compile(r"[A-Za-z0-9/_.~-]*")
 _NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_REDIRECTS = 10
 _CONNECT_SECONDS = 5.0
 
 
@@ -101,7 +101,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         headers: header lines of each request.
         bundle, folder: files with trusted certificates.
         connect_seconds: until a connection stands.
-        redirects: followed at most.
+        redirects: which ones are followed.
         proxy: None: what libcurl finds in the environment.
     """
 
@@ -113,7 +113,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     bundle: str | None = None
     folder: str | None = None
     connect_seconds: float = _CONNECT_SECONDS
-    redirects: int = 0
+    redirects: Redirects = OF_WEB_SERVERS
     proxy: str | None = None
 
     def address(self, name: str) -> str:
@@ -146,7 +146,6 @@ def make_access(address: Address, translation: Translation) -> Access | None:
             bundle=bundle,
             folder=folder,
             connect_seconds=connect_seconds,
-            redirects=_REDIRECTS,
             proxy=_proxy(address.root),
         )
     config = translation.config
@@ -169,6 +168,7 @@ def make_access(address: Address, translation: Translation) -> Access | None:
         bundle=bundle,
         folder=folder,
         connect_seconds=connect_seconds,
+        redirects=Redirects(MOST_IN_CLUSTER, translation.redirects),
         proxy=_proxy(base),
     )
 

@@ -15,6 +15,7 @@ from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.base import Take
 from streamer.store.curl.access import Access
+from streamer.store.redirects import host_of
 from streamer.store.urls import shown
 
 # The size of one read from a socket.
@@ -60,7 +61,7 @@ class Handle:
         self._lines: list[bytes] = []
         self._answer = b""
         self._most = 0
-        self._redirects = self._redirects_left = access.redirects
+        self._redirects, self._redirects_left = access.redirects, 0
         self._fresh = False
         self.received = 0
         self.failure: BaseException | None = None
@@ -71,7 +72,7 @@ class Handle:
     def bind(self, target: ObjectRecord, asked: tuple[int, int], take: Take) -> None:
         """Starts a request, which ends with `unbind`."""
         self._target, self._range, self._take = target, asked, take
-        self._redirects_left = self._redirects
+        self._redirects_left = self._redirects.most
         tag = versions.if_match(target.version)
         # libcurl would write a line break as it is. Unsent, it is still compared with what comes.
         self._tag = tag if tag is not None and tag.isascii() and tag.isprintable() else None
@@ -120,14 +121,17 @@ class Handle:
 
     def _redirected(self) -> str:
         assert self._target is not None, "bound"
-        address = self.easy.getinfo_raw(pycurl.REDIRECT_URL) if self._redirects else None
-        if not address:
+        found = self.easy.getinfo_raw(pycurl.REDIRECT_URL)
+        if not found:
             raise self._refusal()
+        address = quote(found, safe=_ASCII)
+        if not self._redirects.follows(address):
+            raise failures.redirected(self._target.url, self._head()[0], host_of(address))
         if not self._redirects_left:
             raise failures.unreachable(self._target.url, "it redirects too often")
         self._redirects_left -= 1
         self._begin_again()
-        return quote(address, safe=_ASCII)
+        return address
 
     def failed(self, error: pycurl.error) -> BaseException:
         """The error of a transfer that ended early."""

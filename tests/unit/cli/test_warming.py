@@ -12,6 +12,8 @@ from streamer.cli.warm_command import summary
 from streamer.cli.warming import Pace, Warmed, cut, file_bytes, plan
 from streamer.formats.chunkfile import CRC_BYTES, HEADER_BYTES
 from streamer.manifest.table import Manifest
+from streamer.placement.homes import Homes, Place
+from streamer.placement.members import Member
 
 CHUNKS = 40
 
@@ -39,6 +41,19 @@ def test_what_fits_is_what_the_cache_would_keep() -> None:
     assert chosen.chunks.tolist() == np.argsort(-ranks)[:10].tolist()
     assert (chosen.present_chunks, chosen.missing_chunks) == (0, 30)
     assert file_bytes(manifest).tolist() == [_size()] * CHUNKS
+
+
+def test_among_peers_the_chunks_of_this_engine_come_first() -> None:
+    """Those whose home it is: two engines that warm a dataset that fits into both together read other chunks."""
+    manifest, members = _manifest(), [Member("a"), Member("b")]
+    chosen = []
+    for me, other in (members, members[::-1]):
+        homes = Homes(me, [other])
+        own = homes.places(as_keys(manifest.chunk_keys).view("<u8").reshape(-1, 2)[:, 0]) == Place.HOME
+        room = int(own.sum()) * charge(_size())
+        chosen.append(plan(manifest, set(), room, places=homes.places).chunks.tolist())
+        assert sorted(chosen[-1]) == np.flatnonzero(own).tolist()
+    assert sorted(chosen[0] + chosen[1]) == list(range(CHUNKS))
 
 
 def test_what_is_there_is_left_alone_and_counts() -> None:

@@ -236,10 +236,22 @@ VIEW = EngineView(in_flight=8, fetches=8, needs=100, hits=10, store_bytes=10**9,
         (replace(VIEW, throttled=5), Bottleneck.THROTTLED),
         (replace(VIEW, most_recoders=2, recode_busy_seconds=10**6), Bottleneck.RECODING),
         (replace(VIEW, most_recoders=2, recode_busy_seconds=0.01), Bottleneck.STORE),
+        (replace(VIEW, in_flight=0, peer_bytes=2 * 10**9), Bottleneck.PEERS),
+        (replace(VIEW, peer_bytes=10**8), Bottleneck.STORE),
         (replace(VIEW, in_flight=0), Bottleneck.CACHE_DISK),
         (replace(VIEW, in_flight=0, fetches=0), Bottleneck.CACHE_ROOM),
     ],
-    ids=["no engine", "slow", "throttled", "recoding", "seldom recoding", "writing", "no room"],
+    ids=[
+        "no engine",
+        "slow",
+        "throttled",
+        "recoding",
+        "seldom recoding",
+        "from peers",
+        "seldom from peers",
+        "writing",
+        "no room",
+    ],
 )
 def test_chunks_come_late(clock, engine, bottleneck):
     """Chunks are not local when they are wanted, and what the engine says tells why; decoding is not to blame."""

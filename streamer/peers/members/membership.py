@@ -1,18 +1,15 @@
-"""Who the other engines are: looked up, asked, and followed."""
+"""Follows the members: looks them up, asks who they are, says when that changes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator
 
-from streamer.errors import ConfigError
-from streamer.peers.addresses import joined, split_address
 from streamer.peers.client import PeerClient
+from streamer.peers.members.lookup import Lookup
+from streamer.peers.members.roster import Roster
 from streamer.peers.protocol import Facts
-from streamer.peers.roster import Roster
 from streamer.placement.members import Member
 
 logger = logging.getLogger(__name__)
@@ -21,59 +18,6 @@ _ROUND_SECONDS = 10.0
 # Engines that start together find each other sooner.
 _FIRST_ROUND_SECONDS = 1.0
 _FIRST_SECONDS = 60.0
-_LOOKUP_SECONDS = 1.0
-
-
-class Lookup(Protocol):
-    """Where the addresses are from."""
-
-    async def __call__(self) -> Sequence[str]:
-        """The addresses of now.
-
-        Raises:
-            OSError: they cannot be looked up.
-        """
-        ...
-
-
-def parse_members(members: str) -> Lookup:
-    """What `[peers] members` says.
-
-    Raises:
-        ConfigError: neither "dns:name:port" nor addresses.
-    """
-    if members.startswith("dns:"):
-        return DnsName(*split_address(members.removeprefix("dns:")))
-    addresses = [address.strip() for address in members.split(",")]
-    if not all(addresses):
-        raise ConfigError(f"members={members!r} has an empty address", field="members")
-    return StaticList([joined(*split_address(address)) for address in addresses])
-
-
-class StaticList:
-    """A list that never changes."""
-
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._addresses = addresses
-
-    async def __call__(self) -> Sequence[str]:
-        """See `Lookup`."""
-        return self._addresses
-
-
-class DnsName:
-    """All addresses of a name, such as that of a headless service."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._host = host
-        self._port = port
-
-    async def __call__(self) -> Sequence[str]:
-        """See `Lookup`."""
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(_LOOKUP_SECONDS):
-            found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        return sorted({joined(str(address[0]), self._port) for *_, address in found})
 
 
 class Membership:

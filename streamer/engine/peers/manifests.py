@@ -1,0 +1,90 @@
+"""Takes the manifest of a dataset that is not known here from the peer that asks for one of its chunks.
+
+So an engine without a job is the home of its share of the chunks, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from streamer.cache.file_jobs import in_thread
+from streamer.config import format_bytes
+from streamer.engine.engine import Engine
+from streamer.errors import ManifestError, StreamerError
+from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, decode_root
+from streamer.manifest.transfer import install_files
+from streamer.peers.base import PeerClient
+from streamer.placement.members import Member
+
+logger = logging.getLogger(__name__)
+
+# Until a peer is asked again for a manifest that it did not send, or that this service may not serve.
+_AGAIN_SECONDS = 60.0
+# It is in memory until it is written: 4 bytes a sample in tars, 60 million of them.
+_MOST_BYTES = 256 << 20
+
+
+class MissingManifests:
+    """Of a service with `[[datasets]]`, which knows itself how to read what a manifest names. On the engine's loop.
+
+    Args:
+        engine: gets them.
+        client: asks peers.
+        members: who they are now.
+        tasks: runs what is under way.
+    """
+
+    def __init__(
+        self, engine: Engine, client: PeerClient, members: Callable[[], Sequence[Member]], tasks: asyncio.TaskGroup
+    ) -> None:
+        self._engine = engine
+        self._client = client
+        self._members = members
+        self._tasks = tasks
+        self._next: dict[str, float] = {}
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Ends what is under way, and begins nothing more: peers may ask for a moment longer."""
+        self._is_closed = True
+        for task in self._under_way:
+            task.cancel()
+
+    def missing(self, digest: str, member: str) -> None:
+        """A peer of this id has asked for a chunk of a dataset that is not here."""
+        now, found = self._engine.now(), next((one for one in self._members() if one.id == member), None)
+        if found is None or self._is_closed or now < self._next.get(digest, now):
+            return
+        self._next = {known: again for known, again in self._next.items() if again > now}
+        self._next[digest] = now + _AGAIN_SECONDS
+        task = self._tasks.create_task(self._take(digest, found), name=f"manifest {digest}")
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def _take(self, digest: str, member: Member) -> None:
+        where = f"manifest {digest} of peer {member.address}"
+        try:
+            raw = await self._file(member, digest, ROOT_NAME, ROOT_LIMIT_BYTES)
+            root = decode_root(raw, where)
+            if root.digest != digest:
+                raise ManifestError(f"it is manifest {root.digest}")
+            self._engine.fetchers.allowlist.options(root.urls, {})
+            if (total := sum(root.file_bytes.values())) > _MOST_BYTES:
+                raise ManifestError(f"it has {format_bytes(total)}, more than {format_bytes(_MOST_BYTES)}")
+            files = [(ROOT_NAME, raw)]
+            for name, length in root.file_bytes.items():
+                files.append((name, await self._file(member, digest, name, length)))
+            await in_thread(None, install_files, files, self._engine.cache.root / "manifests", where)
+        except StreamerError as error:
+            logger.info("%s: its chunks are not kept for peers: %s", where, error)
+        else:
+            logger.info("%s: its chunks are kept for peers", where)
+
+    async def _file(self, member: Member, digest: str, name: str, most_bytes: int) -> bytes:
+        content = await self._client.manifest_file(member, digest, name, most_bytes)
+        if content is None:
+            raise ManifestError(f"{name} was not sent")
+        return content

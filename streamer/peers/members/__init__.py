@@ -1,0 +1,1 @@
+"""Who the other engines are: looked up, asked, and followed."""

@@ -1,0 +1,120 @@
+"""TLS between peers: both sides show a certificate of one authority.
+
+Names in certificates are not compared: members are looked up as addresses, which certificates seldom have. So the
+authority must be one for these peers alone: who has a certificate of it, and the token, is a peer.
+"""
+
+from __future__ import annotations
+
+import ssl
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import pycurl
+
+from streamer.errors import ConfigError
+
+# As cert-manager names them.
+CERTIFICATE: Final = "tls.crt"
+KEY: Final = "tls.key"
+AUTHORITY: Final = "ca.crt"
+
+
+def server_context(folder: str) -> ssl.SSLContext:
+    """How the peer server speaks TLS.
+
+    Raises:
+        ConfigError: a file is missing, or is not what its name says.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    _load(context, folder)
+    return context
+
+
+def check(folder: str) -> None:
+    """Tries whether peers with such files take this certificate on both ends of a connection.
+
+    Raises:
+        ConfigError: a file cannot be used; the authority has not signed the certificate, it has expired, or is not for
+            servers and clients.
+    """
+    server, client = server_context(folder), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    _load(client, folder)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    answering = server.wrap_bio(to_server, to_client, server_side=True)
+    asking = client.wrap_bio(to_client, to_server)
+    try:
+        for end in (asking, answering) * 2:
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    except ssl.SSLError as error:
+        raise _unusable(folder, error) from error
+
+
+class Renewal:
+    """Notices renewed files.
+
+    Args:
+        context: made of them just now.
+        folder: where they are.
+    """
+
+    def __init__(self, context: ssl.SSLContext, folder: str) -> None:
+        self._context = context
+        self._certificate = Path(folder, CERTIFICATE)
+        self._read_at = self._written_at()
+
+    def look(self) -> None:
+        """Reads the files if the certificate is another one; new connections use it.
+
+        Raises:
+            ConfigError: they cannot be used, perhaps because only one is written so far; the next call tries again.
+        """
+        if (written_at := self._written_at()) != self._read_at:
+            # A context that has failed to read a key has none.
+            check(str(self._certificate.parent))
+            _load(self._context, str(self._certificate.parent))
+            self._read_at = written_at
+
+    def _written_at(self) -> int:
+        try:
+            return self._certificate.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+
+def use_tls(easy: pycurl.Curl, folder: str) -> None:
+    """Lets a handle of libcurl speak TLS to peers; it reads the files for each connection."""
+    easy.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTPS)
+    easy.setopt(pycurl.SSLVERSION, pycurl.SSLVERSION_TLSv1_3)
+    easy.setopt(pycurl.SSLCERT, str(Path(folder, CERTIFICATE)))
+    easy.setopt(pycurl.SSLKEY, str(Path(folder, KEY)))
+    easy.setopt(pycurl.CAINFO, str(Path(folder, AUTHORITY)))
+    # What the system trusts is no peer.
+    easy.unsetopt(pycurl.CAPATH)
+    easy.setopt(pycurl.SSL_VERIFYHOST, 0)
+
+
+def _load(context: ssl.SSLContext, folder: str) -> None:
+    try:
+        context.load_cert_chain(Path(folder, CERTIFICATE), Path(folder, KEY), password=_refuse)
+        context.load_verify_locations(Path(folder, AUTHORITY))
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise _unusable(folder, error) from error
+
+
+def _refuse() -> str:
+    """Instead of asking for a passphrase at the terminal."""
+    raise ValueError("the key has a passphrase")
+
+
+def _unusable(folder: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"[peers] tls_folder={folder}: {error}; it needs this engine's {CERTIFICATE} (for servers and clients) and "
+        f"{KEY}, PEM without a passphrase, and {AUTHORITY} of the authority that signs the certificates of all peers",
+        field="tls_folder",
+    )
