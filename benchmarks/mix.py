@@ -1,12 +1,14 @@
 """A mix of two equal datasets beside one dataset of the same samples, warm, from the local disk.
 
-    python benchmarks/mix.py [--samples 4000] [--workers 2] [--rounds 5] [--members 5]
+    python benchmarks/mix.py [--samples 10000] [--workers 2] [--rounds 5] [--members 5] [--chunk-bytes 2MiB]
 
-Samples of 110 KB in tars, raw bytes, batch 64, everything in the cache. In turn, `--rounds` times, each in a process
-of its own: one dataset of all tars, a mix of its two halves, and a mix of `--members` parts. Each trainer makes two
-epochs to warm up, in which all slots are touched, and five that count. The medians are printed: samples per second,
-CPU milliseconds of rank and workers per sample, the workers' page faults and the handoff per batch, and the first batch
-of a process whose manifests are known.
+The samples of `stream.py`: 110 KB in tars, raw bytes, batch 64, everything in the cache. In turn, `--rounds` times,
+each in a process of its own: one dataset of all tars, a mix of its two halves, and a mix of `--members` parts. Each
+trainer makes two epochs to warm up, in which all slots are touched, and five that count. The medians are printed:
+samples per second, CPU milliseconds of all processes per sample and those of the engine, the workers' page faults and
+the handoff per batch, and the first batch of a process whose manifests are known.
+All are indexed with the same chunks. With `--chunk-bytes auto` a small dataset gets smaller ones, so that it mixes: the
+two halves have twice as many chunks as the whole, and the table shows what that costs, too.
 Prints a table and keeps it in benchmarks/results/mix-<date>.txt.
 """
 
@@ -44,64 +46,71 @@ def make_data(root: Path, samples: int) -> None:
                 _add(tar, f"{number:06}.jpg", random.bytes(int(sizes[number])))
 
 
-def cpu_seconds() -> float:
-    """Of this process and its workers, which are alive."""
-    ticks = 0
-    pids, found = [os.getpid()], []
-    while pids:
-        pid = pids.pop()
-        found.append(pid)
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            pids += [int(child) for child in (task / "children").read_text().split()]
-    for pid in found:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if b"embedded" not in command:  # the engine is the same for all
-            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+def cpu_seconds(engine: int) -> tuple[float, float]:
+    """Of this process, its workers and the engine; and of the engine."""
+    import psutil
+
+    me, served = psutil.Process(), psutil.Process(engine)
+    ours = {me, served, *me.children(recursive=True)}
+    return sum(sum(one.cpu_times()[:2]) for one in ours), sum(served.cpu_times()[:2])
 
 
-def run(parts: int, tars: list[str], workers: int) -> dict[str, float]:
+def run(pieces: list[list[str]], manifests: list[str | None], workers: int) -> dict[str, float]:
     """One trainer."""
     from streamer import MixedDataset, StreamingDataLoader, StreamingDataset
+    from streamer.client.oneshot import read_statistics
+    from streamer.client.settings import ClientSettings
 
-    cuts = np.linspace(0, len(tars), parts + 1).astype(int)
-    pieces = [tars[start:stop] for start, stop in itertools.pairwise(cuts)]
-    options: dict[str, object] = {"decode": None, "cache_bytes": "8GB"}
-    members = [StreamingDataset(piece, **options) for piece in pieces]  # type: ignore[arg-type]
+    members = [
+        StreamingDataset(piece, decode=None, cache_bytes="8GB", manifest=manifest)
+        for piece, manifest in zip(pieces, manifests, strict=True)
+    ]
     named = {f"part{number}": member for number, member in enumerate(members)}
-    data = members[0] if parts == 1 else MixedDataset(named, source_key=None)
+    data = members[0] if len(pieces) == 1 else MixedDataset(named, source_key=None)
     with StreamingDataLoader(data, BATCH, workers) as loader:
         begun = time.perf_counter()
         next(iter(loader))
         first = time.perf_counter() - begun
         for _ in itertools.chain(loader, loader):
             pass
-        before, cpu, begun, samples = loader.stats(), cpu_seconds(), time.perf_counter(), 0
+        engine = int(str((read_statistics(ClientSettings.from_environment(), 5.0) or {})["pid"]))
+        before, cpu, begun, samples = loader.stats(), cpu_seconds(engine), time.perf_counter(), 0
         for batch in itertools.chain.from_iterable(itertools.repeat(loader, 5)):
             samples += len(batch["jpg"])
-        seconds, cpu, after = time.perf_counter() - begun, cpu_seconds() - cpu, loader.stats()
+        seconds, spent, after = time.perf_counter() - begun, cpu_seconds(engine), loader.stats()
     batches = after.batches - before.batches
     return {
         "samples/s": samples / seconds,
-        "CPU ms / sample": 1000 * cpu / samples,
+        "CPU ms / sample": 1000 * (spent[0] - cpu[0]) / samples,
+        "of the engine": 1000 * (spent[1] - cpu[1]) / samples,
         "faults / batch": (after.worker_faults - before.worker_faults) / batches,
         "handoff ms": 1000 * (after.handoff_seconds - before.handoff_seconds) / batches,
         "first batch ms": 1000 * first,
     }
 
 
+def index(pieces: list[list[str]], folder: Path, chunk_bytes: str) -> list[str | None]:
+    """The manifest of each piece; None: of chunks as they are chosen at first use."""
+    if chunk_bytes == "auto":
+        return [None] * len(pieces)
+    manifests = [folder / f"manifest-{len(pieces)}-{number}" for number in range(len(pieces))]
+    for piece, manifest in zip(pieces, manifests, strict=True):
+        command = [sys.executable, "-m", "streamer", "index", *piece, "--out", str(manifest)]
+        subprocess.run([*command, "--chunk-bytes", chunk_bytes], check=True, capture_output=True)
+    return list(map(str, manifests))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=4000)
+    parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--members", type=int, default=5)
+    parser.add_argument("--chunk-bytes", default="2MiB")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
-        task = json.loads(arguments.run)
-        print(json.dumps(run(task["parts"], task["tars"], arguments.workers)))
+        print(json.dumps(run(**json.loads(arguments.run))))
         return
     compile_streamer()
     kinds = {1: "one dataset", 2: "mix of 2", arguments.members: f"mix of {arguments.members}"}
@@ -111,16 +120,22 @@ def main() -> None:
         data.mkdir()
         make_data(data, arguments.samples)
         tars = sorted(map(str, data.iterdir()))
-        environment = {**os.environ, "STREAMER_CACHE_DIR": f"{folder}/cache", "STREAMER_RUNTIME_DIR": f"{folder}/run"}
+        os.environ |= {"STREAMER_CACHE_DIR": f"{folder}/cache", "STREAMER_RUNTIME_DIR": f"{folder}/run"}
+        tasks = {}
+        for parts in kinds:
+            cuts = np.linspace(0, len(tars), parts + 1).astype(int)
+            pieces = [tars[start:stop] for start, stop in itertools.pairwise(cuts)]
+            manifests = index(pieces, Path(folder), arguments.chunk_bytes)
+            tasks[parts] = json.dumps({"pieces": pieces, "manifests": manifests, "workers": arguments.workers})
         for turn in range(arguments.rounds + 1):
             for parts in kinds:
-                task = json.dumps({"parts": parts, "tars": tars})
-                command = [sys.executable, __file__, "--workers", str(arguments.workers), "--run", task]
-                done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+                command = [sys.executable, __file__, "--run", tasks[parts]]
+                done = subprocess.run(command, check=True, capture_output=True, text=True)
                 if turn:  # the first one fills the cache
                     found[parts].append(json.loads(done.stdout))
         names = list(found[1][0])
-        print(f"{arguments.samples} samples, {arguments.workers} workers, median of {arguments.rounds}")
+        what = f"{arguments.samples} samples, chunks of {arguments.chunk_bytes}, {arguments.workers} workers"
+        print(f"{what}, median of {arguments.rounds}")
         print(f"{'':<14}" + "".join(f"{name:>16}" for name in names))
         for parts, label in kinds.items():
             row = [statistics.median(one[name] for one in found[parts]) for name in names]

@@ -29,12 +29,14 @@ _CRC = struct.Struct("<I")
 _RUN_BYTES = 4 << 20
 # What the kernel takes in one call (IOV_MAX).
 _RUN_PIECES = 1024
-# Checksums are kept of this many chunks of at most this many samples: 16 MiB at worst, 0.1 MiB for chunks of 8 MiB in
-# samples of 100 KB. Reading header and checksums again cost 3 us of 38 for each of those (2026-11-22).
-_KEPT_TABLES = 256
+# Checksums of chunks of at most this many samples are kept, together 16 MiB: 40,000 chunks of 8 MiB in samples of
+# 100 KB. Reading header and checksums again cost 3 us of 38 for each of those (2026-11-22).
+_KEPT_BYTES = 16 << 20
 _KEPT_SAMPLES = 16 << 10
+# Of an entry, beside the checksums: key, tuple and place in the dict (CPython 3.11).
+_ENTRY_BYTES = 320
 # The same for the boundaries of recoded chunks, of which a table may have any number.
-_KEPT_BOUNDARIES = _KEPT_TABLES * _KEPT_SAMPLES // 2
+_KEPT_BOUNDARIES = _KEPT_BYTES // 8
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -58,6 +60,7 @@ class ChunkReader:
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = [os.fspath(root) for root in roots]
         self._tables: dict[tuple[bytes, int, int], bytes] = {}
+        self._tables_left = _KEPT_BYTES
         self._boundaries: dict[bytes, NDArray[np.int64]] = {}
         self._boundaries_left = _KEPT_BOUNDARIES
 
@@ -103,7 +106,8 @@ class ChunkReader:
                 _read_run(descriptor, path, local_bytes, table, run)
         except IntegrityError:
             # They may be what is wrong.
-            self._tables.pop(chunk, None)
+            if (wrong := self._tables.pop(chunk, None)) is not None:
+                self._tables_left += _ENTRY_BYTES + len(wrong)
             if (known := self._boundaries.pop(key, None)) is not None:
                 self._boundaries_left += len(known)
             raise
@@ -156,9 +160,10 @@ class ChunkReader:
         if samples > _KEPT_SAMPLES:
             return b""
         table = os.pread(descriptor, chunkfile.CRC_BYTES * samples, chunkfile.crc_offset(local_bytes, 0))
-        if len(self._tables) >= _KEPT_TABLES:
-            self._tables = {}
+        if (cost := _ENTRY_BYTES + len(table)) > self._tables_left:
+            self._tables, self._tables_left = {}, _KEPT_BYTES
         self._tables[chunk] = table
+        self._tables_left -= cost
         return table
 
     def _open(self, key: bytes) -> tuple[int, str]:

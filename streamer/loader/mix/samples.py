@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from streamer.client.chunk_reader import ChunkReader
 from streamer.loader.batch.placement import Rows
 from streamer.loader.mix.plans import Integers, MemberRecipe, Members, MixGeometry, MixPlans
 from streamer.loader.samples.maker import CachedBytes, SampleLocation, SampleMaker
@@ -72,12 +73,12 @@ class MemberMaker:
         members: all of them.
         number: of this one.
         recipe: of this one.
-        roots: cache folders.
+        reader: of the cache folders.
     """
 
-    def __init__(self, members: Members, number: int, recipe: MemberRecipe, roots: Sequence[Path]) -> None:
+    def __init__(self, members: Members, number: int, recipe: MemberRecipe, reader: ChunkReader) -> None:
         manifest = members.each[number].manifest
-        self.content = CachedBytes(manifest, roots, members.first_chunks[number])
+        self.content = CachedBytes(manifest, reader, members.first_chunks[number])
         self.maker = SampleMaker(manifest, self.content, recipe.rules, members.each[number].number)
         self.reader = RowReader(self.maker, self.content)
 
@@ -95,6 +96,7 @@ class MixMaker:
         self._recipe = recipe
         self._spec: MixSpec = recipe.geometry.spec
         self._codes = SampleCodes([member.samples for member in members.each])
+        self._reader = ChunkReader(recipe.roots)
         # Made at their first sample: a rank of a mix with many members may use few of them.
         self._makers: dict[int, MemberMaker] = {}
         self._first: tuple[int, Sequence[int]] = (-1, ())
@@ -103,8 +105,7 @@ class MixMaker:
     def of(self, member: int) -> MemberMaker:
         """The maker of one member."""
         if member not in self._makers:
-            recipe = self._recipe
-            self._makers[member] = MemberMaker(self._members, member, recipe.members[member], recipe.roots)
+            self._makers[member] = MemberMaker(self._members, member, self._recipe.members[member], self._reader)
         return self._makers[member]
 
     def spent_reading(self, started: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from streamer.client.chunk_reader import ChunkReader
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.errors import ConfigError, Detail
 from streamer.joining.joiner import table_digest
@@ -89,7 +90,7 @@ class Prepared(RankStream):
 
     def maker(self) -> SampleMaker:
         """Makes samples in this process."""
-        content = CachedBytes(self.manifest, self.roots)
+        content = CachedBytes(self.manifest, ChunkReader(self.roots))
         return SampleMaker(self.manifest, content, self._recipe.rules, self.sample_number)
 
     def ordinals(self, epoch: int, batch: int) -> Integers:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from streamer.client.chunk_reader import ChunkReader
 from streamer.loader.batch.placement import Rows
 from streamer.loader.samples.maker import CachedBytes, SampleLocation, SampleMaker
 from streamer.loader.samples.opened import OpenedDataset
@@ -182,7 +183,7 @@ class GrowingReader(DatasetReader):
     def __init__(self, recipe: GrowingRecipe) -> None:
         base = self._base = recipe.base
         data = OpenedDataset.open(base.manifest_path, base.selection)
-        content = CachedBytes(data.manifest, base.roots)
+        content = CachedBytes(data.manifest, ChunkReader(base.roots))
         numbers = SampleNumbers(base.spec, data)
         self._rounds = KnownRounds(numbers.cohorts)
         self._plans = GrowingPlans(recipe, self._rounds)

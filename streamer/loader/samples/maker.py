@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -60,13 +59,13 @@ class CachedBytes:
 
     Args:
         manifest: of the dataset.
-        roots: cache folders.
+        reader: of the cache folders; the members of a mix share one.
         first_chunk: the number of its first chunk in the session with the engine; in a mix it may be above 0.
     """
 
-    def __init__(self, manifest: Manifest, roots: Sequence[Path], first_chunk: int = 0) -> None:
+    def __init__(self, manifest: Manifest, reader: ChunkReader, first_chunk: int = 0) -> None:
         self._manifest = manifest
-        self._reader = ChunkReader(roots)
+        self._reader = reader
         self._first_chunk = first_chunk
 
     def read(self, place: SampleLocation) -> memoryview:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from streamer.client.chunk_reader import ChunkReader
 from streamer.loader.batch.placement import Rows
 from streamer.loader.samples.maker import CachedBytes, SampleLocation, SampleMaker, SampleRules
 from streamer.loader.samples.opened import OpenedDataset
@@ -141,7 +142,7 @@ class SampleReader(DatasetReader):
     def __init__(self, recipe: SampleRecipe) -> None:
         self._recipe = recipe
         self._data = OpenedDataset.open(recipe.manifest_path, recipe.selection)
-        content = CachedBytes(self._data.manifest, recipe.roots)
+        content = CachedBytes(self._data.manifest, ChunkReader(recipe.roots))
         self._plans = Plans(recipe, self._data)
         super().__init__(SampleMaker(self._data.manifest, content, recipe.rules, self._data.number))
         self._reader = RowReader(self._maker, content)

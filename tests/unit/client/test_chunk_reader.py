@@ -190,7 +190,8 @@ def test_checksums_of_very_many_samples_are_read_each_time(root, monkeypatch):
 
 def test_checksums_are_kept_of_some_chunks(root, monkeypatch):
     """A reader of a million chunks does not grow."""
-    monkeypatch.setattr(reader_module, "_KEPT_TABLES", 2)
+    entry = reader_module._ENTRY_BYTES + chunkfile.CRC_BYTES * len(SAMPLES)
+    monkeypatch.setattr(reader_module, "_KEPT_BYTES", 2 * entry)
     reader, path = ChunkReader([root]), root / chunkfile.relative_path(KEY)
     for number in range(5):
         key = bytes([number]) * 16

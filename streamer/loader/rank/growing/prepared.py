@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from torch.utils.data import get_worker_info
 
+from streamer.client.chunk_reader import ChunkReader
 from streamer.client.session import EpochSchedule, SessionPart, SessionSpec
 from streamer.errors import ConfigError, Detail, StateError
 from streamer.joining.joiner import table_digest
@@ -145,7 +146,7 @@ class GrowingPrepared(RankStream):
 
     def maker(self) -> GrowingMaker:
         """Makes samples in this process."""
-        content = CachedBytes(self.manifest, self.roots)
+        content = CachedBytes(self.manifest, ChunkReader(self.roots))
         maker = SampleMaker(self.manifest, content, self._recipe.base.rules, self._data.number)
         return GrowingMaker(maker, self._numbers)
 
