@@ -77,9 +77,9 @@ class _Outbox:
 
 
 def limit_memory(job: Job) -> None:
-    """Bounds the memory of this process: what it has, the libraries, the fetched bytes, and the records twice."""
+    """Bounds what this process has by the libraries, the fetched bytes, the records twice and the outbox."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + _LIBRARY_BYTES + job.fetch_bytes + 2 * job.most_bytes
+    limit = pages * resource.getpagesize() + _LIBRARY_BYTES + job.fetch_bytes + 3 * job.most_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
 

@@ -7,10 +7,12 @@ import mmap
 import os
 from collections.abc import Sequence
 
+import numpy as np
+
 # Kept from job to job: new pages cost 2 s/GB of CPU (shared machine, 2026-11-22). A longer chunk gives the rest back.
 KEPT_BYTES = 32 << 20
-# What the kernel takes in one call (IOV_MAX).
-_BUFFERS_PER_CALL = 1024
+# Shorter buffers are copied without leaving the GIL: numpy takes a microsecond for each.
+_LARGE_BYTES = 16 << 10
 
 Buffer = memoryview | bytes
 
@@ -29,23 +31,24 @@ class SharedMemory:
             descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         self.descriptor = descriptor
+        self._mapping: mmap.mmap | None = None
 
     def __repr__(self) -> str:
         return f"SharedMemory({self._name!r}, {self.descriptor})"
 
     def write(self, buffers: Sequence[Buffer], at: int = 0) -> int:
-        """Writes buffers one after the other from offset `at`; returns where they end."""
-        views = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
-        first = 0
-        while first < len(views):
-            written = os.pwritev(self.descriptor, views[first : first + _BUFFERS_PER_CALL], at)
-            at += written
-            while first < len(views) and written >= len(views[first]):
-                written -= len(views[first])
-                first += 1
-            if written:
-                views[first] = views[first][written:]
-        return at
+        """Writes buffers one after the other from offset `at`; returns where they end.
+
+        Through the mapping: `pwritev` takes .17 CPU s/GB, this .06 (2026-11-23).
+        """
+        end = at + sum(map(len, buffers))
+        if os.fstat(self.descriptor).st_size < end:
+            os.ftruncate(self.descriptor, end)
+        if at < end:
+            mapping = self._mapped(end)
+            for buffer in buffers:
+                at = _copy(buffer, mapping, at)
+        return end
 
     def view(self, length: int) -> memoryview:
         """The first bytes, read-only; they change with the next `write`.
@@ -53,19 +56,36 @@ class SharedMemory:
         Raises:
             ValueError: there are fewer.
         """
-        if not length:
-            return memoryview(b"")
-        if os.fstat(self.descriptor).st_size < length:
-            raise ValueError(f"{self._name} has fewer than {length} bytes")
-        return memoryview(mmap.mmap(self.descriptor, length, prot=mmap.PROT_READ))
+        return memoryview(self._mapped(length))[:length].toreadonly() if length else memoryview(b"")
 
     def trim(self) -> None:
         """Frees the memory beyond `KEPT_BYTES`; the file stays as long as it is, full of zeros there."""
         length = os.fstat(self.descriptor).st_size
         if length > KEPT_BYTES:
-            with mmap.mmap(self.descriptor, 0) as whole:
-                whole.madvise(mmap.MADV_REMOVE, KEPT_BYTES, length - KEPT_BYTES)
+            self._mapped(length).madvise(mmap.MADV_REMOVE, KEPT_BYTES, length - KEPT_BYTES)
 
     def close(self) -> None:
         """Views of it stay valid."""
+        self._mapping = None
         os.close(self.descriptor)
+
+    def _mapped(self, length: int) -> mmap.mmap:
+        """At least the first bytes of the file; kept, because the first use of each page costs a fault.
+
+        Raises:
+            ValueError: there are fewer.
+        """
+        if self._mapping is None or len(self._mapping) < length:
+            self._mapping = None
+            self._mapping = mmap.mmap(self.descriptor, length)
+        return self._mapping
+
+
+def _copy(buffer: Buffer, mapping: mmap.mmap, at: int) -> int:
+    """Copies a buffer to offset `at`; returns where it ends."""
+    end = at + len(buffer)
+    if len(buffer) < _LARGE_BYTES:
+        mapping[at:end] = buffer
+    else:
+        np.copyto(np.frombuffer(mapping, np.uint8, len(buffer), at), np.frombuffer(buffer, np.uint8))
+    return end
