@@ -190,6 +190,21 @@ def test_bodies_that_lie(codec):
             recoder.recode(memoryview(body), samples, hint)
 
 
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view()])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_null_view_of_negative_length(kind, nested):
+    """Found by 2,000 mutations (2026-11-23): pyarrow takes it for valid, and its cast ends the process by SIGSEGV."""
+    views = struct.pack("<iiii", -0x33000000, 0, 0, 0) + struct.pack("<i4sii", 24, b"xxxx", 0, 0)
+    array = pa.Array.from_buffers(kind, 2, [pa.py_buffer(b"\x02"), pa.py_buffer(views), pa.py_buffer(b"x" * 24)])
+    array.validate(full=True)
+    column = pa.StructArray.from_arrays([pa.ListArray.from_arrays([0, 1, 2], array)], ["a"]) if nested else array
+    content = stream(pa.record_batch({"a": column}))
+    found = found_in(content)
+    ((_, ((start, stop),)),) = [(source, block.ranges) for source, (block,) in found.items]
+    with pytest.raises(RecodeError, match="a view of negative length"):
+        ArrowIPC().recoder(facts_of(found)).recode(memoryview(content)[start:stop], 2, b"")
+
+
 def test_names():
     """Found by itself; the caches of datasets are no samples."""
     saved = ["data-00000-of-00001.arrow", "state.json", "dataset_info.json", "cache-3fa9.arrow"]

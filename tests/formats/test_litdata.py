@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from streamer.errors import ManifestError
 from streamer.formats.peers.litdata import LitData
 from tests.formats.cases import Case, find, read_case
 from tests.formats.contract import FormatContract
@@ -36,6 +37,14 @@ def test_what_the_index_reads(name: str, surveyed: int, indexed: int):
     found = find(LitData(), case.objects)
     assert len(found.survey_needs) == surveyed
     assert [len(asked) for asked in found.needs.values()] == [indexed] * (len(case.objects) - 1)
+
+
+def test_a_packed_chunk_of_no_bytes():
+    """It is damaged, and named; it was taken for a block of no bytes (2,000 mutations, 2026-11-23)."""
+    case = read_case(LitData(), "litdata/packed-0.2.51")
+    name = next(name for name in case.objects if LitData().accepts(name))
+    with pytest.raises(ManifestError, match=rf"{name} is damaged: no bytes, index.json says \d+ items"):
+        find(LitData(), {**case.objects, name: b""})
 
 
 def test_blocks_of_tokens_are_not_looked_for():

@@ -73,4 +73,21 @@ def read_batches(schema: memoryview, content: memoryview, *, dictionaries: bool 
     for batch in batches:
         # Nothing is read out of a batch before it is known that all places in it are inside of it.
         batch.validate(full=True)
+        for column in batch.columns:
+            _check_views(column)
     return batches
+
+
+def _check_views(values: pa.Array) -> None:
+    """Refuses null views of negative length: `validate` lets them pass, `cast` crashes over them (pyarrow 26.0.1)."""
+    kind = values.type
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        if len(values) and (np.frombuffer(values.buffers()[1], "<i4")[::4] < 0).any():
+            raise ValueError("a view of negative length")
+    elif pa.types.is_dictionary(kind):
+        _check_views(values.dictionary)
+    elif pa.types.is_struct(kind):
+        for number in range(kind.num_fields):
+            _check_views(values.field(number))
+    elif hasattr(values, "values"):  # lists and maps
+        _check_views(values.values)

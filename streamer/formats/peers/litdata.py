@@ -140,6 +140,8 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
         elif layout == "frames":
             yield from frame_blocks(record, notes.items, facts.notes["run"])
         elif layout == "packed":
+            if not record.size:
+                raise damaged(record, f"no bytes, index.json says {notes.items} items", 0)
             samples = records // token_bytes if token_bytes else notes.items
             yield Block(((0, record.size),), samples, records, source.notes)
         elif token_bytes:
