@@ -79,7 +79,7 @@ test-pages: $(STAMP)
 
 # Needs a package index: the peers' own readers.
 test-formats: $(STAMP)
-	$(PYTEST) -m formats --timeout 3600 $(or $(TESTS),tests/formats)
+	$(PYTEST) -m formats --timeout 3600 $(or $(TESTS),tests/formats tests/annotations)
 
 # Needs the network.
 audit: $(STAMP)
