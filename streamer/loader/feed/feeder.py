@@ -141,6 +141,10 @@ class Feeder:
         """Records that the trainer has taken a batch of this epoch."""
         run.taken += 1
         run.epoch_taken = epoch
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Looks for slots that the trainer has released, if it waits for one."""
         self._wakeup.signal_if_wanted()
 
     def close(self) -> None:
