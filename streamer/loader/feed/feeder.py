@@ -196,7 +196,7 @@ class Feeder:
             self._change_run(self._asked.popleft())
         # The next steps mostly request a chunk: one message carries both.
         self._run_state.note_read()
-        # Set before dispatching: a slot that is freed later then signals.
+        # Set before dispatching: what the trainer takes from now on signals.
         self._wakeup.wants_work = True
         self._wakeup.wants_work = self._dispatch()
         # After dispatching: a trainer that is awake takes the GIL at each system call of this thread.
