@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -q
 .DEFAULT_GOAL := help
+# Images of Python often set it. Each of the processes that tests start would then compile this package again.
+unexport PYTHONDONTWRITEBYTECODE
 # Asked for advisories about the pinned versions.
 AUDIT_URL := https://api.osv.dev/
 AUDIT := $(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --vulnerability-service osv

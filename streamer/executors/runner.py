@@ -61,14 +61,14 @@ def _dask(address: str) -> Iterator[Runner]:
             "on='dask:...' needs Dask here and on its workers: pip install 'streamer-data[dask]'", field="on"
         ) from error
     try:
-        client = Client(address)  # type: ignore[no-untyped-call]
+        client = Client(address)
     except (OSError, ValueError) as error:
         raise ConfigError(f"on='dask:{address}': no scheduler answers there ({error})", field="on") from error
     with client:
         # Not pure: a task is run again where its result is known but its shard is gone.
-        executor = client.get_executor(pure=False)  # type: ignore[no-untyped-call]
+        executor = client.get_executor(pure=False)
         try:
-            yield Runner(executor, 2 * max(1, sum(client.nthreads().values())))  # type: ignore[no-untyped-call]
+            yield Runner(executor, 2 * max(1, sum(client.nthreads().values())))
         finally:
             executor.shutdown(wait=False)
 

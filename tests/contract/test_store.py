@@ -44,10 +44,8 @@ async def kind(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     elif request.param == "memory":
         root, client = f"memory://{tmp_path.name}", "auto"
     else:
-        endpoint = request.getfixturevalue("moto_endpoint")
-        root, options = "s3://contract", _s3_options(endpoint)
+        root, options = "s3://contract", _s3_options(request.getfixturevalue("moto_bucket"))
         client = "fsspec" if request.param == "s3fs" else request.param
-        _make_bucket(endpoint, "contract")
     store = open_store(root, options, client=client)  # type: ignore[arg-type]
     for name, content in FILES.items():
         await store.put(f"{root}/{name}", content)
@@ -55,6 +53,13 @@ async def kind(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         yield Kind(store, root, store.put)
     finally:
         await store.aclose()
+
+
+@pytest.fixture(scope="module")
+def moto_bucket(moto_endpoint: str) -> str:
+    """The url of a moto server that has the bucket `contract`."""
+    _make_bucket(moto_endpoint, "contract")
+    return moto_endpoint
 
 
 def _s3_options(endpoint: str) -> dict[str, object]:

@@ -134,6 +134,7 @@ def test_lightning_trains_on_it(make: Make, tmp_path: Path, kind: str) -> None:
         assert sorted(number for batch in epoch for number in batch) == list(range(SAMPLES))
 
 
+@pytest.mark.slow  # the import of Lightning's trainer alone
 @pytest.mark.parametrize("stop", [5, STEPS, STEPS + 3])
 def test_lightning_resumes_in_the_middle_of_an_epoch(make: Make, tmp_path: Path, stop: int) -> None:
     """Stopped after some steps, saved, and begun anew from the checkpoint: every batch once, in the same order."""

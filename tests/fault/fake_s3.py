@@ -22,7 +22,7 @@ from streamer.store import open_store
 KiB = 1024
 MiB = 1024 * KiB
 # Byte value = offset modulo 251: a misplaced byte names itself.
-RAMP = bytes(i % 251 for i in range(4 * MiB))
+RAMP = (bytes(range(251)) * (4 * MiB // 251 + 1))[: 4 * MiB]
 
 CONFIG = FetchConfig(
     range_bytes=MiB,

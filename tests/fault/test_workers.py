@@ -460,6 +460,14 @@ def children(pid: int) -> list[int]:
     return [int(child) for task in tasks for child in task.read_text().split()]
 
 
+def signals(pid: int) -> dict[str, list[str]]:
+    """What each thread blocks, ignores and has pending; 2 is Ctrl-C's bit."""
+    return {
+        task.name: [line for line in (task / "status").read_text().splitlines() if line.startswith(("Sig", "Shd"))]
+        for task in Path(f"/proc/{pid}/task").iterdir()
+    }
+
+
 @pytest.mark.parametrize("what", ["busy", "stuck"])
 def test_killed_trainer_leaves_nothing(what, tmp_path):
     """SIGKILL of the trainer: its workers and fork server end by themselves, also during an endless transform."""
@@ -480,7 +488,12 @@ def test_interrupt(tmp_path):
     workers += children(process.pid)
     for pid in [*workers, process.pid]:
         os.kill(pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    try:
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        found = signals(process.pid)
+        process.kill()
+        pytest.fail(f"it trains on: {found}, {process.communicate()[1] or error.stderr}")
     assert errors.count("Traceback") == 1, errors
     assert "KeyboardInterrupt" in errors
     wait_until(lambda: not any(map(alive, workers)))

@@ -12,6 +12,7 @@ The one that resumes runs there only.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import pickle
 import random
@@ -57,6 +58,12 @@ GLOBAL_BATCH = 6
 MOST_SECONDS = 1.0
 
 
+@functools.cache
+def _cases_of(contract: type[FormatContract]) -> list[Case]:
+    """Read once for all tests of a contract, not for each of the twenty."""
+    return contract.cases()
+
+
 class FormatContract:
     """Subclasses give `cases`."""
 
@@ -70,7 +77,8 @@ class FormatContract:
         if "case" in metafunc.fixturenames:
             # Each of these starts an engine: a second.
             rest = [pytest.mark.formats] if "job" in metafunc.fixturenames else []
-            marked = [pytest.param(case, id=case.name, marks=rest if i else []) for i, case in enumerate(self.cases())]
+            cases = _cases_of(type(self))
+            marked = [pytest.param(case, id=case.name, marks=rest if i else []) for i, case in enumerate(cases)]
             metafunc.parametrize("case", marked)
 
     # ------------------------------------------------------------ index

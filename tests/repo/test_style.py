@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import statistics
 import tokenize
@@ -14,13 +15,19 @@ import streamer
 
 ROOT = Path(streamer.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text()) for path in FILES}
-FUNCTIONS = [
-    (f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node)
-    for path, tree in TREES.items()
-    for node in ast.walk(tree)
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-]
+
+
+# Not when this module is imported, as each process of `make test` does: 3 s of CPU.
+@functools.cache
+def _trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in FILES}
+
+
+def _functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for path, tree in _trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node
 
 
 def _body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -45,7 +52,7 @@ def test_no_folder_has_more_than_20_files() -> None:
 
 def test_functions_are_small() -> None:
     """None over 60 lines, a median of at most 6, nine in ten under 25."""
-    lengths = {name: _body_lines(node) for name, node in FUNCTIONS}
+    lengths = {name: _body_lines(node) for name, node in _functions()}
     assert {name: length for name, length in lengths.items() if length > 60} == {}
     assert statistics.median(lengths.values()) <= 6
     assert statistics.quantiles(lengths.values(), n=10)[-1] < 25
@@ -53,7 +60,7 @@ def test_functions_are_small() -> None:
 
 def test_every_room_says_what_it_is() -> None:
     """Each package has a docstring."""
-    silent = [path for path, tree in TREES.items() if path.name == "__init__.py" and not ast.get_docstring(tree)]
+    silent = [path for path, tree in _trees().items() if path.name == "__init__.py" and not ast.get_docstring(tree)]
     assert silent == []
 
 
@@ -67,7 +74,7 @@ def test_the_environment_is_read_in_one_place() -> None:
     """config.py reads settings; what a loader hands to its own workers is no setting."""
     readers = {
         str(path.relative_to(ROOT))
-        for path, tree in TREES.items()
+        for path, tree in _trees().items()
         for node in ast.walk(tree)
         if (isinstance(node, ast.Attribute) and node.attr in ("getenv", "environb"))
         or (isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ")
@@ -109,7 +116,7 @@ def test_identifiers_are_free_of_retired_words() -> None:
     """One vocabulary: a retired metaphor does not come back as a name."""
     found = {
         f"{path.relative_to(ROOT)}: {name}"
-        for path, tree in TREES.items()
+        for path, tree in _trees().items()
         for name in _defined_names(tree)
         if name.strip("_").lower() in _RETIRED_NAMES
         or any(word.lower() in _RETIRED for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name))

@@ -141,6 +141,10 @@ class Feeder:
         """Records that the trainer has taken a batch of this epoch."""
         run.taken += 1
         run.epoch_taken = epoch
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Looks for slots that the trainer has released, if it waits for one."""
         self._wakeup.signal_if_wanted()
 
     def close(self) -> None:
@@ -192,7 +196,7 @@ class Feeder:
             self._change_run(self._asked.popleft())
         # The next steps mostly request a chunk: one message carries both.
         self._run_state.note_read()
-        # Set before dispatching: a slot that is freed later then signals.
+        # Set before dispatching: what the trainer takes from now on signals.
         self._wakeup.wants_work = True
         self._wakeup.wants_work = self._dispatch()
         # After dispatching: a trainer that is awake takes the GIL at each system call of this thread.

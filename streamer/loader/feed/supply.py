@@ -121,6 +121,8 @@ class FedSupply:
             raise self._ended_by(self.feeder.broken)
         if self._final is not None:  # no further batch comes: do not wait for one
             raise self._ended_by(self._final[0])
+        if self._run.outcomes.empty():
+            self.feeder.look_again()
         outcome = self._notice.wait(self._outcome, self._waited_for)
         arrived()
         if isinstance(outcome, FailedBatch):

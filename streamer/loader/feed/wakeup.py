@@ -28,7 +28,7 @@ class Wakeup:
         os.eventfd_write(self._descriptor, 1)
 
     def signal_if_wanted(self) -> None:
-        """Wakes the feeder if it waits for a slot or for space in the window. Called by finalizers."""
+        """Wakes the feeder if it waits for a slot or for space in the window."""
         if self.wants_work:
             self.wants_work = False
             self.signal()

@@ -186,8 +186,9 @@ def test_refusals_by_chance_with_large_ranges(chance: float) -> None:
         (200.0, 0.03, 5.0, 100_000),
         (600.0, 0.03, 0.1, 64),
         (600.0, 0.03, 1.0, 64),
-        (600.0, 0.1, 0.1, 100_000),
-        (2000.0, 0.05, 1.0, 100_000),
+        # A second of CPU and more each.
+        pytest.param(600.0, 0.1, 0.1, 100_000, marks=pytest.mark.slow),
+        pytest.param(2000.0, 0.05, 1.0, 100_000, marks=pytest.mark.slow),
     ],
 )
 def test_a_limit_is_kept_to(per_second: float, latency: float, burst: float, readers: int) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
 from streamer.loader.workers.imports import needed_modules
@@ -46,6 +47,18 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[obj
         importlib.import_module(name)
     yield importlib.import_module("user_of_imports")
     sys.modules.pop("user_of_imports")
+
+
+def test_a_module_that_is_sent_by_value_is_not_imported(user_module) -> None:
+    """Its code is part of the pickle, with the names of what that imports."""
+    assert "user_of_imports" in needed_modules([user_module.inner])
+    cloudpickle.register_pickle_by_value(user_module)
+    try:
+        found = needed_modules([user_module.inner])
+    finally:
+        cloudpickle.unregister_pickle_by_value(user_module)
+    assert "user_of_imports" not in found
+    assert "colorsys" in found
 
 
 def test_code_by_value_names_what_it_imports() -> None:
