@@ -17,6 +17,7 @@ import psutil
 from streamer.cache.disk_space import FIXED_BYTES
 from streamer.cache.policy.table import charge
 from streamer.formats.chunkfile import file_bytes
+from tests.fault.json_process import JsonProcess
 from tests.fault.namespaces import Namespaces
 from tests.fault.peer_engines import Store
 from tests.fault.peer_reader import SAMPLE_BYTES
@@ -26,38 +27,17 @@ BATCH = 120
 _PORT = 29_400
 
 
-class Rank:
+class Rank(JsonProcess):
     """One rank; see `auto_rank`. Its engine stays for three seconds after it."""
 
     def __init__(self, task: dict[str, Any], prefix: Sequence[str], runtime: Path) -> None:
         program = str(Path(__file__).with_name("auto_rank.py"))
         variables = {"STREAMER_RUNTIME_DIR": str(runtime), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [*prefix, sys.executable, program, json.dumps(task)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **variables},
-        )
+        super().__init__([*prefix, sys.executable, program, json.dumps(task)], variables)
 
     def begin(self, batches: int) -> None:
         """Reads so many batches, or until the end of the epoch."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"batches": batches}) + "\n")
-        self._process.stdin.flush()
-
-    def answer(self) -> dict[str, Any]:
-        """What it says next."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, "the rank failed; its traceback is above"
-        return dict(json.loads(line))
-
-    def end(self, *, kill: bool = False) -> None:
-        """Ends it."""
-        if kill:
-            self._process.kill()
-        self._process.communicate()
+        self.tell({"batches": batches})
 
 
 class Job:
@@ -166,7 +146,7 @@ class Job:
             for process in (engine, *engine.children(recursive=True)):
                 process.send_signal(signal.SIGKILL)
         for rank in self.ranks.values():
-            rank.end(kill=bool(killed))
+            rank.close(kill=bool(killed))
         for pid in self._engines.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(pid).wait(60)
@@ -175,7 +155,7 @@ class Job:
     def close(self) -> None:
         """Ends everything."""
         for rank in self.ranks.values():
-            rank.end(kill=True)
+            rank.close(kill=True)
         for pid in self._engines.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(pid).kill()

@@ -20,6 +20,7 @@ from streamer.cache.disk_space import FIXED_BYTES
 from streamer.cache.policy.table import charge
 from streamer.demo.fleet.run import free_ports
 from streamer.formats.chunkfile import file_bytes
+from tests.fault.json_process import JsonProcess
 from tests.fault.namespaces import Namespaces
 from tests.fault.peer_reader import SAMPLE_BYTES, sample
 
@@ -67,39 +68,21 @@ class Store:
         subprocess.run(["s3sim", "stop", "--port", str(self.port)], check=True, capture_output=True)
 
 
-class Reader:
+class Reader(JsonProcess):
     """One trainer; see `peer_reader`."""
 
     def __init__(self, engine: PeerEngine, job: str, consumer: str, endpoint: str) -> None:
         options = {"key": "key", "secret": "secret", "endpoint_url": endpoint}
         program = str(Path(__file__).with_name("peer_reader.py"))
-        self._process = subprocess.Popen(
+        super().__init__(
             [sys.executable, program, str(engine.socket), "s3://bucket/train/", job, consumer],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "STORAGE_OPTIONS": json.dumps(options)},
+            {"STORAGE_OPTIONS": json.dumps(options)},
         )
         self.dataset = self.answer()
 
     def begin(self, seed: int, rank: int = 0, ranks: int = 1, pause: float = 0.0) -> None:
-        """Starts an epoch."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"seed": seed, "share": [rank, ranks], "pause": pause}) + "\n")
-        self._process.stdin.flush()
-
-    def answer(self) -> dict[str, Any]:
-        """What the epoch was like; waits for its end."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, "the reader failed; its traceback is above"
-        return dict(json.loads(line))
-
-    def close(self, *, kill: bool = False) -> None:
-        """Ends it."""
-        if kill:
-            self._process.kill()
-        self._process.communicate()
+        """Starts an epoch; the next answer says what it was like."""
+        self.tell({"seed": seed, "share": [rank, ranks], "pause": pause})
 
 
 class PeerEngine:

@@ -19,7 +19,8 @@ from streamer.formats.names import PICTURES
 
 # Samples whose shapes are compared: they have one shape by chance only where most have it.
 _LOOKED_AT = 8
-# Batches of a worker that are begun and not yet taken.
+# Batches of a worker that are begun and not yet taken. With 8, as loaders have it, the memory of 12 accelerators on one
+# machine takes pages from the cached data: 79 % instead of 96 % utilisation (retinanet, warm, 2026-11-23).
 _PREFETCH_BATCHES = 4
 # Until all processes have started and opened the data.
 _START_SECONDS = 300.0

@@ -21,7 +21,7 @@ from streamer.formats.base import FieldSpec
 from streamer.formats.parquet.footer import CODECS
 from streamer.formats.parquet.pages import PrimitiveHint
 from streamer.formats.parquet.schema import DOUBLE, FLOAT, INT32, INT64, REQUIRED, Node, number_dtype
-from streamer.formats.parquet.thrift import Struct, read_struct_and_end
+from streamer.formats.parquet.thrift import Struct, read_struct_and_end, read_varint
 
 # As PLAIN writes them.
 _DTYPES = {INT32: "<i4", INT64: "<i8", FLOAT: "<f4", DOUBLE: "<f8"}
@@ -173,7 +173,7 @@ def _runs(content: memoryview, width: int, count: int) -> Iterator[tuple[int, in
     """Runs of `count` levels: number of the first, how many, and the levels, of `width` bits; one if all are equal."""
     at = place = 0
     while place < count:
-        head, at = _varint(content, at)
+        head, at = read_varint(content, at)
         if head & 1:
             stop = at + (head >> 1) * width
             bits = np.unpackbits(np.frombuffer(content[at:stop], np.uint8), bitorder="little")
@@ -186,13 +186,3 @@ def _runs(content: memoryview, width: int, count: int) -> Iterator[tuple[int, in
             raise _UnusualError("fewer levels than numbers")
         yield place, length, levels[: count - place]
         at, place = stop, place + length
-
-
-def _varint(content: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = content[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at

@@ -128,6 +128,25 @@ def read_struct_and_end(content: bytes, offset: int = 0) -> tuple[Struct, int]:
         raise ThriftError("cut off", len(content)) from None
 
 
+def read_varint(content: bytes | memoryview, position: int) -> tuple[int, int]:
+    """A number of up to 64 bits without sign (ULEB128), and where it ends.
+
+    Raises:
+        ThriftError: it is longer.
+        IndexError: it is cut off.
+    """
+    value = shift = 0
+    while True:
+        byte = content[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if value >> 64:
+            raise ThriftError("a number of more than 64 bits", position)
+        if byte < 0x80:
+            return value, position
+        shift += 7
+
+
 class _Reader:
     def __init__(self, content: bytes, position: int) -> None:
         self._content = content
@@ -190,16 +209,8 @@ class _Reader:
         return value
 
     def _varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._content[self.position]
-            self.position += 1
-            value |= (byte & 0x7F) << shift
-            if value >> 64:
-                raise ThriftError("a number of more than 64 bits", self.position)
-            if byte < 0x80:
-                return value
-            shift += 7
+        value, self.position = read_varint(self._content, self.position)
+        return value
 
     def _number(self) -> int:
         value = self._varint()

@@ -1,0 +1,42 @@
+"""A program that takes requests and gives answers, a line of JSON each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class JsonProcess:
+    """Starts it.
+
+    Args:
+        command: the program and its arguments.
+        variables: of its environment, besides those of this process.
+    """
+
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables}
+        )
+
+    def tell(self, request: Mapping[str, Any]) -> None:
+        """Sends a request."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """What it says next; waits for it."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the process failed; its traceback is above"
+        return dict(json.loads(line))
+
+    def close(self, *, kill: bool = False) -> None:
+        """Ends it."""
+        if kill:
+            self._process.kill()
+        self._process.communicate()
