@@ -16,12 +16,26 @@ from itertools import pairwise
 from pathlib import Path
 
 import google_crc32c
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streamer.cli.bench.generate import field, varint
-from streamer.formats import JsonLines, LitData, Mds, Npy, Parquet, RawArrays, RecordIO, TFRecord, WebDataset
+from streamer.formats import (
+    HDF5,
+    Folder,
+    JsonLines,
+    LitData,
+    Mds,
+    Npy,
+    Parquet,
+    RawArrays,
+    RecordIO,
+    TFRecord,
+    WebDataset,
+    Zarr,
+)
 from streamer.formats.base import Format
 
 # Of a file: 50 MB of samples of 110 KB.
@@ -36,8 +50,9 @@ class Way:
         name: in the table.
         format: of the sample length in bytes.
         write: writes samples to a file, and its index file beside it.
-        least: of the rate of tars; 0: no bound.
+        least: of the rate of `beside`; 0: no bound.
         most_recoding: CPU seconds per GB fetched; 0: samples are not recoded.
+        beside: the format that it is compared with.
     """
 
     name: str
@@ -45,6 +60,7 @@ class Way:
     write: Callable[[Path, Sequence[bytes]], object]
     least: float = 0.0
     most_recoding: float = 0.0
+    beside: str = "tar"
 
 
 def make(folder: Path, way: Way, samples: int, sample_bytes: int) -> None:
@@ -120,6 +136,27 @@ def write_json_lines(stem: Path, samples: Sequence[bytes]) -> None:
 
 def write_npy(stem: Path, samples: Sequence[bytes]) -> None:
     np.save(f"{stem}.npy", np.frombuffer(b"".join(samples), np.uint8).reshape(len(samples), -1))
+
+
+def write_npy_files(stem: Path, samples: Sequence[bytes]) -> None:
+    for number, sample in enumerate(samples):
+        np.save(f"{stem}-{number:06d}.npy", np.frombuffer(sample, np.uint8))
+
+
+def write_hdf5(stem: Path, samples: Sequence[bytes]) -> None:
+    """One dataset, contiguous."""
+    with h5py.File(f"{stem}.h5", "w") as file:
+        file["rows"] = np.frombuffer(b"".join(samples), np.uint8).reshape(len(samples), -1)
+
+
+def write_zarr(stem: Path, samples: Sequence[bytes]) -> None:
+    """One array of version 2, not compressed; a chunk of it for each call."""
+    first, length = int(stem.name), len(samples[0])
+    array = {"zarr_format": 2, "shape": [first + len(samples), length], "chunks": [FILE_SAMPLES, length]}
+    how = {"dtype": "|u1", "compressor": None, "fill_value": 0, "order": "C", "filters": None}
+    (stem.parent / ".zarray").write_text(json.dumps(array | how))
+    chunk = b"".join(samples) + bytes((FILE_SAMPLES - len(samples)) * length)
+    (stem.parent / f"{first // FILE_SAMPLES}.0").write_bytes(chunk)
 
 
 def write_raw(stem: Path, samples: Sequence[bytes]) -> None:
@@ -202,6 +239,9 @@ WAYS = (
     Way("jsonl", lambda length: JsonLines(), write_json_lines),
     Way("parquet", lambda length: Parquet(), write_parquet, 0.8, 0.8),
     Way("parquet text", lambda length: Parquet(), write_text_parquet, most_recoding=8),
-    Way("npy rows", lambda length: Npy(), write_npy),
+    Way("npy files", lambda length: Folder(), write_npy_files),
+    Way("npy rows", lambda length: Npy(), write_npy, 0.9, beside="npy files"),
+    Way("hdf5 rows", lambda length: HDF5(), write_hdf5, 0.9, beside="npy files"),
+    Way("zarr rows", lambda length: Zarr(), write_zarr, 0.9, beside="npy files"),
     Way("raw arrays", lambda length: RawArrays("u1", (length,)), write_raw),
 )
