@@ -134,7 +134,7 @@ def test_chunks_that_are_not_local_are_waited_for_by_name(caplog, workers):
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 1
     assert lines[0].startswith("waiting for the data of epoch 0, batch 0")
-    assert lines[0].endswith("; the engine has 3 chunks and 7 requests under way")
+    assert lines[0].endswith("; the engine is to fetch 3 chunks, with 7 requests under way")
 
 
 def _state(loader: StreamingDataLoader) -> str:
