@@ -50,7 +50,8 @@ def engine_text(values: Mapping[str, object] | None) -> str:
     """What the engine does about it, from its counters; None: it has not answered."""
     if values is None:
         return "the engine does not answer within half a second"
-    return f"the engine is to fetch {values.get('fetches', 0)} chunks, with {values.get('in_flight', 0)} requests under way"
+    chunks, requests = values.get("fetches", 0), values.get("in_flight", 0)
+    return f"the engine is to fetch {chunks} chunks, with {requests} requests under way"
 
 
 def _starting(modules: Sequence[str]) -> str:
