@@ -132,9 +132,10 @@ class MixRequest(msgspec.Struct, frozen=True):
                 field="lanes",
             )
         unit = lanes * (slots if self.batching == "homogeneous" else 1)
-        amounts = self._amounts(sources, start)
+        all_amounts = self._amounts(sources, start)
+        amounts = _from_epoch(all_amounts, start.epoch)
         stages = tuple(_stage(amount, unit, lanes * slots) for amount in amounts)
-        windows = [1] * len(sources) if ordered else self._windows(sources, amounts, batch_size, lanes, start)
+        windows = [1] * len(sources) if ordered else self._windows(sources, all_amounts, batch_size, lanes, start)
         members = (
             _member(source, lanes, window, passes, start.places.get(source.name, Place()))
             for source, window, passes in zip(sources, windows, amounts[0].passes, strict=True)
@@ -157,26 +158,24 @@ class MixRequest(msgspec.Struct, frozen=True):
         return self.lanes or start.lanes or auto_lanes(sum(source.chunks for source in sources), batch_size)
 
     def _amounts(self, sources: Sequence[MixSource], start: Start) -> list[Amount]:
-        """The stages from the start on. Whole passes need a place at which a pass begins, and mixed batches."""
+        """All stages. Whole passes need a place at which a pass begins, and mixed batches."""
         stages = self.shares.amounts(
             {source.name: source.samples for source in sources},
             {source.name: source.samples if source.size is None else source.size for source in sources},
         )
-        begun = max(i for i, stage in enumerate(stages) if stage.epoch <= start.epoch)
-        first = msgspec.structs.replace(stages[begun], epoch=start.epoch)
         partial = [
             self.batching == "homogeneous" or start.places.get(source.name, Place()).origin % source.samples > 0
             for source in sources
         ]
         sizes = [source.samples for source in sources]
-        return [whole_passes_as_weights(stage, sizes, partial) for stage in (first, *stages[begun + 1 :])]
+        return [whole_passes_as_weights(stage, sizes, partial) for stage in stages]
 
     def _windows(
         self, sources: Sequence[MixSource], amounts: Sequence[Amount], batch_size: int, lanes: int, start: Start
     ) -> list[int]:
         """K of each member: its share of the chunks that the mix has open, at least one per lane.
 
-        The largest share of all stages, for a member keeps its window for the run.
+        The largest share of all stages, past ones too, for a member keeps its window for the run.
         """
         whole = self.window or auto_window(sum(source.chunks for source in sources), batch_size)
         shares = [max(of_stages) for of_stages in zip(*(_shares(amount, sources) for amount in amounts), strict=True)]
@@ -186,6 +185,12 @@ class MixRequest(msgspec.Struct, frozen=True):
             window = max(lanes, min(int(whole * share), limit) // lanes * lanes)
             windows.append(window if self.window else start.windows.get(source.name, window))
         return windows
+
+
+def _from_epoch(stages: Sequence[Amount], epoch: int) -> list[Amount]:
+    """The running stage and those after it."""
+    begun = max(i for i, stage in enumerate(stages) if stage.epoch <= epoch)
+    return [msgspec.structs.replace(stages[begun], epoch=epoch), *stages[begun + 1 :]]
 
 
 def _shares(amount: Amount, sources: Sequence[MixSource]) -> list[float]:

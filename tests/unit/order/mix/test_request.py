@@ -9,6 +9,7 @@ import pytest
 from streamer.errors import ConfigError, ManifestError
 from streamer.order import OrderSpec
 from streamer.order.mix import MixSource, MixSpec
+from streamer.order.mix.request import Start
 from tests.mixes import request, sources
 
 SIZES = {"web": 300_000, "books": 75_000, "rare": 30_000}
@@ -35,6 +36,18 @@ def test_a_member_keeps_the_window_of_its_largest_stage() -> None:
     """The window cannot change inside a pass."""
     spec = _spec(window=512, weights=[(0, {"web": 1, "books": 0, "rare": 0}), (3, {"web": 1, "books": 1, "rare": 0})])
     assert [member.order.window for member in spec.members] == [512, 256, 8]
+
+
+def test_a_run_that_begins_in_a_later_stage_has_the_same_windows() -> None:
+    """A state that goes on in the middle of a pass would begin another pass: its window had changed."""
+    asked = request(
+        list(SIZES),
+        window=512,
+        weights=[(0, {"web": 1, "books": 0, "rare": 0}), (3, {"web": 0, "books": 1, "rare": 0})],
+    )
+    for epoch in (0, 3):
+        members = asked.spec_from(sources(SIZES, 75), 256, Start(epoch)).members
+        assert [member.order.window for member in members] == [512, 512, 8]
 
 
 def test_one_member_has_the_geometry_of_the_dataset_alone() -> None:
