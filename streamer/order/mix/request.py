@@ -97,6 +97,7 @@ class MixRequest(msgspec.Struct, frozen=True):
         batching: see `MixSpec`.
         lanes: None: chosen from the members and the batch.
         window: chunks open together, of all members over all nodes; None: chosen.
+        group: samples of a homogeneous batch that are of one member together; None: all of it.
     """
 
     shares: Shares
@@ -104,6 +105,7 @@ class MixRequest(msgspec.Struct, frozen=True):
     batching: Batching = "stratified"
     lanes: int | None = None
     window: int | None = None
+    group: int | None = None
 
     def spec(self, sources: Sequence[MixSource], batch_size: int, *, like: MixSpec | None = None) -> MixSpec:
         """Resolves lanes, windows and shares.
@@ -140,8 +142,8 @@ class MixRequest(msgspec.Struct, frozen=True):
             _member(source, lanes, window, passes, start.places.get(source.name, Place()))
             for source, window, passes in zip(sources, windows, amounts[0].passes, strict=True)
         )
-        window = _window(len(sources), lanes)
-        return MixSpec(tuple(members), stages, self.seed, self.batching, lanes, slots, window, start.epoch)
+        window, groups = _window(len(sources), lanes), self._groups(lanes * slots)
+        return MixSpec(tuple(members), stages, self.seed, self.batching, lanes, slots, window, start.epoch, groups)
 
     def _lanes(self, sources: Sequence[MixSource], batch_size: int, start: Start, ordered: bool) -> int:
         if ordered and (self.lanes, self.window) != (None, None):
@@ -155,7 +157,24 @@ class MixRequest(msgspec.Struct, frozen=True):
         for field, value in (("lanes", self.lanes), ("shuffle_window", self.window)):
             if value is not None and value < 1:
                 raise ConfigError(f"{field}={value} must be at least 1", field=field)
-        return self.lanes or start.lanes or auto_lanes(sum(source.chunks for source in sources), batch_size)
+        return self.lanes or start.lanes or self._auto_lanes(sum(source.chunks for source in sources), batch_size)
+
+    def _auto_lanes(self, chunks: int, batch_size: int) -> int:
+        """As of one dataset, but the groups of a batch divide them."""
+        lanes = auto_lanes(chunks, batch_size)
+        groups = self._groups(batch_size)
+        return max((d for d in range(groups, lanes + 1, groups) if batch_size % d == 0), default=groups)
+
+    def _groups(self, batch_size: int) -> int:
+        """Groups of a batch."""
+        groups, rest = divmod(batch_size, self.group or batch_size)
+        if rest or groups == 0:
+            raise ConfigError(
+                f"group={self.group} does not divide the global batch, {batch_size}; without a StreamingDataLoader the "
+                "mix needs batch_size=",
+                field="group",
+            )
+        return groups
 
     def _amounts(self, sources: Sequence[MixSource], start: Start) -> list[Amount]:
         """All stages. Whole passes need a place at which a pass begins, and mixed batches."""

@@ -79,6 +79,21 @@ def test_homogeneous_shares_are_whole_batches() -> None:
     assert abs(spec.drawn(100)[0] - 100 * 300_000) <= 100 * 256
 
 
+@pytest.mark.parametrize(("batch", "group", "lanes"), [(256, 32, 8), (256, 8, 32), (96, 32, 6), (256, 256, 8)])
+def test_groups_of_a_batch_have_the_same_number_of_lanes(batch: int, group: int, lanes: int) -> None:
+    """The automatic lanes are as many as without groups, or one per group."""
+    spec = _spec(batch, batching="homogeneous", group=group)
+    assert (spec.lanes, spec.groups) == (lanes, batch // group)
+
+
+def test_a_run_keeps_its_groups_with_another_batch() -> None:
+    """They are a part of the order; without groups the order is the one that it was before there were any."""
+    saved = _spec(256, batching="homogeneous", group=32)
+    assert request(list(SIZES), batching="homogeneous", group=32).spec(sources(SIZES, 75), 512, like=saved) == saved
+    assert saved.order_id != _spec(256, batching="homogeneous").order_id
+    assert "groups" not in _spec(256, batching="homogeneous", group=256).parts()
+
+
 def test_what_a_state_brings_stays() -> None:
     """Lanes, batch, windows, and how far the members are; but not what is said."""
     saved = _spec(weights=dict.fromkeys(SIZES, 1))
@@ -107,6 +122,9 @@ def test_many_members_are_mixed_in_shorter_windows() -> None:
     ("said", "error", "message"),
     [
         ({"lanes": 3, "batching": "homogeneous"}, ConfigError, "lanes that divide the global batch: 3 do not"),
+        ({"batching": "homogeneous", "group": 48}, ConfigError, "group=48 does not divide the global batch, 256"),
+        ({"batching": "homogeneous", "group": 512}, ConfigError, "group=512 does not divide the global batch, 256"),
+        ({"batching": "homogeneous", "group": 16, "lanes": 8}, ConfigError, "16 groups .* divide the lanes, 8; pass"),
         ({"batching": "sorted"}, ConfigError, "batching='sorted' is not one of"),
         ({"lanes": 0}, ConfigError, "lanes=0 must be at least 1"),
         ({"window": -1}, ConfigError, "shuffle_window=-1 must be at least 1"),
