@@ -33,11 +33,6 @@ class LaneCut(msgspec.Struct, frozen=True, eq=False):
     tail: Integers
     piece: Integers
 
-    def lane(self, lane: int, chunk_samples: Integers) -> tuple[Chunks, Integers]:
-        """Chunk and size in samples of each piece of a lane, in the order of the cut."""
-        _, chunks, sizes = self.pieces(np.array([lane]), chunk_samples)
-        return chunks, sizes
-
     def pieces(self, lanes: Integers, chunk_samples: Integers) -> tuple[Integers, Chunks, Integers]:
         """The pieces of some lanes, lane by lane in the order of the cut: number in `lanes`, chunk, size in samples."""
         counts = self.end[lanes] - self.begin[lanes]
