@@ -28,7 +28,7 @@ def sources(sizes: Mapping[str, int], chunk: int = 20) -> list[MixSource]:
 
 def request(names: Sequence[str], **said: object) -> MixRequest:
     """What a user says: the arguments of `Shares.of`, and of `MixRequest`."""
-    own = {name: said.pop(name) for name in ("batching", "lanes", "window") if name in said}
+    own = {name: said.pop(name) for name in ("batching", "lanes", "window", "group") if name in said}
     seed = said.pop("seed", 17)
     return MixRequest(Shares.of(names, **said), seed, **own)  # type: ignore[arg-type]
 

@@ -76,6 +76,7 @@ class Datasets:
         self._root = root
         self._allowlist = allowlist
         self._open: dict[str, Dataset] = {}
+        self._expected: dict[str, Manifest] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -94,12 +95,20 @@ class Datasets:
             folder = self._root / "manifests" / digest
             if not folder.is_dir():
                 raise ManifestError(f"no manifest {digest} in {self._root}; ask for it by url or manifest= first")
-            manifest = Manifest.open(folder)
+            manifest = self._expected.pop(digest, None) or Manifest.open(folder)
             known = self._open[digest] = Dataset(manifest, self._allowlist.options(manifest.urls, options))
         elif options or self._allowlist.restricted:
             known.options = self._allowlist.options(known.manifest.urls, options)
         known.touched = True
         return known
+
+    def expect(self, manifest: Manifest) -> None:
+        """Keeps a manifest that a client has asked for until `drop_idle`, for the session that follows.
+
+        Opening it again takes 0.5 ms; the first batch of 200 members waited 0.1 s for that (2026-11-23).
+        """
+        if manifest.digest not in self._open:
+            self._expected[manifest.digest] = manifest
 
     def drop_idle(self, held: Container[str]) -> None:
         """Drops what was not used since the last call; its memory is unmapped with its last user.
@@ -107,6 +116,7 @@ class Datasets:
         Args:
             held: digests that stay.
         """
+        self._expected.clear()
         self._open = {digest: dataset for digest, dataset in self._open.items() if dataset.touched or digest in held}
         for dataset in self._open.values():
             dataset.touched = False

@@ -92,7 +92,7 @@ class Engine:
             self.scheduler = Scheduler(self.policy, self.sessions, PageCache(self.cache, tasks), self._loop)
             in_flight = InFlight(self.cache, self.fetchers, self.recoders, tasks, self.scheduler)
             self.in_flight = self.scheduler.in_flight = in_flight
-            self.manifests = Manifests(self.cache.root / "manifests", self.fetchers, self, self.recoders)
+            self.manifests = Manifests(self.cache.root / "manifests", self.fetchers, self, self.recoders, self.datasets)
             self.corruption_reports = CorruptionReports(
                 self.cache, self._forget, self.wake, self.now, tasks, warn=self.warn
             )

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.cache.file_jobs import in_thread
+from streamer.engine.datasets import Datasets
 from streamer.engine.fetchers import Fetchers
 from streamer.engine.index_cost import IndexCost, IndexReader, Report
 from streamer.engine.manifest_store import ManifestStore
@@ -114,17 +115,21 @@ class Manifests:
         fetchers: read what is to be indexed.
         target: takes the chunks that were read for it.
         recoders: count the samples of what has to be unpacked.
+        datasets: the engine's, which are told what is found.
 
     Attributes:
         read_bytes, requests: of all indexes.
         written: how often a manifest was built or copied into the folder.
     """
 
-    def __init__(self, root: Path, fetchers: Fetchers, target: WarmTarget, recoders: RecoderPool) -> None:
+    def __init__(
+        self, root: Path, fetchers: Fetchers, target: WarmTarget, recoders: RecoderPool, datasets: Datasets
+    ) -> None:
         self.recoders = recoders
         self._root = root
         self._fetchers = fetchers
         self._target = target
+        self._datasets = datasets
         self.store = ManifestStore(self._root)
         # Excludes looking for manifests and removing some at the same time.
         self._removing = asyncio.Lock()
@@ -321,6 +326,7 @@ class Manifests:
         for source, whole_objects in ((request.file_source, True), (request.container_source, False)):
             found = self.store.find(source, listing)
             if found is not None and found.whole_objects is whole_objects and _is_current(found):
+                self._datasets.expect(found)
                 return found.digest
         return None
 

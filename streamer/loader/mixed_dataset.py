@@ -39,7 +39,7 @@ class MixedDataset(EpochDataset):
     Args:
         members: name -> dataset, in order.
         weights: shares of the samples, on any scale, by name; 0 leaves a member out. Or stages of epochs
-            `[(0, {...}), (10, {...})]`: from that epoch on.
+            `[(0, {...}), (10, {...})]`: from that epoch on; `(20, {...}, "linear")`: reached by equal steps.
         repeat: passes per epoch, by name or the same for all; 0.25 uses another quarter in each epoch.
         choose: samples per epoch, by name.
         temperature: weights are `samples ** (1 / temperature)`: 1 by size, a large number equal.
@@ -48,6 +48,8 @@ class MixedDataset(EpochDataset):
         unit: what `weights` and `temperature` are shares of: "samples", or "bytes" of the samples in the store.
         batching: "stratified": each batch has each member's share; "random": the shares hold on average;
             "homogeneous": each batch is of one member.
+        group: of a homogeneous batch, samples that are of one member, such as the batch of one rank; None: all of it.
+            It divides the global batch, and the number of groups divides the lanes.
         seed: of the mixing; members have their own.
         source_key: field of each sample with the name of its member; None: not added.
         batch_size, drop_last, last_batch, lanes, shuffle_window, rank, world_size, on_error, error_budget, stream: of
@@ -74,6 +76,7 @@ class MixedDataset(EpochDataset):
         stop: Stop | None = None,
         unit: Unit = "samples",
         batching: Batching = "stratified",
+        group: int | None = None,
         seed: int = 17,
         source_key: str | None = "__source__",
         batch_size: int | None = None,
@@ -102,6 +105,7 @@ class MixedDataset(EpochDataset):
             names=names,
             shares=shares,
             batching=batching,
+            group=group,
             seed=seed,
             source_key=source_key,
             batch_size=batch_size,

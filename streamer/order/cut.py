@@ -33,14 +33,17 @@ class LaneCut(msgspec.Struct, frozen=True, eq=False):
     tail: Integers
     piece: Integers
 
-    def lane(self, lane: int, chunk_samples: Integers) -> tuple[Chunks, Integers]:
-        """Chunk and size in samples of each piece of a lane, in the order of the cut."""
-        chunks = self.order[self.begin[lane] : self.end[lane]]
+    def pieces(self, lanes: Integers, chunk_samples: Integers) -> tuple[Integers, Chunks, Integers]:
+        """The pieces of some lanes, lane by lane in the order of the cut: number in `lanes`, chunk, size in samples."""
+        counts = self.end[lanes] - self.begin[lanes]
+        starts = np.cumsum(counts) - counts
+        number = np.repeat(np.arange(len(lanes)), counts)
+        chunks = self.order[np.arange(len(number)) + (self.begin[lanes] - starts)[number]]
         sizes = chunk_samples[chunks].astype(np.int64)
-        if sizes.size:
-            sizes[-1] = self.tail[lane]
-            sizes[0] -= self.head[lane]
-        return chunks, sizes
+        filled = counts > 0
+        sizes[(starts + counts - 1)[filled]] = self.tail[lanes[filled]]
+        sizes[starts[filled]] -= self.head[lanes[filled]]
+        return number, chunks, sizes
 
     def chunk_lanes(self, chunks: int) -> Integers:
         """(M,) the lane of each chunk's first piece; -1: it has no samples."""

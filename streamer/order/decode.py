@@ -42,6 +42,8 @@ class LaneDecoder:
 
     def _decode(self, places: Integers) -> Integers:
         """Ordinals of sorted places."""
+        if self._deal.window == 1:
+            return self._whole_pieces(places)
         lanes, groups = self._groups(places)
         found = np.empty(len(places), dtype=np.int64)
         done = 0
@@ -57,6 +59,17 @@ class LaneDecoder:
             found[done:stop] = self._pick(lanes[part], slices, rows, drawn)
             done = stop
         return found
+
+    def _whole_pieces(self, places: Integers) -> Integers:
+        """The same where one piece is open at a time, as in a mix of many members: then a group is a piece."""
+        deal = self._deal
+        piece = np.searchsorted(deal.prefix, places, side="right") - 1
+        lanes = np.searchsorted(deal.first, piece, side="right") - 1
+        number, sizes = piece - deal.first[lanes], deal.prefix[piece + 1] - deal.prefix[piece]
+        drawn = permute(places - deal.prefix[piece], sizes, fold_each(self._group_keys[lanes], number))
+        index = permute(drawn, sizes, fold_each(self._piece_keys[lanes], number))
+        ordinals: Integers = self._piece_start(lanes, number) + index
+        return ordinals
 
     def _groups(self, places: Integers) -> tuple[Integers, Integers]:
         """Lane and number of every group that holds one of the sorted places, in their order."""

@@ -19,6 +19,9 @@ from streamer.order.schedule import piece_runs, run_needs
 from streamer.order.spec import OrderSpec
 from streamer.unique import unique
 
+# Pieces, and lanes, that are ordered together: more would cost memory, and save nothing.
+_PIECES = 1 << 12
+
 
 class EpochOrder:
     """The order of one epoch, a bijection from positions 0..n-1 to sample ordinals 0..n-1.
@@ -165,16 +168,28 @@ class EpochOrder:
 
     def fill(self, lanes: Integers) -> None:
         """Orders the pieces of some lanes for this epoch, once."""
-        for lane in lanes[~self._filled[lanes]].tolist():
-            self._fill_lane(lane)
+        missing = lanes[~self._filled[lanes]]
+        pieces = max(1, int(self.cut.piece[-1]) // self.spec.lanes)
+        # One by one, each short lane costs 60 us: 0.1 s with the 8 lanes of 200 members (2 cores, 2026-11-23).
+        step = max(1, _PIECES // pieces)
+        for first in range(0, len(missing), step):
+            self._fill_lanes(missing[first : first + step])
 
-    def _fill_lane(self, lane: int) -> None:
-        chunks, sizes = self.cut.lane(lane, self.chunk_samples)
+    def _fill_lanes(self, lanes: Integers) -> None:
+        cut = self.cut
+        number, chunks, sizes = cut.pieces(lanes, self.chunk_samples)
         arranged = np.argsort(fold_each(epoch_state(self.spec, self.epoch), chunks))
-        run = slice(int(self.cut.piece[lane]), int(self.cut.piece[lane + 1]))
-        self.piece_chunks[run] = chunks[arranged]
-        self.deal.prefix[run.start + 1 : run.stop + 1] = np.cumsum(sizes[arranged]) + self.cut.start[lane]
-        self._filled[lane] = True
+        if len(lanes) > 1:
+            # 16-bit words are sorted by radix, ten times as fast as longer ones.
+            arranged = arranged[np.argsort(number[arranged].astype(np.uint16), kind="stable")]
+        before = np.searchsorted(number, np.arange(len(lanes)))
+        places = np.arange(len(number)) + (cut.piece[lanes] - before)[number]
+        lengths = np.diff(cut.start)[lanes]
+        self.piece_chunks[places] = chunks[arranged]
+        self.deal.prefix[places + 1] = (
+            np.cumsum(sizes[arranged]) + (cut.start[lanes] - np.cumsum(lengths) + lengths)[number]
+        )
+        self._filled[lanes] = True
 
     # -------------------------------------------------------------- from places to ordinals
 

@@ -148,8 +148,11 @@ class RankPlan:
         """Repeats may be in a chunk of a lane that only another rank draws from: looked up one by one."""
         if self.position(stop) <= self.order.samples or self.last_batch == "short":
             return []
-        last = self.batch(stop - 1)
-        chunks, passes = self.order.chunks(unique(last.ordinals[last.repeated]))
+        positions = self.rank_split.positions(np.array([self.position(stop - 1)], np.int64))[0]
+        padding = positions[positions >= self.order.samples]
+        if not padding.size:
+            return []
+        chunks, passes = self.order.chunks(unique(self.order.ordinals(padding)))
         batch = np.full(len(chunks), stop - 1, dtype=np.int64)
         return [Needs(chunks.astype(np.uint32), batch, batch, passes)]
 

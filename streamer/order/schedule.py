@@ -105,6 +105,28 @@ def piece_runs(deal: Deal, lane: int, run: tuple[int, int]) -> tuple[Integers, I
     return head + piece[used], begin[used], end[used]
 
 
+def lane_runs(
+    deal: Deal, lanes: Integers, begin: Integers, end: Integers
+) -> tuple[Integers, Integers, Integers, Integers]:
+    """As `piece_runs`, of several lanes; the first column is the lane of each piece.
+
+    Where one piece is open at a time, as in a mix of many members, a piece is a run of its lane: no loop over lanes.
+    """
+    if deal.window > 1:
+        runs = zip(lanes.tolist(), begin.tolist(), end.tolist(), strict=True)
+        found = [piece_runs(deal, lane, (low, high)) for lane, low, high in runs]
+        piece, first, stop = (np.concatenate(column) for column in zip(*found, strict=True))
+        return np.repeat(lanes, [len(run[0]) for run in found]), piece, first, stop
+    start = deal.start[lanes]
+    low = np.searchsorted(deal.prefix, start + begin, side="right") - 1
+    counts = np.searchsorted(deal.prefix, start + end) - low
+    number = np.repeat(np.arange(len(lanes)), counts)
+    piece = np.arange(len(number)) + (low - np.cumsum(counts) + counts)[number]
+    edges = deal.prefix[piece] - start[number], deal.prefix[piece + 1] - start[number]
+    # One sample wider, as `piece_runs` is.
+    return lanes[number], piece, np.maximum(edges[0], begin[number]), np.minimum(edges[1] + 1, end[number])
+
+
 def _groups(deal: Deal, lane: int, run: tuple[int, int], pieces: int) -> tuple[int, int]:
     """The first group of a run, and the last one or a later one.
 

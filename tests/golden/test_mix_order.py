@@ -72,6 +72,13 @@ GOLDEN: list[Golden] = [
         "a9c4c8b71d17a095a09174e7abd9f905",
     ),
     Golden(
+        "groups",
+        {"repeat": {"web": 1, "books": 2.5, "few": 3}, "batching": "homogeneous", "lanes": 8, "group": 12},
+        "2e9076aa6f37d7b46d826b5161116ee3",
+        [(13248, 3024, 48), (13200, 3072, 48), (13248, 3072, 0)],
+        "95ad95ecb71cdc3b9196b73e6f921307",
+    ),
+    Golden(
         "stages",
         {
             "weights": [

@@ -62,7 +62,8 @@ def _shares(draw: st.DrawFn, names: list[str]) -> dict[str, object]:
         return {"temperature": draw(st.floats(0.5, 20)), **length}
     if kind == "stages":
         pauses = st.fixed_dictionaries({name: st.integers(0, 3) for name in names}).filter(lambda w: any(w.values()))
-        return {"weights": [(0, draw(pauses)), (draw(st.integers(1, 3)), draw(pauses))], **length}
+        change = draw(st.sampled_from([(), ("linear",)]))
+        return {"weights": [(0, draw(pauses)), (draw(st.integers(1, 3)), draw(pauses), *change)], **length}
     shares = draw(st.fixed_dictionaries(dict.fromkeys(names, _numbers[kind])))
     return {kind: shares, **(length if kind == "weights" else {})}
 
@@ -74,7 +75,7 @@ def cases(draw: st.DrawFn) -> Case:
         MixSource(f"m{i}", f"{i:032x}", chunk_sizes(samples, draw(st.integers(1, 60))), 5 + i)
         for i, samples in enumerate(sizes)
     )
-    lanes = draw(st.integers(1, 16))
+    lanes, slots = draw(st.integers(1, 16)), draw(st.integers(1, 9))
     said: dict[str, object] = {
         **draw(_shares([source.name for source in members])),
         "lanes": lanes,
@@ -82,7 +83,9 @@ def cases(draw: st.DrawFn) -> Case:
         "window": draw(st.sampled_from([None, 1, 40, 400])),
         "seed": draw(st.integers(0, 1 << 40)),
     }
-    return Case(members, said, lanes * draw(st.integers(1, 9)))
+    if said["batching"] == "homogeneous":
+        said["group"] = slots * draw(st.sampled_from([width for width in range(1, lanes + 1) if lanes % width == 0]))
+    return Case(members, said, lanes * slots)
 
 
 class Uses:
@@ -126,6 +129,23 @@ def test_every_epoch_goes_on_with_each_member_where_the_last_one_ended(case: Cas
 def test_every_epoch_of_many_mixes_goes_on_where_the_last_one_ended(case: Case) -> None:
     """The same for 300 mixes."""
     _check_epochs(case)
+
+
+@QUICK
+@given(cases().filter(lambda case: case.said["batching"] == "homogeneous"), st.integers(0, 1 << 20))
+def test_the_samples_of_a_group_are_of_one_member(case: Case, x: int) -> None:
+    """In every batch, on any number of ranks, also after a change of their number in mid-epoch."""
+    mixed, group = case.order(x % EPOCHS), int(str(case.said["group"]))
+    worlds = [ranks for ranks in range(1, 13) if case.batch % ranks == 0]
+    before, after = (
+        [RankPlan(mixed, case.batch, world, rank) for rank in range(world)]
+        for world in (worlds[x % len(worlds)], worlds[x // 7 % len(worlds)])
+    )
+    for number in range(before[0].batches):
+        plans = before if 2 * number < before[0].batches else after
+        codes = np.concatenate([plan.batch(number).ordinals for plan in plans])
+        groups = mixed.codes.members(codes).reshape(-1, group)
+        assert (groups == groups[:, :1]).all()
 
 
 @QUICK

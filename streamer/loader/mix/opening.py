@@ -225,7 +225,11 @@ class MixOpening:
             return
         self._explained.add(spec.order_id)
         logger.info("%s", self._in_words(spec, batch, nodes))
-        for caution in (*cautions(spec, batch, self.options.shares.epoch_samples), *_in_step(prepared)):
+        for caution in (
+            *cautions(spec, batch, self.options.shares.epoch_samples),
+            *_in_step(prepared),
+            *_across_groups(prepared),
+        ):
             logger.warning("%s", caution)
         if shared := shared_lanes(spec.members[0].order, batch, nodes):
             logger.warning("%s", shared)
@@ -243,6 +247,14 @@ def _in_step(prepared: MixPrepared) -> list[str]:
                 "order; give one of them another seed"
             )
     return found
+
+
+def _across_groups(prepared: MixPrepared) -> list[str]:
+    """Whether a rank's batch has parts of several groups."""
+    group, own = prepared.global_batch // prepared.spec.groups, prepared.local_batch
+    if prepared.spec.groups == 1 or group % own == 0 or own % group == 0:
+        return []
+    return [f"a rank's batch of {own} samples has parts of several groups of {group}, each of one member"]
 
 
 def _allow_descriptors(count: int) -> None:

@@ -27,7 +27,7 @@ _NOT_MIXED = {
     "cut": "the lanes of a mix follow from the seeds of its members",
     "peers": "for a mix, run the engines as services with [peers] members",
 }
-_LEAST = {"batch_size": 1, "lanes": 1, "shuffle_window": 1, "seed": 0, "error_budget": 0}
+_LEAST = {"batch_size": 1, "group": 1, "lanes": 1, "shuffle_window": 1, "seed": 0, "error_budget": 0}
 # Equal in all members: they are read through one engine.
 _IN_COMMON = ("engine", "cache_dir", "cache_bytes")
 
@@ -44,6 +44,7 @@ class MixOptions:
     names: tuple[str, ...]
     shares: Shares
     batching: Batching = "stratified"
+    group: int | None = None
     seed: int = 17
     source_key: str | None = "__source__"
     batch_size: int | None = None
@@ -62,13 +63,15 @@ class MixOptions:
         for name, least in _LEAST.items():
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, checks.at_least(name, getattr(self, name), least))
+        if self.group is not None and self.batching != "homogeneous":
+            raise ConfigError(f"group= goes with batching='homogeneous', not {self.batching!r}", field="group")
         if self.source_key == "":
             raise ConfigError("source_key='' is no name of a field; None adds no field", field="source_key")
 
     @property
     def request(self) -> MixRequest:
         """The order that is asked for, without the sizes of the members."""
-        return MixRequest(self.shares, self.seed, self.batching, self.lanes, self.shuffle_window)
+        return MixRequest(self.shares, self.seed, self.batching, self.lanes, self.shuffle_window, self.group)
 
     def with_rank(self, rank_config: RankConfig) -> MixOptions:
         """The same options with this rank and world size."""

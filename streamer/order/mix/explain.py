@@ -143,7 +143,8 @@ def _cache_row(spec: MixSpec, passes: Sequence[float], sizes: Sequence[int], cac
 
 def _batch_row(spec: MixSpec, quotas: Sequence[int], global_batch: int) -> str:
     if spec.batching == "homogeneous":
-        return "every batch is of one member"
+        group = _even_batch(spec) // spec.groups
+        return f"every {'batch' if spec.groups == 1 else f'group of {group:,} samples'} is of one member"
     even = _even_batch(spec)
     shares = [(even * quota / sum(quotas), m.name) for quota, m in zip(quotas, spec.members, strict=True) if quota]
     named = ", ".join(f"{share:.4g} {name}" for share, name in shares[:_NAMED])

@@ -13,7 +13,7 @@ import numpy as np
 
 from streamer.order.hashing import Chunks, Integers
 from streamer.order.mix.places import Places
-from streamer.order.mix.streams import MemberStream
+from streamer.order.mix.streams import MemberStream, Pieces
 from streamer.order.protocol import Batches, Needs
 
 # From this number of passes on, a member whose chunks are all open at once anyway has one entry per chunk.
@@ -35,29 +35,19 @@ class Draw(msgspec.Struct, frozen=True, eq=False):
     start: int
     turn: int
 
-    def lane_start(self, lane: int) -> int:
-        """The first stream position of the epoch in a lane."""
-        return self.start + (lane - self.start - self.turn) % self.stream.lanes
+    def lane_starts(self, lanes: Integers) -> Integers:
+        """(N,) the first stream position of the epoch in some lanes."""
+        return self.start + (lanes - self.start - self.turn) % self.stream.lanes
 
     def passes(self, lanes: Integers, begin: Integers, end: Integers) -> tuple[int, int]:
         """The first and the last pass that half-open counts of some lanes lie in."""
         stride, samples = self.stream.lanes, self.stream.member.samples
-        starts = self.start + (lanes - self.start - self.turn) % stride
+        starts = self.lane_starts(lanes)
         return int((starts + stride * begin).min()) // samples, int((starts + stride * (end - 1)).max()) // samples
 
     def needs(self, chunks: Chunks, first: Integers, last: Integers, passes: Integers) -> Needs:
         """Needs with the chunks numbered through the mix."""
         return Needs(chunks + np.uint32(self.stream.chunks.base), first, last, passes)
-
-
-class _Use(msgspec.Struct, frozen=True, eq=False):
-    """Chunks of one pass in one lane, with the half-open counts of the member in the lane among which they are used."""
-
-    chunk: Chunks
-    begin: Integers
-    end: Integers
-    lane: int
-    number: int
 
 
 def member_needs(draw: Draw, places: Places, lanes: Integers, run: Batches) -> Needs:
@@ -77,35 +67,34 @@ def member_needs(draw: Draw, places: Places, lanes: Integers, run: Batches) -> N
         chunks = draw.stream.all_chunks(lanes)
         every = np.full(len(chunks), run.begin), np.full(len(chunks), run.end - 1)
         return draw.needs(chunks, *every, np.full(len(chunks), first))
-    runs = zip(lanes.tolist(), begin.tolist(), end.tolist(), strict=True)
-    return _located(draw, places, [use for lane, low, high in runs for use in _uses(draw, lane, (low, high))], run)
+    return _located(draw, places, list(_uses(draw, range(first, last + 1), lanes, begin, end)), run)
 
 
-def _uses(draw: Draw, lane: int, counts: tuple[int, int]) -> Iterator[_Use]:
-    """The chunks that a run of counts of the member uses in a lane, pass by pass."""
-    stream, start = draw.stream, draw.lane_start(lane)
-    samples, lanes = stream.member.samples, stream.lanes
-    first, last = (start + lanes * counts[0]) // samples, (start + lanes * (counts[1] - 1)) // samples
-    for number in range(first, last + 1):
-        # The count of the pass's first sample in this lane; negative for a pass that an earlier epoch began.
-        begun = number * samples + (lane - draw.turn - number * samples) % lanes - start
-        origin = begun // lanes
-        begin, end = max(counts[0] - origin, 0), min(counts[1] - origin, stream.lane_length(number, draw.turn, lane))
-        if begin < end:
-            chunks, low, high = stream.pieces(number, draw.turn, lane, (begin, end))
-            yield _Use(chunks, origin + low, origin + high, lane, number)
+def _uses(draw: Draw, passes: range, lanes: Integers, begin: Integers, end: Integers) -> Iterator[tuple[int, Pieces]]:
+    """The chunks that half-open counts of the member use in some lanes, pass by pass, with the counts of each."""
+    stream, stride, starts = draw.stream, draw.stream.lanes, draw.lane_starts(lanes)
+    for number in passes:
+        position = number * stream.member.samples
+        # The count of the pass's first sample in each lane; negative for a pass that an earlier epoch began.
+        origin = (position + (lanes - draw.turn - position) % stride - starts) // stride
+        low = np.maximum(begin - origin, 0)
+        high = np.minimum(end - origin, stream.lane_lengths(number, draw.turn, lanes))
+        used = low < high
+        if used.any():
+            found = stream.pieces(number, draw.turn, lanes[used], low[used], high[used])
+            ahead = origin[np.searchsorted(lanes, found.lane)]
+            yield number, msgspec.structs.replace(found, begin=found.begin + ahead, end=found.end + ahead)
 
 
-def _located(draw: Draw, places: Places, uses: Sequence[_Use], run: Batches) -> Needs:
+def _located(draw: Draw, places: Places, uses: Sequence[tuple[int, Pieces]], run: Batches) -> Needs:
     """From counts to the batches of the run."""
-    lanes = np.repeat([use.lane for use in uses], [len(use.chunk) for use in uses])
-    passes = np.repeat([use.number for use in uses], [len(use.chunk) for use in uses])
-    begin = np.concatenate([use.begin for use in uses])
-    end = np.concatenate([use.end for use in uses])
+    passes = np.repeat([number for number, _ in uses], [len(pieces.chunk) for _, pieces in uses])
+    lanes, chunks, begin, end = (
+        np.concatenate([getattr(pieces, name) for _, pieces in uses]) for name in Pieces.__struct_fields__
+    )
     first = lanes + draw.stream.lanes * places.bounds(draw.member, lanes, begin)[0]
     last = lanes + draw.stream.lanes * places.bounds(draw.member, lanes, end - 1)[1]
     inside = (first < run.stop_position) & (last >= run.first_position)
-    chunks = np.concatenate([use.chunk for use in uses])
     return draw.needs(chunks[inside], run.number(first[inside]), run.number(last[inside]), passes[inside])
 
 

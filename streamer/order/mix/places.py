@@ -9,7 +9,7 @@ import numpy as np
 from streamer.order.hashing import Integers
 from streamer.order.mix.spec import MixSpec
 from streamer.order.mix.tree import LaneShares
-from streamer.order.mix.windows import BatchWindows, LaneWindows
+from streamer.order.mix.windows import GroupWindows, LaneWindows
 
 
 class Places(Protocol):
@@ -44,9 +44,10 @@ def epoch_places(spec: MixSpec, epoch: int) -> Places:
         shares = LaneShares(quotas, spec.lanes, spec.seed, epoch)
         stratified = spec.batching == "stratified"
         return LaneWindows(shares, (spec.slots, spec.window), (spec.seed, epoch), stratified=stratified)
-    batches = LaneShares([quota // spec.unit for quota in quotas], 1, spec.seed, epoch)
-    windows = LaneWindows(batches, (1, spec.window), (spec.seed, epoch), stratified=False)
-    return BatchWindows(windows, spec.lanes, spec.slots)
+    # A lane for each group, with equal quotas: all lanes of the mix take as much of a member's stream.
+    groups = LaneShares([quota // spec.unit * spec.groups for quota in quotas], spec.groups, spec.seed, epoch)
+    windows = LaneWindows(groups, (1, spec.window), (spec.seed, epoch), stratified=spec.groups > 1)
+    return GroupWindows(windows, spec.lanes // spec.groups, spec.slots)
 
 
 def lane_ends(position: int, lanes: int) -> Integers:

@@ -97,6 +97,7 @@ class MixRequest(msgspec.Struct, frozen=True):
         batching: see `MixSpec`.
         lanes: None: chosen from the members and the batch.
         window: chunks open together, of all members over all nodes; None: chosen.
+        group: samples of a homogeneous batch that are of one member together; None: all of it.
     """
 
     shares: Shares
@@ -104,6 +105,7 @@ class MixRequest(msgspec.Struct, frozen=True):
     batching: Batching = "stratified"
     lanes: int | None = None
     window: int | None = None
+    group: int | None = None
 
     def spec(self, sources: Sequence[MixSource], batch_size: int, *, like: MixSpec | None = None) -> MixSpec:
         """Resolves lanes, windows and shares.
@@ -132,15 +134,16 @@ class MixRequest(msgspec.Struct, frozen=True):
                 field="lanes",
             )
         unit = lanes * (slots if self.batching == "homogeneous" else 1)
-        amounts = self._amounts(sources, start)
+        all_amounts = self._amounts(sources, start)
+        amounts = _from_epoch(all_amounts, start.epoch)
         stages = tuple(_stage(amount, unit, lanes * slots) for amount in amounts)
-        windows = [1] * len(sources) if ordered else self._windows(sources, amounts, batch_size, lanes, start)
+        windows = [1] * len(sources) if ordered else self._windows(sources, all_amounts, batch_size, lanes, start)
         members = (
             _member(source, lanes, window, passes, start.places.get(source.name, Place()))
             for source, window, passes in zip(sources, windows, amounts[0].passes, strict=True)
         )
-        window = _window(len(sources), lanes)
-        return MixSpec(tuple(members), stages, self.seed, self.batching, lanes, slots, window, start.epoch)
+        window, groups = _window(len(sources), lanes), self._groups(lanes * slots)
+        return MixSpec(tuple(members), stages, self.seed, self.batching, lanes, slots, window, start.epoch, groups)
 
     def _lanes(self, sources: Sequence[MixSource], batch_size: int, start: Start, ordered: bool) -> int:
         if ordered and (self.lanes, self.window) != (None, None):
@@ -154,29 +157,44 @@ class MixRequest(msgspec.Struct, frozen=True):
         for field, value in (("lanes", self.lanes), ("shuffle_window", self.window)):
             if value is not None and value < 1:
                 raise ConfigError(f"{field}={value} must be at least 1", field=field)
-        return self.lanes or start.lanes or auto_lanes(sum(source.chunks for source in sources), batch_size)
+        return self.lanes or start.lanes or self._auto_lanes(sum(source.chunks for source in sources), batch_size)
+
+    def _auto_lanes(self, chunks: int, batch_size: int) -> int:
+        """As of one dataset, but the groups of a batch divide them."""
+        lanes = auto_lanes(chunks, batch_size)
+        groups = self._groups(batch_size)
+        return max((d for d in range(groups, lanes + 1, groups) if batch_size % d == 0), default=groups)
+
+    def _groups(self, batch_size: int) -> int:
+        """Groups of a batch."""
+        groups, rest = divmod(batch_size, self.group or batch_size)
+        if rest or groups == 0:
+            raise ConfigError(
+                f"group={self.group} does not divide the global batch, {batch_size}; without a StreamingDataLoader the "
+                "mix needs batch_size=",
+                field="group",
+            )
+        return groups
 
     def _amounts(self, sources: Sequence[MixSource], start: Start) -> list[Amount]:
-        """The stages from the start on. Whole passes need a place at which a pass begins, and mixed batches."""
+        """All stages. Whole passes need a place at which a pass begins, and mixed batches."""
         stages = self.shares.amounts(
             {source.name: source.samples for source in sources},
             {source.name: source.samples if source.size is None else source.size for source in sources},
         )
-        begun = max(i for i, stage in enumerate(stages) if stage.epoch <= start.epoch)
-        first = msgspec.structs.replace(stages[begun], epoch=start.epoch)
         partial = [
             self.batching == "homogeneous" or start.places.get(source.name, Place()).origin % source.samples > 0
             for source in sources
         ]
         sizes = [source.samples for source in sources]
-        return [whole_passes_as_weights(stage, sizes, partial) for stage in (first, *stages[begun + 1 :])]
+        return [whole_passes_as_weights(stage, sizes, partial) for stage in stages]
 
     def _windows(
         self, sources: Sequence[MixSource], amounts: Sequence[Amount], batch_size: int, lanes: int, start: Start
     ) -> list[int]:
         """K of each member: its share of the chunks that the mix has open, at least one per lane.
 
-        The largest share of all stages, for a member keeps its window for the run.
+        The largest share of all stages, past ones too, for a member keeps its window for the run.
         """
         whole = self.window or auto_window(sum(source.chunks for source in sources), batch_size)
         shares = [max(of_stages) for of_stages in zip(*(_shares(amount, sources) for amount in amounts), strict=True)]
@@ -186,6 +204,12 @@ class MixRequest(msgspec.Struct, frozen=True):
             window = max(lanes, min(int(whole * share), limit) // lanes * lanes)
             windows.append(window if self.window else start.windows.get(source.name, window))
         return windows
+
+
+def _from_epoch(stages: Sequence[Amount], epoch: int) -> list[Amount]:
+    """The running stage and those after it."""
+    begun = max(i for i, stage in enumerate(stages) if stage.epoch <= epoch)
+    return [msgspec.structs.replace(stages[begun], epoch=epoch), *stages[begun + 1 :]]
 
 
 def _shares(amount: Amount, sources: Sequence[MixSource]) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import Literal, TypeAlias, get_args
@@ -15,8 +15,8 @@ from streamer.order.mix.spec import Unit
 
 Stop: TypeAlias = Literal["first_exhausted", "all_exhausted"]
 Amounts: TypeAlias = Mapping[str, float]
-# From an epoch on: these weights.
-WeightStages: TypeAlias = Sequence[tuple[int, Amounts]]
+# From an epoch on: these weights. With "linear" they are reached in that epoch, by equal steps from the stage before.
+WeightStages: TypeAlias = Sequence[tuple[int, Amounts] | tuple[int, Amounts, Literal["linear"]]]
 
 # Integer weights: relative errors of 2**-32 are one sample in 4e9.
 _SCALE = 1 << 32
@@ -163,17 +163,35 @@ def _weight_stages(
     epochs = _stage_epochs(stages)
     if epochs[:1] != [0] or any(a >= b for a, b in pairwise(epochs)):
         raise ConfigError(
-            f"weights={weights!r} must be a mapping, or [(0, mapping), (epoch, mapping), ...] with ascending epochs",
+            f'weights={weights!r} must be a mapping, or [(0, mapping), (epoch, mapping), (epoch, mapping, "linear"), '
+            "...] with ascending epochs",
             field="weights",
         )
-    return tuple((epoch, _checked("weights", names, stage[1])) for epoch, stage in zip(epochs, stages, strict=True))
+    found: list[tuple[int, dict[str, float]]] = []
+    for stage in stages:
+        goal = (stage[0], _checked("weights", names, stage[1]))
+        found += [*(_between(found[-1], goal) if stage[2:] else ()), goal]
+    return tuple(found)
 
 
 def _stage_epochs(stages: object) -> list[int]:
-    """The epochs of stages; none if one is not (epoch, weights)."""
+    """The epochs of stages; none if one is not (epoch, weights), or not the first and (epoch, weights, "linear")."""
     rows = list(stages) if isinstance(stages, list | tuple) else []
-    good = [row for row in rows if isinstance(row, list | tuple) and len(row) == 2 and isinstance(row[0], int)]
-    return [row[0] for row in good] if len(good) == len(rows) else []
+    good = [row for row in rows if isinstance(row, list | tuple) and len(row) > 1 and isinstance(row[0], int)]
+    ends = [tuple(row[2:]) for row in good]
+    known = ends[:1] in ([], [()]) and all(end in ((), ("linear",)) for end in ends)
+    return [row[0] for row in good] if known and len(good) == len(rows) else []
+
+
+def _between(
+    begin: tuple[int, dict[str, float]], end: tuple[int, dict[str, float]]
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """A stage for each epoch between two others: the shares change by equal steps, whatever the scales."""
+    (first, before), (last, after) = begin, end
+    for epoch in range(first + 1, last):
+        passed = (epoch - first) / (last - first)
+        old, new = (1 - passed) / sum(before.values()), passed / sum(after.values())
+        yield epoch, {name: old * before[name] + new * after[name] for name in before}
 
 
 def _checked(field: str, names: Sequence[str], values: object) -> dict[str, float]:

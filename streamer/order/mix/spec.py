@@ -63,11 +63,12 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         stages: shares of the members without `passes`; at least one, the first from `origin_epoch` on.
         seed: of the mixing; members have their own.
         batching: "stratified": every batch has every member's share, rounded; "random": every `window` batches have;
-            "homogeneous": every batch is of one member.
+            "homogeneous": every batch, or each group of it, is of one member.
         lanes: L, of the mix and of each member.
         slots: W, places of a lane in a batch; W L is the batch that the mix is stratified for.
         window: T, batches that are mixed together; a power of two.
         origin_epoch: the epoch at which the members are at their `origin`; not 0 after `adopt`.
+        groups: of a homogeneous batch; each has L / groups consecutive lanes.
 
     Raises:
         ConfigError: a part outside of these rules.
@@ -81,6 +82,7 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
     slots: int
     window: int
     origin_epoch: int = 0
+    groups: int = 1
 
     def __post_init__(self) -> None:
         _check_members(self)
@@ -91,6 +93,14 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
             raise ConfigError(
                 f"lanes={self.lanes} and slots={self.slots} must be at least 1, window={self.window} a power of two",
                 field="lanes",
+            )
+        if self.groups < 1 or (self.groups > 1 and self.batching != "homogeneous"):
+            raise ConfigError(f"groups={self.groups} of a batch that is {self.batching}", field="group")
+        if self.lanes % self.groups:
+            raise ConfigError(
+                f"the {self.groups} groups of a batch do not divide the lanes, {self.lanes}; pass lanes={self.groups}, "
+                "or a multiple of it",
+                field="group",
             )
 
     # ------------------------------------------------------------- what an epoch takes
@@ -156,12 +166,15 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
     def parts(self) -> dict[str, object]:
         """All parts as plain values: what a state keeps."""
         parts: dict[str, object] = json.loads(msgspec.json.encode(self))
+        if self.groups == 1:
+            # Orders without groups keep the ids that they had before there were any.
+            del parts["groups"]
         return parts
 
     def facts(self) -> dict[str, str | int]:
         """All parts, flat, by readable names ("member books: seed"): what ranks and states are compared by."""
         found: dict[str, str | int] = {"members": ", ".join(member.name for member in self.members)}
-        for name in ("batching", "seed", "lanes", "slots", "window", "origin_epoch"):
+        for name in ("batching", "seed", "lanes", "slots", "window", "groups", "origin_epoch"):
             found[name] = getattr(self, name)
         for member in self.members:
             found |= {f"member {member.name}: {part}": value for part, value in member.parts().items()}

@@ -19,6 +19,7 @@ _CURES = {
     "window": "pass shuffle_window= as the run had it",
     "lanes": "pass lanes= as the run had it",
     "batching": "pass the batching the run began with",
+    "groups": "pass the group= the run began with",
 }
 
 

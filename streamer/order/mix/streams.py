@@ -14,7 +14,7 @@ from streamer.order.bijection import permute
 from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import Chunks, Integers, fold, fold_each
 from streamer.order.mix.spec import MixMember
-from streamer.order.schedule import piece_runs
+from streamer.order.schedule import lane_runs
 from streamer.unique import unique
 
 TAG_SMALL = 35
@@ -40,6 +40,21 @@ class MemberChunks(msgspec.Struct, frozen=True, eq=False):
     samples: Integers
     first: Integers
     base: int
+
+
+class Pieces(msgspec.Struct, frozen=True, eq=False):
+    """Parts of chunks in lanes of a pass.
+
+    Attributes:
+        lane: (P,) the lane of each.
+        chunk: (P,) its chunk.
+        begin, end: (P,) half-open indices of the lane among which its samples are.
+    """
+
+    lane: Integers
+    chunk: Chunks
+    begin: Integers
+    end: Integers
 
 
 class _Pass:
@@ -136,33 +151,35 @@ class MemberStream:
         chunks = self.chunks
         return EpochOrder(self.member.order, chunks.samples, number, chunk_first=chunks.first, shift=shift)
 
-    def pieces(self, number: int, turn: int, lane: int, run: tuple[int, int]) -> tuple[Chunks, Integers, Integers]:
-        """The chunks that a run of indices of a lane of a pass uses, each with the half-open indices of its samples.
+    def pieces(self, number: int, turn: int, lanes: Integers, begin: Integers, end: Integers) -> Pieces:
+        """The chunks that runs of indices of some lanes of a pass use, each with the half-open indices of its samples.
 
         Args:
             number: of the pass.
             turn: as of `ordinals`.
-            lane: the lane.
-            run: half-open indices of the lane, not empty.
+            lanes: (N,) the lanes, at least one.
+            begin: (N,) the first index of each run.
+            end: (N,) one past its last one.
         """
         if self.member.order.shuffle == "none":
-            return self._pieces_in_order(run)
+            return self._pieces_in_order(int(begin[0]), int(end[0]))
         order = self.order(number, turn)
-        order.fill(np.array([lane]))
-        pieces, begin, end = piece_runs(order.deal, lane, run)
-        return order.piece_chunks[pieces], begin, end
+        order.fill(lanes)
+        lane, pieces, low, high = lane_runs(order.deal, lanes, begin, end)
+        return Pieces(lane, order.piece_chunks[pieces], low, high)
 
-    def _pieces_in_order(self, run: tuple[int, int]) -> tuple[Chunks, Integers, Integers]:
+    def _pieces_in_order(self, begin: int, end: int) -> Pieces:
         first = self.chunks.first
-        low = int(np.searchsorted(first, run[0], side="right")) - 1
-        high = int(np.searchsorted(first, run[1], side="left"))
+        low = int(np.searchsorted(first, begin, side="right")) - 1
+        high = int(np.searchsorted(first, end, side="left"))
         numbers = low + np.flatnonzero(self.chunks.samples[low:high])
-        return numbers.astype(np.uint32), np.maximum(first[numbers], run[0]), np.minimum(first[numbers + 1], run[1])
+        edges = np.maximum(first[numbers], begin), np.minimum(first[numbers + 1], end)
+        return Pieces(np.zeros_like(numbers), numbers.astype(np.uint32), *edges)
 
-    def lane_length(self, number: int, turn: int, lane: int) -> int:
-        """Samples of a lane in a pass."""
+    def lane_lengths(self, number: int, turn: int, lanes: Integers) -> Integers:
+        """(N,) samples of some lanes in a pass."""
         whole, rest = divmod(self.member.samples, self.lanes)
-        return whole + ((lane - turn - number * self.member.samples) % self.lanes < rest)
+        return whole + ((lanes - turn - number * self.member.samples) % self.lanes < rest)
 
     def all_chunks(self, lanes: Integers) -> Chunks:
         """The chunks that some lanes may use in any pass, whatever its shift."""

@@ -207,43 +207,44 @@ def _sort(cells: Integers, members: Integers) -> Integers:
     return order[np.argsort(cell.astype(np.uint16) if cells[-1] < 1 << 16 else cell, kind="stable")]
 
 
-class BatchWindows:
-    """The places of an epoch whose batches are of one member each: the windows of a single lane of whole batches.
+class GroupWindows:
+    """The places of an epoch whose batches consist of groups of one member each.
 
     Args:
-        batches: of the epoch, as places of one lane.
-        lanes: L.
-        slots: W, places of a lane in a batch.
+        groups: of the epoch; each group of a batch is a place in a lane of its own.
+        width: lanes of the mix in each group.
+        slots: W, places of a lane of the mix in a batch.
     """
 
-    def __init__(self, batches: LaneWindows, lanes: int, slots: int) -> None:
-        self._batches = batches
+    def __init__(self, groups: LaneWindows, width: int, slots: int) -> None:
+        self._groups = groups
+        self._width = width
         self._slots = slots
-        self.lane_samples = np.repeat(batches.lane_samples * slots, lanes)
+        self.lane_samples = np.repeat(groups.lane_samples * slots, width)
 
     def find(self, lanes: Integers, slots: Integers) -> tuple[Integers, Integers]:
         """As of `LaneWindows`."""
         batch, inside = np.divmod(slots, self._slots)
-        members, counts = self._batches.find(np.zeros_like(lanes), batch)
+        members, counts = self._groups.find(lanes // self._width, batch)
         return members, counts * self._slots + inside
 
     def counts(self, slots: Integers) -> Integers:
         """As of `LaneWindows`."""
         batches, inside = np.divmod(slots, self._slots)
-        found = np.stack([self._batches.counts(batches[lane : lane + 1])[:, 0] for lane in range(len(slots))], axis=1)
+        whole = [self._groups.counts(batches[lane :: self._width]) for lane in range(self._width)]
+        found = np.stack(whole, axis=2).reshape(len(whole[0]), len(slots)) * self._slots
         running = np.flatnonzero(inside)
-        members, _ = self._batches.find(np.zeros_like(running), batches[running])
-        found *= self._slots
+        members, _ = self._groups.find(running // self._width, batches[running])
         found[members, running] += inside[running]
         return found
 
     def span(self, member: int, lanes: Integers, begin: Integers, end: Integers) -> tuple[Integers, Integers]:
         """As of `LaneWindows`."""
         ends = (begin // self._slots, -(-end // self._slots))
-        low, high = self._batches.span(member, np.zeros_like(lanes), *ends)
+        low, high = self._groups.span(member, lanes // self._width, *ends)
         return low * self._slots, high * self._slots
 
     def bounds(self, member: int, lanes: Integers, counts: Integers) -> tuple[Integers, Integers]:
         """As of `LaneWindows`."""
-        low, high = self._batches.bounds(member, np.zeros_like(lanes), counts // self._slots)
+        low, high = self._groups.bounds(member, lanes // self._width, counts // self._slots)
         return low * self._slots, (high + 1) * self._slots - 1

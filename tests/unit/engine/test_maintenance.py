@@ -162,6 +162,22 @@ async def test_an_old_version_gives_its_share_of_the_room_up(engine: Engine) -> 
     assert last.name == consumer.session.request.dataset
 
 
+async def test_a_session_uses_the_manifest_that_was_found_for_it(engine: Engine) -> None:
+    """It is not opened twice; one that no session used is dropped with the next check."""
+    digest = await manifest_of(engine)
+    root = engine.cache.root / "manifests" / digest / "root.json"
+    hidden = root.with_suffix(".hidden")
+    assert await manifest_of(engine) == digest
+    await remove_unused_once(engine)
+    root.rename(hidden)
+    with pytest.raises(ManifestError):
+        Consumer(engine, digest)
+    hidden.rename(root)
+    assert await manifest_of(engine) == digest
+    root.rename(hidden)
+    Consumer(engine, digest)
+
+
 async def test_nothing_is_removed_while_somebody_asks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The very manifest that is to go may be the answer: to a question that is under way, or comes meanwhile."""
     digest = await manifest_of(engine)

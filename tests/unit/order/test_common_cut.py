@@ -20,7 +20,7 @@ def _lanes(spec: OrderSpec, words: np.ndarray) -> list[set[int]]:
     """Per lane the words of its chunks."""
     sizes = np.full(len(words), SAMPLES)
     cut = cut_lanes(spec, sizes, 0, chunk_words=words)
-    return [set(words[cut.lane(lane, sizes)[0]].tolist()) for lane in range(spec.lanes)]
+    return [set(words[cut.pieces(np.array([lane]), sizes)[1]].tolist()) for lane in range(spec.lanes)]
 
 
 def _spec(seed: int, cut: Cut = "common", lanes: int = 16) -> OrderSpec:

@@ -19,7 +19,7 @@ def _samples(spec: OrderSpec, sizes: np.ndarray, epoch: int = 0) -> list[list[tu
     cut = cut_lanes(spec, sizes, epoch)
     found = []
     for lane in range(spec.lanes):
-        chunks, counts = cut.lane(lane, sizes)
+        _, chunks, counts = cut.pieces(np.array([lane]), sizes)
         held = []
         for i, (chunk, count) in enumerate(zip(chunks.tolist(), counts.tolist(), strict=True)):
             first = int(cut.head[lane]) if i == 0 else 0

@@ -48,10 +48,11 @@ def test_a_file_is_the_same_mix_as_its_arguments(described, make_mix):
     assert numbers(doubled) == [2 * number for number in same]
 
 
-def test_stages_are_pairs(described):
-    """[epoch, weights]."""
-    data = described(weights="[[0, {a = 1, b = 0}], [2, {a = 1, b = 1}]]")
-    assert [data.quotas(epoch)["b"] for epoch in range(3)] == [0, 0, 20]
+@pytest.mark.parametrize(("change", "quotas"), [("", [0, 0, 20]), (", 'linear'", [0, 10, 20])])
+def test_stages_are_lists(described, change, quotas):
+    """[epoch, weights] or [epoch, weights, "linear"]."""
+    data = described(weights=f"[[0, {{a = 1, b = 0}}], [2, {{a = 1, b = 1}}{change}]]")
+    assert [data.quotas(epoch)["b"] for epoch in range(3)] == quotas
 
 
 def test_the_file_is_before_what_is_said_for_all(described):

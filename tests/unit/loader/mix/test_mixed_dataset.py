@@ -96,6 +96,33 @@ def test_batchings(make_mix, batching):
     assert expected[batching].all()
 
 
+def test_each_group_of_a_batch_is_of_one_member(make_mix):
+    """Of ranks that take one group each, too, after the state of a single rank is resumed in mid-epoch."""
+    options = {"batching": "homogeneous", "group": 4, "weights": {"a": 3, "b": 1}, "epoch_samples": 320}
+    expected = np.array(numbers(make_mix("ab", batch_size=16, **options))).reshape(20, 4, 4)
+    of_b = expected >= 1000
+    assert (of_b.all(axis=2) == of_b.any(axis=2)).all()
+    assert (of_b.all(axis=2).sum(axis=1) == 1).all(), "each batch has the shares"
+    with StreamingDataLoader(make_mix("ab", **options), 16) as loader:
+        taken = [batch["npy"][:, 0].tolist() for batch in islice(loader, 3)]
+        state = loader.state_dict()
+    for rank in range(4):
+        with StreamingDataLoader(make_mix("ab", rank=rank, world_size=4, **options), 4) as loader:
+            loader.load_state_dict(state)
+            found = [batch["npy"][:, 0].tolist() for batch in loader]
+        assert found == expected[3:, rank].tolist()
+    assert taken == expected[:3].reshape(3, 16).tolist()
+
+
+def test_a_batch_of_parts_of_groups_is_logged(make_mix, caplog):
+    """Not where a rank has whole groups."""
+    for world_size, warned in ((2, True), (3, False), (1, False)):
+        data = make_mix("ab", batching="homogeneous", group=8, world_size=world_size, rank=0)
+        data._for_loader().prepare(24 // world_size, None)
+        assert ("has parts of several groups of 8" in caplog.text) == warned
+        caplog.clear()
+
+
 def test_a_sample_draws_by_the_pass_of_its_member(make_mix):
     """Twice in an epoch: other numbers; the same pass in another mix, or alone: the same numbers."""
 
@@ -355,6 +382,8 @@ def test_members_that_do_not_collate_are_named(make_mix):
         ({"repeat": {"a": 1, "b": 1, "c": -1}}, "repeat"),
         ({"choose": {"a": 1, "b": 1, "c": 0.5}}, "choose"),
         ({"batching": "sorted"}, "batching"),
+        ({"group": 4}, "group"),
+        ({"batching": "homogeneous", "group": 0}, "group"),
         ({"seed": -1}, "seed"),
         ({"source_key": ""}, "source_key"),
         ({"batch_size": 0}, "batch_size"),

@@ -47,6 +47,12 @@ def test_other_batchings_are_said(batching: str, message: str) -> None:
     assert message in explain(spec, [MemberSize(4000, MIB), MemberSize(40, MIB)], 256)
 
 
+def test_groups_are_said() -> None:
+    """What is of one member."""
+    text = explain(_spec(batching="homogeneous", group=32), [MemberSize(4000, MIB), MemberSize(40, MIB)], 256)
+    assert "every group of 32 samples is of one member" in text
+
+
 def test_a_cache_keeps_members_of_many_passes_first() -> None:
     """A byte saves as many fetches as its member makes passes; members without passes are not kept."""
     assert kept_bytes([0.5, 4, 1, 0], [100, 10, 30, 50], 25) == [0, 10, 15, 0]

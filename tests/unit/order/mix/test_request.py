@@ -9,6 +9,7 @@ import pytest
 from streamer.errors import ConfigError, ManifestError
 from streamer.order import OrderSpec
 from streamer.order.mix import MixSource, MixSpec
+from streamer.order.mix.request import Start
 from tests.mixes import request, sources
 
 SIZES = {"web": 300_000, "books": 75_000, "rare": 30_000}
@@ -35,6 +36,18 @@ def test_a_member_keeps_the_window_of_its_largest_stage() -> None:
     """The window cannot change inside a pass."""
     spec = _spec(window=512, weights=[(0, {"web": 1, "books": 0, "rare": 0}), (3, {"web": 1, "books": 1, "rare": 0})])
     assert [member.order.window for member in spec.members] == [512, 256, 8]
+
+
+def test_a_run_that_begins_in_a_later_stage_has_the_same_windows() -> None:
+    """A state that goes on in the middle of a pass would begin another pass: its window had changed."""
+    asked = request(
+        list(SIZES),
+        window=512,
+        weights=[(0, {"web": 1, "books": 0, "rare": 0}), (3, {"web": 0, "books": 1, "rare": 0})],
+    )
+    for epoch in (0, 3):
+        members = asked.spec_from(sources(SIZES, 75), 256, Start(epoch)).members
+        assert [member.order.window for member in members] == [512, 512, 8]
 
 
 def test_one_member_has_the_geometry_of_the_dataset_alone() -> None:
@@ -66,6 +79,21 @@ def test_homogeneous_shares_are_whole_batches() -> None:
     assert abs(spec.drawn(100)[0] - 100 * 300_000) <= 100 * 256
 
 
+@pytest.mark.parametrize(("batch", "group", "lanes"), [(256, 32, 8), (256, 8, 32), (96, 32, 6), (256, 256, 8)])
+def test_groups_of_a_batch_have_the_same_number_of_lanes(batch: int, group: int, lanes: int) -> None:
+    """The automatic lanes are as many as without groups, or one per group."""
+    spec = _spec(batch, batching="homogeneous", group=group)
+    assert (spec.lanes, spec.groups) == (lanes, batch // group)
+
+
+def test_a_run_keeps_its_groups_with_another_batch() -> None:
+    """They are a part of the order; without groups the order is the one that it was before there were any."""
+    saved = _spec(256, batching="homogeneous", group=32)
+    assert request(list(SIZES), batching="homogeneous", group=32).spec(sources(SIZES, 75), 512, like=saved) == saved
+    assert saved.order_id != _spec(256, batching="homogeneous").order_id
+    assert "groups" not in _spec(256, batching="homogeneous", group=256).parts()
+
+
 def test_what_a_state_brings_stays() -> None:
     """Lanes, batch, windows, and how far the members are; but not what is said."""
     saved = _spec(weights=dict.fromkeys(SIZES, 1))
@@ -94,6 +122,9 @@ def test_many_members_are_mixed_in_shorter_windows() -> None:
     ("said", "error", "message"),
     [
         ({"lanes": 3, "batching": "homogeneous"}, ConfigError, "lanes that divide the global batch: 3 do not"),
+        ({"batching": "homogeneous", "group": 48}, ConfigError, "group=48 does not divide the global batch, 256"),
+        ({"batching": "homogeneous", "group": 512}, ConfigError, "group=512 does not divide the global batch, 256"),
+        ({"batching": "homogeneous", "group": 16, "lanes": 8}, ConfigError, "16 groups .* divide the lanes, 8; pass"),
         ({"batching": "sorted"}, ConfigError, "batching='sorted' is not one of"),
         ({"lanes": 0}, ConfigError, "lanes=0 must be at least 1"),
         ({"window": -1}, ConfigError, "shuffle_window=-1 must be at least 1"),

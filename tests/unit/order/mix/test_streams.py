@@ -9,13 +9,14 @@ from streamer.errors import ManifestError
 from streamer.order import EpochOrder, OrderSpec
 from streamer.order.mix.spec import MixMember
 from streamer.order.mix.streams import MemberChunks, MemberStream
+from streamer.order.schedule import lane_runs, piece_runs
 from streamer.order.spec import Cut, Shuffle
 from tests.mixes import chunk_sizes
 
 
-def _stream(samples: int, shuffle: Shuffle = "block", cut: Cut = "fixed") -> MemberStream:
+def _stream(samples: int, shuffle: Shuffle = "block", cut: Cut = "fixed", window: int = 16) -> MemberStream:
     sizes = chunk_sizes(samples, 7)
-    lanes, window = (1, 1) if shuffle == "none" else (8, 16)
+    lanes, window = (1, 1) if shuffle == "none" else (8, window)
     spec = OrderSpec("0" * 32, 5, shuffle, lanes, window, cut)
     chunks = MemberChunks(sizes, np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]), 0)
     return MemberStream(MixMember("m", spec, samples), chunks)
@@ -64,22 +65,40 @@ def test_the_lanes_of_a_pass_have_the_lengths_that_are_said() -> None:
     for number in range(9):
         positions = number * 333 + np.arange(333)
         counts = np.bincount((positions + turn) % 8, minlength=8)
-        assert counts.tolist() == [stream.lane_length(number, turn, lane) for lane in range(8)]
+        assert counts.tolist() == stream.lane_lengths(number, turn, np.arange(8)).tolist()
 
 
-@pytest.mark.parametrize("shuffle", ["block", "none"])
-def test_pieces_cover_the_samples_of_a_run(shuffle: Shuffle) -> None:
-    """Each chunk that a run of a lane uses, with bounds that contain the indices of its samples."""
-    stream = _stream(333, shuffle)
-    lanes = stream.lanes
-    for lane, run in [(0, (0, 41)), (lanes - 1, (10, 30)), (lanes // 2, (40, 41))]:
-        chunks, begin, end = stream.pieces(2, 5, lane, run)
-        first = 2 * 333 + (lane - 5 - 2 * 333) % lanes
-        _, ordinals = stream.ordinals(first + lanes * np.arange(*run), 5)
+@pytest.mark.parametrize(("shuffle", "window"), [("block", 16), ("block", 8), ("none", 1)])
+def test_pieces_cover_the_samples_of_runs(shuffle: Shuffle, window: int) -> None:
+    """Each chunk that runs of some lanes use, with bounds that contain the indices of its samples, and no other."""
+    stream = _stream(333, shuffle, window=window)
+    runs = {0: (0, 41)} if shuffle == "none" else {0: (0, 41), 4: (40, 41), 7: (10, 30)}
+    begin, end = np.array(list(runs.values())).T
+    found = stream.pieces(2, 5, np.array(list(runs)), begin, end)
+    for lane, run in runs.items():
+        first = 2 * 333 + (lane - 5 - 2 * 333) % stream.lanes
+        _, ordinals = stream.ordinals(first + stream.lanes * np.arange(*run), 5)
         used = np.searchsorted(stream.chunks.first, ordinals, side="right") - 1
-        told = dict(zip(chunks.tolist(), zip(begin.tolist(), end.tolist(), strict=True), strict=True))
+        mine = found.lane == lane
+        bounds = zip(found.begin[mine].tolist(), found.end[mine].tolist(), strict=True)
+        told = dict(zip(found.chunk[mine].tolist(), bounds, strict=True))
+        assert window == 16 or set(told) == set(used.tolist())
         for index, chunk in zip(range(*run), used.tolist(), strict=True):
             assert told[chunk][0] <= index < told[chunk][1]
+
+
+def test_pieces_of_one_open_piece_are_those_of_any_window() -> None:
+    """Lanes together and one by one, with the bounds that a window of several pieces has."""
+    stream = _stream(333, window=8)
+    order = stream.order(2, 5)
+    lanes, whole = np.arange(8), stream.lane_lengths(2, 5, np.arange(8))
+    for begin, end in [(np.zeros(8, np.int64), whole), (np.arange(8), whole - np.arange(8))]:
+        order.fill(lanes)
+        columns = lane_runs(order.deal, lanes, begin, end)
+        for lane in range(8):
+            one = piece_runs(order.deal, lane, (int(begin[lane]), int(end[lane])))
+            mine = columns[0] == lane
+            assert [column[mine].tolist() for column in columns[1:]] == [column.tolist() for column in one]
 
 
 def test_chunks_of_another_selection_are_refused() -> None:

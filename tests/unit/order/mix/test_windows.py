@@ -7,7 +7,7 @@ import pytest
 
 from streamer.order.mix import Batching, MixOrder
 from streamer.order.mix.places import epoch_places
-from tests.mixes import counts_by_batch, mix, weighted
+from tests.mixes import counts_by_batch, members_of, mix, weighted
 
 ZIPF_100 = [1 / n for n in range(1, 101)]
 
@@ -81,6 +81,18 @@ def test_homogeneous_batches_are_of_one_member() -> None:
     windows = counts.reshape(10, 16, 3).sum(axis=1) // 256
     assert (windows == [8, 4, 4]).all()
     assert len({tuple(window) for window in counts.argmax(axis=1).reshape(10, 16).tolist()}) == 10
+
+
+@pytest.mark.parametrize(("lanes", "groups"), [(8, 8), (8, 2), (24, 12), (64, 32)])
+def test_groups_of_a_batch_have_every_members_share(lanes: int, groups: int) -> None:
+    """Each is of one member; a batch is within 2 groups of the shares, an epoch exact, and equal in all lanes."""
+    batch, weights = lanes * 16, np.array([50, 30, 16, 4])
+    mixed = weighted(weights.tolist(), batch, 200, lanes=lanes, batching="homogeneous", group=batch // groups)
+    members = members_of(mixed).reshape(200, 16, groups, lanes // groups)
+    assert (members == members[:, :1, :, :1]).all()
+    counts = np.stack([(members[:, 0, :, 0] == member).sum(axis=1) for member in range(4)], axis=-1)
+    assert np.abs(counts - groups * weights / 100).max() < 2
+    assert (groups * counts.sum(axis=0) == groups**2 * weights * 2).all()
 
 
 def test_no_two_batches_have_the_same_sequence_of_members() -> None:
