@@ -100,11 +100,11 @@ class PeerClient(Protocol):
         ...
 
     def statistics(self) -> dict[str, int]:
-        """Counters since the start: peer_requests, peer_received_bytes, peer_hedges, peer_failures, peer_rejected..."""
+        """Counters since the start, by the names of `peer.PeerCounts`."""
         ...
 
     def table(self) -> list[dict[str, str | int | float | bool | None]]:
-        """One row for each member: member, address, state, received_bytes, first_byte_p95_seconds, hedges..."""
+        """One row for each address that was asked: `address`, `state`, `first_byte_p95_seconds`, and its counters."""
         ...
 
 

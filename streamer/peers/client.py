@@ -312,7 +312,7 @@ class PeerClient:
             probe.cancel()
 
     def statistics(self) -> dict[str, int]:
-        """See `base.PeerClient`; the names are those of `PeerCounts`."""
+        """See `base.PeerClient`."""
         total = self._past.copy()
         for peer in self._peers.values():
             total.update(msgspec.structs.asdict(peer.count))

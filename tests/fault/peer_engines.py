@@ -158,7 +158,10 @@ class PeerEngine:
     def cached_bytes(self) -> int:
         """Of its folder, with deleted files that its processes still have open."""
         folder = self.root / "cache"
-        there = sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+        there = 0
+        for path in folder.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # evicted since it was listed
+                there += path.lstat().st_blocks * 512 * path.is_file()
         return there + _deleted_bytes(str(folder))
 
 

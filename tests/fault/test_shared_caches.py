@@ -75,6 +75,15 @@ def test_one_job_reads_each_byte_from_the_store_once(start: Start, whole: float)
         assert between <= 0.75 * min(1.0, whole) + 0.02
 
 
+@pytest.mark.timing
+def test_a_fast_cold_epoch_reads_each_byte_from_the_store_once(start: Start) -> None:
+    """As fast as four engines can, chunks for which a peer was late included: engines that are busy answer in time."""
+    fleet = start(4000, 1.28)
+    fleet.store.set("ttfb_ms=30")
+    fleet.read(*["job"] * 4)
+    assert fleet.epoch([1] * 4, ranks=4)[0] <= 1.02
+
+
 def test_four_jobs_fetch_their_common_data_once(start: Start) -> None:
     """Four orders at once; what came in is what was written, and an engine that is soon back keeps its homes."""
     fleet = start(4000, 1.25)

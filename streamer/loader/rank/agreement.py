@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -32,7 +33,7 @@ class Store(Protocol):
         """Adds to a counter and returns it."""
         ...
 
-    def set(self, key: str, value: str) -> None:
+    def set(self, key: str, value: str | bytes) -> None:
         """Writes."""
         ...
 
@@ -255,22 +256,27 @@ def _gather(text: str) -> list[str | None]:
     place = f"streamer/{store.add(f'streamer/compared/{rank}', 1)}"
     store.set(f"{place}/{rank}", text)
     if rank == 0:
-        store.set(f"{place}/all", _packed(_collect(store, [f"{place}/{other}" for other in range(size)])))
+        store.set(f"{place}/all", pack(_collect(store, [f"{place}/{other}" for other in range(size)])))
     # Rank 0 answers in any case, so the others wait longer than it does.
     with watched(logger, lambda: _first_missing(rank)):
         store.wait([f"{place}/all"], timedelta(seconds=_WAIT_SECONDS + 60))
-    return _unpacked(store.get(f"{place}/all"))
+    return unpack(store.get(f"{place}/all"))
 
 
-def _packed(texts: list[str | None]) -> str:
-    """Every rank reads all texts: each that several ranks have passed is there once."""
+def pack(texts: list[str | None]) -> bytes:
+    """The texts of all ranks, as each of them reads it from rank 0.
+
+    Each text that several ranks have passed is there once. Compressed, because 2,048 ranks on 256 engines with
+    peers="auto" read 222 MB of plain JSON, and 47 MB of this (2026-11-23).
+    """
     distinct = list(dict.fromkeys(texts))
     number = {text: at for at, text in enumerate(distinct)}
-    return json.dumps([distinct, [number[text] for text in texts]])
+    return zlib.compress(json.dumps([distinct, [number[text] for text in texts]]).encode())
 
 
-def _unpacked(packed: bytes) -> list[str | None]:
-    distinct, numbers = json.loads(packed)
+def unpack(packed: bytes) -> list[str | None]:
+    """What `pack` was given."""
+    distinct, numbers = json.loads(zlib.decompress(packed))
     return [distinct[number] for number in numbers]
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
 import numpy as np
 import pytest
 
 from streamer.errors import ConfigError
 from streamer.loader.rank import sharing
+from streamer.loader.rank.agreement import exchange, pack
 from streamer.loader.rank.sharing import _Deal, _host, _Node, _nodes, _Place, address_towards, has_lanes
 from streamer.wire.messages import Sharer
 
@@ -37,6 +39,40 @@ def test_the_way_to_a_host() -> None:
     assert address_towards("127.0.0.1") == "127.0.0.1"
     with pytest.raises(ConfigError, match=r"MASTER_ADDR='256\.0\.0\.1'"):
         address_towards("256.0.0.1")
+
+
+def test_many_ranks_read_little_of_the_store_of_rank_0() -> None:
+    """2,048 ranks on 256 engines, whose caches hold parts of four lanes each: 64 MB in all three exchanges."""
+    draw = np.random.default_rng(0)
+    words = [draw.bytes(20).hex() for _ in range(256)]
+    addresses = [f"10.1.{node // 250}.{node % 250}" for node in range(256)]
+    ports = draw.integers(30_000, 60_000, 256)
+    places = [
+        _Place(word[:32], f"{port}@{word[32:]}", address)
+        for word, port, address in zip(words, ports, addresses, strict=True)
+    ]
+    nodes = [
+        _Node(address, f"{address}:{port}", 3_500_000_000_000, [(node + lane, int(size)) for lane, size in held])
+        for node, (address, port) in enumerate(zip(addresses, ports, strict=True))
+        for held in [list(enumerate(draw.integers(10**9, 10**10, 4)))]
+    ]
+    first = [_text(places[rank // 8]) for rank in range(2048)]
+    second, third = (
+        [_text(None if rank % 8 else one[rank // 8]) for rank in range(2048)] for one in (nodes, addresses)
+    )
+    assert 2048 * sum(len(pack(texts)) for texts in (first, second, third)) < 64e6
+
+
+def _text(value: object) -> str:
+    """As `exchange` passes it."""
+    passed: list[str] = []
+
+    def gather(text: str) -> list[str | None]:
+        passed.append(text)
+        return [text]
+
+    exchange(gather, lambda: msgspec.to_builtins(value))
+    return passed[0]
 
 
 def test_lanes_are_told_to_engines_by_the_order_of_their_ids(make_dataset, folder) -> None:
