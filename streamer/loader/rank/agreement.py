@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from streamer import errors
 from streamer.config import Environment, RankConfig
@@ -315,5 +315,5 @@ def process_store() -> Store:
     """The store of the default process group."""
     from torch.distributed import distributed_c10d
 
-    store: Store = distributed_c10d._get_default_store()
-    return store
+    # It takes bytes, too, which its annotations do not say.
+    return cast("Store", distributed_c10d._get_default_store())
