@@ -69,8 +69,10 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/order.py
 	$(BIN)/python benchmarks/first_batch.py
 
+# The properties once more, with fifteen times as many examples.
 test-faults: $(STAMP)
 	$(PYTEST) -m slow --timeout 900 $(TESTS)
+	$(PYTEST) --hypothesis-profile thorough --timeout 900 $(or $(TESTS),tests/property)
 
 test-clouds: $(STAMP)
 	$(PYTEST) -m clouds --timeout 300 $(TESTS)
