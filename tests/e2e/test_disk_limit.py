@@ -34,8 +34,6 @@ from streamer.wire.messages import GetManifest
 
 CONSUME = Path(__file__).parent / "consume.py"
 RANKS, WORKERS, BATCH, EPOCHS = 2, 8, 4, 2
-# As many in the one case of `make test`.
-FEW_WORKERS = 2
 FILES = 900
 BLOCK_BYTES = 512
 
@@ -160,13 +158,13 @@ def lengths(manifest: Manifest) -> tuple[list[int], list[int]]:
     return manifest.chunk_local_bytes.tolist(), manifest.chunk_samples.tolist()
 
 
-def train(folder: Path, cache: Path, data: Path, cache_bytes: int, workers: int = WORKERS) -> list[str]:
-    """Two ranks of some workers each, side by side; what they printed. Both must end well."""
+def train(folder: Path, cache: Path, data: Path, cache_bytes: int) -> list[str]:
+    """Two ranks of eight workers each, side by side; what they printed. Both must end well."""
     environment = {**os.environ, "STREAMER_RUNTIME_DIR": str(folder / "run"), "STREAMER_JOB": "job"}
     ranks = []
     for rank in range(RANKS):
         dataset = {"cache_dir": str(cache), "cache_bytes": cache_bytes, "rank": rank, "world_size": RANKS}
-        task = {"loader": "ours", "url": str(data), "batch_size": BATCH, "workers": workers, "epochs": EPOCHS}
+        task = {"loader": "ours", "url": str(data), "batch_size": BATCH, "workers": WORKERS, "epochs": EPOCHS}
         command = [sys.executable, str(CONSUME), json.dumps({**task, "dataset": dataset})]
         ranks.append(
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**environment, "OMP_NUM_THREADS": "1"})
@@ -190,10 +188,9 @@ def check_samples(outputs: list[str], truth: Counter[str]) -> None:
 SHARES = [None, 0.25, 0.5, 0.75, 0.9]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "share", [pytest.param(share, marks=[] if share is None else [pytest.mark.slow]) for share in SHARES]
-)
+@pytest.mark.parametrize("share", SHARES)
 def test_the_folder_never_takes_more_than_its_limit(
     tmp_path: Path, data: Path, truth: Counter[str], indexed: tuple[Manifest, int], share: float | None
 ) -> None:
@@ -201,7 +198,7 @@ def test_the_folder_never_takes_more_than_its_limit(
     cache, (manifest, fixed) = tmp_path / "cache", indexed
     limit = fixed + (smallest_limit(manifest) if share is None else int(share * manifest.total_bytes))
     with engine(tmp_path, cache, limit) as client, Watch(cache) as watch:
-        outputs = train(tmp_path, cache, data, limit, FEW_WORKERS if share is None else WORKERS)
+        outputs = train(tmp_path, cache, data, limit)
         counts = client.statistics()
     check_samples(outputs, truth)
     print(

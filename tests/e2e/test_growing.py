@@ -108,7 +108,7 @@ def test_bytes_per_round_fix_the_order(data: Path, closing: Close) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("stop", [17, EPOCH // BATCH, 61])
+@pytest.mark.parametrize("stop", [17, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (EPOCH // BATCH, 61))])
 def test_a_state_goes_on_with_the_same_samples(data: Path, stop: int, closing: Close) -> None:
     """The rest of the run from a state equals the run that was not stopped, as far as its rounds were decided."""
     with StreamingDataLoader(closing(growing(data)), BATCH, 2, report_seconds=None) as loader:
