@@ -46,11 +46,12 @@ demo-fleet: $(STAMP)
 unit: $(STAMP)
 	$(PYTEST) -n 2 --dist loadfile -m "not process and not slow and not gpu" $(or $(TESTS),tests/unit)
 
-# The checks beside the tests: mypy takes one core. Four tests at a time on two cores: a third of the time a test waits
-# for a pause, a deadline or a process. In the order of the folders, in which the longest files are not the last ones.
+# The checks beside the tests: mypy takes one core. Three tests at a time on two cores: a third of the time a test waits
+# for a pause, a deadline or a process; one more would collect all tests once more, 8 s of CPU. In the order of the
+# folders, in which the longest files are not the last ones.
 test: $(STAMP)
 	@$(MAKE) --no-print-directory check > $(VENV)/check.txt 2>&1 & check=$$!; \
-	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder $(TESTS); tests=$$?; \
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder $(TESTS); tests=$$?; \
 	wait $$check; check=$$?; cat $(VENV)/check.txt; test $$tests = 0 -a $$check = 0
 
 check: $(STAMP)
@@ -69,8 +70,10 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/order.py
 	$(BIN)/python benchmarks/first_batch.py
 
+# The properties once more, with fifteen times as many examples.
 test-faults: $(STAMP)
 	$(PYTEST) -m slow --timeout 900 $(TESTS)
+	$(PYTEST) --hypothesis-profile thorough --timeout 900 $(or $(TESTS),tests/property)
 
 test-clouds: $(STAMP)
 	$(PYTEST) -m clouds --timeout 300 $(TESTS)

@@ -22,8 +22,10 @@ from hypothesis import settings
 
 from tests.starts import Guard
 
-# The same examples every time, and no clock in a test: the machine is shared.
-settings.register_profile("steady", deadline=None, derandomize=True)
+# The same examples every time, and no clock in a test: the machine is shared. A few of them in `make test`, which would
+# draw the same ones again; `make test-faults` draws more with --hypothesis-profile thorough.
+settings.register_profile("steady", deadline=None, derandomize=True, max_examples=20)
+settings.register_profile("thorough", settings.get_profile("steady"), max_examples=300)
 settings.load_profile("steady")
 
 # How long threads, processes and descriptors that are already on their way out may take (seconds). Waited for only
@@ -55,18 +57,19 @@ def _nothing_left_over(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.fail("left over: " + "; ".join(left), pytrace=False)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_garbage_is_there() -> None:
+    # What other modules have imported meanwhile: 200,000 objects, which a test that leaves something for a moment has
+    # collected twice, 70 s of CPU in all (2026-11-23). Their fixtures have ended.
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # What is about a time is failed by a process that is stopped in it. A broken program fails all three times.
     for item in items:
         if item.get_closest_marker("timing") is not None:
             item.add_marker(pytest.mark.flaky(reruns=TIMING_REPEATS))
-
-
-def pytest_collection_finish() -> None:
-    # What the imports made is no garbage. A test that leaves something for a moment has two full collections: 1.2 s
-    # with these 200,000 objects, 20 ms without (2026-11-23).
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

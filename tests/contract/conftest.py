@@ -7,6 +7,7 @@ so for the whole file.
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import botocore.session
 import msgspec
 import numpy as np
 import obstore
@@ -201,6 +203,14 @@ def warm_runtime() -> None:
 
 async def _put(store: obstore.store.MemoryStore) -> None:
     await obstore.put_async(store, "warm", b"")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _models_read_once() -> Iterator[None]:
+    """botocore's description of S3, which each new s3fs filesystem parses again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.session, "create_loader", functools.cache(botocore.session.create_loader))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -77,9 +77,10 @@ def test_the_demo_of_shared_caches_loses_a_node(temporary: Path, tmp_path: Path)
 
 
 @pytest.mark.timeout(120)
-def test_a_small_demo_survives_the_kill_of_its_engine(temporary: Path) -> None:
+@pytest.mark.parametrize(("images", "ranks"), [(128, 1), pytest.param(256, 2, marks=pytest.mark.slow)])
+def test_a_small_demo_survives_the_kill_of_its_engine(temporary: Path, images: int, ranks: int) -> None:
     """Two epochs, the engine killed in the second: every sample in both, another engine at the end, nothing left."""
-    options = DemoOptions(images=256, epochs=2, kill_epoch=2, cache_share=1.5, link=Link(0.0, 0))
+    options = DemoOptions(images=images, epochs=2, ranks=ranks, kill_epoch=2, cache_share=1.5, link=Link(0.0, 0))
     screen = _Screen()
     measured = run_demo(options, screen)
     _check(measured, options)

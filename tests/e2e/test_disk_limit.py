@@ -188,10 +188,9 @@ def check_samples(outputs: list[str], truth: Counter[str]) -> None:
 SHARES = [None, 0.25, 0.5, 0.75, 0.9]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "share", [pytest.param(share, marks=[] if share is None else [pytest.mark.slow]) for share in SHARES]
-)
+@pytest.mark.parametrize("share", SHARES)
 def test_the_folder_never_takes_more_than_its_limit(
     tmp_path: Path, data: Path, truth: Counter[str], indexed: tuple[Manifest, int], share: float | None
 ) -> None:

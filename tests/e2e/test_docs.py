@@ -33,6 +33,7 @@ def run(program: str, folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_the_program_of_the_readme_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
     """With pictures of one size in a local folder in place of the bucket, and fewer workers and epochs."""
     folder = tmp_path_factory.mktemp("r")
@@ -69,6 +70,7 @@ def test_the_quickstart_runs_block_by_block(tmp_path_factory: pytest.TempPathFac
     assert lines[-1] == "64 samples"
 
 
+@pytest.mark.slow
 def test_the_page_about_mixing_runs_block_by_block(tmp_path_factory: pytest.TempPathFactory) -> None:
     """And prints what it says."""
     folder = tmp_path_factory.mktemp("m")

@@ -185,6 +185,7 @@ def test_a_stock_dataloader_gets_every_sample_once(machine, data, truth, layout,
     assert len({sum(len(b["samples"]) for b in batches_of(lines)) for lines in ranks}) == 1
 
 
+@pytest.mark.slow
 def test_global_batches_do_not_depend_on_ranks_or_workers(machine, data):
     """One rank and three of a global batch of 24 make the same batches."""
     url = str(data / "tars")

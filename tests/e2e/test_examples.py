@@ -56,6 +56,7 @@ def test_plain_dataloader_sees_every_sample(run: Run) -> None:
     assert all("64 samples" in line and line.endswith("[16, 16, 16, 16]") for line in lines)
 
 
+@pytest.mark.slow
 def test_scientific_arrays_finds_the_moments_of_the_data(run: Run) -> None:
     """Each block once: 6 blocks in batches of 4, repeats left out."""
     lines = run("scientific_arrays", "--blocks", "6", "--workers", "0").splitlines()

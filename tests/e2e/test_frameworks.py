@@ -145,6 +145,7 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(make: Make, tmp_path: Path,
     assert before.seen + after.seen == plain(make, 2)
 
 
+@pytest.mark.slow  # the import of Lightning alone
 def test_what_lightning_reads_of_a_loader(make: Make) -> None:
     """It finds an iterable dataset without a sampler, so that it puts none of its own in place on several ranks."""
     data = pytest.importorskip("lightning.fabric.utilities.data")

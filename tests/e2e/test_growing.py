@@ -88,6 +88,16 @@ def test_a_run_is_repeated_from_its_admissions(data: Path, closing: Close) -> No
 
 
 @pytest.mark.process
+def test_batches_made_far_ahead_wait_for_room(data: Path, closing: Close) -> None:
+    """Those in the making span rounds of a log that fit into the cache one at a time, not together."""
+    repeated = [growing(data, [5] * 30) for _ in range(2)]
+    with StreamingDataLoader(closing(repeated[0]), BATCH, 0, report_seconds=None) as loader:
+        one_by_one = trained(loader, 3)
+    with StreamingDataLoader(closing(repeated[1]), BATCH, 1, prefetch_batches=100, report_seconds=None) as loader:
+        assert trained(loader, 3) == one_by_one
+
+
+@pytest.mark.process
 def test_bytes_per_round_fix_the_order(data: Path, closing: Close) -> None:
     """With grow= in bytes no run depends on what has arrived, and any epoch can be next."""
     with StreamingDataLoader(closing(growing(data, "400KB")), BATCH, 2, report_seconds=None) as loader:
@@ -98,7 +108,7 @@ def test_bytes_per_round_fix_the_order(data: Path, closing: Close) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("stop", [17, EPOCH // BATCH, 61])
+@pytest.mark.parametrize("stop", [17, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (EPOCH // BATCH, 61))])
 def test_a_state_goes_on_with_the_same_samples(data: Path, stop: int, closing: Close) -> None:
     """The rest of the run from a state equals the run that was not stopped, as far as its rounds were decided."""
     with StreamingDataLoader(closing(growing(data)), BATCH, 2, report_seconds=None) as loader:

@@ -108,8 +108,8 @@ def test_set_epoch_reaches_persistent_workers(make, start):
         assert flat(batches(torch_loader)) == expected
 
 
-@pytest.mark.parametrize("workers", [0, 2, 3])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_sample_once_over_ranks_and_workers_not_told_the_batch(make, workers, ranks):
     """The dataset does not know the batch size: all samples come, the fillers are fewer than ranks."""
     found: Counter[int] = Counter()
@@ -134,7 +134,7 @@ def test_every_sample_once_over_ranks_and_workers_told_the_batch(make, ranks):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("taken", [0, 1, 5, 13])
+@pytest.mark.parametrize("taken", [0, *(pytest.param(taken, marks=pytest.mark.slow) for taken in (1, 13)), 5])
 def test_stateful_dataloader_resumes(make, workers, taken):
     """torchdata's loader, with its own rule (same num_workers): the rest of the epoch, then the next one."""
     first, second = in_order(make, 2)

@@ -335,13 +335,12 @@ async def test_endpoint_that_never_answered(unused_tcp_port: int) -> None:
 
 
 async def test_a_job_may_start_while_its_store_refuses() -> None:
-    """The first range of all: 503s for longer than all attempts take, then it is served."""
-    server, loop = FakeS3(), asyncio.get_running_loop()
-    until = loop.time() + 1.0
-    server.script = lambda seen, number: Act(status=503, code="SlowDown") if loop.time() < until else None
-    async with serving(server), fetching(server) as fetcher:
+    """The first range of all: more 503s than a range has attempts, then it is served."""
+    server, refused = FakeS3(), CONFIG.attempts + 2
+    server.script = lambda seen, number: Act(status=503, code="SlowDown") if number <= refused else None
+    async with serving(server), fetching(server, replace(CONFIG, outage_seconds=60.0)) as fetcher:
         assert await fetched(fetcher, part(server, 0, MiB)) == RAMP[:MiB]
-        assert fetcher.statistics().retries > CONFIG.attempts
+        assert fetcher.statistics().retries == refused
 
 
 @pytest.mark.parametrize(

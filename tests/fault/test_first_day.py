@@ -91,6 +91,12 @@ class Job:
     def warned(self, text: str) -> int:
         return sum(text in line for line in self.warnings)
 
+    def warned_only(self, text: str) -> int:
+        """As `warned`; nothing else was said, but that a busy machine makes the loader wait."""
+        said = [line for line in self.warnings if "waiting for" not in line]
+        assert all(text in line for line in said), said
+        return len(said)
+
     def chunks(self) -> list[Path]:
         return sorted(self.cache.glob("chunks/*/*.chunk"))
 
@@ -118,8 +124,7 @@ def test_the_cache_folder_is_deleted_twice(tmp_path: Path, raw: str, workers: in
             shutil.rmtree(job.cache.rename(tmp_path / "away"))
 
     assert job.run(delete)["done"] == 3 * BATCHES
-    assert job.warned("was removed by another program") == 2
-    assert len(job.warnings) == 2
+    assert job.warned_only("was removed by another program") == 2
     assert (job.cache / "root-id").exists()
 
 
@@ -132,8 +137,7 @@ def test_the_cache_folder_is_deleted_file_by_file(tmp_path: Path, raw: str) -> N
             subprocess.run(["rm", "-rf", str(job.cache)], check=False, stderr=subprocess.DEVNULL)
 
     assert job.run(delete)["done"] == 3 * BATCHES
-    assert job.warned("was removed by another program") == 2
-    assert len(job.warnings) == 2
+    assert job.warned_only("was removed by another program") == 2
 
 
 def test_a_third_of_all_chunks_is_overwritten(tmp_path: Path, raw: str) -> None:
@@ -149,8 +153,7 @@ def test_a_third_of_all_chunks_is_overwritten(tmp_path: Path, raw: str) -> None:
                     file.write(chance.randbytes(path.stat().st_size))
 
     assert job.run(overwrite)["done"] == 3 * BATCHES
-    assert job.warned("is wrong and is fetched again") == 1
-    assert len(job.warnings) == 1
+    assert job.warned_only("is wrong and is fetched again") == 1
 
 
 def test_the_disk_is_filled_by_another_program(tmp_path: Path, raw: str) -> None:
@@ -166,8 +169,7 @@ def test_the_disk_is_filled_by_another_program(tmp_path: Path, raw: str) -> None
                             file.write(bytes(piece))
 
         assert job.run(fill)["done"] == 3 * BATCHES
-        assert job.warned("refuses writes (No space left on device)") == 1
-        assert len(job.warnings) == 1
+        assert job.warned_only("refuses writes (No space left on device)") == 1
 
 
 @contextlib.contextmanager
@@ -196,8 +198,7 @@ def test_the_disk_turns_read_only(tmp_path: Path, raw: str) -> None:
     with failing_disk(tmp_path) as (disk, fail):
         job = Job(tmp_path, raw, cache=str(disk / "c"), cache_bytes=12 << 20)
         assert job.run(lambda batch: fail() if batch == BATCHES // 2 else None)["done"] == 3 * BATCHES
-        assert job.warned("refuses writes (Read-only file system)") == 1
-        assert len(job.warnings) == 1
+        assert job.warned_only("refuses writes (Read-only file system)") == 1
 
 
 # ---------------------------------------------------------------- the store is away

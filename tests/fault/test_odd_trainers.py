@@ -53,6 +53,7 @@ def run(command: list[str], folder: Path, text: str | None = None) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_sixteen_mebibytes_of_dev_shm(tmp_path):
     """A container's small /dev/shm: 200 MB of batches go by, as the ring is a memfd."""
     script = tmp_path / "train.py"

@@ -254,6 +254,7 @@ def test_two_packs_of_one_job_end_well(undisturbed: dict[str, bytes], store: Sto
     assert store.objects() == undisturbed
 
 
+@pytest.mark.slow
 def test_two_packs_into_one_folder_end_well(files: Path, tmp_path: Path) -> None:
     """Where versions are times: the manifest that is there at last is that of the files that are there."""
     command = [sys.executable, "-m", "streamer", "pack", str(files), "--out", f"{tmp_path}/tars", "--shard-size"]

@@ -468,7 +468,7 @@ def signals(pid: int) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("what", ["busy", "stuck"])
+@pytest.mark.parametrize("what", ["busy", pytest.param("stuck", marks=pytest.mark.slow)])
 def test_killed_trainer_leaves_nothing(what, tmp_path):
     """SIGKILL of the trainer: its workers and fork server end by themselves, also during an endless transform."""
     process = run_script(ENDLESS, tmp_path, what)

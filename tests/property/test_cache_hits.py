@@ -16,6 +16,7 @@ from streamer.errors import CacheFullError
 from streamer.testing.cache_simulation import JobPlan, JobRun, Order, Simulation, lru_hit_rates
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
+FEW_SHARES = [0.1, pytest.param(0.25, marks=pytest.mark.slow), 0.5, pytest.param(0.75, marks=pytest.mark.slow), 0.9]
 CHUNKS = 4000
 OPEN, AHEAD = 24, 12
 
@@ -115,7 +116,7 @@ def test_plain_lru_hits_nothing_under_an_identical_order() -> None:
     assert lru_hit_rates(identical(1000), 3, cost, int(0.5 * cost.sum())) == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("share", FEW_SHARES)
 @pytest.mark.parametrize("order", [block, fresh, identical])
 @pytest.mark.parametrize("window", [36, 100])
 def test_hold_writes_almost_nothing_to_kept_chunks(share: float, order: Callable[[int], Order], window: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.testing.mix_simulation import CHUNK_COST, MIXES, MixMember, play, static_bound
@@ -41,7 +41,6 @@ def test_equal_quotas_are_worse() -> None:
     ),
     st.floats(0.05, 1.2),
 )
-@settings(max_examples=60, deadline=None)
 def test_a_mix_never_stands_still(mix: list[tuple[int, float, int]], share: float) -> None:
     """Any sizes, passes and limits, down to the least that the policy accepts."""
     chunks, least = sum(count for count, *_ in mix), sum(opened + 1 for *_, opened in mix)

@@ -24,7 +24,7 @@ DATASETS = {"a": 12, "b": 5, "c": 9}
 SESSIONS = ("s0", "s1", "s2", "s3")
 JOBS = ("j0", "j1")
 BLOCK = 4096
-SETTINGS = settings(max_examples=60, stateful_step_count=60, deadline=None, derandomize=True)
+SETTINGS = settings(stateful_step_count=60)
 
 
 def key_of(dataset: str, chunk: int) -> bytes:

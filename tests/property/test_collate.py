@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from torch.utils.data import default_collate
@@ -128,7 +128,6 @@ def assert_same(ours: object, torchs: object) -> None:
         assert ours == torchs
 
 
-@settings(max_examples=400, deadline=None)
 @given(alike(st.one_of(scalars, arrays, tensors)))
 @example([{"x": np.arange(6).reshape(2, 3)[:, ::-1]}] * 2)
 @example(["", np.array(False)])
@@ -148,7 +147,6 @@ def test_same_batch_as_torch(samples: list[object]) -> None:
     assert_same(ours, expected)
 
 
-@settings(max_examples=150, deadline=None)
 @given(alike(st.one_of(odd, scalars)))
 @example([np.zeros(2), np.zeros(3)])
 @example([np.zeros(2, np.float32), np.zeros(2, np.float64)])

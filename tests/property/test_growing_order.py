@@ -12,7 +12,7 @@ from streamer.order.rank_split import RankSplit
 from streamer.order.spec import OrderSpec
 
 PASSES = 2
-QUICK = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite

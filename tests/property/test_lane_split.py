@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.order import EpochOrder, OrderSpec, RankPlan
 from streamer.order.lane_split import lane_runs, split_lanes
-
-QUICK = settings(max_examples=40, deadline=None, derandomize=True)
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,6 @@ def fleets(draw: st.DrawFn, consecutive: bool = False) -> Fleet:
     return Fleet(sizes, spec, per_lane, tuple(nodes), np.array(held).reshape(lanes, len(nodes)), start)
 
 
-@QUICK
 @given(fleets())
 def test_a_table_deals_every_lane_and_fills_every_node(fleet: Fleet) -> None:
     """And a node takes what it holds most of before others do."""
@@ -82,7 +79,6 @@ def test_a_table_deals_every_lane_and_fills_every_node(fleet: Fleet) -> None:
         assert table[lane, node] == min(fleet.per_lane, table[:, node].sum())
 
 
-@QUICK
 @given(fleets())
 def test_every_table_gives_the_same_batches(fleet: Fleet) -> None:
     """Bit for bit, each sample to one rank; and each rank's schedule has the chunks of its samples."""
@@ -108,7 +104,6 @@ def test_every_table_gives_the_same_batches(fleet: Fleet) -> None:
                 assert told[chunk][0] <= number <= told[chunk][1]
 
 
-@QUICK
 @given(fleets(consecutive=True))
 def test_where_nothing_is_held_ranks_have_what_they_have_without_a_table(fleet: Fleet) -> None:
     """So a first run reads as before."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -50,7 +50,6 @@ def test_one_new_file_changes_one_chunk(lengths, size, number):
     assert frozenset.union(frozenset(), *come) == frozenset.union(frozenset(), *gone) | {name}
 
 
-@settings(max_examples=20)
 @given(st.integers(0, 2**32))
 def test_a_thousand_new_files_change_few_chunks(seed):
     """Growth by 1 % leaves most chunks, so most of a cache, as they are."""

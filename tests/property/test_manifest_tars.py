@@ -22,7 +22,7 @@ members = st.lists(st.tuples(stems, st.binary(max_size=2000), st.sampled_from([1
 kinds = st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(members, kinds, st.integers(1, 20), st.integers(1, 20), st.integers(1, 4))
 def test_samples_are_the_members(monkeypatch, entries, kind, window, jump, probe):
     """Any windows, any jumps: the same samples, and no byte is asked for twice."""

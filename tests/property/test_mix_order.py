@@ -16,8 +16,7 @@ from streamer.order.mix.state import MixState
 from tests.mixes import chunk_sizes, order, request
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
-QUICK = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=SLOW)
-ALL = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=SLOW)
+QUICK = settings(suppress_health_check=SLOW)
 EPOCHS = 4
 
 
@@ -103,7 +102,10 @@ class Uses:
         return all(counts.max() - counts.min() <= 1 for counts in self.counts)
 
 
-def _check_epochs(case: Case) -> None:
+@QUICK
+@given(cases())
+def test_every_epoch_goes_on_with_each_member_where_the_last_one_ended(case: Case) -> None:
+    """Each epoch has its quotas, all samples are used equally often or once more, any place can be asked first."""
     uses, mixed = Uses(case), case.order(0)
     for epoch in range(EPOCHS):
         mixed = mixed.at(epoch)
@@ -114,21 +116,6 @@ def _check_epochs(case: Case) -> None:
         assert [int(counts.sum()) for counts in uses.counts] == list(case.spec.drawn(epoch + 1))
         some = np.random.default_rng(epoch).integers(0, mixed.samples, 40)
         assert np.array_equal(case.order(epoch).ordinals(some), codes[some])
-
-
-@QUICK
-@given(cases())
-def test_every_epoch_goes_on_with_each_member_where_the_last_one_ended(case: Case) -> None:
-    """Each epoch has its quotas, all samples are used equally often or once more, any place can be asked first."""
-    _check_epochs(case)
-
-
-@pytest.mark.slow
-@ALL
-@given(cases())
-def test_every_epoch_of_many_mixes_goes_on_where_the_last_one_ended(case: Case) -> None:
-    """The same for 300 mixes."""
-    _check_epochs(case)
 
 
 @QUICK
@@ -182,7 +169,10 @@ def _covered(plan: RankPlan, begin: int, end: int) -> bool:
     return True
 
 
-def _check_schedules(case: Case, x: int, y: int) -> None:
+@QUICK
+@given(cases(), st.integers(0, 1 << 20), st.integers(0, 1 << 20))
+def test_a_schedule_covers_every_use(case: Case, x: int, y: int) -> None:
+    """Never narrower than the truth, for whole epochs, parts of them, any rank, and after a shifted start."""
     mixed = case.order(x % EPOCHS)
     worlds = [ranks for ranks in range(1, case.batch + 1) if case.batch % ranks == 0]
     world = worlds[x % len(worlds)]
@@ -191,21 +181,6 @@ def _check_schedules(case: Case, x: int, y: int) -> None:
     begin, end = sorted((x % (plan.batches + 1), y % (plan.batches + 1)))
     assert _covered(plan, 0, plan.batches)
     assert _covered(plan, begin, end)
-
-
-@QUICK
-@given(cases(), st.integers(0, 1 << 20), st.integers(0, 1 << 20))
-def test_a_schedule_covers_every_use(case: Case, x: int, y: int) -> None:
-    """Never narrower than the truth, for whole epochs, parts of them, any rank, and after a shifted start."""
-    _check_schedules(case, x, y)
-
-
-@pytest.mark.slow
-@ALL
-@given(cases(), st.integers(0, 1 << 20), st.integers(0, 1 << 20))
-def test_the_schedules_of_many_mixes_cover_every_use(case: Case, x: int, y: int) -> None:
-    """The same for 300 mixes."""
-    _check_schedules(case, x, y)
 
 
 # ------------------------------------------------------------------ going on with a changed mix

@@ -16,7 +16,7 @@ from streamer.order.hashing import fold
 from streamer.order.plan import LastBatch
 from streamer.order.spec import Cut
 
-QUICK = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _whole_order(g: Geometry) -> list[int]:
 # ------------------------------------------------------------------ the epoch
 
 
-@settings(QUICK, max_examples=40)
+@QUICK
 @given(geometries())
 def test_the_order_is_the_design_written_out(g: Geometry) -> None:
     """The vectorised order equals the one made sample by sample."""

@@ -27,6 +27,11 @@ def sample(number: int) -> bytes:
     return b"%d " % number + random.bytes(int(random.integers(50, 1500))).hex().encode()
 
 
+def slow(*values: str) -> list[object]:
+    """Parameters for `make test-faults`."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 @pytest.fixture(params=["blocks", "tgz", "jsonl"])
 def data(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The same samples in three formats."""
@@ -63,6 +68,7 @@ def numbers(batch: dict[str, object]) -> list[int]:
     return [int(text.split()[0]) for text in found]
 
 
+@pytest.mark.parametrize("data", ["blocks", *slow("tgz", "jsonl")], indirect=True)
 @pytest.mark.parametrize(
     "cache_bytes", [pytest.param("100MB", marks=pytest.mark.slow), "1.9MB"], ids=["all of it", "a part of it"]
 )
@@ -84,10 +90,9 @@ def test_workers_and_resume(data: Path, monkeypatch: pytest.MonkeyPatch, cache_b
         assert sorted(first + [number for batch in loader for number in numbers(batch)]) == ALL
 
 
+@pytest.mark.parametrize("data", ["tgz", *slow("blocks")], indirect=True)
 def test_bytes_that_are_not_decoded(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read into the slot of their batch as a whole, from the places that the chunk files say."""
-    if data.name == "jsonl":
-        pytest.skip("its samples are decoded")
     with (
         opened(data, monkeypatch, decode=None) as dataset,
         contextlib.closing(StreamingDataLoader(dataset, num_workers=1)) as loader,

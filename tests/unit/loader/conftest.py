@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,6 +57,7 @@ class FakeEngine:
         root: the cache folder.
         fetched: chunk numbers in the order in which they were made local.
         sessions: those that were opened.
+        local: where the chunks are that are here.
         spoil: called with (chunk number, path) after a chunk was made local; may damage it.
     """
 
@@ -68,6 +69,7 @@ class FakeEngine:
     spoil: Callable[[int, Path], None] = lambda chunk, path: None
     manifest: Manifest | None = None
     notes: list[str] = field(default_factory=list)
+    local: dict[int, Path] = field(default_factory=dict)
 
     def connect(self, settings: ClientSettings) -> FakeClient:
         return FakeClient(self, settings)
@@ -99,11 +101,6 @@ class FakeEngine:
         """The number here of a chunk of a session."""
         return chunk
 
-    @property
-    def chunks(self) -> Iterable[int]:
-        assert self.manifest is not None
-        return range(self.manifest.chunks)
-
     def chunk_bytes(self, chunk: int) -> bytes:
         manifest, number = self.locate(chunk)
         return b"".join(map(_content, manifest.chunk(number).extents))
@@ -115,21 +112,22 @@ class FakeEngine:
 
     def path(self, chunk: int) -> Path:
         manifest, number = self.locate(chunk)
-        return self.root / relative_path(manifest.chunk(number).key)
+        return self.root / relative_path(manifest.chunk_keys[number].tobytes())
 
     def make_local(self, chunk: int) -> None:
-        if not self.path(chunk).exists():
+        path = self.local[chunk] = self.path(chunk)
+        if not path.exists():
             manifest, number = self.locate(chunk)
             offsets = manifest.sample_offsets(number)
             key = manifest.chunk(number).key
             write_chunk(ChunkBytes(key, [self.chunk_bytes(chunk)], offsets), open_folder(self.root))
             self.fetched.append(chunk)
-            self.spoil(chunk, self.path(chunk))
+            self.spoil(chunk, path)
 
     def evict_unleased(self) -> None:
         leased = {chunk for session in self.sessions for chunk in session.leased}
-        for chunk in set(self.chunks) - leased:
-            self.path(chunk).unlink(missing_ok=True)
+        for chunk in self.local.keys() - leased:
+            self.local.pop(chunk).unlink(missing_ok=True)
 
 
 class FakeClient:

@@ -77,19 +77,18 @@ class CohortFeed:
         """One past the last cohort whose step is at most this one; the first cohort before all of them."""
         return max(0, step - self._entry.steps + 1) + self._entry.begin
 
-    def extend(self, end: int, room_bytes: int, least: int) -> EpochSchedule | None:
+    def extend(self, end: int, room_bytes: float) -> EpochSchedule | None:
         """The next cohorts, as many as there is room for; None: none.
 
         Args:
             end: none from this one on.
             room_bytes: for all cohorts that are live.
-            least: all before this one, whether there is room or not.
         """
         found: list[CohortChunks] = []
         while self.sent < end:
             uses = self._cohort(self.sent)
             added = int(self._chunk_bytes[uses.chunk].sum())
-            if self.sent >= least and self.live_bytes + added > room_bytes:
+            if self.live_bytes + added > room_bytes:
                 break
             self._note(uses)
             found.append(uses)

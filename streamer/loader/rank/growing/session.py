@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import time
@@ -157,6 +158,7 @@ class GrowingSession:
         self._admissions = admissions
         self._room = room
         self._asked = self._wanted = self._ready = -1
+        self._next = 0
         self._begin, self._arrived = self._cohorts_at(steps.start), 0
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
@@ -227,12 +229,15 @@ class GrowingSession:
 
     def done(self, step: int, *, flush: bool = True) -> None:
         """Records the steps below this one as consumed: a cohort leaves with the last batch of its last round."""
+        self._next = step
         begin = self._cohorts_at(self._steps.begin(step))
         if begin > self._begin:
             self._begin = begin
             self._feed.released(begin)
             self._session.done(self._feed.step(begin), flush=flush)
-            self._update()
+        elif self._due(step) <= self._feed.sent:
+            return
+        self._update()
 
     def reject(self, chunk: int, reason: str) -> None:
         """Rejects a chunk that is missing or wrong; `ready` falls below its steps until it is leased again."""
@@ -291,21 +296,25 @@ class GrowingSession:
         if through < feed.steps - 1:
             step = min(self._wanted, feed.steps - 1)
         else:
-            step = max(feed.step(arrived + _COHORTS_AHEAD), feed.step(self._due)) - 1
+            step = max(feed.step(arrived + _COHORTS_AHEAD), feed.step(self._due(self._asked))) - 1
         # Never beyond what was sent: what is ready is only known for that.
         self._session.want(min(step, feed.step(feed.sent) - 1))
 
-    @property
-    def _due(self) -> int:
-        """One past the last cohort that the step that is asked for needs."""
-        log, position = self._admissions.log, self._steps.end(max(0, self._asked)) - 1
+    def _due(self, step: int) -> int:
+        """One past the last cohort that a step needs; 0: its round is not decided."""
+        log, position = self._admissions.log, self._steps.end(max(0, step)) - 1
         return log.at(position).end if position < log.stop else 0
 
     def _extend(self) -> None:
+        # What the next batch to be consumed needs is sent in any case. Batches that are made ahead of it may be rounds
+        # away: what they need waits until there is room, which each consumed round makes.
+        rooms = (self._due(self._next), math.inf), (self._due(self._asked), self._room.most), (None, self._room.bytes)
         # More than all data is never trained in one round.
-        end = self._begin + self._admissions.log.cohorts.per_pass
-        if (schedule := self._feed.extend(end, self._room.bytes, self._due)) is not None:
-            self._session.extend(schedule)
+        all_data = self._begin + self._admissions.log.cohorts.per_pass
+        for end, room_bytes in rooms:
+            schedule = self._feed.extend(all_data if end is None else min(end, all_data), room_bytes)
+            if schedule is not None:
+                self._session.extend(schedule)
         if self._feed.live_bytes > self._room.most:
             raise CacheFullError(
                 f"the rounds of this run take {format_bytes(self._feed.live_bytes)} of the cache on this rank, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -59,11 +59,6 @@ class MixEngine(FakeEngine):
     def locate(self, chunk: int) -> tuple[Manifest, int]:
         return list(self.manifests.values())[chunk >> 16], chunk & 0xFFFF
 
-    @property
-    def chunks(self) -> Iterable[int]:
-        manifests = enumerate(self.manifests.values())
-        return [place << 16 | chunk for place, manifest in manifests for chunk in range(manifest.chunks)]
-
     def read(self, dataset: str, chunk: int, start: int, stop: int) -> bytes:
         (manifest,) = [found for found in self.manifests.values() if found.digest == dataset]
         extents = manifest.chunk(chunk).extents
@@ -92,11 +87,17 @@ def write(folder: Path, count: int, first: int, length: int = 40) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One folder for each of SIZES; shared, so that no test may change them."""
+    root = tmp_path_factory.mktemp("members")
+    return {name: write(root / name, size, 1000 * place) for place, (name, size) in enumerate(SIZES.items())}
+
+
 @pytest.fixture
-def folders(tmp_path: Path) -> dict[str, Path]:
-    """One folder for each of SIZES."""
-    sizes = enumerate(SIZES.items())
-    return {name: write(tmp_path / name, size, 1000 * place) for place, (name, size) in sizes}
+def folders(written: dict[str, Path]) -> dict[str, Path]:
+    """The folders by name; a test that changes one puts a folder of its own here."""
+    return dict(written)
 
 
 @pytest.fixture

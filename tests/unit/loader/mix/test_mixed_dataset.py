@@ -286,8 +286,9 @@ def test_set_epoch_and_copies(make_mix):
     copy.close()
 
 
-def test_refresh_lets_the_other_members_continue(fake_engine, make_mix, folders):
+def test_refresh_lets_the_other_members_continue(fake_engine, make_mix, folders, tmp_path):
     """A member that has changed begins a new pass; the others go on where they are."""
+    folders["b"] = write(tmp_path / "b", SIZES["b"], 1000)
     data = make_mix("ab", repeat={"a": 0.5, "b": 0.5}, batch_size=8)
     half = numbers(islice(data, data.samples))
     assert not data.refresh()
@@ -300,8 +301,9 @@ def test_refresh_lets_the_other_members_continue(fake_engine, make_mix, folders)
     assert data.members["b"].samples == 80
 
 
-def test_the_loader_takes_a_change_between_epochs(fake_engine, make_mix, folders):
+def test_the_loader_takes_a_change_between_epochs(fake_engine, make_mix, folders, tmp_path):
     """With on_change="refresh" of a member it lists before each epoch."""
+    folders["b"] = write(tmp_path / "b", SIZES["b"], 1000)
     data = make_mix("ab", {"b": {"on_change": "refresh"}}, repeat={"a": 0.5, "b": 1})
     with StreamingDataLoader(data, 10) as loader:
         first = [number for batch in loader for number in batch["npy"][:, 0].tolist()]
@@ -316,8 +318,9 @@ def test_the_loader_takes_a_change_between_epochs(fake_engine, make_mix, folders
 # ---------------------------------------------------------------- damaged samples
 
 
-def test_a_skipped_sample_has_the_name_of_its_member(make_mix, folders):
+def test_a_skipped_sample_has_the_name_of_its_member(make_mix, folders, tmp_path):
     """In `skipped`, in `stats`, and `sources` says what took its place."""
+    folders["b"] = write(tmp_path / "b", SIZES["b"], 1000)
     (folders["b"] / "0005.npy").write_bytes(b"no array")
     with StreamingDataLoader(make_mix(on_error="skip"), 10) as loader:
         for batch in loader:
@@ -330,8 +333,9 @@ def test_a_skipped_sample_has_the_name_of_its_member(make_mix, folders):
         assert {name: row.skipped for name, row in loader.stats().members.items()} == {"a": 0, "b": 1, "c": 0}
 
 
-def test_an_error_names_the_member(make_mix, folders):
+def test_an_error_names_the_member(make_mix, folders, tmp_path):
     """Not the number that the loader works with."""
+    folders["b"] = write(tmp_path / "b", SIZES["b"], 1000)
     (folders["b"] / "0005.npy").write_bytes(b"no array")
     data = make_mix()
     label = f"dataset['b'][{data.members['b']._opening.find('0005.npy')}]"

@@ -163,6 +163,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_two_real_ranks_get_the_same_errors(tmp_path: Path):
     """A difference and a failure of rank 1 arrive on both; a rank that does not come is told."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -40,15 +42,15 @@ def test_the_running_round_comes_first_by_its_batches(cohorts: Cohorts) -> None:
 
 
 def test_cohorts_are_asked_for_while_there_is_room(cohorts: Cohorts) -> None:
-    """Those that are due come in any case; released ones make room."""
+    """Where there is none nothing comes; released ones make room."""
     feed = feed_of(cohorts, Entry(0, 0, 0, np.full(CHUNKS, NEVER)))
-    whole = feed.extend(4, 100 * SIZE, 0)
+    whole = feed.extend(4, 100 * SIZE)
     assert whole is not None
     assert feed.sent == 4
     live = feed.live_bytes
     assert live == len(whole.chunk) * SIZE
-    assert feed.extend(32, live, 0) is None
-    forced = feed.extend(32, live, 6)
+    assert feed.extend(32, live) is None
+    forced = feed.extend(6, math.inf)
     assert forced is not None
     assert feed.sent == 6
     assert feed.fitting(0, 6, live) == 4

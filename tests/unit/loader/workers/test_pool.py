@@ -117,6 +117,9 @@ def test_exit_report(make, way):
     pool = make("process", 2, way)
     handle = start(pool)
     handle.kill()
+    # Reaping closes its channel: one that is not killed yet may find that first, and ends by itself.
+    assert handle.process is not None
+    assert handle.process.wait(60)
     report = pool.reap(handle)
     assert report.cause == "killed by SIGKILL"
     assert report.doing.task == 0

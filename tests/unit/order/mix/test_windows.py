@@ -53,7 +53,10 @@ def test_a_batch_that_the_lanes_do_not_divide_is_still_more_even_than_draws() ->
     assert tuple(counts_by_batch(mixed, mixed.samples)[0]) == mixed.spec.quotas(0)
 
 
-@pytest.mark.parametrize(("members", "lanes", "batch"), [(150, 8, 1024), (300, 64, 4096), (1000, 64, 4096)])
+@pytest.mark.parametrize(
+    ("members", "lanes", "batch"),
+    [(150, 8, 1024), (300, 64, 4096), pytest.param(1000, 64, 4096, marks=pytest.mark.slow)],
+)
 def test_more_than_a_hundred_members_have_their_shares(members: int, lanes: int, batch: int) -> None:
     """Zipf weights: within 3 samples of a batch; the epoch's totals are exact."""
     weights = 1 / np.arange(1, members + 1)
