@@ -176,10 +176,11 @@ def test_a_restarted_trainer_finds_its_cohorts(data: Path, closing: Close) -> No
         trained(loader, 3)
         state = loader.state_dict()
         # Until the room is full, the look-ahead goes on.
-        before, fetched = -1, 0
-        while fetched != before:
+        before, engine = -1, loader.stats().engine
+        while engine.fetches or engine.store_bytes != before:
+            before = engine.store_bytes
             time.sleep(0.3)
-            before, fetched = fetched, loader.stats().engine.store_bytes
+            engine = loader.stats().engine
     with StreamingDataLoader(closing(growing(data)), BATCH, 1, report_seconds=None) as loader:
         loader.load_state_dict(state)
         next(iter(loader))
