@@ -161,8 +161,8 @@ class PeerServerProcess:
         """Answers until the server has ended.
 
         Takes all messages in one turn of the loop; uvloop's `sock_recv` takes a turn for each. Busy engines then
-        answered up to 0.8 s late in a cold epoch, and peers asked the store for 2 to 9 % of the chunks as well; now for
-        0.1 % (four engines on two cores, 2026-11-23).
+        answered up to 0.8 s late in a cold epoch, and peers asked the store for 2 to 12 % of the chunks as well; now
+        for 0.1 to 2 % (four engines on two cores, 2026-11-23).
         """
         assert self._socket is not None, "started"
         while raw := await asyncio.get_running_loop().sock_recv(self._socket, MOST_MESSAGE_BYTES):
