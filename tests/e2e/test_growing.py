@@ -175,23 +175,22 @@ def test_a_restarted_trainer_finds_its_cohorts(data: Path, closing: Close) -> No
     with StreamingDataLoader(dataset, BATCH, 1, report_seconds=None) as loader:
         trained(loader, 3)
         state = loader.state_dict()
-        before = settled_bytes(loader)
+        wait_for_look_ahead(loader)
+        hits = loader.stats().engine.hits
     with StreamingDataLoader(closing(growing(data)), BATCH, 1, report_seconds=None) as loader:
         loader.load_state_dict(state)
         next(iter(loader))
-        in_use = loader.stats().growing.live_bytes
-        # Besides what the look-ahead had not fetched yet.
-        assert settled_bytes(loader) - before < in_use
+        # Chunks that were in use, or had arrived for the next rounds; how many of them depends on when it ended.
+        assert loader.stats().engine.hits > hits
 
 
-def settled_bytes(loader: StreamingDataLoader) -> int:
-    """From the store, when the look-ahead has come to its end."""
+def wait_for_look_ahead(loader: StreamingDataLoader) -> None:
+    """Until it has come to its end."""
     before, engine = -1, loader.stats().engine
     while engine.fetches or engine.store_bytes != before:
         before = engine.store_bytes
         time.sleep(0.3)
         engine = loader.stats().engine
-    return before
 
 
 @pytest.mark.process
