@@ -170,7 +170,7 @@ def test_an_epoch_that_is_left_early_does_not_stop_the_next_one(data: Path, clos
 
 @pytest.mark.process
 def test_a_restarted_trainer_finds_its_cohorts(data: Path, closing: Close) -> None:
-    """What is in use stays in the cache when the session ends: going on fetches next to nothing."""
+    """What is in use stays in the cache when the session ends: the next one has chunks from the cache."""
     dataset = closing(growing(data))
     with StreamingDataLoader(dataset, BATCH, 1, report_seconds=None) as loader:
         trained(loader, 3)

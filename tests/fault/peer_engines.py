@@ -161,7 +161,7 @@ class PeerEngine:
         there = 0
         for path in folder.rglob("*"):
             with contextlib.suppress(FileNotFoundError):  # evicted since it was listed
-                there += path.lstat().st_blocks * 512 * path.is_file()
+                there += path.stat().st_blocks * 512 if path.is_file() else 0
         return there + _deleted_bytes(str(folder))
 
 

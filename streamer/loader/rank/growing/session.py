@@ -231,13 +231,13 @@ class GrowingSession:
         """Records the steps below this one as consumed: a cohort leaves with the last batch of its last round."""
         self._next = step
         begin = self._cohorts_at(self._steps.begin(step))
-        if begin > self._begin:
+        released = begin > self._begin
+        if released:
             self._begin = begin
             self._feed.released(begin)
             self._session.done(self._feed.step(begin), flush=flush)
-        elif self._due(step) <= self._feed.sent:
-            return
-        self._update()
+        if released or self._due(step) > self._feed.sent:
+            self._update()
 
     def reject(self, chunk: int, reason: str) -> None:
         """Rejects a chunk that is missing or wrong; `ready` falls below its steps until it is leased again."""

@@ -43,7 +43,7 @@ def test_batches_do_not_depend_on_the_number_of_ranks(batching: Batching) -> Non
     mixed = mix(SIZES, 48, batching=batching, lanes=8, weights=weights, epoch_samples=4800).at(2)
     whole = [_global_batch([RankPlan(mixed, 48, 1, 0)], number) for number in range(100)]
     assert [len(set(batch)) for batch in whole] == [48] * 100
-    for world in (2, 3, 24):
+    for world in (2, 3, 4, 6, 8, 12, 24):
         plans = [RankPlan(mixed, 48, world, rank) for rank in range(world)]
         assert [_global_batch(plans, number) for number in range(100)] == whole
 
