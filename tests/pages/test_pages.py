@@ -251,6 +251,31 @@ def test_the_page_about_formats(place: Place, fresh: Path) -> None:
     place.run(fresh, program("docs/formats.md") + EPILOGUE)
 
 
+AROUND_SCALE_OUT = """
+import torch.distributed as dist
+from streamer import StreamingDataLoader, StreamingDataset
+"""
+COUNT_KEYS = """
+with open(f"keys-{dist.get_rank()}", "w") as file:
+    for batch in loader:
+        print(*batch["__key__"], sep="\\n", file=file)
+loader.close()
+dist.destroy_process_group()
+"""
+
+
+def test_the_page_about_shared_caches(place: Place, fresh: Path) -> None:
+    """Two ranks by torchrun, with gloo instead of NCCL: each picture at least once, and no more than fill a batch."""
+    page = "docs/scale-out.md"
+    place.run(fresh, DRAWN)
+    place.upload(place.folder / "images", "train")
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    place.run(fresh, AROUND_SCALE_OUT + program(page).replace('"nccl"', '"gloo"') + COUNT_KEYS + EPILOGUE, *launcher)
+    keys = [key for path in place.folder.glob("keys-*") for key in path.read_text().split()]
+    assert len(set(keys)) == 300
+    assert len(keys) <= 512
+
+
 def test_every_page_with_a_program_is_run() -> None:
     """A new page comes with its test."""
     tested = (Path(__file__)).read_text()
