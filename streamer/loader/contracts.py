@@ -89,7 +89,7 @@ class BatchedSource(Protocol):
         Args:
             ordinals: int64 (samples,).
             rows: the rows to which arrays may be written; None: no rows, and `load_at` does all reading.
-            at: called with an ordinal before that sample, and its neighbours, are read.
+            at: called with the index of a sample before it, and its neighbours, are read.
 
         Raises:
             ChunkUnreadableError: the bytes of a sample are missing or wrong.
@@ -109,8 +109,8 @@ class BatchedSource(Protocol):
 class MixedSource(Protocol):
     """A source of the samples of several datasets."""
 
-    def members(self, ordinals: npt.NDArray[np.int64]) -> list[str]:
-        """The name of the dataset of each sample."""
+    def first_of_each(self, ordinals: npt.NDArray[np.int64]) -> dict[str, int]:
+        """The names of their datasets, each with the index of its first sample."""
         ...
 
 

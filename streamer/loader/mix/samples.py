@@ -6,7 +6,7 @@ Samples are numbered by codes, see `streamer.order.mix.codes`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -177,10 +177,13 @@ class MixReader:
         """One sample from its code."""
         return self._maker.make(epoch, self._locate(ordinal))
 
-    def members(self, ordinals: npt.NDArray[np.int64]) -> list[str]:
-        """The name of the member of each sample."""
+    def first_of_each(self, ordinals: npt.NDArray[np.int64]) -> dict[str, int]:
+        """The names of their members, each with the index of its first sample."""
+        first: dict[int, int] = {}
+        for index, number in enumerate(self._codes.members(ordinals).tolist()):
+            first.setdefault(number, index)
         names = self._recipe.geometry.spec.members
-        return [names[number].name for number in self._codes.members(ordinals).tolist()]
+        return {names[number].name: index for number, index in first.items()}
 
     @property
     def draws(self) -> bool:
@@ -203,7 +206,7 @@ class MixReader:
         Args:
             ordinals: int64 (samples,), codes.
             rows: the rows to which arrays may be written; None: no rows.
-            at: called with the code of the first sample of each chunk that is read.
+            at: called with the index of the first sample of each chunk that is read.
 
         Raises:
             ChunkUnreadableError: the bytes of a sample are missing or wrong.
@@ -211,12 +214,11 @@ class MixReader:
         started = time.perf_counter_ns()
         self._places = self._maker.places(ordinals)
         # A member without a sample in this batch begins too: it releases the memory of the last one.
-        found: dict[int, dict[int, MixLocation]] = {member: {} for member in self._begun}
+        found: dict[int, dict[int, SampleLocation]] = {member: {} for member in self._begun}
         for index, place in enumerate(self._places):
-            found.setdefault(place.member, {})[index] = place
+            found.setdefault(place.member, {})[index] = place.own
         for member, places in found.items():
-            own = {index: place.own for index, place in places.items()}
-            self._maker.of(member).reader.begin(own, rows if own else None, _coded(at, places))
+            self._maker.of(member).reader.begin(places, rows if places else None, at)
         self._begun = {member for member, places in found.items() if places}
         self._maker.spent_reading(started)
 
@@ -236,9 +238,3 @@ class MixReader:
 
     def close(self) -> None:
         """Does nothing: no descriptor and no mapping is kept between samples."""
-
-
-def _coded(at: Callable[[int], None], places: Mapping[int, MixLocation]) -> Callable[[int], None]:
-    """Calls `at` with the code of a sample instead of its ordinal in the member."""
-    codes = {place.own.ordinal: place.ordinal for place in places.values()}
-    return lambda ordinal: at(codes[ordinal])

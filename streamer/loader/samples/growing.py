@@ -214,16 +214,14 @@ class GrowingReader(DatasetReader):
         Args:
             ordinals: int64 (samples,), codes.
             rows: the rows to which arrays may be written; None: no rows.
-            at: called with the code of the first sample of each chunk that is read.
+            at: called with the index of the first sample of each chunk that is read.
 
         Raises:
             ChunkUnreadableError: the bytes of a sample are missing or wrong.
         """
         started = time.perf_counter_ns()
         self._places = self._codes.places(ordinals)
-        codes = {place.own.ordinal: place.ordinal for place in self._places}
-        own = {index: place.own for index, place in enumerate(self._places)}
-        self._reader.begin(own, rows, lambda ordinal: at(codes[ordinal]))
+        self._reader.begin({index: place.own for index, place in enumerate(self._places)}, rows, at)
         self._maker.spent(0, started)
 
     def load_at(self, epoch: int, ordinal: int, index: int) -> object:

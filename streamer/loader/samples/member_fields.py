@@ -12,23 +12,20 @@ from streamer.errors import ConfigError
 _CURE = "make the transforms agree, pass collate_fn, or batching='homogeneous'"
 
 
-def check_fields(samples: Sequence[object], members: Sequence[str], ragged: Sequence[str] = ()) -> None:
+def check_fields(samples: Sequence[object], first: Mapping[str, int], ragged: Sequence[str] = ()) -> None:
     """Checks that the first samples of each member in a batch have the same fields, types and shapes.
 
     Args:
         samples: of a batch.
-        members: the name of the member of each.
+        first: the names of its members, each with the index of its first sample.
         ragged: fields that may have different shapes.
 
     Raises:
         ConfigError: names two members, the field and both shapes.
     """
-    first: dict[str, object] = {}
-    for name, sample in zip(members, samples, strict=True):
-        first.setdefault(name, sample)
-    (name, sample), *others = first.items()
+    (name, index), *others = first.items()
     for other_name, other in others:
-        found = _difference(sample, other, ragged)
+        found = _difference(samples[index], samples[other], ragged)
         if found:
             raise ConfigError(f"members {name} and {other_name} differ in {found}: {_CURE}", field="transform")
 

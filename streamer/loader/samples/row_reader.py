@@ -38,7 +38,7 @@ class RowReader:
         Args:
             places: of the samples, by index in the batch.
             rows: the rows to which arrays may be written; None: no rows.
-            at: called with the ordinal of the first sample of each chunk that is read.
+            at: called with the index of the first sample of each chunk that is read.
 
         Raises:
             ChunkUnreadableError: the bytes of a sample are missing or wrong.

@@ -161,7 +161,7 @@ class ScatterReader:
         Args:
             places: of the samples, by index.
             rows: of the batch; None: nothing is read.
-            at: called with the ordinal of the first sample of each chunk, before they are read.
+            at: called with the index of the first sample of each chunk, before they are read.
 
         Raises:
             ChunkUnreadableError: a chunk is missing or wrong.
@@ -240,7 +240,7 @@ def read_by_chunk(
     Args:
         source: of the bytes.
         targets: by index.
-        at: called with the ordinal of the first one of each chunk, before they are read.
+        at: called with the index of the first one of each chunk, before they are read.
 
     Raises:
         ChunkUnreadableError: a chunk is gone or wrong.
@@ -249,7 +249,7 @@ def read_by_chunk(
     for index, (place, _) in targets.items():
         chunks.setdefault(place.chunk, []).append(index)
     for chunk, indices in chunks.items():
-        at(targets[indices[0]][0].ordinal)
+        at(indices[0])
         try:
             source.read_into(chunk, [targets[index] for index in indices])
         except OSError:  # ordinary reading, one by one, finds the sample with the error

@@ -39,7 +39,7 @@ class WholeReader:
         Args:
             places: of the samples, by index in the batch.
             rows: of the batch; the bytes are read behind them; None: nothing is read.
-            at: called with the ordinal of the first sample of each chunk, before they are read.
+            at: called with the index of the first sample of each chunk, before they are read.
 
         Raises:
             ChunkUnreadableError: a chunk is missing or wrong.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -143,16 +143,19 @@ class BatchMaker:
             ChunkUnreadableError: a chunk must be leased again.
             WorkerError: no sample could be made.
         """
-        return self._load_job(_Job(epoch, task, *self._source.batch(epoch, batch), left_out, memory))
+        ordinals, repeated = self._source.batch(epoch, batch)
+        members = {} if self._mixed is None else self._mixed.first_of_each(ordinals)
+        return self._load_job(_Job(epoch, task, ordinals, repeated, members, left_out, memory))
 
     def _load_job(self, job: _Job) -> Loaded:
         # With samples left out, each one is read by itself: those that crashed a worker must not be read at all.
         rows = self._rows(job) if not job.left_out else None
+        ordinals: list[int] = job.ordinals.tolist()
         if self._batched is not None:
-            self._batched.begin(job.ordinals, rows, partial(self._at, job.task))
+            self._batched.begin(job.ordinals, rows, partial(self._at, job.task, ordinals))
         seeds = sample_seeds(self._rules.seed, job.epoch, job.ordinals) if self._seeds_samples else None
-        made = _Batch(job.epoch, job.task, job.ordinals.tolist(), job.repeated.copy(), seeds)
-        for index, ordinal in enumerate(made.ordinals):
+        made = _Batch(job.epoch, job.task, ordinals, job.repeated.copy(), seeds)
+        for index, ordinal in enumerate(ordinals):
             if ordinal not in job.left_out:
                 self._take(made, index, index)
         if len(made.samples) < len(made.ordinals):
@@ -175,7 +178,7 @@ class BatchMaker:
             ConfigError: torch's rules make no batch of these samples; names field and samples.
         """
         if self._mixed is not None and not self._rules.own_collate:
-            check_fields(loaded.samples, self._mixed.members(loaded.job.ordinals), self._rules.ragged)
+            check_fields(loaded.samples, loaded.job.members, self._rules.ragged)
         try:
             return self._collate(loaded)
         except Exception as error:
@@ -217,8 +220,8 @@ class BatchMaker:
 
     def _layout(self, job: _Job) -> PredictedLayout:
         assert self._predicted is not None
-        members = set() if self._mixed is None else set(self._mixed.members(job.ordinals))
-        return self._predicted.setdefault(members.pop() if len(members) == 1 else "", PredictedLayout())
+        only = next(iter(job.members)) if len(job.members) == 1 else ""
+        return self._predicted.setdefault(only, PredictedLayout())
 
     def _fill_all(self, made: _Batch) -> None:
         """Fills the missing samples in turn with others of the batch, as under a plain DataLoader."""
@@ -241,9 +244,9 @@ class BatchMaker:
             f"all {count} samples of a batch failed; the last error is the cause", epoch=made.epoch
         ) from last
 
-    def _at(self, task: int, ordinal: int) -> None:
+    def _at(self, task: int, ordinals: Sequence[int], index: int) -> None:
         if self._begin is not None:
-            self._begin(task, ordinal, time.monotonic_ns())
+            self._begin(task, ordinals[index], time.monotonic_ns())
 
     def _take(self, made: _Batch, index: int, source: int) -> bool:
         """Makes the sample of index `source`, for `index`."""
@@ -268,12 +271,17 @@ class BatchMaker:
 
 
 class _Job(msgspec.Struct, frozen=True):
-    """The parameters of `load`."""
+    """The parameters of `load`.
+
+    Attributes:
+        members: of a mix: their names, each with the index of its first sample.
+    """
 
     epoch: int
     task: int
     ordinals: npt.NDArray[np.int64]
     repeated: npt.NDArray[np.bool_]
+    members: Mapping[str, int]
     left_out: frozenset[int]
     memory: Bytes | None
 
