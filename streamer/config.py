@@ -236,8 +236,9 @@ class Environment:
         """
         env = os.environ if variables is None else variables
         return cls(
-            cache_dir=_cache_dir(env),
-            runtime_dir=_runtime_dir(env),
+            # The engine runs in another folder.
+            cache_dir=Path(os.path.abspath(_cache_dir(env))),
+            runtime_dir=Path(os.path.abspath(_runtime_dir(env))),
             engine=env.get("STREAMER_ENGINE") or None,
             rank=_rank(env),
             log_level=env.get("STREAMER_LOG") or None,

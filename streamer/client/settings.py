@@ -47,7 +47,7 @@ class ClientSettings:
         """The defaults of this process."""
         env = environment or Environment.read()
         return cls(
-            cache_dir=Path(os.path.abspath(env.cache_dir)),
+            cache_dir=env.cache_dir,
             runtime_dir=env.runtime_dir,
             engine=env.engine,
             job=env.rank.job,
