@@ -168,6 +168,7 @@ def test_the_client_is_named_after_what_reads(url: str, client: Client, name: st
     assert client_of(open_store(url, client=client)) == name
 
 
+@pytest.mark.process  # matplotlib lists the fonts when it is used for the first time on a machine
 def test_the_plot_is_a_file(tmp_path: Path) -> None:
     """A curve per range."""
     pytest.importorskip("matplotlib")
@@ -191,6 +192,7 @@ def test_the_command_measures_files(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "measuring: 2 of 2 combinations" in err
 
 
+@pytest.mark.process  # as above
 @pytest.mark.leaves_over("libuv opens one pipe for signals per process and keeps it")
 @pytest.mark.parametrize(
     ("option", "file", "message"),
