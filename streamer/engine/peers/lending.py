@@ -107,7 +107,9 @@ class Lending:
         if fetch is None:
             if not engine.policy.is_selected(key) or engine.scheduler.draining:
                 return Loan()
-            fetch = self._fetch(lent, key, chunk, due_seconds)
+            fetch = self._fetch(lent, key, chunk)
+        if fetch is not None:
+            fetch.peer_due = min(fetch.peer_due, engine.now() + due_seconds)
         task = None if fetch is None else fetch.task
         if wait:
             await (asyncio.sleep(WAIT_SECONDS) if task is None else asyncio.wait({task}, timeout=WAIT_SECONDS))
@@ -168,7 +170,7 @@ class Lending:
         lent = self._lent[digest] = _Lent(dataset, opening.session)
         return lent
 
-    def _fetch(self, lent: _Lent, key: bytes, chunk: int, due_seconds: float) -> Fetch | None:
+    def _fetch(self, lent: _Lent, key: bytes, chunk: int) -> Fetch | None:
         """Starts the fetch of a chunk; None: there is no room now."""
         engine, policy = self._engine, self._engine.policy
         policy.look_ahead(lent.session, chunk)
@@ -177,7 +179,7 @@ class Lending:
             engine.scheduler.freed(policy.release(lent.session, chunk))
             return None
         engine.scheduler.lost(answer.victims)
-        fetch = Fetch(key, lent.dataset, chunk, peer_due=engine.now() + due_seconds)
+        fetch = Fetch(key, lent.dataset, chunk)
         engine.in_flight.start_for_peer(fetch, answer.victims)
         assert fetch.task is not None
         fetch.task.add_done_callback(lambda task: self._fetched(lent, chunk))

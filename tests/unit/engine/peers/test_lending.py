@@ -1,0 +1,51 @@
+"""A real engine lends to peers: when they need what is fetched for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from streamer.config import CacheConfig, EngineConfig
+from streamer.engine.engine import Engine
+from streamer.engine.in_flight import Fetch
+from streamer.engine.manifests import ManifestRequest
+from streamer.engine.peers.lending import Lending
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+    """One chunk of one file."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/one.bin").write_bytes(bytes(1000))
+    cache = CacheConfig(directory=tmp_path / "cache", limit_bytes=8 << 20)
+    async with Engine(EngineConfig(cache=cache, settle_seconds=0.0)) as engine:
+        yield engine
+
+
+async def test_the_first_peer_that_needs_a_chunk_says_when_it_is_due(engine: Engine) -> None:
+    """Before, a fetch kept the time of the peer that had asked first."""
+    url = str(engine.cache.root.parent / "data")
+    digest = await engine.manifest(ManifestRequest(urls=(url,)), lambda text, done, total: None)
+    dataset = engine.datasets.get(digest, {})
+    lending, key, go = Lending(engine), dataset.key(0), asyncio.Event()
+    fetches: list[Fetch] = []
+
+    async def bring(fetch: Fetch) -> None:
+        fetches.append(fetch)
+        await go.wait()
+        await engine.in_flight.bring_from_store(fetch)
+
+    engine.in_flight.bring = bring
+    begun = engine.now()
+    for member, due_seconds in (("a", 60.0), ("b", 5.0), ("c", 30.0)):
+        assert (await lending.lend(key, digest, member=member, wait=False, due_seconds=due_seconds)).coming
+    await asyncio.sleep(0)
+    [fetch] = fetches
+    assert 5.0 <= fetch.due() - begun < 30.0
+    go.set()
+    assert fetch.task is not None
+    await fetch.task
+    assert (await lending.lend(key, digest, member="a", wait=True, due_seconds=1.0)).there
